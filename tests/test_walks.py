@@ -5,6 +5,7 @@ Fewer scenes are drawn and judged by than a reader has, and the bench is short.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from calibration.scenes.write import render
 from tests.command_line import ROOT, command_line
 from tests.dense_models import save
 from tests.references import reference
-from tests.serve.conftest import Running
+from tests.serve.conftest import FORM, Running, form
 from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.serve.engines import load_engines
 
@@ -59,9 +60,10 @@ class Walk:
         self.folder, self.command, self.title, self.settings = folder, command, title, settings
         self.bundle, self.report, self.served = folder, {}, {}
         self.predicted: list[dict[str, Any]] = []
-        for line in "".join(blocks(title, "sh")).splitlines():
-            if words := shlex.split(line, comments=True):
-                getattr(self, words[0])(*words[1:])
+        with contextlib.ExitStack() as self.open:
+            for line in "".join(blocks(title, "sh")).splitlines():
+                if words := shlex.split(line, comments=True):
+                    getattr(self, words[0])(*words[1:])
 
     def python(self, dash: str, module: str, verb: str, kind: str, out: str) -> None:
         assert (dash, module, verb) == ("-m", "calibration.scenes", "render")
@@ -78,17 +80,19 @@ class Walk:
             done = self.command("embed", *arguments)
             assert done.returncode == 0, done.stderr
             assert any((self.folder / arguments[-1]).iterdir())
-        else:  # `curl` starts it
+        else:
             assert (verb, self.folder / arguments[0]) == ("serve", self.bundle)
+            engines = self.open.enter_context(load_engines(self.bundle, max_batch=1))
+            self.server = self.open.enter_context(Running(engines))
 
-    def curl(self, option: str, field: str, address: str) -> None:
-        file = self.folder / field.removeprefix("file=@")
-        parts = (b'--end\r\nContent-Disposition: form-data; name="file"; filename="a.png"\r\n\r\n', b"\r\n--end--\r\n")
-        form = {"Content-Type": "multipart/form-data; boundary=end"}
-        with load_engines(self.bundle, max_batch=1) as engines, Running(engines) as running:
-            path = address.removeprefix("http://127.0.0.1:8080")
-            status, _, self.served = running.ask("POST", path, file.read_bytes().join(parts), form)
-        assert (option, status) == ("-F", 200)
+    def curl(self, *arguments: str) -> None:
+        *options, address = arguments
+        assert set(options[::2]) == {"-F"}
+        fields = dict(field.split("=", 1) for field in options[1::2])
+        body = form((self.folder / fields.pop("file").removeprefix("@")).read_bytes(), **fields)
+        path = address.removeprefix("http://127.0.0.1:8080")
+        status, _, self.served = self.server.ask("POST", path, body, FORM)
+        assert status == 200
 
     def verified(self, artifact: str) -> dict[str, Any]:
         return next(each["verify"] for each in self.report["engines"] if each["artifact"] == artifact)
@@ -172,7 +176,7 @@ def compared(walk: Walk) -> None:
     known = [each for each in walk.predicted if Path(each["image"]).parent.name.split()[0] in nearest]
     right = [each["label"] == nearest[Path(each["image"]).parent.name.split()[0]] for each in known]
     assert len(right) > 3 and np.mean(right) >= 0.7
-    assert len(walk.served["top"]) == 2 and walk.served["label"].startswith("a ")
+    assert {each["label"] for each in walk.served["top"]} == {"a red circle", "a blue star"}
 
 
 def posed(walk: Walk) -> None:
@@ -186,7 +190,8 @@ def posed(walk: Walk) -> None:
 
 
 def outlined(walk: Walk) -> None:
-    """The page asks for one box last: one mask, drawn over the image and alone, mostly inside of the box."""
+    """The page asks for one box last: one mask, drawn over the image and alone, mostly inside of the box. Server and
+    app answer the same."""
     [answer] = walk.predicted
     [prompt] = answer["prompts"]
     over, alone = (np.asarray(Image.open(walk.folder / path)) for path in answer["drawn"])
@@ -194,6 +199,13 @@ def outlined(walk: Walk) -> None:
     rows, columns = np.nonzero(alone)
     x0, y0, x1, y1 = prompt["box"]
     assert np.mean((columns >= x0 - 2) & (columns < x1 + 2) & (rows >= y0 - 2) & (rows < y1 + 2)) > 0.9
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(walk.folder)
+        exec(blocks(walk.title, "python")[0], found)  # noqa: S102 - of our own page
+    both, boxed = walk.served["prompts"]
+    assert {**boxed, "mask_png": None} == {**prompt, "mask_png": None}
+    assert (both["area"], both["scores"]) == (found["shape"].mask.sum(), pytest.approx([found["shape"].score]))
 
 
 def read(walk: Walk) -> None:

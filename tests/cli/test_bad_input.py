@@ -186,7 +186,7 @@ def test_bisection_against_another_model(refused, run, placed, small_checkpoint,
 
 
 def test_bisection_of_a_model_that_takes_no_images(refused, sequence_export, digits):
-    says = ["takes no images", "found:  the task sequence", "wanted: a model of images with one graph"]
+    says = ["takes no images", "found:  the task sequence", "wanted: a model that takes images", "--float-part NAME"]
     command = ("verify", sequence_export, "--against", sequence_export, "--data", digits, "--bisect")
     refused(2, "VD2000", *command, says=says)
 

@@ -1,12 +1,17 @@
 """COCO's key points: whose points are whose, what is passed by, and what is refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from PIL import Image
 
 from vitdeploy.data.keypoints import COCO_POINTS, COCO_SIGMAS, read_keypoints
-from vitdeploy.errors import DataError
+from vitdeploy.errors import DataError, ImageError
+from vitdeploy.progress import silent
+from vitdeploy.spec import KeypointSpec, PreprocessSpec
+from vitdeploy.tasks.adapter import DataChoice, Setting
+from vitdeploy.tasks.adapters import make_adapter
 
 NAMES = ["head", "hand", "foot"]
 
@@ -50,6 +55,20 @@ def test_images_are_split_and_not_their_objects(labelled):
     parts = read_keypoints(folder, file, (), 3).split(calibration=1, evaluation="all", seed=0)
     assert (len(parts.calibration), len(parts.evaluation)) == (2, 4)
     assert not {s.path for s in parts.calibration} & {s.path for s in parts.evaluation}
+
+
+def test_a_model_of_points_is_calibrated_on_the_boxes_of_objects(labelled):
+    folder, file = labelled([person(image, 2, 2, 2) for image in (0, 0, 1, 1, 2, 2)])
+    (folder / "c.png").write_bytes(b"no image")
+    spec = PreprocessSpec((8, 8), (8, 8), fit="topdown")
+    adapter = make_adapter(Setting("keypoints", spec, KeypointSpec(), classes=3))
+    choice = DataChoice(folder, "coco", file, 0, "all", 0)
+    found = adapter.calibration(choice, skip_bad=True, progress=silent)
+    assert [each.box for each in found.samples] == 4 * [(2, 3, 22, 13)] and len(found.skipped) == 1
+    fewer = adapter.calibration(replace(choice, calibration=1), skip_bad=True, progress=silent)
+    assert len(fewer.samples) == 2 and len({each.path for each in fewer.samples}) == 1
+    with pytest.raises(ImageError, match=r"c\.png"):
+        adapter.calibration(choice, skip_bad=False, progress=silent)
 
 
 def test_points_and_deviations_are_put_into_the_order_of_the_model(labelled):

@@ -94,6 +94,8 @@ def test_an_input_that_is_cropped_moves_points():
         ({"points": [(1, 2, 3)]}, "these are no prompts"),
         ({"points": []}, "these are no prompts"),
         ({"points": "middle"}, "these are no prompts"),
+        ({"points": [["3", "4"]]}, "these are no prompts"),
+        ({"points": [[True, True]]}, "these are no prompts"),
         ({"points": [[(1, 2)], [(1, 2), (3, 4)]]}, "these are no prompts"),
         ({"points": [(1, 2)], "labels": [2]}, "no labels of the points"),
         ({"points": [(1, 2)], "labels": [1, 0]}, "no labels of the points"),

@@ -15,6 +15,7 @@ from vitdeploy.spec import GraphSpec, PreprocessSpec, TensorSpec
 for package in ("starlette", "uvicorn", "prometheus_client", "python_multipart", "httptools"):
     pytest.importorskip(package, reason="pip install 'vitdeploy[serve]'")
 
+FORM = {"Content-Type": "multipart/form-data; boundary=end"}
 SIDE, CLASSES = 8, 4
 LABELS = ["north", "east", "south", "west"]
 
@@ -130,6 +131,13 @@ class Running:
             connection.close()
         kind = answer.getheader("content-type") or ""
         return answer.status, answer.headers, json.loads(data) if kind == "application/json" else data
+
+
+def form(file=None, **fields):
+    """The body of a multipart form, whose headers are `FORM`."""
+    parts = [f'name="{name}"\r\n\r\n{value}'.encode() for name, value in fields.items()]
+    parts += [b'name="file"; filename="a.png"\r\n\r\n' + file] if file is not None else []
+    return b"".join(b"--end\r\nContent-Disposition: form-data; " + part + b"\r\n" for part in parts) + b"--end--\r\n"
 
 
 @pytest.fixture(scope="session")

@@ -145,6 +145,9 @@ def bomb():
         (400, "cannot be read as an image; found: bytes of another kind", "POST", "/predict", b"no image", PNG),
         (400, "cannot be read as an image", "POST", "/predict", picture()[1][:60], PNG),
         (400, "too large to decode; found: 9000x9000 pixels", "POST", "/predict", bomb(), PNG),
+        (400, "takes no texts; found: the task classification", "POST", "/predict?texts=[]", picture()[1], PNG),
+        (400, "takes no image_id", "POST", f"/predict?image_id=sha256:{64 * '0'}", None, {}),
+        (400, "the body holds no file", "POST", "/predict", "{}", JSON),
         (400, "top '0'", "POST", "/predict?top=0", picture()[1], PNG),
         (400, "Missing boundary", "POST", "/predict", "a", {"Content-Type": "multipart/form-data"}),
         (

@@ -66,6 +66,25 @@ def bundles(exported, scenes, tmp_path_factory):
     return {name: out / name for name in graphs}
 
 
+def test_quantize_calibrates_the_decoder_on_given_prompts(exported, scenes, bundles, tmp_path):
+    """Its ranges are of the prompts in the file, of calibration images alone; --labels need not be told."""
+    given = vd.images(scenes / "images", annotations=scenes / "prompts.json")
+    made = quantize(exported, given, "onnxruntime-cpu", tmp_path / "prompted", num_samples=4, progress=False)
+    assert not any("grid of points" in text for text in made.warnings) and made.calibration_images == 4
+    ours, theirs = (
+        json.loads((folder / "calibration.json").read_text(encoding="utf-8"))
+        for folder in (tmp_path / "prompted", bundles["int8"].parent / "int8-graphs")
+    )
+    assert ours.keys() == theirs.keys()
+    assert {name.partition("/")[0] for name in ours if ours[name] != theirs[name]} == {"prompt_decoder"}
+    for wrong, told in (("coco", "labels of the kind 'coco' do not fit"), ("prompts", "too few images")):
+        other = vd.images(scenes / "images", wrong, annotations=scenes / "prompts.json")
+        with pytest.raises(DataError, match=told):
+            quantize(exported, other, "onnxruntime-cpu", tmp_path / wrong, num_samples=5, progress=False)
+    with pytest.raises(MissingFileError, match="no annotations at"):
+        quantize(exported, vd.images(scenes / "images", annotations=tmp_path / "x"), "onnxruntime-cpu", progress=False)
+
+
 def labelled(scenes):
     return vd.images(scenes / "images", "prompts", annotations=scenes / "prompts.json")
 
@@ -96,6 +115,17 @@ def test_without_labels_a_grid_of_points_is_asked(bundles, sam, scenes):
     verified = found.found.verified
     assert (verified.metric, verified.n, verified.masks, verified.value) == (None, 6, 54, None)
     assert verified.agreement > 99.9
+
+
+def test_a_device_gives_the_same_masks(bundles, exported, scenes, tmp_path, shared_store):
+    """The agent runs in a process of this machine, and is asked for one prompt at a time."""
+    data = ("--data", scenes / "images", "--labels", "prompts", "--annotations", scenes / "prompts.json")
+    with command_line(tmp_path, shared_store) as command:
+        given = (bundles["int8"], "--against", exported, *data, "--num-samples", "2", "--json")
+        (there,) = command("verify", *given, "--on", "local").document["devices"]
+        here = command("verify", *given).document
+    for name in ("n", "masks", "agreement", "value", "max_difference"):
+        assert there[name] == here[name], name
 
 
 def test_golden_prompts_are_bound(bundles, sam):
@@ -222,12 +252,9 @@ def test_predict_draws_masks_and_prompts(bundles, scenes, shared_store, tmp_path
 def test_what_is_not_done_is_refused(bundles):
     from vitdeploy.embed.cpp import TASKS
     from vitdeploy.embed.source import find_embedded
-    from vitdeploy.serve.engines import load_engines
-
-    with pytest.raises(CapabilityError, match="is not served"):
-        load_engines(bundles["openvino-cpu"])
-    with pytest.raises(CapabilityError, match="does not answer for models of this task"):
+    with pytest.raises(CapabilityError, match="does not answer for models of this task") as caught:
         find_embedded(bundles["openvino-cpu"], ["openvino-cpu"], TASKS, "the C++ program")
+    assert caught.value.fix == "vitdeploy.runtime.load(BUNDLE) in a Python app, or `vitdeploy serve BUNDLE` for others"
 
 
 # --- labelled prompts -------------------------------------------------------------------------------------------------

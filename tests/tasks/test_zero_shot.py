@@ -1,5 +1,6 @@
 """Two towers through the whole line, from transformers' folder to a bundle that takes texts."""
 
+import base64
 import json
 import shutil
 
@@ -18,6 +19,8 @@ from vitdeploy.models.source import Source
 from vitdeploy.runtime import load
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import check_golden
+from vitdeploy.runtime.preprocess import load_pixels, to_input
+from vitdeploy.runtime.zero_shot import TextsBound, TextsSent
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.reference_model import find_reference_model
 from vitdeploy.workflows.placement import compile_bundle
@@ -178,6 +181,40 @@ def test_texts_that_are_none_are_refused(floats, pictures):
             predictor.predict(pictures[0], texts=["one " * 50])
 
 
+@pytest.mark.filterwarnings("ignore:a text is cut")  # the server's log has it
+def test_the_server_compares_with_the_texts_of_a_request(floats, pictures):
+    """As the predictor does; a text that is cut is told, and texts that are none are refused before the image runs."""
+    pytest.importorskip("uvicorn", reason="pip install 'vitdeploy[serve]'")
+    from tests.serve.conftest import Running
+    from vitdeploy.serve.engines import load_engines
+
+    image, texts = base64.b64encode(pictures[0].read_bytes()).decode(), [*TEXTS, "a cat"] * 4
+    with load(floats) as predictor:
+        wanted = predictor.predict(pictures[0], top=3, texts=texts).to_dict()
+    with load_engines(floats, max_batch=1) as engines, Running(engines, max_texts=50) as server:
+
+        def ask(texts):
+            body = json.dumps({"image": image, "texts": texts})
+            return server.ask("POST", "/predict?top=3", body, {"Content-Type": "application/json"})
+
+        status, _, answer = ask(texts)
+        assert (status, [each["label"] for each in answer["top"]]) == (200, [each["label"] for each in wanted["top"]])
+        for ours, theirs in zip(answer["top"], wanted["top"], strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-5)
+        assert "a text is cut at 16 tokens" in ask(["one " * 50, "two"])[2]["warnings"][0]
+        for wrong, told in (
+            ([], "an image is compared with at least one text; found: no text"),
+            ("cat", "an image is compared with at least one text; found: str"),
+            (["cat", " "], "a blank text says nothing"),
+            (["cat"] * 51, "too many texts; found: 51; wanted: at most 50"),
+            (["cat", "a" * 4001], "too long a text; found: 4001 characters; wanted: at most 4000"),
+        ):
+            status, _, refused = ask(wrong)
+            assert (status, refused["error"].startswith(told)) == (422, True), refused
+        status, _, refused = ask(None)
+        assert (status, refused["error"].startswith("an image is compared with texts, and none")) == (422, True)
+
+
 def test_a_bundle_of_a_run_knows_its_texts(made, pictures):
     bundle, _ = made
     with load(bundle) as predictor:
@@ -198,15 +235,16 @@ def test_the_command_line_takes_texts(made, pictures, tmp_path, small_bundle, sh
         assert (refused.returncode, "takes no texts" in refused.stderr) == (2, True)
         told = command("bench", made[0], "--duration", "0.1", "-q")
         assert "graphs in ms: image_tower " in told.stdout + told.stderr
-        for wrong in (
-            ("explain", made[0], pictures[0], "-o", "where.png"),
-            ("verify", made[0], "--against", made[0], "--data", pictures[0].parent, "--bisect"),
-        ):
-            stopped = command(*wrong)
-            assert (stopped.returncode, "is of several graphs" in stopped.stderr) == (2, True), stopped.stderr
+        seen = command("explain", made[0], pictures[0], "-o", "where.png", "--json").document
+        assert (seen["read"], seen["grid"]) == ("image_tower, last attention, read by the class token", [4, 4])
+        data = ("--data", pictures[0].parent.parent, "--num-samples", "2")
+        cut = command("verify", made[0], "--against", made[0], *data, "--bisect", "--json").document
+        assert (cut["graph"], cut["n"], cut["distance"] > 0) == ("image_tower", 2, True)
+        assert all(not part["start"].startswith("text") for part in cut["parts"])
         for kind in ("web", "cpp", "triton", "ovms", "kserve"):
             other = command("embed", made[0], "--as", kind, "-o", kind)
             assert other.returncode == 4, (kind, other.stderr)
+            assert "vitdeploy.runtime.load(BUNDLE) in a Python app, or `vitdeploy serve BUNDLE`" in other.stderr
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -296,13 +334,16 @@ def test_a_gpu_is_refused_with_where_it_runs(exported, tmp_path):
         compile_bundle(exported / "image_tower.onnx", "tensorrt", None, None, tmp_path)
 
 
-def test_two_towers_are_not_verified_on_a_device(exported, words):
-    from vitdeploy.graph.io.files import read_metadata
-    from vitdeploy.pipeline.setting import graph_setting
-    from vitdeploy.runtime.ort import OnnxRuntimeRunner
-    from vitdeploy.tasks.adapters import make_adapter
-
-    file = exported / "image_tower.onnx"
-    kit = make_adapter(graph_setting(file, read_metadata(file)))
-    with pytest.raises(CapabilityError, match="not verified on a device"):
-        kit.answers(OnnxRuntimeRunner(file, name="device"), None, lambda count: None)
+def test_towers_that_cannot_be_reached_give_the_same(floats, pictures):
+    """As on a device, which gives both towers' outputs for rows of both inputs."""
+    manifest = read_bundle(floats)
+    pixels = np.stack([load_pixels(path, manifest.preprocess) for path in pictures[:3]])
+    found = []
+    for bind in (TextsBound, TextsSent):
+        with load(floats) as predictor:
+            tokens = predictor.tokenizer.encode(TEXTS)
+        with bind(make_runner(floats, manifest.engines[0]), tokens, manifest.postprocess) as runner:
+            image = to_input(list(pixels), manifest.preprocess, runner.inputs[0])
+            found.append(runner.infer({runner.inputs[0].name: image})["logits"])
+    assert found[0].shape == (3, 10)
+    np.testing.assert_allclose(*found, atol=1e-4)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitdeploy.api.folders import filling, home_of
 from vitdeploy.api.graph import Graph, GraphLike, graph_file
-from vitdeploy.api.images import ImagesLike, images
+from vitdeploy.api.images import Images, ImagesLike, images
 from vitdeploy.api.reporter import Reporter, reporting
 from vitdeploy.errors import CapabilityError, InputError
 from vitdeploy.spec import Budget, WeightBits, encode
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vitdeploy.data.folder import Sample
     from vitdeploy.search.overrides import Mixed
     from vitdeploy.search.sensitivity import Sensitivity
+    from vitdeploy.tasks.adapter import DataChoice, TaskAdapter
     from vitdeploy.tasks.drive import Drive
 
 QuantizedPrecision = Literal["int8", "mixed", "fp16", "bf16", "fp8"]
@@ -88,7 +89,8 @@ def quantize(
     Args:
         graph: from `export` or `optimize`, its folder, or an ONNX file of a float image model. What such a file does
             not contain, such as mean and std, is assumed and reported.
-        data: calibration images, as `vitdeploy.images` takes them; of an encoder-decoder an .npz of tokens.
+        data: calibration images, as `vitdeploy.images` takes them; of an encoder-decoder an .npz of tokens. Labels are
+            used where they say more than the image: prompts, and the boxes of objects with key points.
         target: such as "openvino-cpu"; `vitdeploy doctor` lists them.
         folder: as for `export`.
         precision: "mixed" gives single layers a precision override, the cheapest first by measured time, until
@@ -119,7 +121,7 @@ def quantize(
     """
     from vitdeploy.backends import TARGETS
     from vitdeploy.pipeline.available import check_placed
-    from vitdeploy.pipeline.early import check_data
+    from vitdeploy.pipeline.early import check_data, require_annotations
     from vitdeploy.runtime.backend import require_runtime
     from vitdeploy.stages.files import OUTPUT_NAMES, is_ours
 
@@ -130,6 +132,7 @@ def quantize(
     given, chosen = graph_file(graph), images(data)
     if chosen.path is not None:
         check_data(chosen.path)
+    require_annotations(chosen.annotations)
     home, typed, reporter = home_of(folder, "quantized", OUTPUT_NAMES), TARGETS[target].typed, reporting(progress)
 
     from vitdeploy.graph.io.files import read_metadata
@@ -139,7 +142,6 @@ def quantize(
     from vitdeploy.stages.external import import_external
     from vitdeploy.stages.files import copy_labels
     from vitdeploy.stages.place import check_float_parts
-    from vitdeploy.tasks.adapter import TEMPLATE, DataChoice
     from vitdeploy.tasks.adapters import make_adapter
 
     if image_size is not None and is_ours(given):
@@ -165,9 +167,8 @@ def quantize(
         check_task(metadata.task, target, precision)
         check_float_parts(metadata.task, how.float_parts)
         _check_search(metadata.task, sensitivity)
-        setting = graph_setting(file, metadata)
-        adapter, (place, kind) = make_adapter(setting), chosen.place(setting)
-        choice = DataChoice(place, kind, None, num_samples or 0, "all", seed, chosen.texts, chosen.template or TEMPLATE)
+        adapter = make_adapter(graph_setting(file, metadata))
+        choice = _choice(chosen, adapter, num_samples, seed, reporter)
         with filling(home, OUTPUT_NAMES) as work:
             found = adapter.calibration(choice, skip_bad=skip_bad, progress=reporter.progress)
             drive = adapter.drive(found)
@@ -177,6 +178,21 @@ def quantize(
                 made = _make_parts(how, file.parent, drive, work, reporter)
             copy_labels(given.parent, work)
     return _result(home, how, made, found.skipped)
+
+
+def _choice(chosen: Images, adapter: TaskAdapter, num_samples: int | None, seed: int, reporter: Reporter) -> DataChoice:
+    """The calibration images, with their annotations where the model is calibrated on these too."""
+    from vitdeploy.tasks.adapter import TEMPLATE, DataChoice
+
+    place, kind = chosen.place(adapter.setting)
+    annotations, labels = chosen.annotations, kind
+    if annotations is not None and adapter.calibrated_on is None:
+        reporter.note(f"a model for {adapter.setting.task} is calibrated on images alone: annotations are not read")
+        annotations = None
+    if annotations is not None and chosen.kind is None and adapter.calibrated_on is not None:
+        labels = adapter.calibrated_on
+    asked = chosen.texts, chosen.template or TEMPLATE
+    return DataChoice(place, labels, annotations, num_samples or 0, "all", seed, *asked)
 
 
 def _check_arguments(

@@ -41,7 +41,7 @@ def label_options(function: F) -> F:
     annotations = click.option(
         "--annotations",
         type=click.Path(path_type=Path),
-        help="YOLO's folder, COCO's JSON file, the folder of maps, or the JSON list of texts.",
+        help="YOLO's folder, COCO's JSON file, the folder of maps, or the JSON list of texts or prompts.",
     )
     return labels(annotations(function))
 

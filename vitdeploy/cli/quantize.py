@@ -8,7 +8,7 @@ import click
 
 from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, Number, command_line, output_options
-from vitdeploy.cli.options import text_options
+from vitdeploy.cli.options import label_options, text_options
 from vitdeploy.cli.sources import ImageSize
 
 
@@ -46,6 +46,7 @@ from vitdeploy.cli.sources import ImageSize
 )
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Choice of the images.")
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
+@label_options
 @text_options
 @click.option("--image-size", type=ImageSize(), help="Where a bare .onnx file leaves it open: 384, or 256x320 (HxW).")
 @output_options
@@ -65,6 +66,8 @@ def command(
     latency_table: Path | None,
     seed: int,
     skip_bad: bool,
+    labels: str | None,
+    annotations: Path | None,
     texts: Path | None,
     template: str | None,
     image_size: tuple[int, int] | None,
@@ -77,6 +80,9 @@ def command(
     --precision mixed gives single layers a precision override, the cheapest first by measured time, until
     --min-agreement is expected to be met; without it, as long as an override pays. --sensitivity names the layers that
     cost most accuracy.
+
+    Promptable segmentation is calibrated on the prompts of --annotations, and key points on the boxes of its objects;
+    all other models on the images alone.
 
     For NVIDIA GPUs the types are written into the graph: int8, fp8 and fp16. A pass over the images finds what must
     stay in float32, and the result is evaluated on the images with these types.
@@ -92,7 +98,7 @@ def command(
 
     made = quantize(
         graph,
-        images(data, texts=texts, template=template),
+        images(data, labels, annotations=annotations, texts=texts, template=template),
         target,
         output,
         precision=precision,  # type: ignore[arg-type]

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 MODULES = {"starlette", "uvicorn", "prometheus_client", "python_multipart", "httptools", "anyio"}
 
+# What a request has besides an image, by task.
+ASKED = {"promptable-segmentation": """-F 'prompts=[{"points": [[X, Y]]}]' """}
+
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -40,6 +43,13 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 @click.option(
     "--max-body", type=Number(0.001, 256), default=16.0, show_default=True, help="MiB of a request; more get 413."
 )
+@click.option(
+    "--max-kept",
+    type=Number(0, 1 << 20),
+    default=256.0,
+    show_default=True,
+    help="MiB of embedded images that are kept for further prompts, of promptable segmentation.",
+)
 @trust_option
 @output_options
 def command(
@@ -53,6 +63,7 @@ def command(
     max_delay_ms: float,
     max_queue: int,
     max_body: float,
+    max_kept: float,
     trust: Path | None,
 ) -> None:
     """Answer HTTP requests with a bundle: the Open Inference Protocol v2, and images at /predict.
@@ -71,7 +82,7 @@ def command(
         if (name := (error.name or "").partition(".")[0]) in MODULES:
             raise MissingPackageError(name, "serve", "the server") from None
         raise
-    settings = Settings(max_batch, max_delay_ms / 1e3, max_queue, int(max_body * MIB))
+    settings = Settings(max_batch, max_delay_ms / 1e3, max_queue, int(max_body * MIB), kept=int(max_kept * MIB))
     with bind(host, port) as taken:
         console.progress("loading and measuring the engine", 0, 1)
         with warnings.catch_warnings(record=True) as heard:
@@ -101,4 +112,5 @@ def _announce(console: Console, engines: Engines, address: str, warned: list[str
     lines = [f"{engines.model.name} at {address}", predictor.why, engines.describe()]
     for line in [*lines, *(f"warning: {text}" for text in warned)]:
         click.echo(line, err=console.as_json)
-    console.note(f"next: curl -F file=@IMAGE {address}/predict    (Ctrl+C stops)")
+    asked = ASKED.get(predictor.task, "")
+    console.note(f"next: curl -F file=@IMAGE {asked}{address}/predict    (Ctrl+C stops)")

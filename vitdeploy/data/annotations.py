@@ -86,6 +86,19 @@ class AnnotatedSet(Generic[A]):
         enough(self.folder, len(rest), 1, "evaluation")
         return DataSplit(tuple(chosen), tuple(rest), tuple(c.name or str(c.id) for c in self.categories))
 
+    def to_calibrate(self, count: int | None, seed: int) -> tuple[Sample, ...]:
+        """`count` annotated images (None: all) in seeded order, of the data set's own calibration part where it brings
+        a split, whose other part stays unseen.
+
+        Raises:
+            DataError: fewer images than asked for.
+        """
+        samples: Sequence[Sample] = self.samples
+        if all((self.folder / part).is_dir() for part in OWN_SPLIT):
+            samples = [each for each in samples if self.folder / OWN_SPLIT[0] in each.path.parents]
+        enough(self.folder, len(samples), count or 1, "calibration")
+        return tuple(samples[i] for i in np.random.RandomState(seed).permutation(len(samples))[:count])
+
     def digest(self, samples: Iterable[Sample]) -> str:
         """SHA-256 over the categories, and over relative path and annotation of the images, in order."""
         total = hashlib.sha256(repr(self.categories).encode())

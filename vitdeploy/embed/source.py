@@ -67,6 +67,13 @@ def refuse_fit(found: Embedded, what: str) -> None:
         )
 
 
+def _instead(manifest: Manifest) -> str:
+    """What an app takes in the place of a program, page or layout."""
+    if manifest.preprocess is None:
+        return "vitdeploy.runtime.load_sequence(BUNDLE) in a Python app"
+    return "vitdeploy.runtime.load(BUNDLE) in a Python app, or `vitdeploy serve BUNDLE` for others"
+
+
 def find_embedded(folder: Path, targets: Sequence[str], tasks: Sequence[str], what: str) -> Embedded:
     """The bundle in `folder` with its first engine for one of `targets`, with every file verified.
 
@@ -85,6 +92,7 @@ def find_embedded(folder: Path, targets: Sequence[str], tasks: Sequence[str], wh
             f"{what} does not answer for models of this task yet",
             found=f"the task {manifest.task}",
             wanted=", ".join(tasks),
+            fix=_instead(manifest),
         )
     found = [each for each in manifest.engines if each.target in targets]
     if not found:

@@ -101,7 +101,7 @@ def require_annotations(path: Path | None) -> None:
     if path is not None and not path.exists():
         raise MissingFileError(
             f"no annotations at {path}",
-            wanted="YOLO's folder of label files, or COCO's JSON file",
+            wanted="YOLO's folder, COCO's JSON file, the folder of maps, or the JSON list of texts or prompts",
             fix="check the path of the annotations",
         )
 

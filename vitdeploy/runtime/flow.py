@@ -141,6 +141,19 @@ def run_rows(runner: Runner, feeds: Mapping[str, Array]) -> dict[str, Array]:
     return {name: np.concatenate([run[name] for run in runs]) for name in runs[0]}
 
 
+def one_by_one(runner: Runner, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """Every output, [n, ...], of a runner that is asked for one row at a time; an input of one row is given with each.
+
+    So asks who cannot reach the parts, such as those of a device: what does not change from row to row is kept there.
+    """
+    count = max(len(array) for array in feeds.values())
+    rows = [
+        runner.infer({name: array if len(array) == 1 else array[i : i + 1] for name, array in feeds.items()})
+        for i in range(count)
+    ]
+    return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+
+
 class FlowRunner(Runner):
     """A flow without a part that repeats. Any number of rows may be fed: each part runs them in batches of its own.
 

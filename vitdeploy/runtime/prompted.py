@@ -9,7 +9,7 @@ import base64
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +19,20 @@ from vitdeploy.runtime.flow import FlowRunner, run_rows
 from vitdeploy.runtime.flows import IMAGE_ENCODER, PROMPT_DECODER
 from vitdeploy.runtime.preprocess import resized_size
 from vitdeploy.runtime.prompts import LABELS, POINTS, Prompt
+from vitdeploy.runtime.run_lengths import RunLengths
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
-from vitdeploy.runtime.upsample import bands, enlarged
+from vitdeploy.runtime.upsample import bands, enlarged, enlarged_bands
 from vitdeploy.spec import Postprocess, PreprocessSpec, PromptSpec, TensorSpec
 from vitdeploy.spec.prompts import IOU_SCORES, MASKS
 
 Bools = npt.NDArray[np.bool_]
+# How a mask is written: a PNG, or COCO's run lengths.
+MaskForm = Literal["png", "rle"]
+# Prompts that run together where the decoder takes any number.
+TOGETHER = 16
+# Of all masks of an answer: more would fill a machine's memory before anybody saw the first.
+MOST_BYTES = 4 << 30
 # Masks that overlap so much are about the same.
 SAME_IOU = 0.5
 
@@ -56,29 +63,16 @@ class PromptMasks:
     @property
     def box(self) -> tuple[int, int, int, int] | None:
         """(left, top, right, bottom) around the best mask in pixels, None if it is empty."""
-        rows, columns = (np.flatnonzero(self.mask.any(axis=axis)) for axis in (1, 0))
-        if not len(rows):
-            return None
-        return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
+        return _box(self.mask)
 
     def png(self) -> bytes:
         """The best mask as a grey PNG, 255 inside."""
-        from PIL import Image
+        return _png(self.mask)
 
-        buffer = io.BytesIO()
-        Image.fromarray(np.where(self.mask, 255, 0).astype(np.uint8)).save(buffer, "png")
-        return buffer.getvalue()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The prompt, the scores, and the best mask: its area in pixels, its box, and itself as a PNG in Base64."""
-        return {
-            **self.prompt.to_dict(),
-            "scores": list(self.scores),
-            "best": self.best,
-            "area": int(self.mask.sum()),
-            "mask_box": None if self.box is None else list(self.box),
-            "mask_png": base64.b64encode(self.png()).decode("ascii"),
-        }
+    def to_dict(self, masks: MaskForm = "png") -> dict[str, Any]:
+        """The prompt, the scores, and the best mask: its area in pixels, its box, and itself: "mask_png", a PNG in
+        Base64, or "segmentation", COCO's run lengths."""
+        return {**self.prompt.to_dict(), "scores": list(self.scores), "best": self.best, **_told(self.mask, masks)}
 
     def __str__(self) -> str:
         share = 100 * float(self.mask.mean())
@@ -103,9 +97,9 @@ class PromptedMasks:
         """The IoU that is promised of `mask`."""
         return self.prompts[0].score
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, masks: MaskForm = "png") -> dict[str, Any]:
         height, width = self.mask.shape
-        return {"width": width, "height": height, "prompts": [each.to_dict() for each in self.prompts]}
+        return {"width": width, "height": height, "prompts": [each.to_dict(masks) for each in self.prompts]}
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -120,6 +114,30 @@ class PromptedMasks:
     def __repr__(self) -> str:
         height, width = self.mask.shape
         return f"<PromptedMasks: {len(self.prompts)} prompts in {width}x{height}: {self.prompts[0]}>"
+
+
+def _box(mask: Bools) -> tuple[int, int, int, int] | None:
+    rows, columns = (np.flatnonzero(mask.any(axis=axis)) for axis in (1, 0))
+    if not len(rows):
+        return None
+    return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
+
+
+def _png(mask: Bools) -> bytes:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(mask.view(np.uint8) * np.uint8(255)).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def _told(mask: Bools, form: MaskForm) -> dict[str, Any]:
+    """One mask as `PromptMasks.to_dict` has it."""
+    box = _box(mask)
+    facts: dict[str, Any] = {"area": int(mask.sum()), "mask_box": None if box is None else list(box)}
+    if form == "rle":
+        return {**facts, "segmentation": RunLengths.of(mask).to_dict()}
+    return {**facts, "mask_png": base64.b64encode(_png(mask)).decode("ascii")}
 
 
 def chosen(masks: Array, scores: Array, spec: PromptSpec, multimask: bool) -> tuple[Array, Array]:
@@ -146,11 +164,12 @@ def full_size(masks: Array, size: tuple[int, int], preprocess: PreprocessSpec, t
     and "stretch": SAM enlarges the masks to the input, cuts the padding off, and resizes what is left.
     """
     found = np.zeros((len(masks), size[1], size[0]), np.bool_)
-    for i, mask in enumerate(masks):  # one at a time: an image of 64 megapixels has 256 MB of them
+    for i, mask in enumerate(masks):
         if preprocess.fit == "longest-pad":
             width, height = resized_size(*size, preprocess)
             inside = enlarged(mask[None], preprocess.crop)[:, :height, :width]
-            found[i] = enlarged(inside, (size[1], size[0]))[0] > threshold
+            for rows, band in enlarged_bands(inside, (size[1], size[0])):
+                found[i, rows] = band[0] > threshold
         else:
             for rows, columns, band in bands(mask[None], size, preprocess):
                 found[i, rows, columns] = band[0] > threshold
@@ -179,6 +198,41 @@ def read_masks(
     return PromptedMasks(tuple(found))
 
 
+def require_room(prompts: Sequence[Prompt], size: tuple[int, int], multimask: bool | None) -> None:
+    """Raise InputError where the masks of all prompts, a byte a pixel, would be larger than `MOST_BYTES`."""
+    count = sum(3 if (prompt.ambiguous if multimask is None else multimask) else 1 for prompt in prompts)
+    wanted = MOST_BYTES // (size[0] * size[1])
+    if count > wanted:
+        raise InputError(
+            "the masks of so many prompts do not fit into memory",
+            found=f"{count} masks of {size[0]}x{size[1]} pixels",
+            wanted=f"at most {wanted}",
+            fix="ask for some at a time: image = predictor.embed(...), then image.masks(...)",
+        )
+
+
+def tell_best(
+    outputs: Outputs,
+    prompts: Sequence[Prompt],
+    size: tuple[int, int],
+    preprocess: PreprocessSpec,
+    spec: PromptSpec,
+    multimask: bool | None = None,
+    masks: MaskForm = "png",
+) -> list[dict[str, Any]]:
+    """What `PromptMasks.to_dict` says of each prompt of `read_masks`, while only the best of three masks is enlarged:
+    of an image of 12 megapixels that takes longer than all else."""
+    found = []
+    for prompt, logits, scores in zip(prompts, outputs[MASKS], outputs[IOU_SCORES], strict=True):
+        several = prompt.ambiguous if multimask is None else multimask
+        kept, promised = chosen(logits, scores, spec, several)
+        best = int(np.argmax(promised))
+        [mask] = full_size(kept[best : best + 1], size, preprocess, spec.mask_threshold)
+        said = {"scores": [float(each) for each in promised], "best": best}
+        found.append({**prompt.to_dict(), **said, **_told(mask, masks)})
+    return found
+
+
 def embed(runner: FlowRunner, tensor: Array) -> dict[str, Array]:
     """What the encoder gives for images [n, ...], by the names of the decoder's inputs."""
     feeds = runner.flow.parts[-1].feeds
@@ -188,10 +242,19 @@ def embed(runner: FlowRunner, tensor: Array) -> dict[str, Array]:
 
 
 def decode(runner: FlowRunner, embedding: Mapping[str, Array], prompts: Mapping[str, Array]) -> dict[str, Array]:
-    """The decoder's outputs, [prompts, ...], for one image's embedding [1, ...] and the arrays of prompts."""
-    count = len(prompts[POINTS])
-    repeated = {name: np.repeat(array, count, axis=0) for name, array in embedding.items()}
-    return run_rows(runner.linked.runners[PROMPT_DECODER], {**repeated, **prompts})
+    """The decoder's outputs, [prompts, ...], for one image's embedding [1, ...] and the arrays of prompts.
+
+    The embedding is repeated for as many prompts as run together: for 1,000 of SAM at once it would take 4 GB.
+    """
+    decoder = runner.linked.runners[PROMPT_DECODER]
+    size = decoder.inputs[0].shape[0]
+    step = size if isinstance(size, int) else TOGETHER
+    runs = []
+    for start in range(0, len(prompts[POINTS]), step):
+        rows = {name: array[start : start + step] for name, array in prompts.items()}
+        repeated = {name: np.repeat(array, len(rows[POINTS]), axis=0) for name, array in embedding.items()}
+        runs.append(run_rows(decoder, {**repeated, **rows}))
+    return {name: np.concatenate([run[name] for run in runs]) for name in runs[0]}
 
 
 class PromptsBound(Runner):

@@ -5,12 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
+from typing import Any
 
 from vitdeploy.runtime.flow import FlowRunner
 from vitdeploy.runtime.predictor import Predictor, require_several
 from vitdeploy.runtime.preprocess import ImageSource
-from vitdeploy.runtime.prompted import PromptedMasks, decode, embed, no_prompt, read_masks
-from vitdeploy.runtime.prompts import Given, prompt_arrays, read_prompts
+from vitdeploy.runtime.prompted import (
+    TOGETHER,
+    MaskForm,
+    PromptedMasks,
+    PromptMasks,
+    decode,
+    embed,
+    no_prompt,
+    read_masks,
+    require_room,
+    tell_best,
+)
+from vitdeploy.runtime.prompts import Given, Prompt, prompt_arrays, read_prompts, require_slots
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.task import Result
 from vitdeploy.runtime.topdown import Box
@@ -27,6 +39,11 @@ class EmbeddedImage:
     predictor: PromptedPredictor
     embedding: Mapping[str, Array]
     size: tuple[int, int]
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory the embedding takes."""
+        return sum(array.nbytes for array in self.embedding.values())
 
     def masks(
         self, points: Given = None, labels: Given = None, boxes: Given = None, multimask: bool | None = None
@@ -62,11 +79,15 @@ class PromptedPredictor(Predictor):
             ImageError, MissingFileError, TensorError: the image cannot be used.
         """
         tensor, size = self.prepare(image)
+        return EmbeddedImage(self, self.encode(tensor), size)
+
+    def encode(self, tensor: Array) -> dict[str, Array]:
+        """The embeddings [n, ...] of preprocessed images [n, ...], which `prepare` gives."""
         start = perf_counter_ns()
         found = embed(self.flow, tensor)
         self._stopwatch.add("infer", start)
-        self._stopwatch.count(1)
-        return EmbeddedImage(self, found, size)
+        self._stopwatch.count(len(tensor))
+        return found
 
     def predict(
         self,
@@ -90,7 +111,8 @@ class PromptedPredictor(Predictor):
 
         Raises:
             ImageError, MissingFileError, TensorError: the image cannot be used.
-            InputError: no prompt, or one that is not in the image, or of another form.
+            InputError: no prompt, or one that is not in the image, or of another form; so many that their masks do not
+                fit into memory.
         """
         return self.embed(image).masks(points, labels, boxes, multimask)
 
@@ -99,12 +121,50 @@ class PromptedPredictor(Predictor):
     ) -> PromptedMasks:
         """What `EmbeddedImage.masks` says."""
         prompts = read_prompts(points, labels, boxes, image.size)
+        self.require(prompts)
+        require_room(prompts, image.size, multimask)
+        found: list[PromptMasks] = []
+        for start in range(0, len(prompts), TOGETHER):  # the logits of all would be larger than the masks
+            some = prompts[start : start + TOGETHER]
+            found += self.read(self.decode(image, some), some, image.size, multimask).prompts
+        return PromptedMasks(tuple(found))
+
+    def require(self, prompts: Sequence[Prompt]) -> None:
+        """Raise InputError for a prompt of more points than there are slots."""
+        require_slots(prompts, self.spec)
+
+    def decode(self, image: EmbeddedImage, prompts: Sequence[Prompt]) -> dict[str, Array]:
+        """The decoder's outputs, [prompts, ...]; `read` says what they mean.
+
+        Raises:
+            InputError: a prompt of more points than there are slots.
+        """
         arrays = prompt_arrays(prompts, image.size, self.preprocess, self.spec)
         start = perf_counter_ns()
         outputs = decode(self.flow, image.embedding, arrays)
         self._stopwatch.add("infer", start)
+        return outputs
+
+    def read(
+        self, outputs: Mapping[str, Array], prompts: Sequence[Prompt], size: tuple[int, int], multimask: bool | None
+    ) -> PromptedMasks:
+        """The masks that outputs of `decode` mean, at the size (width, height) of the image."""
         start = perf_counter_ns()
-        found = read_masks(outputs, prompts, image.size, self.preprocess, self.spec, multimask)
+        found = read_masks(outputs, prompts, size, self.preprocess, self.spec, multimask)
+        self._stopwatch.add("postprocess", start)
+        return found
+
+    def tell(
+        self,
+        outputs: Mapping[str, Array],
+        prompts: Sequence[Prompt],
+        size: tuple[int, int],
+        multimask: bool | None = None,
+        masks: MaskForm = "png",
+    ) -> list[dict[str, Any]]:
+        """What `read(...).to_dict(masks)` says of each prompt, faster: only the masks that are told are enlarged."""
+        start = perf_counter_ns()
+        found = tell_best(outputs, prompts, size, self.preprocess, self.spec, multimask, masks)
         self._stopwatch.add("postprocess", start)
         return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ POINTS, LABELS = "points", "labels"
 Given = Sequence[Any] | npt.NDArray[Any] | None
 WANTED_POINTS = "points [n, 2] of one prompt, or [prompts, n, 2] of several: x, y in pixels of the image"
 WANTED_LABELS = "one for each point: 1 inside of the object, 0 outside"
+ONE_POINTS = "points [n, 2]: x, y in pixels of the image"
+ONE_BOX = "box [4]: left, top, right, bottom in pixels of the image"
 WANTED_BOXES = "boxes [4] of one prompt, or [prompts, 4] of several: left, top, right, bottom in pixels of the image"
 
 
@@ -86,14 +88,39 @@ def read_prompts(points: Given, labels: Given, boxes: Given, size: tuple[int, in
     return prompts
 
 
+def read_listed(entries: Sequence[Mapping[str, Any]], size: tuple[int, int]) -> list[Prompt]:
+    """One prompt for each entry, {"points": [n, 2], "labels": [n], "box": [4]} as `Prompt.to_dict` has them: what is
+    left out, None or empty is not there. Their numbers of points may differ, as those of one array may not.
+
+    Raises:
+        InputError: no entry, or one as `read_prompts` refuses it, with its place.
+    """
+    found = []
+    for place, entry in enumerate(entries):
+        given = {name: None if _nothing(entry.get(name)) else entry[name] for name in ("points", "labels", "box")}
+        try:
+            prompts = read_prompts(given["points"], given["labels"], given["box"], size)
+        except InputError as error:
+            wanted = error.wanted.replace(WANTED_POINTS, ONE_POINTS).replace(WANTED_BOXES, ONE_BOX)
+            raise InputError(f"prompts[{place}]: {error.message}", found=error.found, wanted=wanted) from None
+        if len(prompts) > 1:
+            message, wanted = f"prompts[{place}]: more than one prompt", f"{ONE_POINTS}; {ONE_BOX}"
+            raise InputError(message, found=f"{len(prompts)} prompts", wanted=wanted)
+        found += prompts
+    if not found:
+        raise InputError("no prompt is given: nothing says which object is meant", wanted=f"{ONE_POINTS}; or {ONE_BOX}")
+    return found
+
+
+def _nothing(value: Any) -> bool:
+    return value is None or (isinstance(value, list | tuple) and not value)
+
+
 def _numbers(given: Given, rank: int, wanted: str, last: int) -> npt.NDArray[np.float64] | None:
     """[prompts, ..., last] of what is given for one prompt or several; raises InputError for anything else."""
     if given is None:
         return None
-    try:
-        found = np.asarray(given, np.float64)
-    except (TypeError, ValueError):  # text, or prompts of different numbers of points
-        found = np.zeros(0)
+    found = _array(given)
     if found.ndim == rank - 1:
         found = found[None]
     if found.ndim != rank or found.shape[-1] != last or 0 in found.shape or not np.isfinite(found).all():
@@ -104,6 +131,16 @@ def _numbers(given: Given, rank: int, wanted: str, last: int) -> npt.NDArray[np.
             fix="prompts of different numbers of points: ask for each by itself",
         )
     return found
+
+
+def _array(given: Given, kinds: str = "iuf") -> npt.NDArray[np.float64]:
+    """An empty array of what is no array of these kinds of numbers: text, None, prompts of different numbers of
+    points."""
+    try:
+        found = np.asarray(given)
+        return found.astype(np.float64) if found.dtype.kind in kinds else np.zeros(0)
+    except (TypeError, ValueError):
+        return np.zeros(0)
 
 
 def _shown(given: Given) -> str:
@@ -118,10 +155,7 @@ def _kinds(labels: Given, points: npt.NDArray[np.float64] | None) -> Kinds | Non
         return None
     if labels is None:
         return np.full(points.shape[:2], INSIDE, np.int64)
-    try:
-        found = np.asarray(labels, np.float64)
-    except (TypeError, ValueError):
-        found = np.zeros(0)
+    found = _array(labels, "biuf")
     found = found[None] if found.ndim == 1 else found
     if found.shape != points.shape[:2] or not np.isin(found, (OUTSIDE, INSIDE)).all():
         raise InputError("these are no labels of the points", found=_shown(labels), wanted=WANTED_LABELS)
@@ -165,19 +199,30 @@ def prompt_arrays(
     points = np.zeros((len(prompts), spec.slots, 2), np.float32)
     labels = np.full((len(prompts), spec.slots), EMPTY, np.int64)
     for i, prompt in enumerate(prompts):
-        entries = _entries(prompt, spec)
-        if len(entries) > spec.slots:
-            most = spec.slots - len(_entries(Prompt(box=prompt.box), spec))
-            raise InputError(
-                "a prompt of too many points",
-                found=f"{len(prompt.points)} points{' and a box' if prompt.box else ''}",
-                wanted=f"at most {most}: the decoder was exported for {spec.slots} points and corners",
-                fix="leave the oldest points out",
-            )
-        for slot, (kind, place) in enumerate(entries):
+        for slot, (kind, place) in enumerate(_fitting(prompt, spec)):
             labels[i, slot] = kind
             points[i, slot] = 0 if place is None else _to_input(place, size, preprocess)
     return {POINTS: points, LABELS: labels}
+
+
+def require_slots(prompts: Sequence[Prompt], spec: PromptSpec) -> None:
+    """Raise InputError for a prompt of more points than there are slots."""
+    for prompt in prompts:
+        _fitting(prompt, spec)
+
+
+def _fitting(prompt: Prompt, spec: PromptSpec) -> list[tuple[int, tuple[float, float] | None]]:
+    """As `_entries`; raises InputError if there are more of them than slots."""
+    entries = _entries(prompt, spec)
+    if len(entries) > spec.slots:
+        most = spec.slots - len(_entries(Prompt(box=prompt.box), spec))
+        raise InputError(
+            "a prompt of too many points",
+            found=f"{len(prompt.points)} points{' and a box' if prompt.box else ''}",
+            wanted=f"at most {most}: the decoder was exported for {spec.slots} points and corners",
+            fix="leave the oldest points out",
+        )
+    return entries
 
 
 def _entries(prompt: Prompt, spec: PromptSpec) -> list[tuple[int, tuple[float, float] | None]]:

@@ -61,6 +61,11 @@ class TextTokenizer:
                 warnings.warn(_cut(text, found, spec.length), RuntimeWarning, stacklevel=2)
         return tokens
 
+    def cuts(self, texts: Sequence[str]) -> list[str]:
+        """A sentence for each of these texts that is cut, as `encode` warns."""
+        found = zip(texts, self._tokenizer.encode_batch(list(texts)), strict=True)
+        return [_cut(text, each, self.spec.length) for text, each in found if each.overflowing]
+
 
 class TextWriter:
     """Turns token numbers into texts as `TextSpec` says. Safe to call from several threads."""

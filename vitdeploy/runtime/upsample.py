@@ -41,11 +41,19 @@ def bands(maps: Array, size: tuple[int, int], preprocess: PreprocessSpec) -> Ite
 def enlarged(maps: Array, size: tuple[int, int]) -> Array:
     """The maps [n, height, width], bilinear, at `size` (height, width), as `torch.nn.functional.interpolate` does it
     without antialiasing."""
+    return np.concatenate([band for _, band in enlarged_bands(maps, size)], axis=1)
+
+
+def enlarged_bands(maps: Array, size: tuple[int, int]) -> Iterator[tuple[slice, Array]]:
+    """The same a band of rows at a time: its rows, its values."""
     _, y_low, y_high, y_share = _samples(size[0], 0, size[0], maps.shape[1])
     _, x_low, x_high, x_share = _samples(size[1], 0, size[1], maps.shape[2])
     y_share, x_share = y_share.astype(maps.dtype)[:, None], x_share.astype(maps.dtype)
-    tall = maps[:, y_low] * (1 - y_share) + maps[:, y_high] * y_share
-    return np.asarray(tall[:, :, x_low] * (1 - x_share) + tall[:, :, x_high] * x_share)
+    step = max(1, BAND_ELEMENTS // max(1, len(maps) * len(x_low)))
+    for start in range(0, len(y_low), step):
+        part = slice(start, start + step)
+        tall = maps[:, y_low[part]] * (1 - y_share[part]) + maps[:, y_high[part]] * y_share[part]
+        yield slice(start, start + tall.shape[1]), tall[:, :, x_low] * (1 - x_share) + tall[:, :, x_high] * x_share
 
 
 def nearest(

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.errors import ManifestError
-from vitdeploy.runtime.flow import FlowRunner, FlowView
+from vitdeploy.runtime.flow import FlowRunner, FlowView, one_by_one
 from vitdeploy.runtime.flows import IMAGE_FEATURES, TEXT_FEATURES
 from vitdeploy.runtime.postprocess import ClassScore, Ranked, best_classes, sigmoid, softmax
 from vitdeploy.runtime.runner import Array, Runner
@@ -81,6 +81,31 @@ class TextsBound(Runner):
 
     def _close(self) -> None:
         self._images.close()
+
+
+class TextsSent(Runner):
+    """As `TextsBound`, of a runner of both towers whose towers cannot be reached, such as that of a device."""
+
+    def __init__(self, whole: Runner, tokens: Tokens, spec: ZeroShotSpec) -> None:
+        super().__init__(whole.name)
+        self.whole, self.tokens, self.spec = whole, tokens, spec
+        self._features: Array = np.zeros(0, np.float32)
+
+    def _load(self) -> None:
+        self.whole.load()
+        image, text = self.whole.inputs
+        blank = np.zeros((1, *(size if isinstance(size, int) else 1 for size in image.shape[1:])), image.dtype)
+        self._features = one_by_one(self.whole, {image.name: blank, text.name: self.tokens})[TEXT_FEATURES]
+        self.inputs, self.provider = (image,), self.whole.provider
+        self.outputs = (TensorSpec("logits", "float32", (image.shape[0], len(self.tokens))),)
+
+    def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        text = self.whole.inputs[1].name
+        found = one_by_one(self.whole, {**feeds, text: self.tokens[:1]})
+        return {"logits": logits(found[IMAGE_FEATURES], self._features, self.spec)}
+
+    def _close(self) -> None:
+        self.whole.close()
 
 
 def _answer(outputs: Outputs, reading: Reading) -> ZeroShot:

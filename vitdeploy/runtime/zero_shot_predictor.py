@@ -102,6 +102,15 @@ class ZeroShotPredictor(Predictor):
         given = self._given(None)
         return compare_texts(outputs[IMAGE_FEATURES], self.text_features(given), given, self.spec, top)
 
+    def among(self, outputs: Mapping[str, Array], texts: Sequence[str], top: int = 5) -> ZeroShot:
+        """The answer that the image features of one image, of `run`, mean among texts; errors as `predict`."""
+        given = self._given(texts)
+        return compare_texts(outputs[IMAGE_FEATURES], self.text_features(given), given, self.spec, top)
+
+    def require(self, texts: Sequence[str] | None) -> None:
+        """Raise InputError for texts that `predict` would refuse."""
+        self._given(texts)
+
     def _given(self, texts: Sequence[str] | None) -> Sequence[str]:
         if texts is None and not self.labels:
             raise InputError(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -15,13 +14,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from vitdeploy.runtime.runner import Array
-from vitdeploy.serve.batcher import Answer, Batcher
+from vitdeploy.serve.answering import Answerer
 from vitdeploy.serve.engines import Engines
 from vitdeploy.serve.failures import HANDLERS
-from vitdeploy.serve.forms import header_length, image_of, top_of
+from vitdeploy.serve.forms import Asked, asked_of, header_length, top_of
 from vitdeploy.serve.guard import Guard
 from vitdeploy.serve.metrics import Metrics
+from vitdeploy.serve.prompts import PromptAnswerer
 from vitdeploy.serve.protocol import (
     HEADER_LENGTH,
     VERSION,
@@ -32,30 +31,24 @@ from vitdeploy.serve.protocol import (
 )
 from vitdeploy.serve.refusal import ClientGone, Refusal, busy
 from vitdeploy.serve.settings import Settings
+from vitdeploy.serve.texts import TextAnswerer
+from vitdeploy.spec import Task
 
 T = TypeVar("T")
-# Threads that decode images, and read and write long messages.
-HELPERS = 2
-# What takes less than this many bytes is done at once: handing it to a thread takes longer.
-SMALL = 64 * 1024
+# What answers for models that take more than an image; all others take images alone.
+ANSWERERS: dict[Task, type[Answerer]] = {"zero-shot": TextAnswerer, "promptable-segmentation": PromptAnswerer}
 
 
 class Service:
-    """Loaded engines behind HTTP. `app` is the ASGI application; `close` first answers what waits.
-
-    Images are decoded by a few threads, the engine runs in one, and the event loop waits for neither.
-    """
+    """Loaded engines behind HTTP. `app` is the ASGI application; `close` first answers what waits."""
 
     def __init__(self, engines: Engines, settings: Settings) -> None:
         self.engines = engines
         self.settings = settings
         self.metrics = Metrics()
         self._working = 0
-        self._batcher = Batcher(
-            engines.plan, engines.model.max_batch, settings.max_delay, self.metrics.ran, engines.workers
-        )
-        self._helpers = ThreadPoolExecutor(HELPERS, thread_name_prefix="vitdeploy-serve")
-        self.metrics.watch(lambda: self._batcher.waiting, lambda: self._working)
+        self._answerer = ANSWERERS.get(engines.predictor.task, Answerer)(engines, settings, self.metrics)
+        self.metrics.watch(lambda: self._answerer.waiting, lambda: self._working)
         self.app = Guard(self._routes(), settings, self.metrics)
 
     def _routes(self) -> Starlette:
@@ -75,8 +68,7 @@ class Service:
         return Starlette(routes=routes, exception_handlers=HANDLERS)
 
     def close(self) -> None:
-        self._batcher.close()
-        self._helpers.shutdown()
+        self._answerer.close()
 
     async def server(self, request: Request) -> Response:
         return JSONResponse(server_metadata())
@@ -110,51 +102,23 @@ class Service:
     async def predict(self, request: Request) -> Response:
         """POST /predict: an image file in, the answer of the bundle's task out, with the milliseconds of its parts."""
         top = top_of(request.query_params)
-        image = await image_of(request)
+        asked = await asked_of(request)
         with self._slot():
-            return await self._in_time(request, self._predict(request, image, top))
+            return await self._in_time(request, self._predict(request, asked, top))
 
     async def _infer(self, request: Request, body: bytes, length: int | None) -> Response:
-        model = self.engines.model
+        model, aside = self.engines.model, self._answerer.aside
         parse = partial(parse_infer, body, length, model)
-        message = await self._aside(parse, len(body) if length is None else length)
-        answer = await self._run(request, message.inputs[model.inputs[0].name])
-        in_json = sum(answer.outputs[name].nbytes for name, binary in message.outputs.items() if not binary)
-        content, head = await self._aside(partial(encode_infer, model, message, answer.outputs), in_json)
+        message = await aside(parse, len(body) if length is None else length)
+        outputs = await self._answerer.infer(message.inputs, request.scope["vitdeploy"].fields)
+        in_json = sum(outputs[name].nbytes for name, binary in message.outputs.items() if not binary)
+        content, head = await aside(partial(encode_infer, model, message, outputs), in_json)
         if head is None:
             return Response(content, media_type="application/json")
         return Response(content, headers={HEADER_LENGTH: str(head)}, media_type="application/octet-stream")
 
-    async def _predict(self, request: Request, image: bytes, top: int) -> Response:
-        predictor, loop = self.engines.predictor, asyncio.get_running_loop()
-        started = loop.time()
-        tensor, size = await loop.run_in_executor(self._helpers, predictor.prepare, image)
-        prepared = loop.time()
-        answer = await self._run(request, tensor)
-        inferred = loop.time()
-        outputs = {name: output[0] for name, output in answer.outputs.items()}
-        result = await self._aside(
-            lambda: predictor.answer(outputs, size, top).to_dict(), sum(output.nbytes for output in outputs.values())
-        )
-        seconds = {
-            "prepare": prepared - started,
-            "wait": answer.waited,
-            "infer": answer.ran,
-            "answer": loop.time() - inferred,
-        }
-        timings = {stage: round(1e3 * value, 3) for stage, value in seconds.items()}
-        return JSONResponse({**result, "model": self.engines.model.name, "timings": timings})
-
-    async def _run(self, request: Request, tensor: Array) -> Answer:
-        answer = await asyncio.wrap_future(self._batcher.submit(tensor))
-        request.scope["vitdeploy"].fields.update(images=len(tensor), batch=answer.batch)
-        return answer
-
-    async def _aside(self, work: Callable[[], T], size: int) -> T:
-        """The result of `work` on `size` bytes, in another thread where it takes long."""
-        if size <= SMALL:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._helpers, work)
+    async def _predict(self, request: Request, asked: Asked, top: int) -> Response:
+        return JSONResponse(await self._answerer.predict(asked, top, request.scope["vitdeploy"].fields))
 
     async def _in_time(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, which is dropped when nobody waits for it any more.

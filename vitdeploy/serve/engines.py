@@ -14,7 +14,7 @@ from types import TracebackType
 import numpy as np
 
 from vitdeploy.bundle.read import read_bundle
-from vitdeploy.errors import CapabilityError, InputError, TargetError
+from vitdeploy.errors import InputError, TargetError
 from vitdeploy.runtime import Predictor, load
 from vitdeploy.runtime.canary import require_golden_answers
 from vitdeploy.runtime.choice import AUTO
@@ -22,11 +22,12 @@ from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import usable_cores
 from vitdeploy.runtime.load import images_of
 from vitdeploy.runtime.png import png_bytes
+from vitdeploy.runtime.prompted_predictor import PromptedPredictor
 from vitdeploy.runtime.runner import Array
 from vitdeploy.serve.batcher import ExecutionPlan
 from vitdeploy.serve.protocol import Model
 from vitdeploy.serve.tensors import DATATYPES
-from vitdeploy.spec import EngineSpec, Manifest, PromptSpec, TensorSpec
+from vitdeploy.spec import EngineSpec, Manifest, TensorSpec
 
 # How long each way is tried, in turns, at the start.
 TRIAL_SECONDS = 0.6
@@ -59,6 +60,8 @@ class Engines:
         self.predictor = predictor
         spec = predictor.runner
         self.model = Model(name, f"vitdeploy_{predictor.target}", spec.inputs, spec.outputs, max_batch)
+        # Of an image without a prompt there is an embedding, and no answer.
+        self._alone = predictor.encode if isinstance(predictor, PromptedPredictor) else predictor.run
         times = _times_as_long(predictor, large, streams, max_batch)
         self._large = _kept(large, "large" in times and times["large"] <= max_batch)
         self._streams = _kept(
@@ -83,11 +86,13 @@ class Engines:
         if self._large is not None and waiting >= self.threshold:
             return ExecutionPlan(self._large.run, limit)
         own = self.model.inputs[0].shape[0]
-        return ExecutionPlan(self.predictor.run, own if isinstance(own, int) else 1)
+        return ExecutionPlan(self._alone, own if isinstance(own, int) else 1)
 
     def describe(self) -> str:
         """Which batches run, in words."""
         limit = self.model.max_batch
+        if isinstance(self.predictor, PromptedPredictor):
+            return "images are embedded one by one, once each; prompts run the decoder alone"
         if self._large is not None:
             more = f", {self.workers} at a time from {self.workers * limit} on" if self.workers > 1 else ""
             return f"batches of {limit} from {self.threshold} waiting images on{more}: faster here; else one by one"
@@ -119,13 +124,6 @@ def load_engines(
         MissingFileError, ManifestError, DigestError, SignatureError, TargetError, HostError: see `runtime.load`.
     """
     manifest = read_bundle(bundle)
-    if isinstance(manifest.postprocess, PromptSpec):
-        raise CapabilityError(
-            "promptable segmentation is not served by this version: a request has no place for prompts",
-            found=f"the bundle {manifest.name}, task {manifest.task}",
-            wanted="a bundle whose only input is an image",
-            fix="load it in your own server: vitdeploy.runtime.load(BUNDLE).embed(image).masks(points=...)",
-        )
     predictor = load(bundle, target, threads=threads, trust=trust)
     engine = next(engine for engine in manifest.engines if engine.artifact == predictor.target)
     try:
@@ -138,7 +136,7 @@ def load_engines(
             if engine.batch != 1:
                 predictor.close()
                 predictor = _again(bundle, engine, 1, threads, trust, predictor.why)
-            if max_batch > 1:
+            if max_batch > 1 and not isinstance(predictor, PromptedPredictor):
                 large = _again(bundle, engine, max_batch, threads, trust, predictor.why)
                 streams = _in_streams(bundle, manifest, engine, max_batch, threads)
         _load_decoders(predictor)

@@ -23,10 +23,14 @@ async def on_refusal(request: Request, error: Exception) -> Response:
 
 
 async def on_input_error(request: Request, error: Exception) -> Response:
-    """An input error of the runtime. `fix` is left out: it is for users of the commands."""
-    wrong = cast(InputError, error)
+    """An input error of the runtime."""
+    return refused(_record(request), 400, in_words(cast(InputError, error)))
+
+
+def in_words(wrong: InputError) -> str:
+    """An input error for a client, in a line. `fix` is left out: it is for users of the commands."""
     details = [f"{name}: {OBJECT.sub('', text)}" for name in ("found", "wanted") if (text := getattr(wrong, name))]
-    return refused(_record(request), 400, "; ".join([wrong.message, *details]))
+    return "; ".join([wrong.message, *details])
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import base64
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
 
+import orjson
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from vitdeploy.serve.protocol import HEADER_LENGTH
+from vitdeploy.runtime.prompted import MaskForm
+from vitdeploy.serve.protocol import HEADER_LENGTH, load_json
 from vitdeploy.serve.refusal import Refusal
 
 TOP, MAX_TOP = 5, 1000
 MAX_FIELDS = 8
+MASK_FORMS = get_args(MaskForm)
+IMAGE_ID = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def header_length(headers: Mapping[str, str]) -> int | None:
@@ -42,22 +50,74 @@ def top_of(query: Mapping[str, str]) -> int:
     return int(found)
 
 
-async def image_of(request: Request) -> bytes:
-    """The file of a request: its body, or the one file of a multipart form.
+@dataclass(frozen=True)
+class Asked:
+    """What a request asks: a file, or the `image_id` of one that is kept, and what is asked of it.
+
+    `given`: the names of the fields that the request has.
+    """
+
+    image: bytes | None = None
+    image_id: str | None = None
+    prompts: Any = None
+    multimask: bool | None = None
+    masks: MaskForm = "png"
+    texts: Any = None
+
+    @property
+    def given(self) -> list[str]:
+        return [name for name in FIELDS if getattr(self, name) != getattr(Asked, name)]
+
+
+async def asked_of(request: Request) -> Asked:
+    """The image of a request and what is asked of it: in its body, in a multipart form with one file, or in JSON with
+    the file in Base64. What is not in the body may be in the query.
 
     Raises:
         Refusal: 400, or 415 for a body that is something else.
     """
     _require_plain(request.headers)
-    kind = _content_type(request.headers)
+    kind, query = _content_type(request.headers), request.query_params
+    image: bytes | None
+    values: dict[str, Any] = {}
     if kind == "multipart/form-data":
-        return await _file_of_form(request)
-    if kind not in ("", "application/octet-stream") and not kind.startswith("image/"):
-        raise Refusal(415, f"content type {kind}: wanted an image file (curl -F file=@IMAGE) or image/*")
-    return await request.body()
+        image, texts = await _form(request)
+        values = {name: READ[name](name, text) for name, text in texts.items()}
+    elif kind == "application/json":
+        values = load_json(await request.body())
+        image = _from_base64(values.pop("image", None))
+        if unknown := [name for name in values if name not in FIELDS]:
+            raise Refusal(400, f"unknown fields {', '.join(unknown)[:80]}: wanted image, {', '.join(FIELDS)}")
+    elif kind in ("", "application/octet-stream") or kind.startswith("image/"):
+        image = await request.body()
+        image = None if "image_id" in query and not image else image
+    else:
+        raise Refusal(415, f"content type {kind}: wanted an image file (curl -F file=@IMAGE), image/* or JSON")
+    for name, text in query.multi_items():
+        if name in FIELDS:
+            if name in values:
+                raise Refusal(400, f"{name} is given twice")
+            values[name] = READ[name](name, text)
+    missing = f"{'the form' if kind == 'multipart/form-data' else 'the body'} holds no file (curl -F file=@IMAGE)"
+    return _checked(image, {name: value for name, value in values.items() if value is not None}, missing)
 
 
-async def _file_of_form(request: Request) -> bytes:
+def _checked(image: bytes | None, values: dict[str, Any], missing: str) -> Asked:
+    """Raises Refusal for fields of other types; prompts and texts are judged by whom they are for."""
+    if not isinstance(values.get("multimask", True), bool):
+        raise Refusal(400, "multimask must be true or false")
+    if values.get("masks", "png") not in MASK_FORMS:
+        raise Refusal(400, f"masks must be {' or '.join(MASK_FORMS)}")
+    found = values.get("image_id")
+    if found is not None and (not isinstance(found, str) or not IMAGE_ID.fullmatch(found)):
+        raise Refusal(400, "image_id must be one that an answer had: sha256: and 64 digits")
+    if (image is None) == (found is None):
+        raise Refusal(400, missing if image is None else "both an image and an image_id: one of them is asked")
+    return Asked(image, **values)
+
+
+async def _form(request: Request) -> tuple[bytes | None, dict[str, str]]:
+    """The file of a form, None without, and the texts of the fields that are known."""
     body = await request.body()
 
     async def parts() -> AsyncIterator[bytes]:
@@ -71,9 +131,41 @@ async def _file_of_form(request: Request) -> bytes:
     except MultiPartException as error:
         raise Refusal(400, f"not a multipart form: {error.message[:100]}") from None
     files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
-    if len(files) != 1:
-        raise Refusal(400, "the form holds no file (curl -F file=@IMAGE)")
-    return files[0].file.read()
+    texts = [(name, value) for name, value in form.multi_items() if isinstance(value, str) and name in FIELDS]
+    if len(dict(texts)) < len(texts):
+        raise Refusal(400, f"{texts[-1][0]} is given twice")
+    return files[0].file.read() if files else None, dict(texts)
+
+
+def _json(name: str, text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise Refusal(400, f"{name} is not valid JSON: {str(error)[:100]}") from None
+
+
+def _text(name: str, text: str) -> str:
+    return text
+
+
+# The fields of a request, and how they are read where they come as text.
+READ: dict[str, Callable[[str, str], Any]] = {
+    "image_id": _text,
+    "prompts": _json,
+    "multimask": _json,
+    "masks": _text,
+    "texts": _json,
+}
+FIELDS = tuple(READ)
+
+
+def _from_base64(found: Any) -> bytes | None:
+    if found is None:
+        return None
+    try:
+        return base64.b64decode(found, validate=True)
+    except (TypeError, ValueError):
+        raise Refusal(400, "image must be a file in Base64") from None
 
 
 def _content_type(headers: Mapping[str, str]) -> str:

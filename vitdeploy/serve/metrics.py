@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import time
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.platform_collector import PlatformCollector
@@ -61,3 +63,30 @@ class Metrics:
     def text(self) -> bytes:
         """In the text format, which /metrics gives."""
         return generate_latest(self.registry)
+
+
+class PromptMetrics:
+    """What is counted of promptable segmentation besides."""
+
+    def __init__(self, registry: CollectorRegistry, kept: Callable[[], int]) -> None:
+        self._images = Counter(
+            "vitdeploy_prompted_images",
+            "Images that prompts were for, by whether their embedding was kept.",
+            ("kept",),
+            registry=registry,
+        )
+        self._decode = Histogram(
+            "vitdeploy_decoder_seconds", "A run of the decoder.", buckets=SECONDS, registry=registry
+        )
+        held = Gauge("vitdeploy_kept_bytes", "Bytes of embeddings that are kept.", registry=registry)
+        held.set_function(kept)
+
+    def asked(self, kept: bool) -> None:
+        self._images.labels("yes" if kept else "no").inc()
+
+    @contextlib.contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Measures a run of the decoder."""
+        start = time.perf_counter()
+        yield
+        self._decode.observe(time.perf_counter() - start)

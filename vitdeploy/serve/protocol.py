@@ -89,6 +89,9 @@ def parse_infer(body: bytes, header_length: int | None, model: Model) -> InferRe
             raise Refusal(400, f"input {tensor.name!r}: binary_data_size {size!r}, but {len(binary)} bytes are there")
         inputs[tensor.name] = _input(item, tensor, model.max_batch, None if size is None else binary[:size])
         binary = binary[size or 0 :]
+    if len({len(array) for array in inputs.values()}) > 1:
+        counts = ", ".join(f"{name} {len(array)}" for name, array in inputs.items())
+        raise Refusal(400, f"inputs of different batches: {counts}")
     if len(binary):
         raise Refusal(400, f"{len(binary)} bytes more than the inputs need")
     request_id = message.get("id", "")

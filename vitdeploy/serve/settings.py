@@ -15,6 +15,9 @@ class Settings:
     for others. `max_queue` requests at most are waiting or being answered, more are told to retry. `max_body`
     bytes at most are read of a request, and `buffered` of all requests that are being read or answered.
 
+    `max_prompts` of an image and `max_texts` at most are asked in one request. `kept`: bytes of embedded images at most
+    that are kept for further prompts.
+
     `header_time` and `body_time`: in which the whole head and the whole body of a request must have come. `deadline`:
     from the whole request to its answer. `keep_alive`: how long a connection may be idle. `write_time`: in which the
     rest of an answer must be read when the connection ends. `linger`: how long the rest of a refused body is thrown
@@ -27,6 +30,9 @@ class Settings:
     max_queue: int = 256
     max_body: int = 16 * MIB
     buffered: int = 256 * MIB
+    max_prompts: int = 64
+    max_texts: int = 1000
+    kept: int = 256 * MIB
     max_head: int = 16 * 1024
     connections: int = 512
     header_time: float = 10.0

@@ -14,13 +14,14 @@ import numpy as np
 from vitdeploy.data.annotations import AnnotatedSet
 from vitdeploy.data.classes import ClassMap
 from vitdeploy.data.decoded import Decoded, DecodedSet
-from vitdeploy.data.folder import DataSplit, digest, split
+from vitdeploy.data.folder import DataSplit, Sample, digest, split
+from vitdeploy.data.pixels import Skipped
 from vitdeploy.document.answers import Marks, Said
 from vitdeploy.document.mapping import MappingFacts
 from vitdeploy.errors import DataError
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.runner import Runner
-from vitdeploy.spec import Postprocess, PreprocessSpec, SequenceSpec, Task
+from vitdeploy.spec import LabelKind, Postprocess, PreprocessSpec, SequenceSpec, Task
 from vitdeploy.tasks.drive import Drive
 from vitdeploy.tasks.images import calibration_images, check_images
 from vitdeploy.verification.changes import Changes
@@ -153,6 +154,8 @@ class TaskAdapter(ABC):
     """The task's answers to: which data, what to keep of the answers, do they agree, how are they shown."""
 
     noun = "image"
+    # The kind of labels that say more of a calibration image than its pixels do, such as prompts; None if none does.
+    calibrated_on: LabelKind | None = None
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -210,8 +213,19 @@ class TaskAdapter(ABC):
         """The samples that `choice` asks for to calibrate on (0: all), in seeded order; errors as `load`."""
         count = choice.calibration or None
         spec = self.setting.images
-        found = calibration_images(choice.path, count, choice.seed, spec, skip_bad=skip_bad, progress=progress)
-        return Calibration(*found)
+        if choice.annotations is None or self.calibrated_on is None:
+            found = calibration_images(choice.path, count, choice.seed, spec, skip_bad=skip_bad, progress=progress)
+            return Calibration(*found)
+        check_labels(choice, (self.calibrated_on,), self.setting.task)
+        skipped = Skipped([])
+        chosen = DataSplit(self.labelled(choice, count, skipped if skip_bad else None), ())
+        checked, _, bad = check_images(chosen, spec, skip_bad=skip_bad, progress=progress)
+        return Calibration(checked.calibration, (*skipped.paths, *bad))
+
+    def labelled(self, choice: DataChoice, count: int | None, skipped: Skipped | None) -> tuple[Sample, ...]:
+        """The samples of `count` images (None: all) with their labels, of a task that is `calibrated_on` some.
+        Unreadable images are noted in `skipped` and left out; None: an error."""
+        raise AssertionError("of tasks that are calibrated on labels")
 
     def classified(self, answers: Answers, data: Data) -> Classified | None:
         """Each sample's class, and the one that it was taken for; None without labels, or where samples have none."""

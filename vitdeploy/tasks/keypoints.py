@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from vitdeploy.data.folder import Sample
 from vitdeploy.data.keypoints import LabelledObject, read_keypoints
+from vitdeploy.data.pixels import Skipped
 from vitdeploy.document.answers import Marks, Said
 from vitdeploy.runtime.keypoints import in_image, locate
 from vitdeploy.spec import HEATMAPS, KeypointSpec
@@ -24,12 +26,20 @@ MARK = 0.012
 
 class KeypointsKit(ImageKit):
     kinds = ("coco", "none")
+    calibrated_on = "coco"
 
     def find(self, choice: DataChoice) -> Found:
         if choice.annotations is None or choice.labels == "none":
             return super().find(choice)
         found = read_keypoints(choice.path, choice.annotations, self.setting.labels, self.setting.classes)
         return Found(found.split(**choice.numbers), found.images, found.images.annotations)
+
+    def labelled(self, choice: DataChoice, count: int | None, skipped: Skipped | None) -> tuple[Sample, ...]:
+        assert choice.annotations is not None
+        setting = self.setting
+        found = read_keypoints(choice.path, choice.annotations, setting.labels, setting.classes, skipped).images
+        images = found.to_calibrate(count, choice.seed)
+        return tuple(each for image in images for each in found.annotations[image.path].objects)
 
     @property
     def _head(self) -> KeypointSpec:

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from vitdeploy.data.folder import Sample
+from vitdeploy.data.pixels import Skipped
 from vitdeploy.data.prompts import PromptedMap, PromptedSample, read_prompted
 from vitdeploy.document.answers import Said
-from vitdeploy.errors import CapabilityError, EngineError
+from vitdeploy.errors import EngineError
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.drawing import class_picture
-from vitdeploy.runtime.flow import FlowRunner, run_rows
+from vitdeploy.runtime.flow import FlowRunner, one_by_one, run_rows
 from vitdeploy.runtime.flows import IMAGE_ENCODER, PROMPT_DECODER
 from vitdeploy.runtime.preprocess import load_image, to_input
 from vitdeploy.runtime.prompted import decode, embed, iou, read_masks
@@ -68,7 +69,10 @@ class Prompting:
         """What may be wrong with the samples."""
         if any(isinstance(sample, PromptedSample) for sample in self.samples):
             return []
-        return ["The calibration images have no prompts: a grid of points and a box in the middle stand for them."]
+        return [
+            "The calibration images have no prompts: a grid of points and a box in the middle stand for them. "
+            "--annotations names a file of prompts."
+        ]
 
 
 def _calibrating(sample: Sample, size: tuple[int, int]) -> Sequence[Prompt]:
@@ -81,6 +85,7 @@ def _calibrating(sample: Sample, size: tuple[int, int]) -> Sequence[Prompt]:
 
 class PromptedKit(ImageKit):
     kinds = ("prompts", "none")
+    calibrated_on = "prompts"
 
     @property
     def _head(self) -> PromptSpec:
@@ -93,6 +98,10 @@ class PromptedKit(ImageKit):
         found = read_prompted(choice.path, choice.annotations)
         return Found(found.split(**choice.numbers), found, found.annotations)
 
+    def labelled(self, choice: DataChoice, count: int | None, skipped: Skipped | None) -> tuple[Sample, ...]:
+        assert choice.annotations is not None
+        return read_prompted(choice.path, choice.annotations, skipped).to_calibrate(count, choice.seed)
+
     def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
         data = super().load(choice, skip_bad=skip_bad, progress=progress)
         asked = [sample.prompts for sample in data.calibration if isinstance(sample, PromptedSample)]
@@ -103,13 +112,6 @@ class PromptedKit(ImageKit):
         return Prompting(calibration.samples, self.setting.images, self._head)
 
     def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
-        if not isinstance(runner, FlowRunner):
-            raise CapabilityError(
-                "promptable segmentation is not verified on a device by this version",
-                found=runner.name,
-                wanted="its engines on this machine",
-                fix="leave --on out; `vitdeploy inspect BUNDLE --check` on the device compares golden answers",
-            )
         columns: dict[str, list[Array]] = {}
         broken = 0
         with runner:
@@ -129,12 +131,15 @@ class PromptedKit(ImageKit):
         return Answers({name: tuple(column) for name, column in columns.items()})
 
     def _answer(
-        self, runner: FlowRunner, sample: Sample, pixels: Array, size: tuple[int, int]
+        self, runner: Runner, sample: Sample, pixels: Array, size: tuple[int, int]
     ) -> tuple[dict[str, Array], bool]:
         """What is kept of one image, and whether all outputs are finite."""
         spec, prompts = self.setting.images, prompts_of(sample, size)
-        embedded = embed(runner, to_input([pixels], spec, runner.inputs[0]))
-        outputs = decode(runner, embedded, prompt_arrays(prompts, size, spec, self._head))
+        image, arrays = to_input([pixels], spec, runner.inputs[0]), prompt_arrays(prompts, size, spec, self._head)
+        if isinstance(runner, FlowRunner):
+            outputs = decode(runner, embed(runner, image), arrays)
+        else:
+            outputs = one_by_one(runner, {runner.inputs[0].name: image, **arrays})
         found = read_masks(outputs, prompts, size, spec, self._head)
         kept = {
             BITS: np.stack([np.packbits(each.mask) for each in found.prompts]),

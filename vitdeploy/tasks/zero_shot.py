@@ -16,7 +16,7 @@ from vitdeploy.data.folder import DataSplit, Sample, split
 from vitdeploy.data.label_file import read_texts
 from vitdeploy.data.pixels import batches
 from vitdeploy.document.answers import Said
-from vitdeploy.errors import CapabilityError, DataError
+from vitdeploy.errors import DataError
 from vitdeploy.progress import Progress
 from vitdeploy.quantization.image_checks import LEAST_IMAGES
 from vitdeploy.runtime.flow import FlowRunner
@@ -25,7 +25,7 @@ from vitdeploy.runtime.postprocess import classify, sigmoid
 from vitdeploy.runtime.preprocess import to_input
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.tokenizer import TextTokenizer, Tokens
-from vitdeploy.runtime.zero_shot import TextsBound
+from vitdeploy.runtime.zero_shot import TextsBound, TextsSent
 from vitdeploy.spec import PreprocessSpec, ZeroShotSpec
 from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Found, Setting
 from vitdeploy.tasks.classification import ClassificationKit
@@ -147,14 +147,10 @@ class ZeroShotKit(ClassificationKit):
         return Embedding(calibration.samples, tokens, self.setting.images, cut)
 
     def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
-        if not isinstance(runner, FlowRunner):
-            raise CapabilityError(
-                "a model of two towers is not verified on a device by this version",
-                found=runner.name,
-                wanted="its engines on this machine",
-                fix="leave --on out; `vitdeploy inspect BUNDLE --check` on the device compares golden answers",
-            )
-        bound = TextsBound(runner, self.tokens(data.classes)[0], self.spec)
+        tokens = self.tokens(data.classes)[0]
+        bound: Runner = TextsSent(runner, tokens, self.spec)
+        if isinstance(runner, FlowRunner):
+            bound = TextsBound(runner, tokens, self.spec)
         return collect(bound, self.pixels(data), self.setting.images, self.keep, progress)
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:

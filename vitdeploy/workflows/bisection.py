@@ -79,11 +79,14 @@ def bisect_artifact(
         chosen = select_engines(manifest, target or "auto")
         # Of several, one that has lost something: the recommended one may be in float.
         engine = next((each for each in chosen if each.precision in QUANTIZED), chosen[0])
-        if manifest.preprocess is None or engine.parts:
-            takes = "takes no images" if manifest.preprocess is None else "is of several graphs"
+        if manifest.preprocess is None:
             raise InputError(
-                f"{artifact} {takes}", found=f"the task {manifest.task}", wanted="a model of images with one graph"
+                f"{artifact} takes no images",
+                found=f"the task {manifest.task}",
+                wanted="a model that takes images",
+                fix="`vitdeploy quantize --float-part NAME` leaves a graph in float: `verify` shows what it had cost",
             )
+        looked_at = _of_image(engine)
         file = float_graph(against) or float_graph(str(bundle))
         if file is None:
             raise InputError(
@@ -92,7 +95,7 @@ def bisect_artifact(
                 wanted="the folder of `vitdeploy export` or `optimize` that it was quantized from",
                 fix="--against FOLDER",
             )
-        graph, placement = load_graph(file), load_graph(bundle / engine.graph)
+        graph, placement = load_graph(file), load_graph(bundle / looked_at.graph)
         _check_same_model(graph, placement, str(file))
         images = get_metadata(graph, str(file)).images
         samples, skipped = calibration_images(
@@ -100,8 +103,8 @@ def bisect_artifact(
         )
         [pixels] = batches(samples, images, len(samples))
         with OnnxRuntimeRunner(file, name="float") as runner:
-            reference_outputs = ReferenceOutputs(runner, pixels, images, manifest.task, batch=engine.batch)
-        splice = Splice(graph, placement, engine, reference_outputs)
+            reference_outputs = ReferenceOutputs(runner, pixels, images, manifest.task, batch=looked_at.batch)
+        splice = Splice(graph, placement, looked_at, reference_outputs)
         splice.ran = lambda: progress(f"{TEXT} of {engine.artifact} in parts", splice.runs, _expected(splice))
         found = bisect(splice)
         fix = find_fix(found, splice)
@@ -109,7 +112,8 @@ def bisect_artifact(
     formatter = BisectionFormatter(
         artifact, str(shown), str(data), engine, "KL {} nats" if manifest.task == "classification" else "{}"
     )
-    document = {
+    document: dict[str, object] = {"graph": looked_at.part} if engine.parts else {}
+    document |= {
         **{"artifact": artifact, "against": str(shown), "engine": engine.artifact, "n": len(pixels)},
         **{"skipped": list(skipped), "metric": formatter.metric, "runs": splice.runs},
         **{key: _plain(each) for key, each in asdict(found).items()},
@@ -117,6 +121,12 @@ def bisect_artifact(
     }
     document |= {"located": found.located is not None, "sentence": formatter.sentence(found)}
     return BisectionReport(document, formatter.lines(found, fix, len(pixels), splice.runs), formatter.command(fix))
+
+
+def _of_image(engine: EngineSpec) -> EngineSpec:
+    """The graph of an engine that takes images alone: itself, or of several the first. What the others take flows from
+    it, or is of other kinds, such as texts."""
+    return engine.parts[0] if engine.parts else engine
 
 
 def _expected(splice: Splice) -> int:
@@ -155,7 +165,9 @@ class BisectionFormatter:
         return self.form.format(f"{value:.2e}") + ("" if "KL" in self.form else " of the power of the outputs")
 
     def lines(self, found: Bisection, fix: Fix | None, images: int, runs: int) -> list[str]:
-        head = f"{self.artifact} ({self.engine.artifact}) against {self.graph} on {images} images, {runs} runs"
+        parts = [each.part for each in self.engine.parts]
+        name = f"{self.engine.artifact}, graph {parts[0]}" if parts else self.engine.artifact
+        head = f"{self.artifact} ({name}) against {self.graph} on {images} images, {runs} runs"
         lines = [head, f"distance    {self.distance(found.distance)}", self.sentence(found)]
         culprit = found.located
         if culprit is not None:
@@ -168,7 +180,11 @@ class BisectionFormatter:
             lines += [
                 f"  {100 * part.share:.0f} % between {part.start} and {part.end}" for part in found.parts[:SHOWN_PARTS]
             ]
-        return lines + ([f"fix        {self.words(fix)}"] if fix is not None else [])
+        lines += [f"fix        {self.words(fix)}"] if fix is not None else []
+        if parts:
+            others = _join(parts[1:])
+            lines.append(f"not looked at: {others}; `vitdeploy quantize --float-part NAME` leaves a graph in float")
+        return lines
 
     def sentence(self, found: Bisection) -> str:
         if found.same:
@@ -201,7 +217,8 @@ class BisectionFormatter:
         words = ["vitdeploy", fix.kind, self.graph, "--target", self.engine.target, "-o", "DIR"]
         if fix.kind == "compile":
             return shlex.join([*words, "--precision", "fp32"])
-        ignore = [word for layer in fix.ignore for word in ("--ignore", layer)]
+        graph = f"{self.engine.parts[0].part}/" if self.engine.parts else ""
+        ignore = [word for layer in fix.ignore for word in ("--ignore", f"{graph}{layer}")]
         bits = ["--no-vnni"] if fixed_bits(self.engine) < 8 else []
         return shlex.join([*words, "--data", self.data, *bits, *ignore])
 

@@ -34,8 +34,9 @@ OBJECTS = 3
 def explain(bundle: Path, image: Path, output: Path) -> Explanation:
     """Draw the attention maps of a bundle's float graph for one image, on ONNX Runtime.
 
-    A model of tokens: every head of the last attention, their mean, and the rollout over all blocks. A DETR: the
-    decoder's last look at the image, for the best objects that it detects.
+    A model of tokens, or the graph of several that takes the image, such as CLIP's image tower: every head of the last
+    attention, their mean, and the rollout over all blocks. A DETR: the decoder's last look at the image, for the best
+    objects that it detects.
 
     Returns: what was drawn, and from what.
 
@@ -46,10 +47,9 @@ def explain(bundle: Path, image: Path, output: Path) -> Explanation:
     """
     _check_output(output, image)
     manifest = read_bundle(bundle)
-    if manifest.preprocess is None or manifest.task in FLOWS:
-        takes = "takes no images" if manifest.preprocess is None else "is of several graphs"
+    if manifest.preprocess is None:
         raise InputError(
-            f"{bundle} {takes}, so there is nothing to draw over",
+            f"{bundle} takes no images, so there is nothing to draw over",
             found=f"a bundle for the task {manifest.task}",
             wanted="a bundle of a model that takes images",
         )
@@ -65,7 +65,8 @@ def explain(bundle: Path, image: Path, output: Path) -> Explanation:
     else:
         panels = _token_panels(views, instrumented, labels)
     rows, columns = views.grid
-    subheading = f"{image.name}: {views.reader}; {rows} × {columns} patches, {len(instrumented.heads)} heads"
+    read = f"{_image_graph(manifest)}, {views.reader}" if manifest.task in FLOWS else views.reader
+    subheading = f"{image.name}: {read}; {rows} × {columns} patches, {len(instrumented.heads)} heads"
     _write(output, attention_picture(pixels, panels, f"{manifest.name}: where it looks", subheading))
     return Explanation(
         path=str(output),
@@ -76,7 +77,7 @@ def explain(bundle: Path, image: Path, output: Path) -> Explanation:
         heads=len(instrumented.heads),
         blocks=len(views.blocks),
         prefix_tokens=views.prefix,
-        read=views.reader,
+        read=read,
         maps=tuple(panel.title for panel in panels if panel.map is not None),
     )
 
@@ -94,9 +95,14 @@ def _check_output(output: Path, image: Path) -> None:
         raise OutputError(what, found=wrong, wanted="a .png file", fix="change -o")
 
 
+def _image_graph(manifest: Manifest) -> str:
+    """Its name; of several graphs the first takes the image."""
+    return FLOWS[manifest.task].parts[0] if manifest.task in FLOWS else "model"
+
+
 def _float_graph(bundle: Path, manifest: Manifest) -> ir.Model:
-    """The graph of a bundle, in the canonical form, with the shapes of its tensors."""
-    file = manifest.graphs["model"].file
+    """The graph of a bundle that takes the image, in the canonical form, with the shapes of its tensors."""
+    file = manifest.graphs[_image_graph(manifest)].file
     listed = {entry.path for entry in manifest.files}
     verify_files(bundle, manifest, [name for name in (file, f"{file}.data") if name in listed])
     model = admit(bundle / file)

@@ -21,6 +21,7 @@ from vitdeploy.devices.agent.state import scratch
 from vitdeploy.devices.agent.stream import message, read_file, read_json, read_line
 from vitdeploy.devices.agent.turn import turn
 from vitdeploy.runtime.engine import make_runner
+from vitdeploy.runtime.flow import FlowRunner
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import FileEntry, TensorSpec, decode, encode
@@ -48,6 +49,8 @@ def _answer(folder: Path, requests: BinaryIO, say: Any) -> None:
         read_file(requests, entry, folder / entry.path)
     engine, where = make_engine(placed, folder, folder / "engine", request["options"], lambda *progress: None)
     with make_runner(where, engine) as runner:
+        if isinstance(runner, FlowRunner):
+            runner.linked.keep = True  # prompts of one image come one by one, as do images that are compared with texts
         tensors = {"inputs": encode(runner.inputs), "outputs": encode(runner.outputs), "provider": runner.provider}
         say({"engine": encode(engine), "host": describe_host(), **tensors})
         while line := read_line(requests, MAX_JOB_BYTES):

@@ -55,6 +55,6 @@ def prepare_search(
             "only models of images are tuned by this version, and only such of one graph",
             found=f"the task {job.reference_model.task}",
             wanted="a model of one graph that takes images",
-            fix="vitdeploy run RECIPE makes its engines",
+            fix="vitdeploy run RECIPE makes its engines; `float_parts` and `ignore` say what of them stays in float",
         )
     return job

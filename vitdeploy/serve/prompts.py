@@ -1,0 +1,177 @@
+"""Requests of promptable segmentation: an image, or the id of one that was sent before, and prompts for it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from vitdeploy.errors import InputError
+from vitdeploy.runtime.flows import PROMPT_DECODER
+from vitdeploy.runtime.prompted_predictor import EmbeddedImage, PromptedPredictor
+from vitdeploy.runtime.prompts import Prompt, read_listed
+from vitdeploy.runtime.runner import Array
+from vitdeploy.serve.answering import Answerer, Fields, unprocessable
+from vitdeploy.serve.embeddings import Embeddings
+from vitdeploy.serve.engines import Engines
+from vitdeploy.serve.forms import Asked
+from vitdeploy.serve.metrics import Metrics, PromptMetrics
+from vitdeploy.serve.refusal import Refusal
+from vitdeploy.serve.settings import Settings
+
+KEYS = ("points", "labels", "box")
+WANTED = '[{"points": [[x, y], ...], "labels": [1, 0, ...], "box": [left, top, right, bottom]}, ...]'
+
+
+@dataclass
+class _Going:
+    """The run that embeds an image, and how many requests wait for it."""
+
+    task: asyncio.Task[EmbeddedImage]
+    waiting: int = 0
+
+
+@dataclass(frozen=True)
+class _Image:
+    """The image of a request: embedded before, or prepared for the encoder."""
+
+    id: str
+    size: tuple[int, int]
+    embedded: EmbeddedImage | None = None
+    tensor: Array | None = None
+
+
+class PromptAnswerer(Answerer):
+    """Answers prompts. An image is embedded once, also where several requests send it at the same time, and its
+    embedding is kept. The decoder has a thread of its own: a prompt does not wait for the images of others."""
+
+    takes = ("image_id", "prompts", "multimask", "masks")
+
+    def __init__(self, engines: Engines, settings: Settings, metrics: Metrics) -> None:
+        super().__init__(engines, settings, metrics)
+        assert isinstance(engines.predictor, PromptedPredictor)
+        self.predictor, self.most = engines.predictor, settings.max_prompts
+        self.kept = Embeddings(settings.kept)
+        self.metrics = PromptMetrics(metrics.registry, lambda: self.kept.nbytes)
+        self._going: dict[str, _Going] = {}
+        self._decoder = ThreadPoolExecutor(1, thread_name_prefix="vitdeploy-decoder")
+        batch = self.predictor.flow.linked.runners[PROMPT_DECODER].inputs[0].shape[0]
+        self._together = batch if isinstance(batch, int) else 1
+        # What asks for masks is an embedding, which is kept here: the predictor need not keep the last one too.
+        self.predictor.flow.linked.keep = False
+
+    def close(self) -> None:
+        super().close()
+        self._decoder.shutdown()
+
+    async def predict(self, asked: Asked, top: int, fields: Fields) -> dict[str, Any]:
+        self.require_taken(asked)
+        entries = self._entries(asked.prompts)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        image = await self._image(asked)
+        try:
+            prompts = read_listed(entries, image.size)
+            self.predictor.require(prompts)
+        except InputError as error:
+            raise unprocessable(error) from None
+        prepared = loop.time()
+        self.metrics.asked(image.embedded is not None)
+        embedded = image.embedded or await self._embedded(image, fields)
+        ready = loop.time()
+        told, seconds = await self._told(embedded, prompts, asked)
+        width, height = image.size
+        facts = {"image_id": image.id, "kept": image.embedded is not None}
+        fields.update(prompts=len(prompts), kept=facts["kept"])
+        result = {"width": width, "height": height, "prompts": told, **facts}
+        return self.document(result, {"prepare": prepared - started, "embed": ready - prepared, **seconds})
+
+    async def infer(self, inputs: Mapping[str, Array], fields: Fields) -> Mapping[str, Array]:
+        """Rows of images with one prompt each."""
+        fields.update(images=len(next(iter(inputs.values()))))
+        run = asyncio.get_running_loop().run_in_executor
+        return await run(self._decoder, self.predictor.flow.infer, inputs)
+
+    def _entries(self, given: Any) -> Sequence[Mapping[str, Any]]:
+        """The prompts of a request as JSON; raises Refusal for another form, or too many."""
+        if given is None:
+            raise Refusal(422, f"no prompt is given: nothing says which object is meant; wanted: prompts, {WANTED}")
+        if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+            raise Refusal(400, f"prompts must be a list of objects; wanted: {WANTED}")
+        unknown = dict.fromkeys(key for each in given for key in each if key not in KEYS)
+        if unknown:
+            raise Refusal(400, f"prompts have unknown keys {', '.join(unknown)[:80]}; wanted: {', '.join(KEYS)}")
+        if len(given) > self.most:
+            more = "ask for the others by the image_id of the answer"
+            raise Refusal(422, f"too many prompts; found: {len(given)}; wanted: at most {self.most} at once, {more}")
+        return given
+
+    async def _image(self, asked: Asked) -> _Image:
+        """Raises Refusal for an id of an image that is not kept, InputError for a file that is no image."""
+        run = asyncio.get_running_loop().run_in_executor
+        if asked.image is None:
+            assert asked.image_id is not None
+            embedded = self.kept.get(asked.image_id)
+            if embedded is None:
+                raise Refusal(404, f"no image {asked.image_id} is kept: send the file again")
+            return _Image(asked.image_id, embedded.size, embedded)
+        name = await run(self.helpers, _digest, asked.image)
+        if (embedded := self.kept.get(name)) is not None:
+            return _Image(name, embedded.size, embedded)
+        tensor, size = await run(self.helpers, self.predictor.prepare, asked.image)
+        return _Image(name, size, tensor=tensor)
+
+    async def _embedded(self, image: _Image, fields: Fields) -> EmbeddedImage:
+        """The embedding, of one run for all that wait for it; the run is dropped when none waits any more."""
+        if (found := self.kept.get(image.id)) is not None:  # by a request that came a moment before
+            return found
+        going = self._going.get(image.id)
+        if going is None:
+            going = self._going[image.id] = _Going(asyncio.create_task(self._embed(image, fields)))
+        going.waiting += 1
+        try:
+            return await asyncio.shield(going.task)
+        finally:
+            going.waiting -= 1
+            if not going.waiting:
+                self._going.pop(image.id, None)
+                going.task.cancel()
+
+    async def _embed(self, image: _Image, fields: Fields) -> EmbeddedImage:
+        assert image.tensor is not None
+        answer = await self.run(image.tensor, fields)
+        # Arrays of its own: those of a run of several images would be kept as long as one of them.
+        found = EmbeddedImage(self.predictor, {name: rows.copy() for name, rows in answer.outputs.items()}, image.size)
+        self.kept.put(image.id, found)
+        return found
+
+    async def _told(
+        self, image: EmbeddedImage, prompts: Sequence[Prompt], asked: Asked
+    ) -> tuple[list[dict[str, Any]], dict[str, float]]:
+        """The answers to prompts, and the seconds of the decoder and of the masks. As many at a time as the decoder
+        takes: others get their turn between them, and what nobody waits for ends."""
+        loop = asyncio.get_running_loop()
+        told: list[dict[str, Any]] = []
+        seconds = {"decode": 0.0, "answer": 0.0}
+        for start in range(0, len(prompts), self._together):
+            some = prompts[start : start + self._together]
+            began = loop.time()
+            outputs = await loop.run_in_executor(self._decoder, self._decode, image, some)
+            decoded = loop.time()
+            tell = partial(self.predictor.tell, outputs, some, image.size, asked.multimask, asked.masks)
+            told += await loop.run_in_executor(self.helpers, tell)
+            seconds["decode"] += decoded - began
+            seconds["answer"] += loop.time() - decoded
+        return told, seconds
+
+    def _decode(self, image: EmbeddedImage, prompts: Sequence[Prompt]) -> dict[str, Array]:
+        with self.metrics.decoding():
+            return self.predictor.decode(image, prompts)
+
+
+def _digest(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
