@@ -236,7 +236,7 @@ def test_prompts_without_end_are_asked_as_far_as_their_masks_fit(bundle):
         for place in (0, 15, 16, 99):
             alone = image.masks([[place % 96, place % 64]])[0]
             assert (many[place].masks == alone.masks).all() and many[place].scores == alone.scores
-        large = predictor.embed(picture(size=(4000, 3000)))
+        large = predictor.embed(Image.new("RGB", (4000, 3000)))
         with pytest.raises(InputError, match="masks of so many prompts do not fit") as caught:
             large.masks([[[5, 5]]] * 120)
         assert (caught.value.found, caught.value.wanted) == ("360 masks of 4000x3000 pixels", "at most 357")
