@@ -43,7 +43,10 @@ SIZES_FOLDER = "sizes"
 MAX_FILES = 10_000
 MAX_SIDE = 8192
 # A runtime has options that name files to read or folders to write; a bundle must not set those.
-ENGINE_OPTIONS = {"INFERENCE_PRECISION_HINT", "SHAPE_NODES", "SNIPPETS_MODE"}
+ENGINE_OPTIONS = {
+    *("INFERENCE_PRECISION_HINT", "SHAPE_NODES", "SNIPPETS_MODE"),
+    *("EXECUTION_MODE_HINT", "ENABLE_STARTUP_FALLBACK", "ENABLE_RUNTIME_FALLBACK"),
+}
 _SIZE = re.compile(r"[1-9][0-9]{0,4}x[1-9][0-9]{0,4}")
 _SEGMENT = re.compile(r"[A-Za-z0-9._-]+")
 

@@ -107,6 +107,7 @@ COMPILE = BackendTable(
         "onnxruntime": "vitdeploy.compilation.onnxruntime:BACKEND",
         "onnxruntime-gpu": "vitdeploy.compilation.onnxruntime_gpu:BACKEND",
         "openvino": "vitdeploy.compilation.openvino:BACKEND",
+        "openvino-device": "vitdeploy.compilation.openvino_device:BACKEND",
         "tensorrt": "vitdeploy.compilation.tensorrt:BACKEND",
     },
 )

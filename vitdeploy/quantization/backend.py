@@ -57,6 +57,7 @@ QUANTIZE = BackendTable(
         "onnxruntime": "vitdeploy.quantization.place_onnxruntime:BACKEND",
         "onnxruntime-gpu": "vitdeploy.quantization.place_tensorrt:BACKEND",
         "openvino": "vitdeploy.quantization.place_openvino:BACKEND",
+        "openvino-device": "vitdeploy.quantization.place_tensorrt:BACKEND",
         "tensorrt": "vitdeploy.quantization.place_tensorrt:BACKEND",
     },
 )

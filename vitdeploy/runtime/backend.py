@@ -59,6 +59,7 @@ RUNTIME = BackendTable(
         "onnxruntime": "vitdeploy.runtime.ort:BACKEND",
         "onnxruntime-gpu": "vitdeploy.runtime.ort_gpu:BACKEND",
         "openvino": "vitdeploy.runtime.openvino:BACKEND",
+        "openvino-device": "vitdeploy.runtime.openvino_device:BACKEND",
         "tensorrt": "vitdeploy.runtime.tensorrt:BACKEND",
     },
 )

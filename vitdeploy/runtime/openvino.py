@@ -134,10 +134,13 @@ class OpenVinoRunner(Runner):
         self.compiled: Any = None
         self._requests: SimpleQueue[Any] = SimpleQueue()
 
-    def _load(self) -> None:
-        self.compiled = compile_model(
+    def _compile(self) -> Any:
+        return compile_model(
             self.model_file, batch=self.batch, options=self.options, threads=self.threads, streams=self.at_once
         )
+
+    def _load(self) -> None:
+        self.compiled = self._compile()
         for _ in range(self.at_once):
             self._requests.put(self.compiled.create_infer_request())
         self.inputs = tuple(_spec(port) for port in self.compiled.inputs)

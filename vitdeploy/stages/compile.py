@@ -27,12 +27,13 @@ def check_task(task: Task, target: str, precision: str) -> None:
     """Raise where a target does not run models of this task in that precision.
 
     Raises:
-        CapabilityError: a model of several graphs on a GPU, or in a precision that a search chooses layer by layer.
+        CapabilityError: a model of several graphs where precision is typed in the graph, or in one that a search
+            chooses layer by layer.
     """
     if task not in FLOWS:
         return
-    if TARGETS[target].device == "GPU":
-        others = [name for name, row in TARGETS.items() if row.device != "GPU"]
+    if TARGETS[target].typed:
+        others = [name for name, row in TARGETS.items() if not row.typed]
         raise CapabilityError(
             f"a model of several graphs does not run on {target} in this version",
             found=f"the task {task}, graphs {' and '.join(FLOWS[task].parts)}",

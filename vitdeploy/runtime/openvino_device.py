@@ -1,0 +1,164 @@
+"""OpenVINO on Intel's GPUs and NPUs, and on the device that OpenVINO itself chooses (AUTO).
+
+Precision is typed in the graph, as for TensorRT. The GPU plugin would otherwise compute every float in float16, no
+matter how large it gets (docs.openvino.ai, "GPU Device": the default of INFERENCE_PRECISION_HINT); with
+EXECUTION_MODE_HINT ACCURACY a plugin keeps the types of the model ("Precision Control"). An NPU computes floats in
+float16 and takes fixed shapes only ("NPU Device"). AUTO must not answer on a CPU while another device is made ready,
+nor after one failed ("Automatic Device Selection": ENABLE_STARTUP_FALLBACK, ENABLE_RUNTIME_FALLBACK).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.errors import CapabilityError, EngineError, StorageError, UnsafeError
+from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
+from vitdeploy.runtime.openvino import OpenVinoRunner, needed_options, require, set_batch
+from vitdeploy.runtime.private import private_folder
+from vitdeploy.runtime.runner import Runner
+
+GPU, NPU, AUTO = "openvino-gpu", "openvino-npu", "openvino-auto"
+DEVICES = {GPU: "GPU", NPU: "NPU", AUTO: "AUTO"}
+# Of `EngineSpec.device`: the kind of device that the engine ran on when it was made.
+RAN_ON = "openvino-device"
+# Compiled blobs are native code: each user has a folder that nobody else can write to.
+CACHE = "openvino-cache"
+OPTIONS: Mapping[str, Mapping[str, str]] = {
+    GPU: {"EXECUTION_MODE_HINT": "ACCURACY"},
+    NPU: {},
+    AUTO: {"EXECUTION_MODE_HINT": "ACCURACY", "ENABLE_STARTUP_FALLBACK": "NO", "ENABLE_RUNTIME_FALLBACK": "NO"},
+}
+FIXES = {
+    GPU: "Intel's compute runtime for the GPU (Debian: intel-opencl-icd), and the user in the group `render`",
+    NPU: "Intel's NPU driver (github.com/intel/linux-npu-driver), and the user in the group `render`",
+    AUTO: "",
+}
+
+
+def kind_of(device: str) -> str:
+    """ "GPU" of "GPU.1"; AUTO names what it has not settled yet in brackets."""
+    return device.strip("()").partition(".")[0]
+
+
+def missing_device(target: str) -> str:
+    """Why OpenVINO does not see the target's device on this machine; "" where it does."""
+    core, device = require().Core(), DEVICES[target]
+    if device == "AUTO" or device in map(kind_of, core.available_devices):
+        return ""
+    try:
+        core.get_versions(device)  # loads the plugin, which tells what it lacks
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return f"its plugin does not load: {lines[-1][-200:]}"
+    return f"its plugin is here, and finds no {device}: devices are {', '.join(core.available_devices)}"
+
+
+def require_device(target: str) -> None:
+    """Raise CapabilityError if OpenVINO does not see the target's device."""
+    if why := missing_device(target):
+        raise CapabilityError(f"no device for {target} here", found=why, wanted=DEVICES[target], fix=FIXES[target])
+
+
+def compile_on(target: str, model_file: Path, batch: int, options: Mapping[str, str]) -> Any:
+    """An `openvino.CompiledModel` on the target's device, of an IR or ONNX file whose shapes are fixed.
+
+    Raises:
+        CapabilityError: no such device; or AUTO took the CPU where another device is, or for a graph that the CPU's
+            plugin computes wrongly without a property (`openvino.needed_options`).
+        EngineError: OpenVINO cannot read or compile the model, or it has a free size besides the batch.
+    """
+    require_device(target)
+    core, device = require().Core(), DEVICES[target]
+    config = {"PERFORMANCE_HINT": "LATENCY", **options}
+    if device != "AUTO":
+        config |= _cache()
+    try:
+        model = core.read_model(str(model_file))
+        set_batch(model, batch)
+        free = [port.get_any_name() for port in model.inputs if port.get_partial_shape().is_dynamic]
+        if not free:
+            compiled = core.compile_model(model, device, config)
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise EngineError(f"{target} refuses {model_file}", found=(lines[-1] if lines else repr(error))[:300]) from None
+    if free:
+        raise EngineError(f"{target} takes fixed sizes only", found=f"free sizes of {', '.join(free)}", wanted="none")
+    ran = ran_on(compiled)
+    _require_no_fallback(target, ran, core.available_devices)
+    if target == AUTO and "CPU" in ran.split("+") and needed_options(model):
+        raise CapabilityError(
+            f"{target} gives wrong answers for this graph on a CPU",
+            found=f"AUTO does not hand {', '.join(needed_options(model))} on to the CPU's plugin, which needs it here",
+            wanted="the target openvino-cpu, which sets it",
+            fix="choose openvino-cpu",
+        )
+    return compiled
+
+
+def ran_on(compiled: Any) -> str:
+    """The kinds of devices that a compiled model runs on, as "GPU" or "NPU+CPU"."""
+    return "+".join(dict.fromkeys(map(kind_of, compiled.get_property("EXECUTION_DEVICES"))))
+
+
+def _require_no_fallback(target: str, ran: str, available: list[str]) -> None:
+    wanted = {DEVICES[target]} if target != AUTO else {kind_of(each) for each in available} - {"CPU"} or {"CPU"}
+    if not set(ran.split("+")) <= wanted:
+        raise CapabilityError(
+            f"{target} fell back",
+            found=f"it runs on {ran}",
+            wanted=" or ".join(sorted(wanted)),
+            fix="take the target openvino-cpu if the CPU is to run it",
+        )
+
+
+def _cache() -> dict[str, str]:
+    """Where OpenVINO keeps compiled blobs, by model, device and driver; nowhere if no private folder can be made."""
+    try:
+        return {"CACHE_DIR": str(private_folder(CACHE))}
+    except (StorageError, UnsafeError):
+        return {}
+
+
+class OpenVinoDeviceRunner(OpenVinoRunner):
+    """Runs a model on the device of `target`; `expected` is the kind of device that it must be, None for any."""
+
+    def __init__(
+        self,
+        model_file: Path,
+        *,
+        target: str,
+        name: str,
+        batch: int,
+        options: Mapping[str, str],
+        expected: str | None = None,
+    ) -> None:
+        super().__init__(model_file, name=name, batch=batch, options=options)
+        self.target, self.size, self.expected = target, batch, expected
+
+    def _compile(self) -> Any:
+        compiled = compile_on(self.target, self.model_file, self.size, self.options)
+        if self.expected is not None and ran_on(compiled) != self.expected:
+            raise EngineError(
+                f"{self.name} was made where OpenVINO ran it on {self.expected}",
+                found=f"here it would run on {ran_on(compiled)}",
+                wanted=self.expected,
+                fix=f"make an engine for this machine: vitdeploy compile GRAPH --target {self.target} -o DIR",
+            )
+        return compiled
+
+
+def _make_runner(request: RunnerRequest) -> Runner:
+    engine = request.engine
+    return OpenVinoDeviceRunner(
+        request.file,
+        target=engine.target,
+        name=engine.artifact,
+        batch=request.batch,
+        options=engine.options,
+        expected=engine.device.get(RAN_ON),
+    )
+
+
+BACKEND = RuntimeBackend(_make_runner, require=require_device)
