@@ -88,8 +88,10 @@ def _check_options(name: str, options: dict[str, Any]) -> None:
 
 def _check_early(name: str | None, options: dict[str, Any], labels: Path | None) -> None:
     """Check names and paths before PyTorch is imported."""
-    from vitdeploy.pipeline.early import check_model
+    from vitdeploy.pipeline.early import check_data, check_model
 
+    if options["normal"]:
+        check_data(options["normal"])
     if name is not None and name.endswith((".yaml", ".yml")):
         from vitdeploy.recipe.load import load_recipe
 

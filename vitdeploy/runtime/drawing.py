@@ -40,7 +40,7 @@ LINE, POINT = (0, 158, 115), (230, 159, 0)
 HEAT = np.array([(240, 228, 66), (230, 159, 0), (213, 94, 0)], np.float64)
 ALARM = (213, 94, 0)
 # Heat begins at this share of the threshold of pixels, and is full at the other.
-HEAT_FROM, HEAT_TO = 0.8, 1.4
+HEAT_FROM, HEAT_TO = 0.7, 1.2
 # Radius of a point and half the width of a line, in shares of the shorter side of the box; never below a pixel.
 RADIUS, HALF_WIDTH = 0.02, 0.01
 
