@@ -68,7 +68,7 @@ def measure(
     head = AnomalySpec(bank.threshold, bank.pixel_threshold)
     rows = [dict(zip(("distances", "neighbours"), row, strict=True)) for row in zip(*outputs, strict=True)]
     defective = np.array([mask.any() for _, mask in drawn])
-    scores, largest = (np.array([f(row) for row in rows]) for f in (lambda row: image_score(row, head), peak))
+    scores, largest = (np.array([f(row) for row in rows]) for f in (image_score, peak))
     maps = ((anomaly_map(row, (SIDE, SIDE), spec, head), mask) for row, (_, mask) in zip(rows, drawn, strict=True))
     counts = count_pixels(maps, (float(outputs[0].min()), float(outputs[0].max())))
     [of_pixels] = auroc_of_counts(*(each.sum(axis=0)[None] for each in (counts.defective, counts.good)))

@@ -67,7 +67,7 @@ def test_thresholds_are_the_largest_scores_of_images_that_the_bank_does_not_hold
     with reference_runner(found.source) as runner:
         outputs = runner.infer({"image": normalise(pixels, found.images)})
     rows = [{name: array[i] for name, array in outputs.items()} for i in range(2)]
-    assert found.postprocess.threshold == pytest.approx(max(image_score(row, found.postprocess) for row in rows))
+    assert found.postprocess.threshold == pytest.approx(max(image_score(row) for row in rows))
     peaks = [smoothed(row["distances"], (32, 32), 4.0).max() for row in rows]
     assert found.postprocess.pixel_threshold == pytest.approx(max(peaks))
 

@@ -40,11 +40,11 @@ def test_the_score_is_equation_7():
     distances, around = planes(4, 5), np.array([2.9, 3.1, 3.3, 4.0], np.float32)
     powers = np.exp(around.astype(float))
     wanted = (1 - powers[0] / powers.sum()) * distances.max()
-    assert image_score({"distances": distances, "neighbours": around}, HEAD) == pytest.approx(wanted)
+    assert image_score({"distances": distances, "neighbours": around}) == pytest.approx(wanted)
     far = {"distances": distances, "neighbours": np.array([2000, 2001, 2002], np.float32)}  # exp would be infinite
-    assert image_score(far, HEAD) == pytest.approx((1 - 1 / (1 + np.e + np.e**2)) * distances.max())
+    assert image_score(far) == pytest.approx((1 - 1 / (1 + np.e + np.e**2)) * distances.max())
     alone = {"distances": distances, "neighbours": np.array([2.9], np.float32)}  # a bank of one entry
-    assert image_score(alone, HEAD) == pytest.approx(distances.max())
+    assert image_score(alone) == pytest.approx(distances.max())
 
 
 def test_where_the_model_does_not_look_there_is_no_number():

@@ -8,7 +8,6 @@ from pydantic import Field
 
 from vitdeploy.recipe.section import Positive, Section
 from vitdeploy.spec import (
-    AnomalyScores,
     AnomalySpec,
     DepthResize,
     DepthSpec,
@@ -47,7 +46,6 @@ class AnomalySection(Section):
     threshold: float
     pixel_threshold: float
     sigma: Annotated[float, Field(ge=0)] = AnomalySpec.sigma
-    anomaly_scores: AnomalyScores = AnomalySpec.anomaly_scores
 
     def to_spec(self) -> AnomalySpec:
         return AnomalySpec(**self.model_dump())

@@ -74,14 +74,14 @@ class Anomaly:
         return f"<Anomaly: {width}x{height}: {self}>"
 
 
-def image_score(outputs: Outputs, head: AnomalySpec) -> float:
-    """The anomaly score of an image.
+def image_score(outputs: Outputs) -> float:
+    """The anomaly score of an image, as it is given where it is.
 
     From a memory bank, equation 7: the largest distance of a patch to the bank, times 1 minus the softmax over the
     distances of this patch to the entry nearest to it and to those around that. An entry in a sparse part of the bank
     is itself rare, and weighs more.
     """
-    if head.anomaly_scores == "given":
+    if PREDICTED_SCORE in outputs:
         return float(outputs[PREDICTED_SCORE].reshape(-1)[0])
     around = outputs[NEIGHBOURS].reshape(-1)
     weight = 1.0 if around.size < 2 else 1.0 - float(softmax(around)[0])
@@ -96,7 +96,7 @@ def anomaly_map(
 
     Distances are enlarged to the model's input and smoothed there, as in the paper, whatever the image's own size is.
     """
-    plane = plane_of(outputs, head)
+    plane = plane_of(outputs)
     if head.sigma > 0:
         plane = smoothed(plane, preprocess.crop, head.sigma)
     found = np.full((size[1], size[0]), np.nan, np.float32)
@@ -105,9 +105,9 @@ def anomaly_map(
     return found
 
 
-def plane_of(outputs: Outputs, head: AnomalySpec) -> Array:
+def plane_of(outputs: Outputs) -> Array:
     """The scores as the model has them, [height, width]."""
-    plane = outputs[DISTANCES if head.anomaly_scores == "memory" else ANOMALY_MAP]
+    plane = outputs[DISTANCES if DISTANCES in outputs else ANOMALY_MAP]
     return plane.reshape(plane.shape[-2:])
 
 
@@ -147,13 +147,12 @@ def head_of(reading: Reading) -> AnomalySpec:
 def _answer(outputs: Outputs, reading: Reading) -> Anomaly:
     head = head_of(reading)
     scores = anomaly_map(outputs, reading.size, reading.preprocess, head)
-    return Anomaly(image_score(outputs, head), head.threshold, head.pixel_threshold, scores)
+    return Anomaly(image_score(outputs), head.threshold, head.pixel_threshold, scores)
 
 
 def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
-    head = head_of(reading)
-    a, b = (plane_of(each, head).astype(np.float64) for each in (ours, theirs))
-    score, wanted = (max(image_score(each, head), 1e-9) for each in (ours, theirs))
+    a, b = (plane_of(each).astype(np.float64) for each in (ours, theirs))
+    score, wanted = (max(image_score(each), 1e-9) for each in (ours, theirs))
     near = max(score / wanted, wanted / score) <= SAME_SCORES
     return near and float(np.linalg.norm(a - b)) <= SAME_MAPS * max(float(np.linalg.norm(b)), 1e-9)
 

@@ -5,7 +5,7 @@ All are frozen dataclasses of plain data. Nothing here imports more than the sta
 
 from __future__ import annotations
 
-from vitdeploy.spec.anomaly import AnomalyScores, AnomalySpec
+from vitdeploy.spec.anomaly import AnomalySpec
 from vitdeploy.spec.coding import SPARSE, DecodeError, decode, encode
 from vitdeploy.spec.dense import (
     INVERSE_ASSUMED,
@@ -52,7 +52,6 @@ __all__ = [
     "RECONSTRUCTION",
     "RESIZING",
     "SPARSE",
-    "AnomalyScores",
     "AnomalySpec",
     "BeamSpec",
     "Boxes",

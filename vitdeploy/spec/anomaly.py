@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 from vitdeploy.spec.tensors import TensorSpec
 
 DISTANCES, NEIGHBOURS = "distances", "neighbours"
 # The names that anomalib gives its outputs.
 ANOMALY_MAP, PREDICTED_SCORE = "anomaly_map", "pred_score"
-# "memory": distances to a memory bank; "given": the map and the score as they are.
-AnomalyScores = Literal["memory", "given"]
 
 
 @dataclass(frozen=True)
 class AnomalySpec:
     """From a model's outputs to the anomaly score of an image and of every pixel.
 
-    `anomaly_scores` "memory": "distances" [height, width] of the patches to a memory bank of normal ones, and
-    "neighbours" [b], the distances of the patch with the largest one to the entry nearest to it (first) and to those
-    around that entry (PatchCore, arXiv 2106.08265, equation 7). "given": "anomaly_map" [1, height, width] and
-    "pred_score" [] are the map and the score.
+    Of a memory bank: "distances" [height, width] of the patches to normal ones, and "neighbours" [b], the distances of
+    the patch with the largest one to the entry nearest to it (first) and to those around that entry (PatchCore, arXiv
+    2106.08265, equation 7). Of other models: "anomaly_map" [1, height, width] and "pred_score" [], map and score.
 
     `threshold`: an image whose score is above it is anomalous; `pixel_threshold`: the same of a pixel. `sigma`: of the
     Gaussian that smooths the map, in pixels of the model's input (section 4.2 of the paper); 0 smooths nothing.
@@ -31,7 +27,6 @@ class AnomalySpec:
     threshold: float
     pixel_threshold: float
     sigma: float = 4.0
-    anomaly_scores: AnomalyScores = "memory"
 
     def __post_init__(self) -> None:
         if self.sigma < 0:
@@ -48,4 +43,4 @@ class AnomalySpec:
 
 
 # What anomalib's exported graphs mean: their scores are scaled so that its own threshold is at 0.5.
-GIVEN = AnomalySpec(threshold=0.5, pixel_threshold=0.5, sigma=0.0, anomaly_scores="given")
+GIVEN = AnomalySpec(threshold=0.5, pixel_threshold=0.5, sigma=0.0)

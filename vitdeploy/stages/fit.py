@@ -194,12 +194,11 @@ def _with_thresholds(
     from vitdeploy.models.memory_bank import AnomalyModel
 
     module, scores, peaks = AnomalyModel(tokens, bank), [0.0], [0.0]
-    head = AnomalySpec(bank.threshold, bank.pixel_threshold)
     count = Counter(progress, "fit: scores of other normal images", len(samples))
     for pixels in batches(samples, preprocess, BATCH, skipped):
         outputs = [each.numpy() for each in module(torch.from_numpy(normalise(pixels, preprocess)))]
-        scores += [image_score({DISTANCES: a, NEIGHBOURS: b}, head) for a, b in zip(*outputs, strict=True)]
-        peaks += [float(smoothed(plane, preprocess.crop, head.sigma).max()) for plane in outputs[0]]
+        scores += [image_score({DISTANCES: a, NEIGHBOURS: b}) for a, b in zip(*outputs, strict=True)]
+        peaks += [float(smoothed(plane, preprocess.crop, AnomalySpec.sigma).max()) for plane in outputs[0]]
         count(len(pixels))
     return replace(bank, threshold=max(scores), pixel_threshold=max(peaks))
 

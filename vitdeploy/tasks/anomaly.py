@@ -57,24 +57,20 @@ class AnomalyKit(ImageKit):
         assert isinstance(self.setting.postprocess, AnomalySpec)
         return self.setting.postprocess
 
-    @property
-    def _plane(self) -> str:
-        return DISTANCES if self._head.anomaly_scores == "memory" else ANOMALY_MAP
-
     def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
         counts = (self._counts(ours, data), self._counts(reference, data))
         return compare_anomalies(
             self._scores(ours),
             self._scores(reference),
             threshold=self._head.threshold,
-            max_difference=worst_difference(ours, reference, [self._plane]),
+            max_difference=worst_difference(ours, reference, [_plane(ours)]),
             defective=_defective(data),
             pixels=None if counts[0] is None or counts[1] is None else (counts[0], counts[1]),
         )
 
     def _scores(self, answers: Answers) -> np.ndarray:
         rows = range(len(answers))
-        return np.array([image_score(self._outputs(answers, row), self._head) for row in rows], np.float64)
+        return np.array([image_score(self._outputs(answers, row)) for row in rows], np.float64)
 
     def _outputs(self, answers: Answers, index: int) -> dict[str, np.ndarray]:
         return {name: column[index] for name, column in answers.columns.items() if name != SIZE}
@@ -84,7 +80,7 @@ class AnomalyKit(ImageKit):
         annotations = [] if data.truth is None else [data.truth[sample.path] for sample in data.evaluation]
         if not annotations or any(each.defect is not None and each.mask is None for each in annotations):
             return None
-        planes = answers.columns[self._plane]
+        planes = answers.columns[_plane(answers)]
         limits = min(float(each.min()) for each in planes), max(float(each.max()) for each in planes)
         maps = ((self._map(answers, index), each.load()) for index, each in enumerate(annotations))
         return count_pixels(maps, limits)
@@ -113,7 +109,7 @@ class AnomalyKit(ImageKit):
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
         """The verdict; the score as a share of twice the threshold."""
-        score, threshold = image_score(self._outputs(answers, index), self._head), self._head.threshold
+        score, threshold = image_score(self._outputs(answers, index)), self._head.threshold
         share = min(max(score / (2 * threshold), 0.0), 1.0) if threshold > 0 else None
         return Said("anomalous" if score > threshold else "normal", share)
 
@@ -129,11 +125,16 @@ class AnomalyKit(ImageKit):
         pixels = np.broadcast_to(self.pixels(data)[index][0], (*self.setting.images.crop, 3))
         image, limits = Image.fromarray(np.ascontiguousarray(pixels)), heat_limits(self._head.pixel_threshold)
         for name, each in answers.items():
-            plane = smoothed(plane_of(self._outputs(each, index), self._head), pixels.shape[:2], self._head.sigma)
+            plane = smoothed(plane_of(self._outputs(each, index)), pixels.shape[:2], self._head.sigma)
             yield Panel(name, thumbnail(np.asarray(draw_heat(image, plane, limits))))
         mask = None if data.truth is None else data.truth[data.evaluation[index].path].load()
         if mask is not None and mask.any():
             yield Panel("label", thumbnail((255 * mask).astype(np.uint8)[..., None]))
+
+
+def _plane(answers: Answers) -> str:
+    """The output that is the map."""
+    return DISTANCES if DISTANCES in answers.columns else ANOMALY_MAP
 
 
 def _defective(data: Data) -> np.ndarray | None:
