@@ -1,6 +1,8 @@
 """Distances to a memory bank, how its entries are chosen, and whose tokens it is of."""
 
 import dataclasses
+import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from vitdeploy.models.memory_bank import AnomalyModel, BankDistances, MemoryBank
 from vitdeploy.models.patch_tokens import patch_tokens
 from vitdeploy.models.source import Source
 
+DEEP = pytest.mark.skipif("VITDEPLOY_TEST_DEPTH" not in os.environ, reason="slow import; VITDEPLOY_TEST_DEPTH=1")
 CLASSIFIER = "vit_w32d2h2_patch8_32"
 
 
@@ -138,7 +141,26 @@ def test_tokens_of_other_modules(before):
         torch.testing.assert_close(tokens_of(from_module(mapped, image_size=size), image)[1:2], (found,))
 
 
-def test_registers_of_transformers_are_left_out(monkeypatch):
+class Registered(Tokens):
+    """As transformers' modules are: its config says how many registers stand before the patches."""
+
+    config = SimpleNamespace(patch_size=4, num_register_tokens=3)
+
+    def forward(self, image):
+        return {"last_hidden_state": super().forward(image)[1]}
+
+
+def test_registers_are_left_out_where_the_config_says_them():
+    """The first token is the class token, of which the others are told apart already."""
+    module = Registered(before=4)
+    image, found, grid = tokens_of(from_module(module, image_size=(16, 24)))
+    with torch.no_grad():
+        torch.testing.assert_close(found, module(image)["last_hidden_state"][:, 4:])
+    assert grid == (4, 6)
+
+
+@DEEP
+def test_registers_of_transformers_are_left_out():
     library = reference("transformers")
     config = library.DINOv3ViTConfig(
         image_size=32, patch_size=8, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,

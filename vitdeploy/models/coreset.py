@@ -34,8 +34,8 @@ def k_centres(
     distances = torch.full((len(points),), torch.inf)
     while True:
         last = chosen[-1]
-        found = lengths + lengths[last] - 2 * (points @ points[last])
-        distances = torch.minimum(distances, found)
+        found = torch.addmv(lengths + lengths[last], points, points[last], alpha=-2)
+        torch.minimum(distances, found, out=distances)
         distances[last] = 0.0
         progress(1)
         farthest = int(distances.argmax())

@@ -48,7 +48,7 @@ class FitOptions:
 
     share: float = 0.1
     most: int = 10_000
-    pool: int = 200_000
+    pool: int = 100_000
     window: int = 1
     around: int = 9
     held_out: int = 5
