@@ -88,8 +88,9 @@ class BankDistances(nn.Module):
     """float32 [b, patches, width] -> of each patch the distance to its nearest entry, [b, patches]; and of the patch
     with the largest of these the distances to its nearest entry and to the entries around that one, [b, k].
 
-    The memory stands on the left of its product: it is no weight of a layer, and the quantization of layers leaves it
-    in float. A distance is a difference of products, whose rounding would be as large as itself.
+    The memory has an axis of 1 for the batch: it is no weight of a linear, and the quantization of these leaves it in
+    float. A distance is a difference of products, whose rounding would be as large as itself. On the left of its
+    product it would stay in float too, but the least of each patch is found twice as fast along the last axis.
     """
 
     mean: Tensor
@@ -101,18 +102,18 @@ class BankDistances(nn.Module):
         super().__init__()
         memory = torch.from_numpy(bank.memory)
         self.register_buffer("mean", torch.from_numpy(bank.mean))
-        self.register_buffer("memory", -2 * memory)
-        self.register_buffer("lengths", memory.double().square().sum(1, keepdim=True).float())
+        self.register_buffer("memory", (-2 * memory).T.contiguous()[None])
+        self.register_buffer("lengths", memory.double().square().sum(1).float())
         self.register_buffer("neighbours", torch.from_numpy(bank.neighbours))
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         patches = features - self.mean
-        squared = self.memory @ patches.transpose(1, 2) + self.lengths  # [b, entries, patches], less |patch|^2
+        squared = patches @ self.memory + self.lengths  # [b, patches, entries], less |patch|^2
         own = (patches * patches).sum(2)
-        nearest = (squared.amin(1) + own).relu()
+        nearest = (squared.amin(2) + own).relu()
         farthest = nearest.argmax(1, keepdim=True)  # the patch that says most, [b, 1]
-        column = squared.gather(2, farthest[:, None].expand(-1, squared.shape[1], -1))[:, :, 0]
-        around = column.gather(1, self.neighbours.index_select(0, column.argmin(1))) + own.gather(1, farthest)
+        row = squared.gather(1, farthest[:, :, None].expand(-1, -1, squared.shape[2]))[:, 0]
+        around = row.gather(1, self.neighbours.index_select(0, row.argmin(1))) + own.gather(1, farthest)
         return nearest.sqrt(), around.relu().sqrt()
 
 
