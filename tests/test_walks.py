@@ -24,6 +24,8 @@ from tests.dense_models import save
 from tests.references import reference
 from tests.serve.conftest import FORM, Running, form
 from vitdeploy.bundle.read import read_bundle, verify_files
+from vitdeploy.graph.analysis.linears import unplaced_weights
+from vitdeploy.graph.io.files import load_graph
 from vitdeploy.serve.engines import load_engines
 
 PAGE = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
@@ -33,6 +35,7 @@ TARGETS = ("openvino-cpu", "onnxruntime-cpu")
 SCENES = {
     "Detection": (8, 8, "mAP", 50.0, 3.0),
     "Depth": (8, 8, "delta-1", 70.0, 2.0),
+    "Anomalies": (16, 24, "image AUROC", 60.0, 6.0),
     "Images against texts": (24, 32, "top-1", 35.0, 10.0),
     "Key points": (8, 8, "OKS AP", 45.0, 5.0),
     "Promptable segmentation": (8, 8, "mask IoU", 60.0, 2.0),
@@ -169,6 +172,23 @@ def measured(walk: Walk) -> None:
     assert walk.served["median"] == pytest.approx(answer["median"], rel=1e-3)
 
 
+def inspected(walk: Walk) -> None:
+    """The scratch is where its mask is; heat is drawn there; and no engine quantizes the distances to the bank."""
+    [answer] = walk.predicted
+    test = walk.folder / "out/scenes/anomaly/test/scratch/000003.png"
+    mask = np.asarray(Image.open(walk.folder / "out/scenes/anomaly/ground_truth/scratch/000003_mask.png")) > 0
+    rows, columns = np.nonzero(mask)
+    assert np.hypot(columns - answer["peak"][0], rows - answer["peak"][1]).min() < 8
+    picture, numbers = (walk.folder / path for path in answer["drawn"])
+    assert Image.open(picture).size == Image.open(test).size == np.load(numbers).shape[::-1] == (64, 64)
+    assert walk.served["score"] == pytest.approx(answer["score"], rel=1e-3)
+    assert walk.served["anomalous"] == answer["anomalous"] == (answer["score"] > answer["threshold"])
+    for target in TARGETS:
+        assert walk.verified(f"{target}-int8")["pixel_auroc"] > 70
+        graph = load_graph(walk.bundle / "engines" / target / "graph.onnx")
+        assert unplaced_weights(graph) == {"memory_bank": "its weights have 3 axes"}
+
+
 def compared(walk: Walk) -> None:
     assert len(walk.predicted) == SCENES[walk.title][1]
     assert {each["label"] for each in walk.predicted} <= {"a red circle", "a blue star"}
@@ -217,7 +237,7 @@ def read(walk: Walk) -> None:
 
 
 CHECKS = {"Detection": detected, "Depth": measured, "Images against texts": compared, "Key points": posed}
-CHECKS |= {"Promptable segmentation": outlined, "Image to text": read}
+CHECKS |= {"Anomalies": inspected, "Promptable segmentation": outlined, "Image to text": read}
 
 
 def photos(folder: Path, sizes: list[tuple[int, int]], enlarged: int = 1) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from calibration.scenes import captions, figures, lines, rooms, shapes
+from calibration.scenes import captions, figures, lines, parts, rooms, shapes
 from calibration.scenes.canvas import Bytes, Random
 from calibration.scenes.stream import SPLITS, stream
 
@@ -19,7 +19,7 @@ from calibration.scenes.stream import SPLITS, stream
 SIZES = {
     **dict.fromkeys(("detection", "keypoints"), (128, 128)),
     **dict.fromkeys(("prompted", "semantic", "depth"), (96, 96)),
-    **dict.fromkeys(("captions", "zero-shot"), (64, 64)),
+    **dict.fromkeys(("captions", "zero-shot", "anomaly"), (64, 64)),
     "text": (32, 96),
 }
 
@@ -195,6 +195,20 @@ def write_text(writer: Writer, draws: Draws) -> None:
     save_json(writer.entries, writer.root / "texts.json")
 
 
+def write_anomaly(writer: Writer, draws: Draws) -> None:
+    """MVTec AD's layout: train/good, test/good, test/DEFECT, ground_truth/DEFECT. Every other test picture is good."""
+    for split, index, name in draws:
+        if split == "training":
+            raise ValueError("anomaly scenes have no training split: the normal ones are those of calibration")
+        defect, file = parts.GOOD, Path(name)
+        if split == "evaluation" and index % 2:
+            defect = tuple(parts.DEFECTS)[index // 2 % len(parts.DEFECTS)]
+        image, mask = parts.part(stream("anomaly", split, index), SIZES["anomaly"][0], defect)
+        save_png(image, writer.root / ("test" if split == "evaluation" else "train") / defect / file.name)
+        if defect != parts.GOOD:
+            save_png(255 * mask.astype(np.uint8), writer.root / "ground_truth" / defect / f"{file.stem}_mask.png")
+
+
 WRITERS: dict[str, Callable[[Writer, Draws], None]] = {
     "detection": write_detection,
     "prompted": write_prompted,
@@ -204,6 +218,7 @@ WRITERS: dict[str, Callable[[Writer, Draws], None]] = {
     "depth": write_depth,
     "keypoints": write_keypoints,
     "text": write_text,
+    "anomaly": write_anomaly,
 }
 
 

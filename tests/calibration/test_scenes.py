@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from calibration.scenes import captions, figures, lines, rooms, shapes
+from calibration.scenes import captions, figures, lines, parts, rooms, shapes
 from calibration.scenes.stream import KINDS, SPLITS, stream
 from calibration.scenes.write import render, run_lengths
 from tests.conftest import ROOT
@@ -28,6 +28,7 @@ DIGESTS = {
     "depth": "857a3565c48771ec",
     "keypoints": "903dbb00a900fa7b",
     "text": "8d5264a2ac54de85",
+    "anomaly": "929648f20cecc7e8",
 }
 
 
@@ -154,6 +155,26 @@ def test_a_text_belongs_to_one_split(folders):
     assert all(lines.part(each["text"]) == each["file_name"].split("/")[0] for each in entries)
 
 
+@pytest.mark.parametrize("defect", parts.DEFECTS)
+def test_a_defect_is_where_its_mask_says(defect):
+    """The same part without it differs there, and nowhere else by more than noise."""
+    for index in range(3):
+        good, nothing = parts.part(stream("anomaly", "calibration", index), 64)
+        image, mask = parts.part(stream("anomaly", "calibration", index), 64, defect)
+        apart = np.abs(image.astype(int) - good).max(axis=-1)
+        assert not nothing.any() and 0.002 < mask.mean() < 0.2
+        assert np.median(apart[mask]) > 20 and apart[~mask].max() < 30
+
+
+def test_parts_lie_as_in_mvtec_ad(folders):
+    root = folders / "anomaly"
+    files = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
+    test = ["test/good/000000.png", "test/missing/000001.png"]
+    assert files == ["ground_truth/missing/000001_mask.png", *test, "train/good/000000.png"]
+    mask, image = (Image.open(root / files[index]) for index in (0, 2))
+    assert mask.size == image.size and set(np.unique(mask)) == {0, 255}
+
+
 def test_what_cannot_be_rendered_is_refused(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/photo.png").touch()
@@ -161,6 +182,8 @@ def test_what_cannot_be_rendered_is_refused(tmp_path):
         render("text", tmp_path / "mine", {"evaluation": 1})
     with pytest.raises(ValueError, match="zero-shot scenes have no training split"):
         render("zero-shot", tmp_path / "new", {"training": 1})
+    with pytest.raises(ValueError, match="anomaly scenes have no training split"):
+        render("anomaly", tmp_path / "other", {"training": 1})
 
 
 def test_the_command_line_tells_what_it_wrote(tmp_path):

@@ -662,8 +662,8 @@ def test_a_folder_without_a_graph(refused, tmp_path):
 
 
 def test_an_unknown_target(refused, small_export):
-    says = ["no target is called 'openvino-npu'", "wanted: onnxruntime-cpu, openvino-cpu"]
-    refused(2, "VD2402", "compile", small_export, "--target", "openvino-npu", "-o", "out", says=says)
+    says = ["no target is called 'openvino-tpu'", "wanted: onnxruntime-cpu, openvino-cpu"]
+    refused(2, "VD2402", "compile", small_export, "--target", "openvino-tpu", "-o", "out", says=says)
 
 
 def test_half_precision_where_the_target_has_none(refused, small_export):

@@ -34,7 +34,7 @@ def completed(*words):
     [
         (("se",), ["serve", "selftest"]),
         (("bundle", ""), ["pack", "sign", "unpack", "verify"]),
-        (("compile", "x", "--target", "open"), ["openvino-cpu"]),
+        (("compile", "x", "--target", "openvino-c"), ["openvino-cpu"]),
         (("predict", "x", "--target", "a"), ["auto"]),
         (("export", "vit_tiny"), ["vit_tiny_patch16_224", "vit_tiny_patch16_384"]),
         (("verify", "x", "--against", "transformer_b"), ["transformer_base", "transformer_big"]),

@@ -123,7 +123,7 @@ def test_a_bundle_with_an_engine_for_tensorrt_is_judged_by_its_graph(run, small_
     ("arguments", "code", "says"),
     [
         (("--target", "openvino-cpu"), "VD2402", "wanted: --target tensorrt"),
-        (("--target", "abacus"), "VD2402", "wanted: onnxruntime-cpu, openvino-cpu, tensorrt"),
+        (("--target", "abacus"), "VD2402", "wanted: onnxruntime-cpu, openvino-cpu, openvino-gpu"),
         (("--target", "tensorrt", "--target-version", "9.3"), "VD2402", "wanted: 10.3, 10.16, 11.4"),
         (("--target-version", "11.4"), "", "--target-version goes with --target tensorrt."),
     ],

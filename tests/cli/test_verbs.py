@@ -337,7 +337,7 @@ def test_inspect_shows_a_bundle(cli, compiled):
 
 def test_doctor_says_what_works_here(cli):
     found = document(cli("doctor", "--json"))
-    assert {name for name, target in found["targets"].items() if target["works"]} == set(TARGETS)
+    assert {name for name, target in found["targets"].items() if target["works"]} >= {*TARGETS, "openvino-auto"}
     assert found["export"] is True
     assert found["host"]["python"]
 

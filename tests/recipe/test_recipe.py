@@ -145,7 +145,7 @@ def test_all_problems_are_told_at_once_each_with_its_path(problems):
     found = problems(
         EXAMPLE.replace("precision: int8", "precision: int4")
         .replace("seed: 7", "seed: -1")
-        .replace("openvino-cpu, ", "openvino-gpu, ")
+        .replace("openvino-cpu, ", "openvino-tpu, ")
         .replace("name: vit-base", "nam: vit-base")
     )
     assert [problem.split(":")[0] for problem in found] == [

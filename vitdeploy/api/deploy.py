@@ -317,6 +317,7 @@ def targets_here(precision: str) -> list[str]:
 def _source_fields(read: Model) -> dict[str, Any]:
     given, labels = read.source, read.overrides.labels
     files = {"checkpoint": given.checkpoint, "text_features": given.text_features, "labels": labels}
+    files["normal"] = given.normal
     return {
         "model": given.model,
         "image_size": list(given.image_size) if given.image_size else None,

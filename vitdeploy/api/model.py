@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from vitdeploy.api.folders import unnamed_folder
 from vitdeploy.api.shown import Shown
 from vitdeploy.api.tables import Line
 from vitdeploy.errors import InputError
+from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.runner import type_name
 from vitdeploy.spec import RESIZING, Postprocess, PreprocessSpec, Task
 
@@ -78,6 +80,7 @@ def model(
     postprocess: Postprocess | None = None,
     labels: str | Path | Sequence[str] | None = None,
     task: Task | None = None,
+    normal: str | Path | None = None,
 ) -> Model:
     """Read a model and describe it.
 
@@ -94,6 +97,8 @@ def model(
         postprocess: what a detector's outputs mean, likewise.
         labels: class names in the order of the outputs, or a file with one per line.
         task: what the outputs are to be taken for, where they do not say it.
+        normal: a folder of images of good parts, or MVTec AD's folder of them, for the task "anomaly": the model's
+            patch tokens are compared with theirs.
 
     Raises:
         UnknownModelError, MissingFileError, CheckpointError, PickleError, UserCodeError, InputError: what is wrong with
@@ -121,17 +126,20 @@ def model(
             text_features=_path(text_features),
             function=function,
             task=task,
+            normal=_path(normal),
         )
     else:
         given = _in_memory(source, (checkpoint, heads, text_features, function), preprocess, size, task)
+        given = dataclasses.replace(given, normal=_path(normal), task=task if task == "anomaly" else None)
     return read_model(given, Overrides(preprocess, postprocess, label_file))
 
 
-def read_model(source: Source, overrides: Overrides) -> Model:
-    """The model of a source, with overrides of its files; errors as in `model`."""
+def read_model(source: Source, overrides: Overrides, progress: Progress = silent) -> Model:
+    """The model of a source, with overrides of its files, fitted where it has normal images; errors as in `model`."""
+    from vitdeploy.pipeline.fitted import fitted
     from vitdeploy.stages.reference_model import find_reference_model
 
-    return Model(find_reference_model(source, overrides), overrides)
+    return Model(find_reference_model(fitted(source, overrides, progress), overrides), overrides)
 
 
 def _in_memory(
@@ -158,7 +166,8 @@ def _in_memory(
         )
     from vitdeploy.models.external.pickled import save_module
 
-    file = save_module(module, unnamed_folder("model"), preprocess=preprocess, image_size=size, task=task)
+    told = None if task == "anomaly" else task  # which is made of whatever tokens it has
+    file = save_module(module, unnamed_folder("model"), preprocess=preprocess, image_size=size, task=told)
     return Source(module=file)
 
 

@@ -14,6 +14,7 @@ from vitdeploy.api.tables import Column, Line, Table, human_bytes
 from vitdeploy.cli.complete import complete_models
 from vitdeploy.cli.console import Console, command_line, output_options
 from vitdeploy.cli.sources import NAMES, source_options, to_source
+from vitdeploy.progress import Progress
 
 if TYPE_CHECKING:
     from vitdeploy.api.model import Model
@@ -66,8 +67,9 @@ def command(
     from vitdeploy.api.graph import export_sizes
 
     changes = {"opset": int(opset) if opset else None, "batch": batch, "in_graph": False if no_preprocess else None}
+    wanted = _wanted(source[0] if source else None, options, labels, changes, console.progress)
     with console:
-        made = export_sizes(_wanted(source[0] if source else None, options, labels, changes), home, console)
+        made = export_sizes(wanted, home, console)
     console.finish(dict(made.document), made.text, output, command_line("vitdeploy", "optimize", output, "-o", "DIR"))
 
 
@@ -86,8 +88,10 @@ def _check_options(name: str, options: dict[str, Any]) -> None:
 
 def _check_early(name: str | None, options: dict[str, Any], labels: Path | None) -> None:
     """Check names and paths before PyTorch is imported."""
-    from vitdeploy.pipeline.early import check_model
+    from vitdeploy.pipeline.early import check_data, check_model
 
+    if options["normal"]:
+        check_data(options["normal"])
     if name is not None and name.endswith((".yaml", ".yml")):
         from vitdeploy.recipe.load import load_recipe
 
@@ -98,7 +102,7 @@ def _check_early(name: str | None, options: dict[str, Any], labels: Path | None)
 
 
 def _wanted(
-    name: str | None, options: dict[str, Any], labels: Path | None, changes: dict[str, Any]
+    name: str | None, options: dict[str, Any], labels: Path | None, changes: dict[str, Any], progress: Progress
 ) -> list[tuple[Callable[[], Model], Asked, ExportConfig]]:
     """What to export and how, one per size."""
     from vitdeploy.api.graph import graph_name
@@ -123,12 +127,14 @@ def _wanted(
             overrides = dataclasses.replace(overrides, labels=labels or overrides.labels)
             config = dataclasses.replace(export_config_of(each), **changed)
             source = dataclasses.replace(source_of(each), **said)
-            wanted.append((functools.partial(read_model, source, overrides), asked or each.export.batch, config))
+            wanted.append(
+                (functools.partial(read_model, source, overrides, progress), asked or each.export.batch, config)
+            )
         return wanted
     sources = [to_source(name, {**options, "image_size": size}) for size in sizes or (None,)]
     config = dataclasses.replace(ExportConfig(graph_name(sources[0].name), 20, None, True), **changed)
     overrides = Overrides(labels=labels)
-    return [(functools.partial(read_model, source, overrides), asked or "auto", config) for source in sources]
+    return [(functools.partial(read_model, source, overrides, progress), asked or "auto", config) for source in sources]
 
 
 def _list(console: Console, patterns: tuple[str, ...]) -> None:

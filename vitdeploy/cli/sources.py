@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 REFERENCE = "PACKAGE.MODULE:FUNCTION"
 OWN = "Your own torch.nn.Module"
-NAMES = ("checkpoint", "image_size", "heads", "text_features", "function", "task")
+NAMES = ("checkpoint", "image_size", "heads", "text_features", "function", "task", "normal")
 
 
 class ImageSize(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
@@ -42,7 +42,7 @@ def model_option(function: F) -> F:
 
 
 def source_options(*, several_sizes: bool = False) -> Callable[[F], F]:
-    """--checkpoint, --image-size (once, or as often as needed), --heads, --text-features, --model, --task."""
+    """--checkpoint, --image-size (once, or as often as needed), --heads, --text-features, --model, --task, --normal."""
     size = "Other than the checkpoint's: 384, or 256x320 (HxW)."
     options = (
         click.option(
@@ -65,6 +65,11 @@ def source_options(*, several_sizes: bool = False) -> Callable[[F], F]:
             "--task",
             type=click.Choice(typing.get_args(Task)),
             help="What the outputs are to be taken for, where they do not say it.",
+        ),
+        click.option(
+            "--normal",
+            type=click.Path(path_type=Path),
+            help="Images of good parts, or MVTec AD's folder of them: for --task anomaly.",
         ),
     )
 

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from vitdeploy.spec import decode
 from vitdeploy.verification.agreement import Agreement
+from vitdeploy.verification.anomaly import AnomalyComparison
 from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.depth import DepthComparison
 from vitdeploy.verification.detection import DetectionComparison
@@ -80,6 +81,11 @@ class VerifiedDepth(Diagnosed, DepthComparison):
 
 
 @dataclass(frozen=True, kw_only=True)
+class VerifiedAnomalies(Diagnosed, AnomalyComparison):
+    """An anomaly model against the original."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class VerifiedTensors(Diagnosed, TensorComparison):
     """Outputs of no known task against the original's."""
 
@@ -112,6 +118,7 @@ Verified: TypeAlias = (
     | VerifiedSequence
     | VerifiedSegmentation
     | VerifiedDepth
+    | VerifiedAnomalies
     | VerifiedTensors
     | VerifiedKeypoints
     | VerifiedImages
@@ -127,6 +134,7 @@ _VERIFIED: dict[type[Comparison], type[Verified]] = {
     SequenceComparison: VerifiedSequence,
     SegmentationComparison: VerifiedSegmentation,
     DepthComparison: VerifiedDepth,
+    AnomalyComparison: VerifiedAnomalies,
     TensorComparison: VerifiedTensors,
     KeypointComparison: VerifiedKeypoints,
     ImageComparison: VerifiedImages,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from vitdeploy.models.external.timm import from_timm
 from vitdeploy.models.external.transformers import from_transformers, refuse_missing
 from vitdeploy.models.family import Family, Hints, Recognised, refuse_channels
 from vitdeploy.models.loaded import LoadedModel
+from vitdeploy.models.memory_bank import with_memory
 from vitdeploy.models.model_folder.config import model_config, stated_size, timm_config, vision_part
 from vitdeploy.models.model_folder.files import CONFIG, PREPROCESSOR, SAFETENSORS, ModelFolder, beside
 from vitdeploy.models.model_folder.hub import is_hub_name, locate
@@ -51,7 +53,7 @@ from vitdeploy.models.source import Source
 from vitdeploy.models.towers import refuse_naflex, refuse_open_clip, refuse_open_vocabulary, with_text_tower
 from vitdeploy.models.zero_shot import with_text_features
 from vitdeploy.runtime.labels import number_of_classes
-from vitdeploy.spec import PreprocessSpec, SegmentationSpec
+from vitdeploy.spec import PreprocessSpec, SegmentationSpec, Task
 
 SEED = 0
 SEEDED = "no checkpoint given: the weights are seeded random numbers, and so is every accuracy"
@@ -90,9 +92,9 @@ def load_model(source: Source, preprocess: PreprocessSpec | None = None) -> Load
         UnknownModelError, MissingFileError, CheckpointError, NonFiniteWeightsError, PickleError, UserCodeError,
         MissingPackageError, HubError.
     """
-    original = _load(source, preprocess)
-    if preprocess is not None:
-        original = dataclasses.replace(original, preprocess=preprocess)
+    original = load_features(source, preprocess)
+    if source.task == "anomaly":
+        original = with_memory(original, _memory(source))
     if source.task not in (None, original.signature.task):
         raise CheckpointError(
             f"{source.name} gives no answers of the task that is asked for",
@@ -114,11 +116,34 @@ def load_model(source: Source, preprocess: PreprocessSpec | None = None) -> Load
     return original
 
 
+def load_features(source: Source, preprocess: PreprocessSpec | None = None) -> LoadedModel:
+    """The model as it is, before anything is made of its features; arguments and errors as `load_model`."""
+    original = _load(source, preprocess)
+    return original if preprocess is None else dataclasses.replace(original, preprocess=preprocess)
+
+
+def _memory(source: Source) -> Path:
+    """Raises CheckpointError where nothing was fitted."""
+    if source.memory is None:
+        raise CheckpointError(
+            f"{source.name} does not know what is normal",
+            found="the task anomaly, and no normal images",
+            wanted="a folder of images of good parts, at least 5",
+            fix="--normal DIR (in a recipe source.normal)",
+        )
+    return source.memory
+
+
+def _asked(source: Source) -> Task | None:
+    """What the outputs are to be taken for. Anomalies are found by tokens, whatever else there is."""
+    return None if source.task == "anomaly" else source.task
+
+
 def _load(source: Source, preprocess: PreprocessSpec | None) -> LoadedModel:
     if source.module is not None:
         return open_module(source.module)
     if source.function is not None:
-        return from_function(source.function, source.image_size, source.checkpoint, source.task)
+        return from_function(source.function, source.image_size, source.checkpoint, _asked(source))
     local, folder = located(source)
     if folder is not None and local.model is not None and local.model.startswith("hf:"):
         return _from_folder(local, folder, source.name, preprocess)
@@ -162,7 +187,7 @@ def _from_timm_name(source: Source, name: str) -> LoadedModel:
             return _of_name(source, known, *found)
     state, notes = read_checkpoint(source.checkpoint)
     file = str(source.checkpoint)
-    return _noted(from_timm(architecture, {}, state, source.image_size, file, source.task), source.name, {}, notes)
+    return _noted(from_timm(architecture, {}, state, source.image_size, file, _asked(source)), source.name, {}, notes)
 
 
 def _of_name(source: Source, name: str, family: Family, config: Any) -> LoadedModel:
@@ -211,13 +236,13 @@ def _from_folder(
     # A part of another library's model may be one of ours, such as a detector's backbone: the whole is meant.
     found = catalog.recognise_within(state, hints, file) if _is_ours(config) else catalog.recognise(state, hints)
     if found is None and "architecture" in config:
-        original = from_timm(config["architecture"], config, state, source.image_size, file, source.task)
+        original = from_timm(config["architecture"], config, state, source.image_size, file, _asked(source))
         return _noted(original, name, config, notes)
     if found is None:
         size = source.image_size or told or detector_size(config, processor) or IMAGE_SIZE
         spec, remarks = (given, ()) if given else _folder_preprocess(folder, config, _told_channels(config), size)
         own = folder.given or not (folder.path / SAFETENSORS).is_file()  # transformers reads no pickles
-        original = from_transformers(folder.path, config, spec, size, state if own else None, source.task)
+        original = from_transformers(folder.path, config, spec, size, state if own else None, _asked(source))
         original = with_label_values(original, transformers_processor(folder.path))
         return _noted(original, name, config, (*notes, *remarks))
     check(found)

@@ -122,6 +122,11 @@ def _in_family(name: str, families: Iterable[str]) -> list[str]:
     return [family for family in families if name == family or name.startswith(f"{family}_")]
 
 
+def is_graph(model: str | None) -> bool:
+    """Whether the name of a model is that of an ONNX file, or of a folder with one."""
+    return model is not None and (model.endswith(".onnx") or graph_folder(model) is not None)
+
+
 def graph_folder(model: str | None) -> Path | None:
     """The folder of an exported model that a name stands for; None for any other name, and for the built-in ones."""
     folder = Path(model) if model is not None else None

@@ -112,7 +112,7 @@ def with_text_tower(
     Raises:
         CheckpointError: the folder says that it has both, and its weights have no text tower, or not a whole one.
     """
-    if config.get("model_type") not in BOTH or original.signature.task != "features" or task == "features":
+    if config.get("model_type") not in BOTH or original.signature.task != "features" or task in ("features", "anomaly"):
         return original
     tokenizer, text = tokenizer_of(folder), has_text_tower(state)
     if tokenizer is None:

@@ -44,6 +44,8 @@ def check_recipe(recipe: Recipe, targets: Iterable[str] | None = None) -> None:
     source = recipe.source
     check_model(source.model, source.checkpoint, source.labels)
     check_data(Path(recipe.data.path))
+    if source.normal:
+        check_data(Path(source.normal))
     require_annotations(Path(recipe.data.annotations) if recipe.data.annotations else None)
     if recipe.data.texts:
         read_texts(Path(recipe.data.texts))

@@ -10,6 +10,7 @@ from pathlib import Path
 from vitdeploy import __version__
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.pipeline.available import require_target
+from vitdeploy.pipeline.fitted import fitted, refuse_known
 from vitdeploy.pipeline.resolve import at_sizes, choice_of, overrides_of, source_of
 from vitdeploy.pipeline.setting import reference_setting
 from vitdeploy.progress import Progress
@@ -81,7 +82,9 @@ def prepare(
     for i, each in enumerate(recipes):
         progress("read the model", i, len(recipes))
         source = dataclasses.replace(source_of(each), function=function, module=module)
-        reference_model, batch = settle_batch(find_reference_model(source, overrides_of(each)), each.export.batch)
+        overrides = overrides_of(each)
+        source = fitted(source, overrides, progress, skip_bad=skip_bad)
+        reference_model, batch = settle_batch(find_reference_model(source, overrides), each.export.batch)
         reference_models.append(reference_model)
         settled.append(each.at_batch(batch) if batch is not None and each.export.batch == "auto" else each)
     progress("read the model", len(recipes), len(recipes))
@@ -92,6 +95,8 @@ def prepare(
         reject_quantized(load_graph(Path(str(reference_models[0].source.model))), reference_models[0].name)
     kits = [make_adapter(reference_setting(reference_model)) for reference_model in reference_models]
     data = kits[0].load(choice_of(recipe), skip_bad=skip_bad, progress=progress)
+    for reference_model in reference_models:
+        refuse_known(reference_model.source, data.evaluation)
     return tuple(
         Job(each, reference_model, adapter, data)
         for each, reference_model, adapter in zip(settled, reference_models, kits, strict=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vitdeploy.graph.passes.optimize import OptimizeOptions
+from vitdeploy.models.names import is_graph
 from vitdeploy.models.source import Source
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.recipe.sections import OptimizeSection, height_width
@@ -35,7 +36,11 @@ def at_size(recipe: Recipe, size: tuple[int, int]) -> Recipe:
 
 
 def source_of(recipe: Recipe) -> Source:
+    """The source of a recipe. Where images of good parts lie as in MVTec AD, they are the normal ones."""
     source = recipe.source
+    normal = source.normal
+    if normal is None and source.task == "anomaly" and recipe.data.labels == "mvtec" and not is_graph(source.model):
+        normal = recipe.data.path
     return Source(
         model=source.model,
         checkpoint=Path(source.checkpoint) if source.checkpoint else None,
@@ -43,6 +48,7 @@ def source_of(recipe: Recipe) -> Source:
         heads=source.heads,
         task=source.task,
         text_features=Path(source.text_features) if source.text_features else None,
+        normal=Path(normal) if normal else None,
     )
 
 

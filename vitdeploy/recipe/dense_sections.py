@@ -7,7 +7,14 @@ from typing import Annotated
 from pydantic import Field
 
 from vitdeploy.recipe.section import Positive, Section
-from vitdeploy.spec import DepthResize, DepthSpec, DepthValues, SegmentationMaps, SegmentationSpec
+from vitdeploy.spec import (
+    AnomalySpec,
+    DepthResize,
+    DepthSpec,
+    DepthValues,
+    SegmentationMaps,
+    SegmentationSpec,
+)
 
 
 class SegmentationSection(Section):
@@ -31,3 +38,14 @@ class DepthSection(Section):
 
     def to_spec(self) -> DepthSpec:
         return DepthSpec(**self.model_dump())
+
+
+class AnomalySection(Section):
+    """See `spec.AnomalySpec`; for anomalies. `pixel_threshold` tells it from other sections."""
+
+    threshold: float
+    pixel_threshold: float
+    sigma: Annotated[float, Field(ge=0)] = AnomalySpec.sigma
+
+    def to_spec(self) -> AnomalySpec:
+        return AnomalySpec(**self.model_dump())

@@ -19,7 +19,7 @@ from vitdeploy.recipe.yaml_values import NOT_YAML, read_yaml
 MAX_BYTES = 1 << 20
 # Fields that name files: relative to the recipe, so that it runs from anywhere.
 PATHS = (
-    *(("source", key) for key in ("model", "checkpoint", "labels", "text_features")),
+    *(("source", key) for key in ("model", "checkpoint", "labels", "text_features", "normal")),
     *(("data", key) for key in ("path", "annotations", "texts")),
 )
 

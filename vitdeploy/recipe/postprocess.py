@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Tag
 
-from vitdeploy.recipe.dense_sections import DepthSection, SegmentationSection
+from vitdeploy.recipe.dense_sections import AnomalySection, DepthSection, SegmentationSection
 from vitdeploy.recipe.object_sections import ImageSection, InstanceSection, KeypointSection
 from vitdeploy.recipe.section import Section
 from vitdeploy.recipe.sections import PostprocessSection
@@ -17,6 +17,7 @@ SECTIONS: dict[str, type[Section]] = {
     "of-classes": SegmentationSection,
     "of-instances": InstanceSection,
     "of-depth": DepthSection,
+    "of-anomalies": AnomalySection,
     "of-points": KeypointSection,
     "of-images": ImageSection,
 }
@@ -33,6 +34,7 @@ AnyPostprocess = Annotated[
     | Annotated[SegmentationSection, Tag("of-classes")]
     | Annotated[InstanceSection, Tag("of-instances")]
     | Annotated[DepthSection, Tag("of-depth")]
+    | Annotated[AnomalySection, Tag("of-anomalies")]
     | Annotated[KeypointSection, Tag("of-points")]
     | Annotated[ImageSection, Tag("of-images")],
     Discriminator(_tag),

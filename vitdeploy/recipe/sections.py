@@ -42,7 +42,7 @@ class SourceSection(Section):
     `task`: what its outputs are to be taken for, where they do not say it. `image_size`: other than the checkpoint's;
     one side or [height, width]. `image_sizes`: several of them, each with graphs and engines of its own in one bundle.
     `heads`: for a bare state dict that cannot say it. `labels`: a file with one class name per line.
-    `text_features`: see `models.zero_shot`.
+    `text_features`: see `models.zero_shot`. `normal`: the folder of images of good parts, of the task anomaly.
     """
 
     model: str | None = None
@@ -53,6 +53,7 @@ class SourceSection(Section):
     heads: Positive | None = None
     labels: str | None = None
     text_features: str | None = None
+    normal: str | None = None
 
     @model_validator(mode="after")
     def _named(self, info: ValidationInfo) -> SourceSection:
@@ -130,7 +131,7 @@ class DataSection(Section):
     instances or key points JSON (`coco`), COCO's panoptic JSON with its folder of PNGs (`panoptic`), a folder of PNGs
     of class indices (`masks`) or of measured depth (`depth`), or of the pictures that a model is to make (`targets`),
     by the names of the images; or a JSON file of points and boxes beside the masks of what they mean (`prompts`);
-    or a JSON list of file_name and text (`texts`).
+    or a JSON list of file_name and text (`texts`); or MVTec AD's folders of good and defective parts (`mvtec`).
     For models that take texts: `texts` is a file with one a line, `template` makes the name of a class folder a text.
     """
 

@@ -17,6 +17,7 @@ BARS = {
     "features": "the cosine similarity",
     "detection": "the score of the surest object",
     "instance-segmentation": "the score of the surest instance",
+    "anomaly": "the score, with the threshold at 50 %",
     "keypoints": "the mean score of the points",
     "promptable-segmentation": "the mean IoU that the model promises",
 }

@@ -71,6 +71,11 @@ _METRICS = {
     "delta-1": Metric(
         "delta-1", "delta-1", "delta-1 counts the pixels whose depth is not off by more than a factor of 1.25."
     ),
+    "image AUROC": Metric(
+        "Image AUROC",
+        "AUROC of images",
+        "Image AUROC is the chance that a defective image has a higher score than a good one; 50 % is guessing.",
+    ),
     "SSIM": Metric("SSIM", "SSIM", "SSIM is the structural similarity with the target pictures; 100 of equal ones."),
     "mask IoU": Metric(
         "Mask IoU",
@@ -152,6 +157,17 @@ _MEASURES: dict[str, tuple[Measure, ...]] = {
         Measure("Score difference, mean", "score_difference_mean", text.small),
     ),
     "depth": (Measure("AbsRel", "abs_rel", partial(text.number, digits=4), "reference_abs_rel"),),
+    "anomaly": (
+        Measure("Image AUROC, %", "value", _PERCENT, interval="auroc_ci95"),
+        Measure("of the original, %", "reference_value", _PERCENT, interval="reference_auroc_ci95"),
+        Measure("Pixel AUROC, %", "pixel_auroc", _PERCENT, interval="pixel_auroc_ci95"),
+        Measure(
+            "of the original’s pixels, %", "reference_pixel_auroc", _PERCENT, interval="reference_pixel_auroc_ci95"
+        ),
+        Measure("Drop of pixel AUROC", "pixel_drop", _PERCENT, interval="pixel_drop_ci95"),
+        Measure("Called anomalous", "anomalous", _COUNT, "reference_anomalous"),
+        Measure("Score difference, %, mean", "score_difference_mean", text.small),
+    ),
     "promptable-segmentation": (
         Measure("IoU of points, %", "point_iou", _PERCENT, "reference_point_iou"),
         Measure("IoU of boxes, %", "box_iou", _PERCENT, "reference_box_iou"),

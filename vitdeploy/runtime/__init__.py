@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from vitdeploy.runtime.anomaly import Anomaly
 from vitdeploy.runtime.depth import Depth
 from vitdeploy.runtime.detection import Detections
 from vitdeploy.runtime.features import Features
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from vitdeploy.bundle.unpack import unpack
 
 __all__ = [
+    "Anomaly",
     "Classification",
     "Depth",
     "Detections",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from vitdeploy.runtime.anomaly import ANOMALY
 from vitdeploy.runtime.depth import DEPTH
 from vitdeploy.runtime.detection import DETECTION
 from vitdeploy.runtime.features import FEATURES
@@ -32,6 +33,7 @@ TASKS: Mapping[Task, RuntimeTask] = {
     "segmentation": SEGMENTATION,
     "instance-segmentation": INSTANCES,
     "depth": DEPTH,
+    "anomaly": ANOMALY,
     "zero-shot": ZERO_SHOT,
     "tensors": TENSORS,
     "keypoints": KEYPOINTS,

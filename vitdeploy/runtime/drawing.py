@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.runtime.anomaly import Anomaly
 from vitdeploy.runtime.depth import Depth
 from vitdeploy.runtime.detection import Detections
 from vitdeploy.runtime.image_to_image import Picture
@@ -35,6 +36,11 @@ SHADES = np.array([(252, 253, 191), (252, 137, 97), (183, 55, 121), (81, 18, 124
 MARGIN = 2
 # Of key points, lines and points: green and orange of Okabe and Ito, which people with any colour vision tell apart.
 LINE, POINT = (0, 158, 115), (230, 159, 0)
+# Of anomaly maps: yellow, orange and the vermilion of the same authors, which is also the colour of the verdict.
+HEAT = np.array([(240, 228, 66), (230, 159, 0), (213, 94, 0)], np.float64)
+ALARM = (213, 94, 0)
+# Heat begins at this share of the threshold of pixels, and is full at the other.
+HEAT_FROM, HEAT_TO = 0.7, 1.2
 # Radius of a point and half the width of a line, in shares of the shorter side of the box; never below a pixel.
 RADIUS, HALF_WIDTH = 0.02, 0.01
 
@@ -153,6 +159,42 @@ def _depth(image: Image.Image, result: Any) -> Files:
     return {".png": png_bytes(depth_picture(result.nearness)), ".npy": numbers.getvalue(), ".depth.png": result.png()}
 
 
+def heat_picture(anomaly_map: Array, limits: tuple[float, float]) -> tuple[Image.Image, Array]:
+    """A map of anomaly scores [height, width] in colours, and how much of the image each pixel covers, 0..1: nothing
+    at the first of the limits and below it, OPACITY at the second and above it, and nothing where it is not finite."""
+    from PIL import Image
+
+    low, high = limits
+    share = (np.nan_to_num(anomaly_map, nan=low).astype(np.float64) - low) / ((high - low) or 1.0)
+    share = share.clip(0, 1)
+    channels = [np.interp(share, np.linspace(0, 1, len(HEAT)), HEAT[:, channel]) for channel in range(3)]
+    return Image.fromarray(np.stack(channels, axis=-1).round().astype(np.uint8)), OPACITY * share
+
+
+def heat_limits(pixel_threshold: float) -> tuple[float, float]:
+    """The scores of pixels from which, and up to which, heat is drawn."""
+    return HEAT_FROM * pixel_threshold, HEAT_TO * pixel_threshold
+
+
+def draw_heat(image: Image.Image, anomaly_map: Array, limits: tuple[float, float]) -> Image.Image:
+    """A copy of the RGB image with a map of its size over it; see `heat_picture`."""
+    from PIL import Image
+
+    picture, cover = heat_picture(anomaly_map, limits)
+    return Image.composite(picture, image.convert("RGB"), Image.fromarray((255 * cover).round().astype(np.uint8)))
+
+
+def _anomaly(image: Image.Image, result: Any) -> Files:
+    """The map as heat over the image, with the verdict; and the numbers of the map."""
+    assert isinstance(result, Anomaly)
+    drawn = draw_heat(image, result.map, heat_limits(result.pixel_threshold))
+    verdict = "anomalous" if result.anomalous else "normal"
+    _legend(drawn, [(verdict, ALARM if result.anomalous else LINE)])
+    numbers = io.BytesIO()
+    np.save(numbers, result.map)
+    return {".png": png_bytes(drawn), ".npy": numbers.getvalue()}
+
+
 def draw_keypoints(image: Image.Image, people: Sequence[Keypoints]) -> Image.Image:
     """A copy of the RGB image with the shown points of each object, and the lines of the skeleton whose ends are both
     shown."""
@@ -239,6 +281,7 @@ DRAWINGS: Mapping[Task, Callable[[Image.Image, Any], Files]] = {
     "segmentation": _segmentation,
     "instance-segmentation": _instances,
     "depth": _depth,
+    "anomaly": _anomaly,
     "keypoints": _keypoints,
     "image-to-image": _picture,
     "promptable-segmentation": _prompted,

@@ -74,7 +74,7 @@ class Predictor:
         """The answer for one image: a path, file bytes, a PIL image or a uint8 array [height, width, channels].
 
         Its type is the task's: Classification (of the `top` best classes), Features, Detections, Panoptic,
-        Segmentation, Instances, Depth, Keypoints, Picture, ZeroShot, Text or Tensors.
+        Segmentation, Instances, Depth, Anomaly, Keypoints, Picture, ZeroShot, Text or Tensors.
 
         Raises:
             ImageError, MissingFileError, TensorError: the image cannot be used.

@@ -5,6 +5,7 @@ All are frozen dataclasses of plain data. Nothing here imports more than the sta
 
 from __future__ import annotations
 
+from vitdeploy.spec.anomaly import AnomalySpec
 from vitdeploy.spec.coding import SPARSE, DecodeError, decode, encode
 from vitdeploy.spec.dense import (
     INVERSE_ASSUMED,
@@ -51,6 +52,7 @@ __all__ = [
     "RECONSTRUCTION",
     "RESIZING",
     "SPARSE",
+    "AnomalySpec",
     "BeamSpec",
     "Boxes",
     "Budget",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
+from vitdeploy.spec.anomaly import AnomalySpec
 from vitdeploy.spec.dense import DepthSpec, SegmentationSpec, TensorsSpec
 from vitdeploy.spec.detection import PostprocessSpec
 from vitdeploy.spec.images import ImageSpec
@@ -20,6 +21,7 @@ Task = Literal[
     "segmentation",
     "instance-segmentation",
     "depth",
+    "anomaly",
     "keypoints",
     "image-to-image",
     "image-to-text",
@@ -29,7 +31,9 @@ Task = Literal[
     "promptable-segmentation",
 ]
 # Where the labels of images come from: `data/` says what each is.
-LabelKind = Literal["folders", "none", "yolo", "coco", "panoptic", "masks", "depth", "targets", "prompts", "texts"]
+LabelKind = Literal[
+    "folders", "none", "yolo", "coco", "panoptic", "masks", "depth", "targets", "prompts", "texts", "mvtec"
+]
 
 # What the outputs of a task mean, for tasks that have something to say of that: one class of data a task, or several.
 Postprocess: TypeAlias = (
@@ -38,6 +42,7 @@ Postprocess: TypeAlias = (
     | SegmentationSpec
     | InstanceSpec
     | DepthSpec
+    | AnomalySpec
     | ImageSpec
     | TensorsSpec
     | ZeroShotSpec
@@ -51,6 +56,7 @@ POSTPROCESS: dict[Task, type[Postprocess]] = {
     "segmentation": SegmentationSpec,
     "instance-segmentation": InstanceSpec,
     "depth": DepthSpec,
+    "anomaly": AnomalySpec,
     "zero-shot": ZeroShotSpec,
     "tensors": TensorsSpec,
     "keypoints": KeypointSpec,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from vitdeploy.models.loaded import LoadedModel
 
 # Fields of a source that name files.
-FILES = ("checkpoint", "text_features", "module")
+FILES = ("checkpoint", "text_features", "module", "normal", "memory")
 # Tasks of models that read or write texts.
 WITH_TOKENIZER: tuple[Task, ...] = ("zero-shot", "image-to-text")
 
@@ -185,7 +185,7 @@ def _of_module(source: Source, given: Overrides) -> ReferenceModel:
     files = (*files, *([tokenizer] if tokenizer is not None else []))
     if folder is not None and original.signature.sequence is not None:
         files = (*files, *(path for path in [folder.path / GENERATION] if path.is_file()))
-    digests = _digests([*files, *(path for path in (source.checkpoint, source.text_features) if path)])
+    digests = _digests([*files, *(path for path in (source.checkpoint, source.text_features, source.memory) if path)])
     if source.function is not None:
         local = dataclasses.replace(local, weights=weights_digest(original.module))
         digests[source.function] = identity(original)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vitdeploy.spec import Task
 from vitdeploy.tasks.adapter import Setting, TaskAdapter
+from vitdeploy.tasks.anomaly import AnomalyKit
 from vitdeploy.tasks.classification import ClassificationKit
 from vitdeploy.tasks.depth import DepthKit
 from vitdeploy.tasks.detection import DetectionKit
@@ -28,6 +29,7 @@ KITS: dict[Task, type[TaskAdapter]] = {
     "segmentation": SegmentationKit,
     "instance-segmentation": InstanceSegmentationKit,
     "depth": DepthKit,
+    "anomaly": AnomalyKit,
     "zero-shot": ZeroShotKit,
     "tensors": TensorsKit,
     "keypoints": KeypointsKit,

@@ -25,6 +25,7 @@ GUARD: dict[Task, float] = {
     "segmentation": 90.0,
     "instance-segmentation": 90.0,
     "depth": 90.0,
+    "anomaly": 95.0,
     "tensors": 95.0,
     "keypoints": 90.0,
     "image-to-image": 90.0,

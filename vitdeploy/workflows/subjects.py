@@ -27,6 +27,7 @@ from vitdeploy.models.model_folder.hub import is_hub_name
 from vitdeploy.models.names import FUNCTION
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.artifact import default_target, form_of, kind_of, new_folder, open_bundle
+from vitdeploy.pipeline.fitted import fitted
 from vitdeploy.pipeline.measure import original_candidate
 from vitdeploy.pipeline.setting import engine_setting, graph_setting, reference_setting
 from vitdeploy.runtime.backend import engine_is_code, loads_here
@@ -151,7 +152,7 @@ def find_subjects(
     # Which know recipes and PyTorch too: a bundle's bench needs neither.
     from vitdeploy.stages.batches import settle_batch
 
-    reference_model, batch = settle_batch(find_reference_model(_named(text, source)))
+    reference_model, batch = settle_batch(find_reference_model(fitted(_named(text, source))))
     return [original_subject(text, reference_model, own=is_hub_name(text), noted=batch is not None)]
 
 

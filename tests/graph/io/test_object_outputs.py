@@ -1,4 +1,5 @@
-"""Outputs of other people's graphs that are heat maps or pictures: by their names, or because they are asked for."""
+"""Outputs of other people's graphs that are heat maps, pictures or anomalies: by their names, or because they are asked
+for."""
 
 import onnx
 import pytest
@@ -7,6 +8,7 @@ from onnx import TensorProto, helper
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.io.external import import_graph
 from vitdeploy.spec import ImageSpec, KeypointSpec
+from vitdeploy.spec.anomaly import GIVEN
 
 FLOAT = TensorProto.FLOAT
 
@@ -51,3 +53,29 @@ def test_a_map_or_a_picture_is_found(graph, name, channels, asked, task, output,
 def test_two_channels_are_no_picture(graph):
     with pytest.raises(GraphError):
         import_graph(graph("output", 2), task="image-to-image")
+
+
+def test_a_map_with_a_score_is_anomalibs(tmp_path):
+    """Its four outputs, of which the verdicts are computed of the others and left out."""
+    image = helper.make_tensor_value_info("input", FLOAT, ["batch_size", 3, 8, 8])
+    half = helper.make_tensor("half", FLOAT, [], [0.5])
+    nodes = [
+        helper.make_node("ReduceMean", ["input"], ["grey"], keepdims=1, axes=[1]),
+        helper.make_node("Sigmoid", ["grey"], ["anomaly_map"]),
+        helper.make_node("ReduceMax", ["anomaly_map"], ["largest"], keepdims=0, axes=[2, 3]),
+        helper.make_node("Identity", ["largest"], ["pred_score"]),
+        helper.make_node("Greater", ["pred_score", "half"], ["pred_label"]),
+        helper.make_node("Greater", ["anomaly_map", "half"], ["pred_mask"]),
+    ]
+    outputs = [
+        helper.make_tensor_value_info("pred_score", FLOAT, ["batch_size", 1]),
+        helper.make_tensor_value_info("pred_label", TensorProto.BOOL, ["batch_size", 1]),
+        helper.make_tensor_value_info("anomaly_map", FLOAT, ["batch_size", 1, 8, 8]),
+        helper.make_tensor_value_info("pred_mask", TensorProto.BOOL, ["batch_size", 1, 8, 8]),
+    ]
+    made = helper.make_graph(nodes, "theirs", [image], outputs, [half])
+    opsets = [helper.make_opsetid("", 14)]
+    onnx.save(helper.make_model(made, opset_imports=opsets, ir_version=9), tmp_path / "theirs.onnx")
+    found = import_graph(tmp_path / "theirs.onnx")
+    assert (found.task, found.postprocess) == ("anomaly", GIVEN)
+    assert [value.name for value in found.model.graph.outputs] == ["anomaly_map", "pred_score"]

@@ -13,6 +13,7 @@ Exporters differ in what they call their outputs and in whether post-processing 
     logits of four axes; class_queries_logits + masks_queries_logits   a semantic segmentation model, as transformers
     the same queries, or a detector's with masks, where asked for      an instance segmentation model
     predicted_depth                                                   a depth model, as transformers names it
+    anomaly_map + pred_score                                          an anomaly model, as anomalib names them
     anything else with an axis for the batch                          numbers that are compared as such
 
 What no name says is read from the nodes that compute an output: whether scores compete or are independent, and whether
@@ -26,7 +27,14 @@ from pathlib import Path
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.io import any_outputs, dense_outputs, image_outputs, instance_outputs, keypoint_outputs
+from vitdeploy.graph.io import (
+    anomaly_outputs,
+    any_outputs,
+    dense_outputs,
+    image_outputs,
+    instance_outputs,
+    keypoint_outputs,
+)
 from vitdeploy.graph.io.detectors import independent_scores, joined, ranked_in_pixels
 from vitdeploy.graph.io.output_row import Found, GraphOutputs, Values, floats
 from vitdeploy.spec import Postprocess, PostprocessSpec, Task
@@ -132,6 +140,7 @@ ROWS = (
     dense_outputs.SEGMENTATION,
     instance_outputs.ROW,
     dense_outputs.DEPTH,
+    anomaly_outputs.ROW,
     image_outputs.ROW,
     GraphOutputs("detection", _joined, "one tensor [batch, queries, 4 + classes] that ends with sigmoids"),
     GraphOutputs("features", _features, "features [batch, width]"),

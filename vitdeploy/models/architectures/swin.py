@@ -352,7 +352,11 @@ class SwinTransformer(nn.Module):
             elif isinstance(module, WindowAttention):
                 nn.init.trunc_normal_(module.relative_position_bias_table, std=0.02)
 
+    def encode(self, image: Tensor) -> Tensor:
+        """The tokens of the last stage, normalised: [b, n, d]."""
+        return self.norm(self.layers(self.patch_embed(image)))
+
     def forward(self, image: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        tokens = self.norm(self.layers(self.patch_embed(image)))
+        tokens = self.encode(image)
         pooled = tokens.mean(dim=1)
         return (pooled, tokens) if self.head is None else self.head(pooled)

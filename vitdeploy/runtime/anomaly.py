@@ -1,0 +1,160 @@
+"""From an anomaly model's outputs for one image to its score, and a score for every pixel of the original image.
+
+Source: Roth et al., "Towards Total Recall in Industrial Anomaly Detection", CVPR 2022 (arXiv 2106.08265), PatchCore,
+section 3.3 and equation 7 for the score, section 4.2 for the map.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.runtime.postprocess import softmax
+from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
+from vitdeploy.runtime.upsample import bands, enlarged
+from vitdeploy.spec import AnomalySpec, PreprocessSpec
+from vitdeploy.spec.anomaly import ANOMALY_MAP, DISTANCES, NEIGHBOURS, PREDICTED_SCORE
+
+Array = npt.NDArray[Any]
+
+# Where a Gaussian is cut, in sigmas: scipy.ndimage's default.
+TRUNCATE = 4.0
+# Two answers are about the same if the distance of their maps is at most this share of the length of one, and their
+# scores are within this factor.
+SAME_MAPS, SAME_SCORES = 0.2, 1.25
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Anomaly:
+    """The answer for one image. score: the larger, the less the image is like the normal ones; `anomalous` where it is
+    above `threshold`. map: float32 [height, width] at the image's size, a score for every pixel, smoothed, so that they
+    have a threshold of their own; not a number where the model's input does not reach.
+    """
+
+    score: float
+    threshold: float
+    pixel_threshold: float
+    map: npt.NDArray[np.float32]
+
+    @property
+    def anomalous(self) -> bool:
+        return self.score > self.threshold
+
+    @property
+    def mask(self) -> npt.NDArray[np.bool_]:
+        """bool [height, width]: the pixels whose score is above `pixel_threshold`."""
+        return np.asarray(np.nan_to_num(self.map, nan=-np.inf) > self.pixel_threshold)
+
+    @property
+    def peak(self) -> tuple[int, int] | None:
+        """(x, y) of the pixel with the largest score; None if the model sees none."""
+        if not np.isfinite(self.map).any():
+            return None
+        y, x = np.unravel_index(int(np.nanargmax(self.map)), self.map.shape)
+        return int(x), int(y)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the pixels of the map."""
+        height, width = self.map.shape
+        verdict = {"score": self.score, "threshold": self.threshold, "anomalous": self.anomalous}
+        pixels = {"pixel_threshold": self.pixel_threshold, "share": float(self.mask.mean()), "peak": self.peak}
+        return {**verdict, **pixels, "width": width, "height": height}
+
+    def __str__(self) -> str:
+        verdict = "anomalous" if self.anomalous else "normal"
+        where = f", most at x {self.peak[0]}, y {self.peak[1]}" if self.anomalous and self.peak else ""
+        return f"{verdict}: score {self.score:.4g}, threshold {self.threshold:.4g}{where}"
+
+    def __repr__(self) -> str:
+        height, width = self.map.shape
+        return f"<Anomaly: {width}x{height}: {self}>"
+
+
+def image_score(outputs: Outputs) -> float:
+    """The anomaly score of an image, as it is given where it is.
+
+    From a memory bank, equation 7: the largest distance of a patch to the bank, times 1 minus the softmax over the
+    distances of this patch to the entry nearest to it and to those around that. An entry in a sparse part of the bank
+    is itself rare, and weighs more.
+    """
+    if PREDICTED_SCORE in outputs:
+        return float(outputs[PREDICTED_SCORE].reshape(-1)[0])
+    around = outputs[NEIGHBOURS].reshape(-1)
+    weight = 1.0 if around.size < 2 else 1.0 - float(softmax(around)[0])
+    return weight * float(outputs[DISTANCES].max())
+
+
+def anomaly_map(
+    outputs: Outputs, size: tuple[int, int], preprocess: PreprocessSpec, head: AnomalySpec
+) -> npt.NDArray[np.float32]:
+    """float32 [height, width] at the original image's `size` (width, height); not a number where the model's input does
+    not reach.
+
+    Distances are enlarged to the model's input and smoothed there, as in the paper, whatever the image's own size is.
+    """
+    plane = plane_of(outputs)
+    if head.sigma > 0:
+        plane = smoothed(plane, preprocess.crop, head.sigma)
+    found = np.full((size[1], size[0]), np.nan, np.float32)
+    for rows, columns, band in bands(plane[None], size, preprocess):
+        found[rows, columns] = band[0]
+    return found
+
+
+def plane_of(outputs: Outputs) -> Array:
+    """The scores as the model has them, [height, width]."""
+    plane = outputs[DISTANCES if DISTANCES in outputs else ANOMALY_MAP]
+    return plane.reshape(plane.shape[-2:])
+
+
+def smoothed(plane: Array, size: tuple[int, int], sigma: float) -> npt.NDArray[np.float32]:
+    """A plane [height, width], enlarged bilinearly to `size` (height, width) and smoothed by a Gaussian of `sigma`
+    pixels there, none where it is 0. Both are linear and work on rows and columns apart: two products of matrices."""
+    rows, columns = (_weights(count, length, sigma) for count, length in zip(plane.shape, size, strict=True))
+    return np.asarray(rows @ plane.astype(np.float64) @ columns.T, np.float32)
+
+
+@functools.lru_cache(maxsize=8)
+def _weights(count: int, length: int, sigma: float) -> npt.NDArray[np.float64]:
+    """float64 [length, count]: what each of `count` cells gives to each pixel."""
+    cells = enlarged(np.eye(count)[None], (length, count))[0]
+    return gaussian(cells, sigma) if sigma > 0 else cells
+
+
+def gaussian(values: Array, sigma: float) -> npt.NDArray[np.float64]:
+    """float64 [n, ...] smoothed along the first axis, mirrored at its ends (d c b a | a b c d | d c b a): the same as
+    `scipy.ndimage.gaussian_filter1d(values, sigma, axis=0)`."""
+    radius = int(TRUNCATE * sigma + 0.5)
+    kernel = np.exp(-0.5 * (np.arange(-radius, radius + 1) / sigma) ** 2)
+    kernel /= kernel.sum()
+    padded = np.pad(values.astype(np.float64), [(radius, radius), *[(0, 0)] * (values.ndim - 1)], mode="symmetric")
+    found = np.zeros(values.shape)
+    for start, weight in enumerate(kernel.tolist()):
+        found += weight * padded[start : start + len(values)]
+    return found
+
+
+def head_of(reading: Reading) -> AnomalySpec:
+    """What the outputs of an anomaly model mean."""
+    assert isinstance(reading.postprocess, AnomalySpec), "a manifest without it is refused when it is read"
+    return reading.postprocess
+
+
+def _answer(outputs: Outputs, reading: Reading) -> Anomaly:
+    head = head_of(reading)
+    scores = anomaly_map(outputs, reading.size, reading.preprocess, head)
+    return Anomaly(image_score(outputs), head.threshold, head.pixel_threshold, scores)
+
+
+def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
+    a, b = (plane_of(each).astype(np.float64) for each in (ours, theirs))
+    score, wanted = (max(image_score(each), 1e-9) for each in (ours, theirs))
+    near = max(score / wanted, wanted / score) <= SAME_SCORES
+    return near and float(np.linalg.norm(a - b)) <= SAME_MAPS * max(float(np.linalg.norm(b)), 1e-9)
+
+
+ANOMALY = RuntimeTask(_answer, _same)
