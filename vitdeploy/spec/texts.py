@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from vitdeploy.spec.coding import SPARSE
 from vitdeploy.spec.tensors import TensorSpec
+
+# What OpenCLIP's tokenizers do to a text first: nothing but white space; small letters; no punctuation either.
+Clean = Literal["whitespace", "lower", "canonicalize"]
+CLEANINGS: tuple[Clean, ...] = get_args(Clean)
 
 
 @dataclass(frozen=True)
@@ -15,9 +19,10 @@ class ZeroShotSpec:
     """How texts become tokens, and how the features of images and texts are compared.
 
     A text is `length` tokens, padded with the token `pad` on the side `padding`; `tokenizer` is the file of the bundle
-    that makes them, `lowercase` whether texts become small letters first. The logit of an image and a text is scale *
-    cosine + bias; `scores` says what its probability is: "softmax" over the texts that are given (CLIP, arXiv
-    2103.00020, section 2.3), or "sigmoid" of each (SigLIP, arXiv 2303.15343, section 3.2).
+    that makes them, `lowercase` whether texts become small letters first, `clean` how they are changed before all that
+    (`runtime.tokenizer.cleaned`; OpenCLIP's checkpoints). The logit of an image and a text is scale * cosine + bias;
+    `scores` says what its probability is: "softmax" over the texts that are given (CLIP, arXiv 2103.00020, section
+    2.3), or "sigmoid" of each (SigLIP, arXiv 2303.15343, section 3.2).
     """
 
     length: int
@@ -28,6 +33,7 @@ class ZeroShotSpec:
     padding: Literal["left", "right"] = "right"
     lowercase: bool = False
     tokenizer: str = "tokenizer.json"
+    clean: Clean | None = field(default=None, metadata=SPARSE)
 
     def comparable(self, outputs: Iterable[str]) -> list[str]:
         """All outputs can be compared number by number."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from vitdeploy.errors import CheckpointError
-from vitdeploy.runtime.tokenizer import TextTokenizer, TextWriter
+from vitdeploy.runtime.tokenizer import TextTokenizer, TextWriter, cleaned
 from vitdeploy.spec import SequenceSpec, TextSpec, ZeroShotSpec
 
 TEXTS, SEED = 1000, 0
@@ -93,7 +95,7 @@ def compare_tokenizers(file: Path, spec: ZeroShotSpec) -> str | None:
         from transformers import AutoTokenizer
 
         theirs = AutoTokenizer.from_pretrained(file.parent, local_files_only=True, trust_remote_code=False)
-        wanted = theirs(texts, padding="max_length", truncation=True, max_length=spec.length)["input_ids"]
+        wanted = _padded(theirs, texts, spec)
     except Exception:  # transformers has many, of files that it does not know and of packages that it needs
         return None
     different = [i for i, row in enumerate(np.asarray(wanted)) if not np.array_equal(ours[i], row)]
@@ -108,6 +110,14 @@ def compare_tokenizers(file: Path, spec: ZeroShotSpec) -> str | None:
             fix="save the tokenizer again with transformers' save_pretrained, and export that folder",
         )
     return f"{len(texts)} texts as transformers {transformers.__version__}'s {type(theirs).__name__}"
+
+
+def _padded(theirs: Any, texts: Sequence[str], spec: ZeroShotSpec) -> Sequence[Sequence[int]]:
+    """The tokens of transformers' tokenizer; of a model of OpenCLIP as that library asks it for them."""
+    if spec.clean is None:
+        return theirs(texts, padding="max_length", truncation=True, max_length=spec.length)["input_ids"]
+    rows = theirs([cleaned(text, spec.clean) for text in texts], truncation=True, max_length=spec.length)["input_ids"]
+    return [[*row, *[spec.pad] * (spec.length - len(row))] for row in rows]
 
 
 def compare_writers(file: Path, spec: TextSpec, sequence: SequenceSpec) -> str | None:
