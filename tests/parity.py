@@ -101,6 +101,8 @@ FAMILIES = {
     "Swin2SR, transformers' module": Family((), {}, "reconstruction"),
     "SAM, transformers' modules": Family((), {"transformers": "masks, IoU scores"}, "masks, IoU scores"),
     "SAM 2, transformers' modules": Family((), {"transformers": "masks, IoU scores"}, "masks, IoU scores"),
+    "EdgeTAM, transformers' modules": Family((), {"transformers": "masks, IoU scores"}, "masks, IoU scores"),
+    "SAM 3's tracker, transformers' modules": Family((), {"transformers": "masks, IoU scores"}, "masks, IoU scores"),
     "TrOCR, transformers' module": Family((), {}, "logits of every step"),
     "Donut, transformers' module": Family((), {}, "logits of every step"),
 }

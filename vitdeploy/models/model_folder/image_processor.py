@@ -105,6 +105,7 @@ PROCESSORS: Mapping[str, Processor] = {
     "DPT": Processor(_pair(384), 3, HALF, HALF),
     LONGEST: Processor({"longest_edge": 1024}, 2, IMAGENET_MEAN, IMAGENET_STD, pad=True),
     "Sam2": Processor(_pair(1024), 2, IMAGENET_MEAN, IMAGENET_STD),
+    "Sam3": Processor(_pair(1008), 2, HALF, HALF),
     PADDING: Processor(_pair(64), 2, HALF, HALF, normalize=False, pad=True, resizes=False),
     "RTDetr": Processor(_pair(640), 2, IMAGENET_MEAN, IMAGENET_STD, square=False, normalize=False),
 }
