@@ -65,6 +65,10 @@ transformers. A prompt has a fixed number of slots; those that are not
 used are masked in the decoder's attention, so that the masks are transformers' for any number of points and boxes.
 Masks as prompts are left out.
 
+OWL-ViT and OWLv2 become two towers, whose outputs the runtime compares: [what texts say, found in
+images](zero-shot.md#what-texts-say-found-in-images). Grounding DINO and OmDet-Turbo are refused by name: their layers
+attend to the tokens of the text, which no flow passes with their masks.
+
 Folders in OpenCLIP's layout (`open_clip_config.json`) become two towers: [images against
 texts](zero-shot.md#openclips-layout). Vision Transformers of OpenCLIP and SigLIP are ours, others are timm's modules.
 They were compared with open_clip_torch 3.3.0, where that is installed.

@@ -103,6 +103,9 @@ FAMILIES = {
     "SAM 2, transformers' modules": Family((), {"transformers": "masks, IoU scores"}, "masks, IoU scores"),
     "EdgeTAM, transformers' modules": Family((), {"transformers": "masks, IoU scores"}, "masks, IoU scores"),
     "SAM 3's tracker, transformers' modules": Family((), {"transformers": "masks, IoU scores"}, "masks, IoU scores"),
+    "OWL-ViT and OWLv2, transformers' modules": Family(
+        (), {"transformers": "logits of the texts, boxes"}, "logits of the texts, boxes"
+    ),
     "TrOCR, transformers' module": Family((), {}, "logits of every step"),
     "Donut, transformers' module": Family((), {}, "logits of every step"),
 }

@@ -225,7 +225,7 @@ def test_tokenizer_files_that_cannot_be_used_are_refused(folders, tmp_path, file
 
 @pytest.mark.parametrize(
     ("kind", "name", "missing"),
-    [("owlv2", "OWLv2", "as many text features as there are texts"), ("grounding-dino", "Grounding DINO", "attend to")],
+    [("omdet-turbo", "OmDet-Turbo", "attend to"), ("grounding-dino", "Grounding DINO", "attend to")],
 )
 def test_detectors_that_are_told_what_to_find_are_refused_by_name(folders, tmp_path, kind, name, missing):
     with pytest.raises(CheckpointError, match=f"{name} is not exported by this version") as caught:

@@ -50,6 +50,7 @@ from vitdeploy.models.model_folder.objects import detector_size, usual_processor
 from vitdeploy.models.model_folder.open_clip import open_clip_config, open_clip_preprocess
 from vitdeploy.models.named_checkpoint import read_as, refuse_another
 from vitdeploy.models.open_clip import as_features, image_part, with_text
+from vitdeploy.models.open_vocabulary import KINDS, from_owl
 from vitdeploy.models.source import Source
 from vitdeploy.models.towers import refuse_naflex, refuse_open_vocabulary, with_text_tower
 from vitdeploy.models.zero_shot import with_text_features
@@ -210,6 +211,8 @@ def _from_folder(
     told = stated_size(config) or fixed_size(processor)
     if config.get("model_type") == MODEL_TYPE:
         return _image_text(source, folder, name, given, notes, state)
+    if config.get("model_type") in KINDS:
+        return _owl(source, folder, name, given, notes, state)
     hints = Hints(source.heads, told or source.image_size, config)
     # A part of another library's model may be one of ours, such as a detector's backbone: the whole is meant.
     found = catalog.recognise_within(state, hints, file) if _is_ours(config) else catalog.recognise(state, hints)
@@ -261,6 +264,25 @@ def _open_clip(source: Source, folder: ModelFolder, name: str, given: Preprocess
     original = dataclasses.replace(as_features(original, config.features), name=name)
     alone = source.text_features is not None or source.task == "features"
     return original if alone else with_text(original, folder, state, config)
+
+
+def _owl(
+    source: Source,
+    folder: ModelFolder,
+    name: str,
+    given: PreprocessSpec | None,
+    notes: tuple[str, ...],
+    state: Mapping[str, Tensor],
+) -> LoadedModel:
+    """A detector that is told by texts what to find."""
+    config = model_config(folder.path / CONFIG)
+
+    def preprocess(channels: int, size: tuple[int, int]) -> tuple[PreprocessSpec, tuple[str, ...]]:
+        return (given, ()) if given else _folder_preprocess(folder, config, channels, size)
+
+    own = folder.given or not (folder.path / SAFETENSORS).is_file()  # transformers reads no pickles
+    original = from_owl(folder.path, config, preprocess, source.image_size, state if own else None)
+    return dataclasses.replace(original, name=name, notes=(*notes, *original.notes))
 
 
 def _image_text(

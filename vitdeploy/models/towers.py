@@ -22,12 +22,9 @@ from vitdeploy.spec import Task, TensorSpec, ZeroShotSpec
 BOTH = ("clip", "siglip")
 # SigLIP 2 with images of any aspect: its patches come with a mask and sizes, as a sequence of their own.
 NAFLEX = ("siglip2", "siglip2_vision_model")
-_BESIDE = "its class head takes as many text features as there are texts beside each image: no flow joins these yet"
 _WITHIN = "its layers attend to the tokens of the text: no flow passes these and their masks yet"
 # By model_type: what it is called, and what is missing (ADR 18).
 OPEN_VOCABULARY: Mapping[str, tuple[str, str]] = {
-    "owlv2": ("OWLv2", _BESIDE),
-    "owlvit": ("OWL-ViT", _BESIDE),
     "grounding-dino": ("Grounding DINO", _WITHIN),
     "mm-grounding-dino": ("MM Grounding DINO", _WITHIN),
     "omdet-turbo": ("OmDet-Turbo", _WITHIN),
@@ -106,6 +103,16 @@ def with_text_tower(
     return both_towers(original, recognise_text(state, config), tokenizer, f"the text tower of {folder}")
 
 
+def text_encoder(tower: TextTower, what: str) -> TextEncoder:
+    """The module of a text tower, which is called `what`; raises CheckpointError if the tensors do not fit it."""
+    with torch.device("meta"):
+        module = TextEncoder(tower.config)
+    module = module.to_empty(device="cpu")
+    module.places = torch.arange(tower.config.length)[None]
+    load_state(module, tower.state, what)
+    return module.eval()
+
+
 def both_towers(original: LoadedModel, tower: TextTower, tokenizer: TokenizerFacts, what: str) -> LoadedModel:
     """The image tower with a text tower, which is called `what`.
 
@@ -119,11 +126,7 @@ def both_towers(original: LoadedModel, tower: TextTower, tokenizer: TokenizerFac
             found=f"{image} image features, {tower.config.features} text features",
             wanted="as many of each",
         )
-    with torch.device("meta"):
-        module = TextEncoder(tower.config)
-    module = module.to_empty(device="cpu")
-    module.places = torch.arange(tower.config.length)[None]
-    load_state(module, tower.state, what)
+    module = text_encoder(tower, what)
     spec = ZeroShotSpec(
         length=tower.config.length,
         pad=tokenizer.pad,

@@ -16,6 +16,7 @@ BARS = {
     "classification": "the confidence",
     "features": "the cosine similarity",
     "detection": "the score of the surest object",
+    "open-vocabulary-detection": "the score of the surest object",
     "instance-segmentation": "the score of the surest instance",
     "keypoints": "the mean score of the points",
     "promptable-segmentation": "the mean IoU that the model promises",

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from vitdeploy.errors import InputError, ManifestError, MissingFileError, MissingPackageError
 from vitdeploy.runtime.runner import type_name
-from vitdeploy.spec import Clean, TextSpec, ZeroShotSpec
+from vitdeploy.spec import Clean, ReadsTexts, TextSpec
 
 Tokens = npt.NDArray[np.int64]
 
@@ -27,9 +27,9 @@ _NO_PUNCTUATION = str.maketrans("_", " ", string.punctuation.replace("_", ""))
 
 
 class TextTokenizer:
-    """Turns texts into token numbers as `ZeroShotSpec` says. Safe to call from several threads."""
+    """Turns texts into token numbers as their spec says. Safe to call from several threads."""
 
-    def __init__(self, file: Path, spec: ZeroShotSpec) -> None:
+    def __init__(self, file: Path, spec: ReadsTexts) -> None:
         """Reads the file.
 
         Raises:

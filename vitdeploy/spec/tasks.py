@@ -10,7 +10,7 @@ from vitdeploy.spec.images import ImageSpec
 from vitdeploy.spec.instances import InstanceSpec
 from vitdeploy.spec.keypoints import KeypointSpec
 from vitdeploy.spec.prompts import PromptSpec
-from vitdeploy.spec.texts import TextSpec, ZeroShotSpec
+from vitdeploy.spec.texts import OpenVocabularySpec, TextSpec, ZeroShotSpec
 
 Task = Literal[
     "classification",
@@ -26,6 +26,7 @@ Task = Literal[
     "sequence",
     "tensors",
     "zero-shot",
+    "open-vocabulary-detection",
     "promptable-segmentation",
 ]
 # Where the labels of images come from: `data/` says what each is.
@@ -41,6 +42,7 @@ Postprocess: TypeAlias = (
     | ImageSpec
     | TensorsSpec
     | ZeroShotSpec
+    | OpenVocabularySpec
     | PromptSpec
     | TextSpec
 )
@@ -52,6 +54,7 @@ POSTPROCESS: dict[Task, type[Postprocess]] = {
     "instance-segmentation": InstanceSpec,
     "depth": DepthSpec,
     "zero-shot": ZeroShotSpec,
+    "open-vocabulary-detection": OpenVocabularySpec,
     "tensors": TensorsSpec,
     "keypoints": KeypointSpec,
     "image-to-image": ImageSpec,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, TypeAlias, get_args
 
 from vitdeploy.spec.coding import SPARSE
 from vitdeploy.spec.tensors import TensorSpec
@@ -42,6 +42,36 @@ class ZeroShotSpec:
     def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
         """The texts are given when an image is: there is no number of classes."""
         return None
+
+
+@dataclass(frozen=True)
+class OpenVocabularySpec:
+    """How texts become tokens, and how a detector finds what they say (OWL-ViT, arXiv 2205.06230; OWLv2, 2306.09683).
+
+    `length`, `pad`, `padding`, `tokenizer`, `lowercase` and `clean` are as in `ZeroShotSpec`. The logit of a box and a
+    text is (cosine + shift) * scale, with the box's own shift and scale; of each box the best text is a candidate, with
+    its sigmoid as the score, and it is shown from `threshold` on. Boxes are cx cy w h relative to the model's input.
+    """
+
+    length: int
+    pad: int
+    threshold: float = 0.1
+    padding: Literal["left", "right"] = "right"
+    lowercase: bool = False
+    tokenizer: str = "tokenizer.json"
+    clean: Clean | None = field(default=None, metadata=SPARSE)
+
+    def comparable(self, outputs: Iterable[str]) -> list[str]:
+        """Of "scores", "labels" and "boxes" the scores: boxes of nearly equal scores for two texts may change these."""
+        return [name for name in outputs if name == "scores"]
+
+    def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
+        """The texts are given when an image is: there is no number of classes."""
+        return None
+
+
+# What says how texts become tokens.
+ReadsTexts: TypeAlias = "ZeroShotSpec | OpenVocabularySpec"
 
 
 @dataclass(frozen=True)

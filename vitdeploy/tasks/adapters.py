@@ -12,6 +12,7 @@ from vitdeploy.tasks.image_to_image import ImageToImageKit
 from vitdeploy.tasks.image_to_text import ImageToTextKit
 from vitdeploy.tasks.instance_segmentation import InstanceSegmentationKit
 from vitdeploy.tasks.keypoints import KeypointsKit
+from vitdeploy.tasks.open_vocabulary import OpenVocabularyKit
 from vitdeploy.tasks.panoptic import PanopticKit
 from vitdeploy.tasks.prompted import PromptedKit
 from vitdeploy.tasks.segmentation import SegmentationKit
@@ -29,6 +30,7 @@ KITS: dict[Task, type[TaskAdapter]] = {
     "instance-segmentation": InstanceSegmentationKit,
     "depth": DepthKit,
     "zero-shot": ZeroShotKit,
+    "open-vocabulary-detection": OpenVocabularyKit,
     "tensors": TensorsKit,
     "keypoints": KeypointsKit,
     "image-to-image": ImageToImageKit,

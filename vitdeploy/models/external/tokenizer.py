@@ -11,7 +11,7 @@ import numpy as np
 
 from vitdeploy.errors import CheckpointError
 from vitdeploy.runtime.tokenizer import TextTokenizer, TextWriter, cleaned
-from vitdeploy.spec import SequenceSpec, TextSpec, ZeroShotSpec
+from vitdeploy.spec import ReadsTexts, SequenceSpec, TextSpec
 
 TEXTS, SEED = 1000, 0
 # Texts that tokenizers have had trouble with: nothing, spaces of many kinds, marks that combine, scripts without spaces
@@ -78,7 +78,7 @@ def sample_texts() -> list[str]:
     return [*ODD, *mixed]
 
 
-def compare_tokenizers(file: Path, spec: ZeroShotSpec) -> str | None:
+def compare_tokenizers(file: Path, spec: ReadsTexts) -> str | None:
     """What the tokenizer in the folder of `file` was compared with, in a few words; None where transformers is not
     installed, or has no tokenizer for the folder.
 
@@ -112,7 +112,7 @@ def compare_tokenizers(file: Path, spec: ZeroShotSpec) -> str | None:
     return f"{len(texts)} texts as transformers {transformers.__version__}'s {type(theirs).__name__}"
 
 
-def _padded(theirs: Any, texts: Sequence[str], spec: ZeroShotSpec) -> Sequence[Sequence[int]]:
+def _padded(theirs: Any, texts: Sequence[str], spec: ReadsTexts) -> Sequence[Sequence[int]]:
     """The tokens of transformers' tokenizer; of a model of OpenCLIP as that library asks it for them."""
     if spec.clean is None:
         return theirs(texts, padding="max_length", truncation=True, max_length=spec.length)["input_ids"]
