@@ -63,6 +63,8 @@ _TEXT = {
     "text_projection.weight": "head.weight",
     "text_projection.bias": "head.bias",
 }
+# Axes of tensors whose sizes are read.
+_AXES = {"patch_embed.proj.weight": 4, "token_embed.weight": 2, "head.weight": 2, "blocks.0.mlp.fc1.weight": 2}
 # Not of the text tower, and buffers of OpenAI's archives and of old versions.
 _BESIDE = ("logit_scale", "logit_bias", "attn_mask", "input_resolution", "context_length", "vocab_size")
 POOLINGS: Mapping[str, TextPooling] = {"argmax": "highest", "last": "last", "eos": "end"}
@@ -244,6 +246,13 @@ def _require(tensors: Mapping[str, Tensor], names: Iterable[str], parts: Iterabl
             found=f"{len(missing)} missing, by our names: {listed(missing)}",
             wanted="every tensor of OpenCLIP's own Transformer",
             fix="save the whole model",
+        )
+    wrong = [name for name, axes in _AXES.items() if name in tensors and tensors[name].ndim != axes]
+    if wrong:
+        raise CheckpointError(
+            f"the {what} has tensors of other shapes than CLIP's",
+            found=", ".join(f"{name} of {list(tensors[name].shape)}" for name in wrong),
+            wanted=", ".join(f"{name} with {_AXES[name]} axes" for name in wrong),
         )
 
 

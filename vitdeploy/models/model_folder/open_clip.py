@@ -23,7 +23,7 @@ ALONE = "for the image tower alone: --task features"
 _VISION = {"layers", "width", "head_width", "patch_size", "image_size", "no_ln_pre", "final_ln_after_pool"}
 _VISION |= {"pool_type", "act_kwargs", "norm_kwargs", "timm_model_name", "timm_pool", "timm_proj", "timm_model_kwargs"}
 _TEXT = {"context_length", "vocab_size", "width", "heads", "layers", "no_causal_mask", "pool_type", "eos_id"}
-_TEXT |= {"act_kwargs", "norm_kwargs", "proj_type", "hf_tokenizer_name", "tokenizer_kwargs"}
+_TEXT |= {"act_kwargs", "norm_kwargs", "hf_tokenizer_name", "tokenizer_kwargs"}
 _BY_TENSORS = {"mlp_ratio", "ls_init_value", "pos_embed_type", "proj_bias", "timm_proj_bias"}
 _OF_TRAINING = {"patch_dropout", "output_tokens", "image_seq_len", "timm_model_pretrained", "timm_drop"}
 _OF_TRAINING |= {"timm_drop_path", "attn_pooler_queries", "attn_pooler_heads"}
@@ -31,7 +31,7 @@ _OF_TRAINING |= {"timm_drop_path", "attn_pooler_queries", "attn_pooler_heads"}
 _OF_TOKENIZERS = {"pad_id", "bos_id", "hf_model_pretrained", "hf_proj_type", "hf_pooler_type"}
 _NEUTRAL: tuple[Any, ...] = (None, False, "", "default")
 # Values that are as good as absent where they are these.
-_USUAL = {"text_arch": "clip", "in_chans": 3, "tiktoken_name": "cl100k_base"}
+_USUAL = {"text_arch": "clip", "proj_type": "linear", "in_chans": 3, "tiktoken_name": "cl100k_base"}
 _KINDS: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("width", "head_width", "heads", "context_length", "vocab_size", "patch_size"), (int,)),
     **dict.fromkeys(
