@@ -16,7 +16,7 @@ from vitdeploy.progress import Progress
 from vitdeploy.runtime.open_vocabulary import TextsFound, head_of
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import OpenVocabularySpec, PostprocessSpec
-from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Found, ImageKit
+from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Found, ImageKit, Setting
 from vitdeploy.tasks.detection import DetectionKit
 from vitdeploy.tasks.zero_shot import TextKit, places, texts_of, told_of
 from vitdeploy.verification.collect import Answers, collect
@@ -30,13 +30,19 @@ class OpenVocabularyKit(TextKit, DetectionKit):
         assert isinstance(self.spec, OpenVocabularySpec)
         return head_of(self.spec)
 
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.found: tuple[str, ...] = ()
+
     def find(self, choice: DataChoice) -> Found:
+        """The images and their boxes; the texts are `found`, too."""
         given = read_texts(choice.texts) if choice.texts is not None else None
         if choice.annotations is None or choice.labels == "none":
             if not given:
                 raise _no_texts(choice.path)
             found = ImageKit.find(self, choice)
             self.require_apart(given)
+            self.found = given
             return replace(found, parts=replace(found.parts, classes=given))
         kind: Literal["yolo", "coco"] = "yolo" if choice.labels == "yolo" else "coco"
         found_set = read_detection(choice.path, choice.annotations, kind)
@@ -44,8 +50,8 @@ class OpenVocabularyKit(TextKit, DetectionKit):
         names = _names(found_set.categories)
         texts, mapping = self._mapped(choice, names, given, match_categories(found_set.categories, used, names, None))
         truth = {path: boxes.renumbered(mapping.index) for path, boxes in found_set.annotations.items()}
-        parts = replace(found_set.split(**choice.numbers), classes=texts)
-        return Found(parts, found_set, truth, mapping)
+        self.found = texts
+        return Found(replace(found_set.split(**choice.numbers), classes=texts), found_set, truth, mapping)
 
     def _mapped(
         self, choice: DataChoice, names: tuple[str, ...], given: tuple[str, ...] | None, own: ClassMap
@@ -60,7 +66,7 @@ class OpenVocabularyKit(TextKit, DetectionKit):
 
     def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
         data = DetectionKit.load(self, choice, skip_bad=skip_bad, progress=progress)
-        return self.with_texts(replace(data, classes=self.find(choice).parts.classes))
+        return self.with_texts(replace(data, classes=self.found))
 
     def calibration(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Calibration:
         found = ImageKit.calibration(self, choice, skip_bad=skip_bad, progress=progress)
