@@ -34,6 +34,7 @@ def save_owl(kind: str, folder: Path, side: int = 32) -> Any:
         for parameter in model.parameters():
             parameter.add_(0.15 * torch.randn_like(parameter))
         model.box_head.dense2.weight.mul_(0.005)  # else boxes have no area, and no two of them an IoU
+        model.class_head.logit_scale.weight.mul_(0.05)  # else it is 0 for some boxes, and all texts are as good
     model.eval().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     # "!" is a token of its own wherever it stands once the padding is told, as in the published folders.

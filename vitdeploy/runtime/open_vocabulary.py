@@ -56,7 +56,15 @@ def find_texts(
     spec: OpenVocabularySpec,
 ) -> Detections:
     """The objects in one image of `size` (width, height); outputs without the batch axis, texts [texts, width]."""
-    return detect(candidates(outputs, texts), size, preprocess, head_of(spec), labels)
+    return within(detect(candidates(outputs, texts), size, preprocess, head_of(spec), labels))
+
+
+def within(found: Detections) -> Detections:
+    """Those with an area in the image: a box may lie in what an image was padded with. transformers gives these, too,
+    beside the image."""
+    boxes = ((each, each.box) for each in found.objects)
+    kept = tuple(each for each, (left, top, right, bottom) in boxes if right > left and bottom > top)
+    return dataclasses.replace(found, objects=kept)
 
 
 class TextsFound(Runner):

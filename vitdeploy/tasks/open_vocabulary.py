@@ -13,7 +13,8 @@ from vitdeploy.data.detection import read_detection
 from vitdeploy.data.label_file import read_texts
 from vitdeploy.errors import DataError
 from vitdeploy.progress import Progress
-from vitdeploy.runtime.open_vocabulary import TextsFound, head_of
+from vitdeploy.runtime.detection import Detections
+from vitdeploy.runtime.open_vocabulary import TextsFound, head_of, within
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import OpenVocabularySpec, PostprocessSpec
 from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Found, ImageKit, Setting
@@ -33,6 +34,9 @@ class OpenVocabularyKit(TextKit, DetectionKit):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.found: tuple[str, ...] = ()
+
+    def _detect(self, answers: Answers, index: int, threshold: float, labels: Sequence[str] | None) -> Detections:
+        return within(super()._detect(answers, index, threshold, labels))
 
     def find(self, choice: DataChoice) -> Found:
         """The images and their boxes; the texts are `found`, too."""
