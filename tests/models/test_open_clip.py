@@ -82,11 +82,11 @@ def test_both_towers_are_an_independent_implementation(folders, kind, parity):
 @torch.no_grad()
 def test_both_towers_are_open_clip(folders, kind, parity, monkeypatch):
     folder, own = folders(kind)
-    library = reference("open_clip")
+    create = reference("timm").create_model
+    library = pytest.importorskip("open_clip", reason="pip install open_clip_torch to compare with it")
     config = json.loads((folder / CONFIG).read_text())["model_cfg"]
     apart = config.pop("custom_text", False)
     arguments = config["vision_cfg"].pop("timm_model_kwargs", {})  # known to versions after 3.3, which hand them on
-    create = reference("timm").create_model
     monkeypatch.setattr("open_clip.timm_model.timm.create_model", partial(create, **arguments))
     theirs = (library.factory.CustomTextCLIP if apart else library.CLIP)(**config).eval()
     theirs.load_state_dict(load_file(folder / WEIGHTS))
