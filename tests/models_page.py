@@ -57,10 +57,21 @@ the encoder's positions of RT-DETR and D-FINE by rows, the repositories do not: 
 that transformers has no module for (HGNetv2 in RT-DETRv2, DEIMv2's own files, RF-DETR with masks) are refused with
 their keys.
 
-SAM and SAM 2 (`SamModel`, `Sam2Model`; of `Sam2VideoModel` the part for single images) become two graphs: an image
-encoder, and a decoder of prompts that gives all four masks. A prompt has a fixed number of slots; those that are not
+SAM, SAM 2, EdgeTAM and the tracker of SAM 3 (`SamModel`, `Sam2Model`, `EdgeTamModel`, `Sam3TrackerModel`; of
+`Sam2VideoModel`, `EdgeTamVideoModel` and `Sam3TrackerVideoModel` the part for single images) become two graphs: an
+image encoder, and a decoder of prompts that gives all four masks. EdgeTAM's encoder is a RepViT of timm, which must be
+installed. SAM-HQ and the part of SAM 3 that finds what a text says are refused by name; EfficientSAM is no class of
+transformers. A prompt has a fixed number of slots; those that are not
 used are masked in the decoder's attention, so that the masks are transformers' for any number of points and boxes.
 Masks as prompts are left out.
+
+OWL-ViT and OWLv2 become two towers, whose outputs the runtime compares: [what texts say, found in
+images](zero-shot.md#what-texts-say-found-in-images). Grounding DINO and OmDet-Turbo are refused by name: their layers
+attend to the tokens of the text, which no flow passes with their masks.
+
+Folders in OpenCLIP's layout (`open_clip_config.json`) become two towers: [images against
+texts](zero-shot.md#openclips-layout). Vision Transformers of OpenCLIP and SigLIP are ours, others are timm's modules.
+They were compared with open_clip_torch 3.3.0, where that is installed.
 
 transformers' encoder-decoders of images (TrOCR, Donut) are cut at their cross-attention: [image to
 text](tasks.md#image-to-text). Their graphs are compared with the module that sees all tokens at once, and their texts

@@ -55,6 +55,7 @@ class Family(NamedTuple):
 
 STEPS = "its own decoding step by step"
 REPOSITORY = "the original repository"
+OPEN_CLIP, INDEPENDENT = "open_clip_torch", "the tests' own of torch.nn and timm"
 REPOSITORIES = {"RT-DETR": "rtdetr_*", "RT-DETRv2": "rtdetrv2_*", "D-FINE": "dfine_*", "RF-DETR": "rfdetr_*"}
 BOTH, BOXES = "logits, features", "class logits, boxes"
 TOWERS = "image features, text features"
@@ -75,6 +76,7 @@ FAMILIES = {
     "SigLIP image tower": Family(("vit_*_siglip_*",), {"timm": BOTH, "transformers": BOTH}, "features"),
     "CLIP, both towers": Family((), {"transformers": TOWERS}, TOWERS),
     "SigLIP and SigLIP 2, both towers": Family((), {"transformers": TOWERS}, TOWERS),
+    "CLIP and SigLIP in OpenCLIP's layout, both towers": Family((), {OPEN_CLIP: TOWERS, INDEPENDENT: TOWERS}, TOWERS),
     "Swin": Family(("swin_*",), {"timm": BOTH, "transformers": BOTH, "torchvision": "logits"}, "logits"),
     "DETR, detection": Family(("detr_*[0-9]",), {"transformers": BOXES}, BOXES),
     "DETR, panoptic": Family(("detr_*_panoptic",), {"transformers": f"{BOXES}, masks"}, f"{BOXES}, masks"),
@@ -99,6 +101,11 @@ FAMILIES = {
     "Swin2SR, transformers' module": Family((), {}, "reconstruction"),
     "SAM, transformers' modules": Family((), {"transformers": "masks, IoU scores"}, "masks, IoU scores"),
     "SAM 2, transformers' modules": Family((), {"transformers": "masks, IoU scores"}, "masks, IoU scores"),
+    "EdgeTAM, transformers' modules": Family((), {"transformers": "masks, IoU scores"}, "masks, IoU scores"),
+    "SAM 3's tracker, transformers' modules": Family((), {"transformers": "masks, IoU scores"}, "masks, IoU scores"),
+    "OWL-ViT and OWLv2, transformers' modules": Family(
+        (), {"transformers": "logits of the texts, boxes"}, "logits of the texts, boxes"
+    ),
     "TrOCR, transformers' module": Family((), {}, "logits of every step"),
     "Donut, transformers' module": Family((), {}, "logits of every step"),
 }
@@ -120,15 +127,16 @@ def _row(family: str, against: str, form: Form) -> Row:
     return Row(family, facts.graph if against in ENGINES else facts.references[against], against, *form)
 
 
-# These are measured only where their data is, which is not part of the repository.
-OPTIONAL = tuple(_row("ViT", engine, PHOTOGRAPHS) for engine in ENGINES)
+# These are measured only where their data or their package is, which this repository does not bring.
+_PHOTOGRAPHS = tuple(_row("ViT", engine, PHOTOGRAPHS) for engine in ENGINES)
+OPTIONAL = (*_PHOTOGRAPHS, _row("CLIP and SigLIP in OpenCLIP's layout, both towers", OPEN_CLIP, FLOAT64))
 _UNORDERED = (
     *(_row(name, against, FLOAT64) for name, family in FAMILIES.items() for against in family.references),
     _row("Swin", "timm", FLOAT32),
     _row("DETR, detection", "transformers", FLOAT32),
     _row("DETR, panoptic", "transformers", FLOAT32),
     *(_row(name, engine, GRAPH) for name in FAMILIES for engine in ENGINES),
-    *OPTIONAL,
+    *_PHOTOGRAPHS,
 )
 ROWS = tuple(sorted(_UNORDERED, key=lambda row: list(FAMILIES).index(row.family)))
 

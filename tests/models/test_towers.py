@@ -225,22 +225,10 @@ def test_tokenizer_files_that_cannot_be_used_are_refused(folders, tmp_path, file
 
 @pytest.mark.parametrize(
     ("kind", "name", "missing"),
-    [("owlv2", "OWLv2", "as many text features as there are texts"), ("grounding-dino", "Grounding DINO", "attend to")],
+    [("omdet-turbo", "OmDet-Turbo", "attend to"), ("grounding-dino", "Grounding DINO", "attend to")],
 )
 def test_detectors_that_are_told_what_to_find_are_refused_by_name(folders, tmp_path, kind, name, missing):
     with pytest.raises(CheckpointError, match=f"{name} is not exported by this version") as caught:
         load_model(source(changed(folders["clip"][0], tmp_path, lambda config: config.update(model_type=kind))))
     assert missing in caught.value.found
     assert "--model package.module:function" in caught.value.fix
-
-
-@pytest.mark.parametrize(
-    ("vision", "fix"),
-    [({"layers": 12}, "transformers' layout"), ({"timm_model_name": "fastvit_mci1"}, "timm:fastvit_mci1 --checkpoint")],
-)
-def test_a_folder_of_open_clip_is_refused_by_name(folders, tmp_path, vision, fix):
-    folder = copied(folders["clip"][0], tmp_path, "config.json")
-    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": {"embed_dim": 24, "vision_cfg": vision}}))
-    with pytest.raises(CheckpointError, match="is in OpenCLIP's layout") as caught:
-        load_model(source(folder))
-    assert fix in caught.value.fix

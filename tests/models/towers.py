@@ -24,8 +24,9 @@ DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 WORDS = [" ".join(DIGITS), "a photo of a cat", "ein Foto", "фото кошки", "猫の写真", "the digit 🐱"] * 3
 
 
-def _byte_pairs(transformers: Any) -> Any:
-    """CLIP's kind of tokenizer, whose merges join the first three bytes of each word. Learned ones are others in each
+def byte_pairs(transformers: Any, *, marks_last: bool = False) -> Any:
+    """CLIP's kind of tokenizer, whose merges join the first three bytes of each word, with the marks around a text as
+    the first tokens, or as the last, as CLIP's own are. Learned ones are others in each
     process: the trainer numbers the bytes at the ends of words as it meets them, in no fixed order."""
     first = transformers.CLIPTokenizer().backend_tokenizer
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
@@ -37,7 +38,9 @@ def _byte_pairs(transformers: Any) -> Any:
             pairs += [(symbols[0] + symbols[1], symbols[2])] if len(symbols) > 2 else []
             merges += [pair for pair in pairs if pair not in merges]
     joined = ["".join(pair) for pair in merges]
-    tokens = ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{letter}</w>" for letter in letters), *joined]
+    marks = ["<|startoftext|>", "<|endoftext|>"]
+    tokens = [*letters, *(f"{letter}</w>" for letter in letters), *joined]
+    tokens = [*tokens, *marks] if marks_last else [*marks, *tokens]
     return transformers.CLIPTokenizer(vocab={token: k for k, token in enumerate(tokens)}, merges=merges)
 
 
@@ -47,7 +50,7 @@ def save_towers(kind: str, folder: Path) -> Any:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     siglip = transformers.Siglip2Tokenizer().train_new_from_iterator(WORDS, 300) if kind == "siglip" else None
-    tokenizer = siglip or _byte_pairs(transformers)
+    tokenizer = siglip or byte_pairs(transformers)
     count = len(tokenizer)
     torch.manual_seed(2)
     if kind == "siglip":

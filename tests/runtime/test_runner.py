@@ -5,7 +5,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from tests.graph.builder import Builder, difference, run, values
 from vitdeploy.errors import EngineError, MissingPackageError, TargetError, TensorError
@@ -292,6 +294,26 @@ def test_both_runtimes_agree_on_as_many_queries_as_heads(queries, heads, between
     options = {"INFERENCE_PRECISION_HINT": "f32"}
     with OpenVinoRunner(tmp_path / "model.onnx", name="heads", batch=2, options=options) as runner:
         assert difference(list(runner.infer(feeds).values()), run(proto, **feeds)) <= 1e-5
+
+
+@pytest.mark.parametrize("runtime", RUNNERS)
+def test_outputs_keep_the_names_of_the_file(runtime, tmp_path):
+    """OpenVINO moves what works on single numbers before a Gather, and the output then has the Gather's name, too."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["product"]),
+        helper.make_node("Gather", ["product", "zero"], ["Gather_1"], axis=2),
+        helper.make_node("Elu", ["Gather_1"], ["scale"]),
+    ]
+    weights = [helper.make_tensor("w", TensorProto.FLOAT, [2, 1], [1.0, -2.0])]
+    weights.append(helper.make_tensor("zero", TensorProto.INT64, [], [0]))
+    given = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", 3, 2])]
+    found = [helper.make_tensor_value_info("scale", TensorProto.FLOAT, ["b", 3])]
+    graph = helper.make_graph(nodes, "g", given, found, weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "g.onnx")
+    x = np.array([[[1, 1], [3, 1], [0, 0]]], np.float32)
+    with RUNNERS[runtime](tmp_path / "g.onnx", name="names") as runner:
+        assert [tensor.name for tensor in runner.outputs] == ["scale"]
+        np.testing.assert_allclose(runner.infer({"x": x})["scale"], [[np.exp(-1) - 1, 1, 0]], atol=1e-6)
 
 
 def test_the_number_of_threads_does_not_change_the_answer(runtime, small, small_export):

@@ -100,7 +100,7 @@ def predict(
     task = read_bundle(bundle).task
     if draw is not None:
         _require_drawing(task)
-    if texts and task != "zero-shot":
+    if texts and task not in ("zero-shot", "open-vocabulary-detection"):
         raise InputError(f"{bundle} takes no texts", found=f"the task {task}", fix="leave --text out")
     if points and task != PROMPTED:
         raise InputError(f"{bundle} takes no points", found=f"the task {task}", fix="leave --point out")

@@ -35,6 +35,10 @@ class Signature:
         anomaly          "distances" [batch, rows, columns] and "neighbours" [batch, k]; read as `postprocess` says
         zero-shot        "image_features" [batch, width], and "text_features" [texts, width] of the module's second
                          argument, int64 [texts, length]; read as `postprocess` says
+        open-vocabulary-detection
+                         "class_features" [batch, boxes, width], "shift" and "scale" [batch, boxes], "boxes" [batch,
+                         boxes, 4], and "text_features" [texts, width] of the module's second argument, int64 [texts,
+                         length]; read as `postprocess` says
         promptable-segmentation
                          "masks" [batch, 4, height, width], logits, and "iou_scores" [batch, 4] of the module's further
                          arguments, points float32 [batch, slots, 2] and their kinds int64 [batch, slots]; read as

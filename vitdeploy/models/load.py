@@ -35,10 +35,11 @@ from vitdeploy.models.external.pickled import open_module
 from vitdeploy.models.external.timm import from_timm
 from vitdeploy.models.external.transformers import from_transformers, refuse_missing
 from vitdeploy.models.family import Family, Hints, Recognised, refuse_channels
+from vitdeploy.models.keys.open_clip import refuse_without_config
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.memory_bank import with_memory
 from vitdeploy.models.model_folder.config import model_config, stated_size, timm_config, vision_part
-from vitdeploy.models.model_folder.files import CONFIG, PREPROCESSOR, SAFETENSORS, ModelFolder, beside
+from vitdeploy.models.model_folder.files import CONFIG, OPEN_CLIP, PREPROCESSOR, SAFETENSORS, ModelFolder, beside
 from vitdeploy.models.model_folder.hub import is_hub_name, locate
 from vitdeploy.models.model_folder.image_processor import (
     fixed_size,
@@ -48,9 +49,12 @@ from vitdeploy.models.model_folder.image_processor import (
 )
 from vitdeploy.models.model_folder.labels import labels_for
 from vitdeploy.models.model_folder.objects import detector_size, usual_processor
+from vitdeploy.models.model_folder.open_clip import open_clip_config, open_clip_preprocess
 from vitdeploy.models.named_checkpoint import read_as, refuse_another
+from vitdeploy.models.open_clip import as_features, image_part, with_text
+from vitdeploy.models.open_vocabulary import KINDS, from_owl
 from vitdeploy.models.source import Source
-from vitdeploy.models.towers import refuse_naflex, refuse_open_clip, refuse_open_vocabulary, with_text_tower
+from vitdeploy.models.towers import refuse_naflex, refuse_open_vocabulary, with_text_tower
 from vitdeploy.models.zero_shot import with_text_features
 from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.spec import PreprocessSpec, SegmentationSpec, Task
@@ -174,6 +178,7 @@ def _from_checkpoint(source: Source) -> LoadedModel:
     state, notes = read_checkpoint(source.checkpoint)
     found = catalog.recognise_within(state, Hints(source.heads, source.image_size), str(source.checkpoint))
     if found is None:
+        refuse_without_config(state, str(source.checkpoint))
         raise catalog.unrecognised(state, str(source.checkpoint))
     return _recognised(source, found, notes)
 
@@ -200,6 +205,8 @@ def _of_name(source: Source, name: str, family: Family, config: Any) -> LoadedMo
 def _beside(folder: ModelFolder, model: str) -> Callable[[Recognised], None] | None:
     """A check that weights with a config.json belong to the model that the user named. None if that file is for another
     architecture of timm, or only timm has the name and the file is not timm's: then it is not read."""
+    if folder.is_open_clip:
+        return None
     name = model.removeprefix("timm:")
     own = model_config(folder.path / CONFIG).get("architecture")
     if own is not None and str(own).partition(".")[0] != name.partition(".")[0]:
@@ -217,21 +224,20 @@ def _from_folder(
     check: Callable[[Recognised], None] = lambda found: None,
 ) -> LoadedModel:
     """A folder with config.json: the architecture is ours where a family recognises the weights, and `check` agrees."""
-    refuse_open_clip(folder.path)
+    if folder.is_open_clip:
+        return _open_clip(source, folder, name, given)
     config = model_config(folder.path / CONFIG)
     refuse_naflex(config)
     refuse_open_vocabulary(config)
     refuse_missing(config)
-    state, notes = read_checkpoint(*folder.weights)
-    if folder.revision:
-        notes = (f"{folder.repository} at {folder.revision}", *notes)
-    if folder.given:
-        notes = (f"as {folder.path / CONFIG} says", *notes)
+    state, notes = _weights(folder, CONFIG)
     file = str(folder.weights[0])
     processor = None if given else transformers_processor(folder.path)
     told = stated_size(config) or fixed_size(processor)
     if config.get("model_type") == MODEL_TYPE:
         return _image_text(source, folder, name, given, notes, state)
+    if config.get("model_type") in KINDS:
+        return _owl(source, folder, name, given, notes, state)
     hints = Hints(source.heads, told or source.image_size, config)
     # A part of another library's model may be one of ours, such as a detector's backbone: the whole is meant.
     found = catalog.recognise_within(state, hints, file) if _is_ours(config) else catalog.recognise(state, hints)
@@ -256,6 +262,52 @@ def _from_folder(
     if source.text_features is None:
         original = with_text_tower(original, folder.path, state, config, source.task)
     return _noted(original, name, config, ())
+
+
+def _weights(folder: ModelFolder, config: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    state, notes = read_checkpoint(*folder.weights)
+    if folder.revision:
+        notes = (f"{folder.repository} at {folder.revision}", *notes)
+    if folder.given:
+        notes = (f"as {folder.path / config} says", *notes)
+    return state, notes
+
+
+def _open_clip(source: Source, folder: ModelFolder, name: str, given: PreprocessSpec | None) -> LoadedModel:
+    """A folder in OpenCLIP's layout: both towers where it has a tokenizer, else that of images."""
+    config = open_clip_config(folder.path)
+    state, notes = _weights(folder, OPEN_CLIP)
+    preprocess = given or open_clip_preprocess(config)
+    found = image_part(state, config, source, str(folder.weights[0]))
+    if isinstance(found, Recognised):
+        family = catalog.family_named(found.family)
+        original = _built(source, family, found.config, found.state, preprocess, (*notes, *found.notes))
+    else:
+        size = found.signature.image_size
+        preprocess = preprocess if given else scaled(preprocess, config.image_size, size)
+        original = dataclasses.replace(found, preprocess=preprocess, notes=(*notes, *found.notes))
+    original = dataclasses.replace(as_features(original, config.features), name=name)
+    alone = source.text_features is not None or source.task == "features"
+    return original if alone else with_text(original, folder, state, config)
+
+
+def _owl(
+    source: Source,
+    folder: ModelFolder,
+    name: str,
+    given: PreprocessSpec | None,
+    notes: tuple[str, ...],
+    state: Mapping[str, Tensor],
+) -> LoadedModel:
+    """A detector that is told by texts what to find."""
+    config = model_config(folder.path / CONFIG)
+
+    def preprocess(channels: int, size: tuple[int, int]) -> tuple[PreprocessSpec, tuple[str, ...]]:
+        return (given, ()) if given else _folder_preprocess(folder, config, channels, size)
+
+    own = folder.given or not (folder.path / SAFETENSORS).is_file()  # transformers reads no pickles
+    original = from_owl(folder.path, config, preprocess, source.image_size, state if own else None)
+    return dataclasses.replace(original, name=name, notes=(*notes, *original.notes))
 
 
 def _image_text(

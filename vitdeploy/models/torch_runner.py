@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,10 +14,12 @@ from vitdeploy.models.architectures.transformer import KeyValue, Transformer
 from vitdeploy.models.external.image_text import DecoderStep, Encoder, ImageText
 from vitdeploy.models.external.prompted import Prompted, embeddings_of
 from vitdeploy.models.loaded import LoadedModel
+from vitdeploy.models.open_vocabulary import OpenVocabulary
 from vitdeploy.models.towers import Towers
 from vitdeploy.runtime.flow import FlowRunner
 from vitdeploy.runtime.flows import (
     IMAGE_ENCODER,
+    IMAGE_FEATURES,
     IMAGE_TOWER,
     PAST,
     PRESENT,
@@ -30,7 +33,7 @@ from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.sequence import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
 from vitdeploy.runtime.sequence_runner import example_source
 from vitdeploy.runtime.text_decoder import TextRunner
-from vitdeploy.spec import PromptSpec, SequenceSpec, TensorSpec, ZeroShotSpec
+from vitdeploy.spec import OpenVocabularySpec, PromptSpec, SequenceSpec, TensorSpec, ZeroShotSpec
 
 EAGER, COMPILED = "PyTorch eager", "PyTorch torch.compile, float16"
 
@@ -40,7 +43,7 @@ def torch_runner(original: LoadedModel, *, threads: int = 0) -> Runner:
     sequence = original.signature.sequence
     if isinstance(original.module, Transformer) and sequence is not None:
         return TorchSequenceRunner(original.module, sequence, threads=threads)
-    if isinstance(original.module, Towers):
+    if isinstance(original.module, Towers | OpenVocabulary):
         return _towers_runner(original, original.module, threads)
     if isinstance(original.module, Prompted):
         return _prompted_runner(original, original.module, threads)
@@ -86,17 +89,19 @@ def _pairs_of(kind: str, cross: Sequence[torch.Tensor]) -> list[tuple[str, torch
     return list(zip(names, cross, strict=True))
 
 
-def _towers_runner(original: LoadedModel, module: Towers, threads: int) -> Runner:
+def _towers_runner(original: LoadedModel, module: Towers | OpenVocabulary, threads: int) -> Runner:
     """The two towers as a flow, as their engines are."""
     signature, spec = original.signature, original.signature.postprocess
-    assert isinstance(spec, ZeroShotSpec)
-    image, text = signature.outputs
+    assert isinstance(spec, ZeroShotSpec | OpenVocabularySpec)
+    *images, text = signature.outputs
+    own = {IMAGE_FEATURES: "features"}
+    image = [dataclasses.replace(each, name=own.get(each.name, each.name)) for each in images]
     size = (signature.channels, *signature.image_size)
     parts: dict[str, Runner] = {
         IMAGE_TOWER: TorchParts(
             module.image_tower,
             (TensorSpec("image", "float32", ("batch", *size)),),
-            (TensorSpec("features", "float32", ("batch", *image.shape[1:])),),
+            tuple(image),
             threads,
         ),
         TEXT_TOWER: TorchParts(

@@ -13,24 +13,18 @@ from torch import Tensor, nn
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.architectures.text_encoder import TextEncoder
 from vitdeploy.models.checkpoints.load_state import load_state
-from vitdeploy.models.json_file import read_json
-from vitdeploy.models.keys.text_transformers import has_text_tower, recognise_text
+from vitdeploy.models.keys.text_transformers import TextTower, has_text_tower, recognise_text
 from vitdeploy.models.loaded import LoadedModel
-from vitdeploy.models.model_folder.files import CONFIG
-from vitdeploy.models.model_folder.tokenizer import TOKENIZER, tokenizer_of
+from vitdeploy.models.model_folder.tokenizer import TOKENIZER, TokenizerFacts, tokenizer_of
 from vitdeploy.spec import Task, TensorSpec, ZeroShotSpec
 
 # `model_type` of configs that are about both towers.
 BOTH = ("clip", "siglip")
 # SigLIP 2 with images of any aspect: its patches come with a mask and sizes, as a sequence of their own.
 NAFLEX = ("siglip2", "siglip2_vision_model")
-OPEN_CLIP = "open_clip_config.json"
-_BESIDE = "its class head takes as many text features as there are texts beside each image: no flow joins these yet"
 _WITHIN = "its layers attend to the tokens of the text: no flow passes these and their masks yet"
 # By model_type: what it is called, and what is missing (ADR 18).
 OPEN_VOCABULARY: Mapping[str, tuple[str, str]] = {
-    "owlv2": ("OWLv2", _BESIDE),
-    "owlvit": ("OWL-ViT", _BESIDE),
     "grounding-dino": ("Grounding DINO", _WITHIN),
     "mm-grounding-dino": ("MM Grounding DINO", _WITHIN),
     "omdet-turbo": ("OmDet-Turbo", _WITHIN),
@@ -84,25 +78,6 @@ def refuse_open_vocabulary(config: Mapping[str, Any]) -> None:
         )
 
 
-def refuse_open_clip(folder: Path) -> None:
-    """Raise CheckpointError for a folder of OpenCLIP, which has a config of its own and no config.json."""
-    file = folder / OPEN_CLIP
-    if (folder / CONFIG).is_file() or not file.is_file():
-        return
-    model = read_json(file).get("model_cfg")
-    vision = model.get("vision_cfg") if isinstance(model, Mapping) else None
-    tower = vision.get("timm_model_name") if isinstance(vision, Mapping) else None
-    raise CheckpointError(
-        f"{folder} is in OpenCLIP's layout, which vitdeploy does not read",
-        found=f"{OPEN_CLIP}, no {CONFIG}" + (f"; its image tower is timm's {tower}" if tower else ""),
-        wanted="a CLIP or SigLIP as transformers saves it: config.json, model.safetensors, tokenizer.json",
-        fix=f"for the image tower alone, save its weights without the prefix visual.trunk. as FILE: timm:{tower} "
-        "--checkpoint FILE --task features"
-        if tower
-        else "take the same model in transformers' layout; most OpenCLIP repositories of the hub have both",
-    )
-
-
 def with_text_tower(
     original: LoadedModel, folder: Path, state: Mapping[str, Tensor], config: Mapping[str, Any], task: Task | None
 ) -> LoadedModel:
@@ -125,7 +100,25 @@ def with_text_tower(
             wanted="the weights of both",
             fix="save the whole model; or, for the image tower alone: --task features",
         )
-    tower = recognise_text(state, config)
+    return both_towers(original, recognise_text(state, config), tokenizer, f"the text tower of {folder}")
+
+
+def text_encoder(tower: TextTower, what: str) -> TextEncoder:
+    """The module of a text tower, which is called `what`; raises CheckpointError if the tensors do not fit it."""
+    with torch.device("meta"):
+        module = TextEncoder(tower.config)
+    module = module.to_empty(device="cpu")
+    module.places = torch.arange(tower.config.length)[None]
+    load_state(module, tower.state, what)
+    return module.eval()
+
+
+def both_towers(original: LoadedModel, tower: TextTower, tokenizer: TokenizerFacts, what: str) -> LoadedModel:
+    """The image tower with a text tower, which is called `what`.
+
+    Raises:
+        CheckpointError: they give features of different widths; or the tensors do not fit the text tower.
+    """
     image = original.signature.outputs[0].shape[-1]
     if tower.config.features != image:
         raise CheckpointError(
@@ -133,11 +126,7 @@ def with_text_tower(
             found=f"{image} image features, {tower.config.features} text features",
             wanted="as many of each",
         )
-    with torch.device("meta"):
-        module = TextEncoder(tower.config)
-    module = module.to_empty(device="cpu")
-    module.places = torch.arange(tower.config.length)[None]
-    load_state(module, tower.state, f"the text tower of {folder}")
+    module = text_encoder(tower, what)
     spec = ZeroShotSpec(
         length=tower.config.length,
         pad=tokenizer.pad,
@@ -146,6 +135,7 @@ def with_text_tower(
         scores="sigmoid" if tower.sigmoid else "softmax",
         padding=tokenizer.padding,
         lowercase=tokenizer.lowercase,
+        clean=tokenizer.clean,
     )
     outputs = (
         TensorSpec("image_features", "float32", ("batch", image)),

@@ -86,6 +86,7 @@ class PreprocessSection(Section):
     std: Annotated[PerChannel, Field(strict=False)]
     fit: Fit = PreprocessSpec.fit
     crop_rounding: CropRounding = PreprocessSpec.crop_rounding
+    fill: int | None = None
 
     @model_validator(mode="after")
     def _channels(self) -> PreprocessSection:
@@ -96,9 +97,8 @@ class PreprocessSection(Section):
         return self
 
     def to_spec(self) -> PreprocessSpec:
-        return PreprocessSpec(
-            self.resize, height_width(self.crop), self.interpolation, self.mean, self.std, self.fit, self.crop_rounding
-        )
+        crop, rest = height_width(self.crop), (self.fit, self.crop_rounding, self.fill)
+        return PreprocessSpec(self.resize, crop, self.interpolation, self.mean, self.std, *rest)
 
 
 class PostprocessSection(Section):

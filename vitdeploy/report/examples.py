@@ -16,6 +16,7 @@ BARS = {
     "classification": "the confidence",
     "features": "the cosine similarity",
     "detection": "the score of the surest object",
+    "open-vocabulary-detection": "the score of the surest object",
     "instance-segmentation": "the score of the surest instance",
     "anomaly": "the score, with the threshold at 50 %",
     "keypoints": "the mean score of the points",

@@ -103,17 +103,19 @@ _CLASSES = (
     Measure("KL, nats", "kl", text.small),
     *_COSINES,
 )
+_OBJECTS = (
+    Measure("AP at IoU 0.50, %", "ap50", _PERCENT, "reference_ap50"),
+    Measure("AP at IoU 0.75, %", "ap75", _PERCENT, "reference_ap75"),
+    Measure("Objects of the original", "objects", _COUNT),
+    Measure("IoU of pairs, mean", "iou_mean", partial(text.number, digits=4)),
+    Measure("Score difference, mean", "score_difference_mean", text.small),
+)
 _MEASURES: dict[str, tuple[Measure, ...]] = {
     "classification": _CLASSES,
     "zero-shot": _CLASSES,
     "features": _COSINES,
-    "detection": (
-        Measure("AP at IoU 0.50, %", "ap50", _PERCENT, "reference_ap50"),
-        Measure("AP at IoU 0.75, %", "ap75", _PERCENT, "reference_ap75"),
-        Measure("Objects of the original", "objects", _COUNT),
-        Measure("IoU of pairs, mean", "iou_mean", partial(text.number, digits=4)),
-        Measure("Score difference, mean", "score_difference_mean", text.small),
-    ),
+    "detection": _OBJECTS,
+    "open-vocabulary-detection": _OBJECTS,
     "panoptic": (
         Measure("PQ of things, %", "things.pq", _PERCENT, "reference_things.pq"),
         Measure("PQ of stuff, %", "stuff.pq", _PERCENT, "reference_stuff.pq"),
@@ -184,6 +186,7 @@ _MEASURES: dict[str, tuple[Measure, ...]] = {
 # Of what an agreement is a share, where that can be nothing: then it is 100 % by definition.
 _COUNTED = {
     "detection": "objects",
+    "open-vocabulary-detection": "objects",
     "panoptic": "segments",
     "instance-segmentation": "instances",
     "sequence": "tokens",

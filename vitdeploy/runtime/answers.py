@@ -13,6 +13,7 @@ from vitdeploy.runtime.features import FEATURES
 from vitdeploy.runtime.image_to_image import IMAGE_TO_IMAGE
 from vitdeploy.runtime.instances import INSTANCES
 from vitdeploy.runtime.keypoints import KEYPOINTS
+from vitdeploy.runtime.open_vocabulary import OPEN_VOCABULARY
 from vitdeploy.runtime.panoptic import PANOPTIC
 from vitdeploy.runtime.postprocess import CLASSIFICATION
 from vitdeploy.runtime.prompted import PROMPTED
@@ -35,6 +36,7 @@ TASKS: Mapping[Task, RuntimeTask] = {
     "depth": DEPTH,
     "anomaly": ANOMALY,
     "zero-shot": ZERO_SHOT,
+    "open-vocabulary-detection": OPEN_VOCABULARY,
     "tensors": TENSORS,
     "keypoints": KEYPOINTS,
     "image-to-image": IMAGE_TO_IMAGE,

@@ -277,6 +277,7 @@ def _label(pen: ImageDraw.ImageDraw, corner: tuple[float, ...], text: str, colou
 # for several boxes; other tasks draw nothing.
 DRAWINGS: Mapping[Task, Callable[[Image.Image, Any], Files]] = {
     "detection": _detection,
+    "open-vocabulary-detection": _detection,
     "panoptic": _panoptic,
     "segmentation": _segmentation,
     "instance-segmentation": _instances,

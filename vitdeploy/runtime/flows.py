@@ -32,14 +32,15 @@ def encoder_decoder(graphs: Graphs) -> FlowSpec:
 
 def towers(graphs: Graphs) -> FlowSpec:
     """A tower for images and one for texts, which need nothing of each other; "text_features" are not as many as
-    "image_features"."""
+    "image_features". What else the image tower gives keeps its name."""
     image, text = (graphs[name] for name in (IMAGE_TOWER, TEXT_TOWER))
     parts = (
         FlowPart(IMAGE_TOWER, {tensor.name: tensor.name for tensor in image.inputs}),
         FlowPart(TEXT_TOWER, {tensor.name: tensor.name for tensor in text.inputs}, batch="texts"),
     )
-    outputs = {IMAGE_FEATURES: f"{IMAGE_TOWER}.features", TEXT_FEATURES: f"{TEXT_TOWER}.features"}
-    return FlowSpec(parts, outputs)
+    renamed = {"features": IMAGE_FEATURES}
+    outputs = {renamed.get(each.name, each.name): f"{IMAGE_TOWER}.{each.name}" for each in image.outputs}
+    return FlowSpec(parts, {**outputs, TEXT_FEATURES: f"{TEXT_TOWER}.features"})
 
 
 def prompted(graphs: Graphs) -> FlowSpec:
@@ -71,6 +72,7 @@ FLOWS: dict[Task, FlowRow] = {
     "sequence": FlowRow((ENCODER, DECODER_STEP), encoder_decoder),
     "image-to-text": FlowRow((ENCODER, DECODER_STEP), encoder_decoder),
     "zero-shot": FlowRow((IMAGE_TOWER, TEXT_TOWER), towers),
+    "open-vocabulary-detection": FlowRow((IMAGE_TOWER, TEXT_TOWER), towers),
     "promptable-segmentation": FlowRow((IMAGE_ENCODER, PROMPT_DECODER), prompted),
 }
 PARTS = tuple(dict.fromkeys(row.parts for row in FLOWS.values()))

@@ -11,7 +11,16 @@ from vitdeploy.runtime.choice import AUTO, Choice, choose_engine
 from vitdeploy.runtime.labels import read_labels
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.runtime.runner import type_name
-from vitdeploy.spec import Manifest, PreprocessSpec, PromptSpec, TextSpec, ZeroShotSpec, tokenizer_file
+from vitdeploy.spec import (
+    Manifest,
+    OpenVocabularySpec,
+    PreprocessSpec,
+    PromptSpec,
+    ReadsTexts,
+    TextSpec,
+    ZeroShotSpec,
+    tokenizer_file,
+)
 
 
 def load(
@@ -45,8 +54,8 @@ def load(
     if (tokenizer := tokenizer_file(manifest.postprocess)) is not None:
         verify_files(folder, manifest, [tokenizer])
     choice = choose_engine(folder, manifest, target, threads, trust, batch, allow_failed=allow_failed)
-    if isinstance(manifest.postprocess, ZeroShotSpec):
-        return _zero_shot(folder, manifest.postprocess, choice, preprocess, labels)
+    if isinstance(manifest.postprocess, ZeroShotSpec | OpenVocabularySpec):
+        return _among_texts(folder, manifest.postprocess, choice, preprocess, labels)
     if isinstance(manifest.postprocess, PromptSpec):
         from vitdeploy.runtime.prompted_predictor import PromptedPredictor
 
@@ -56,18 +65,19 @@ def load(
     return Predictor(choice.runner, preprocess, labels, manifest.task, manifest.postprocess, choice.why)
 
 
-def _zero_shot(
-    folder: Path, spec: ZeroShotSpec, choice: Choice, preprocess: PreprocessSpec, labels: Sequence[str] | None
+def _among_texts(
+    folder: Path, spec: ReadsTexts, choice: Choice, preprocess: PreprocessSpec, labels: Sequence[str] | None
 ) -> Predictor:
     from vitdeploy.runtime.tokenizer import TextTokenizer
-    from vitdeploy.runtime.zero_shot_predictor import ZeroShotPredictor
+    from vitdeploy.runtime.zero_shot_predictor import OpenVocabularyPredictor, ZeroShotPredictor
 
     try:
         tokenizer = TextTokenizer(folder / spec.tokenizer, spec)
     except BaseException:
         choice.runner.close()
         raise
-    return ZeroShotPredictor(choice.runner, preprocess, spec, tokenizer, labels, choice.why)
+    make = ZeroShotPredictor if isinstance(spec, ZeroShotSpec) else OpenVocabularyPredictor
+    return make(choice.runner, preprocess, spec, tokenizer, labels, choice.why)
 
 
 def _reader(folder: Path, spec: TextSpec, choice: Choice, preprocess: PreprocessSpec) -> Predictor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,8 +53,8 @@ def require() -> ModuleType:
 
 def compile_model(
     model_file: str | Path, *, batch: int | None, options: Mapping[str, str], threads: int = 0, streams: int = 1
-) -> Any:
-    """An `openvino.CompiledModel` for the CPU from an IR (.xml) or ONNX file.
+) -> tuple[Any, tuple[str, ...]]:
+    """An `openvino.CompiledModel` for the CPU from an IR (.xml) or ONNX file, and the file's names of its outputs.
 
     A dynamic leading axis is reshaped to `batch` first: the CPU plugin fuses attention only with static shapes.
     `options` are plugin properties such as INFERENCE_PRECISION_HINT, which come before those of `needed_options`;
@@ -73,7 +74,8 @@ def compile_model(
         core = openvino.Core()
         model = core.read_model(str(model_file))
         set_batch(model, batch)
-        return core.compile_model(model, "CPU", {**needed_options(model), **config})
+        names = tuple(port.get_any_name() for port in model.outputs)
+        return core.compile_model(model, "CPU", {**needed_options(model), **config}), names
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise EngineError(f"OpenVINO refuses {model_file}", found=(lines[-1] if lines else repr(error))[:300]) from None
@@ -134,17 +136,20 @@ class OpenVinoRunner(Runner):
         self.compiled: Any = None
         self._requests: SimpleQueue[Any] = SimpleQueue()
 
-    def _compile(self) -> Any:
+    def _compile(self) -> tuple[Any, tuple[str, ...]]:
+        """The compiled model, and the names of its outputs as the file has them."""
         return compile_model(
             self.model_file, batch=self.batch, options=self.options, threads=self.threads, streams=self.at_once
         )
 
     def _load(self) -> None:
-        self.compiled = self._compile()
+        self.compiled, names = self._compile()
         for _ in range(self.at_once):
             self._requests.put(self.compiled.create_infer_request())
         self.inputs = tuple(_spec(port) for port in self.compiled.inputs)
-        self.outputs = tuple(_spec(port) for port in self.compiled.outputs)
+        # In the file's order. The plugin may add names to an output, and gives one of them: of what it moved before it.
+        found = zip(map(_spec, self.compiled.outputs), names, strict=True)
+        self.outputs = tuple(dataclasses.replace(spec, name=name) for spec, name in found)
         self.provider = "+".join(self.compiled.get_property("EXECUTION_DEVICES"))
 
     def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:

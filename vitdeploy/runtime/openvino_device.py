@@ -61,8 +61,9 @@ def require_device(target: str) -> None:
         raise CapabilityError(f"no device for {target} here", found=why, wanted=DEVICES[target], fix=FIXES[target])
 
 
-def compile_on(target: str, model_file: Path, batch: int, options: Mapping[str, str]) -> Any:
-    """An `openvino.CompiledModel` on the target's device, of an IR or ONNX file whose shapes are fixed.
+def compile_on(target: str, model_file: Path, batch: int, options: Mapping[str, str]) -> tuple[Any, tuple[str, ...]]:
+    """An `openvino.CompiledModel` on the target's device, of an IR or ONNX file whose shapes are fixed, and the names
+    of its outputs.
 
     Raises:
         CapabilityError: no such device; or AUTO took the CPU where another device is, or for a graph that the CPU's
@@ -77,6 +78,7 @@ def compile_on(target: str, model_file: Path, batch: int, options: Mapping[str, 
     try:
         model = core.read_model(str(model_file))
         set_batch(model, batch)
+        names = tuple(port.get_any_name() for port in model.outputs)
         free = [port.get_any_name() for port in model.inputs if port.get_partial_shape().is_dynamic]
         if not free:
             compiled = core.compile_model(model, device, config)
@@ -94,7 +96,7 @@ def compile_on(target: str, model_file: Path, batch: int, options: Mapping[str, 
             wanted="the target openvino-cpu, which sets it",
             fix="choose openvino-cpu",
         )
-    return compiled
+    return compiled, names
 
 
 def ran_on(compiled: Any) -> str:
@@ -137,8 +139,8 @@ class OpenVinoDeviceRunner(OpenVinoRunner):
         super().__init__(model_file, name=name, batch=batch, options=options)
         self.target, self.size, self.expected = target, batch, expected
 
-    def _compile(self) -> Any:
-        compiled = compile_on(self.target, self.model_file, self.size, self.options)
+    def _compile(self) -> tuple[Any, tuple[str, ...]]:
+        compiled, names = compile_on(self.target, self.model_file, self.size, self.options)
         if self.expected is not None and ran_on(compiled) != self.expected:
             raise EngineError(
                 f"{self.name} was made where OpenVINO ran it on {self.expected}",
@@ -146,7 +148,7 @@ class OpenVinoDeviceRunner(OpenVinoRunner):
                 wanted=self.expected,
                 fix=f"make an engine for this machine: vitdeploy compile GRAPH --target {self.target} -o DIR",
             )
-        return compiled
+        return compiled, names
 
 
 def _make_runner(request: RunnerRequest) -> Runner:

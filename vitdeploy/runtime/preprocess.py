@@ -300,10 +300,10 @@ def _centre_crop(pixels: Pixels, spec: PreprocessSpec) -> Pixels:
 
 
 def _padded(pixels: Pixels, spec: PreprocessSpec) -> Pixels:
-    """The pixels at the top left, and beside them the grey levels nearest to the mean. SAM pads what is normalised with
-    0; that is 0.5 / 255 / std off at most, which whole grey levels cannot be nearer."""
+    """The pixels at the top left, and beside them `fill`, or the grey levels nearest to the mean. SAM pads what is
+    normalised with 0; that is 0.5 / 255 / std off at most, which whole grey levels cannot be nearer."""
     filled = np.empty((*spec.crop, spec.channels), np.uint8)
-    filled[:] = np.rint(255 * np.asarray(spec.mean)).clip(0, 255)
+    filled[:] = np.rint(255 * np.asarray(spec.mean)).clip(0, 255) if spec.fill is None else spec.fill
     filled[: pixels.shape[0], : pixels.shape[1]] = pixels
     return filled
 

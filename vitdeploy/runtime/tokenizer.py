@@ -3,7 +3,9 @@ bundle."""
 
 from __future__ import annotations
 
+import html
 import importlib
+import string
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,19 +16,20 @@ import numpy.typing as npt
 
 from vitdeploy.errors import InputError, ManifestError, MissingFileError, MissingPackageError
 from vitdeploy.runtime.runner import type_name
-from vitdeploy.spec import TextSpec, ZeroShotSpec
+from vitdeploy.spec import Clean, ReadsTexts, TextSpec
 
 Tokens = npt.NDArray[np.int64]
 
 # Of the files that are published the largest has 34 MB.
 MAX_BYTES = 256 << 20
 SHOWN_CHARACTERS = 60
+_NO_PUNCTUATION = str.maketrans("_", " ", string.punctuation.replace("_", ""))
 
 
 class TextTokenizer:
-    """Turns texts into token numbers as `ZeroShotSpec` says. Safe to call from several threads."""
+    """Turns texts into token numbers as their spec says. Safe to call from several threads."""
 
-    def __init__(self, file: Path, spec: ZeroShotSpec) -> None:
+    def __init__(self, file: Path, spec: ReadsTexts) -> None:
         """Reads the file.
 
         Raises:
@@ -50,6 +53,7 @@ class TextTokenizer:
         """
         require_texts(texts)
         spec = self.spec
+        texts = [cleaned(text, spec.clean) for text in texts] if spec.clean else texts
         tokens = np.full((len(texts), spec.length), spec.pad, np.int64)
         for row, text, found in zip(tokens, texts, self._tokenizer.encode_batch(list(texts)), strict=True):
             ids = found.ids
@@ -65,6 +69,21 @@ class TextTokenizer:
         """A sentence for each of these texts that is cut, as `encode` warns."""
         found = zip(texts, self._tokenizer.encode_batch(list(texts)), strict=True)
         return [_cut(text, each, self.spec.length) for text, each in found if each.overflowing]
+
+
+def cleaned(text: str, clean: Clean) -> str:
+    """A text as OpenCLIP's tokenizers change it first: HTML's names of characters become these characters (twice, as
+    texts from the web have them), white space becomes one space. "lower": small letters too; "canonicalize": also
+    without punctuation, a space for each underscore.
+
+    OpenCLIP has the package ftfy repair a text before that (curly quotes, ligatures, wrong encodings); this does not.
+    """
+    text = html.unescape(html.unescape(text))
+    if clean == "canonicalize":
+        text = text.translate(_NO_PUNCTUATION)
+    if clean != "whitespace":
+        text = text.lower()
+    return " ".join(text.split())
 
 
 class TextWriter:

@@ -1,16 +1,20 @@
-"""The predictor of a bundle of two towers: images among texts that are given at run time."""
+"""The predictors of bundles of two towers: images among texts that are given at run time, or what texts say in them."""
 
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.errors import InputError
+from vitdeploy.runtime.detection import Detections
 from vitdeploy.runtime.flow import FlowRunner, FlowView
 from vitdeploy.runtime.flows import IMAGE_FEATURES, TEXT_FEATURES
+from vitdeploy.runtime.open_vocabulary import OF_IMAGES, find_texts
 from vitdeploy.runtime.predictor import Predictor, require_several, require_top
 from vitdeploy.runtime.preprocess import ImageSource
 from vitdeploy.runtime.runner import Array, Runner
@@ -18,7 +22,7 @@ from vitdeploy.runtime.task import Result
 from vitdeploy.runtime.tokenizer import TextTokenizer, require_texts
 from vitdeploy.runtime.topdown import Box
 from vitdeploy.runtime.zero_shot import ZeroShot, compare_texts
-from vitdeploy.spec import PreprocessSpec, ZeroShotSpec
+from vitdeploy.spec import OpenVocabularySpec, PreprocessSpec, ReadsTexts, Task, ZeroShotSpec
 
 Features = npt.NDArray[np.float32]
 
@@ -26,22 +30,18 @@ Features = npt.NDArray[np.float32]
 KEPT_TEXTS = 30_000
 
 
-class ZeroShotPredictor(Predictor):
-    """Answers which of some texts fit an image, with the engines of a bundle's two towers.
+class TextsPredictor(Predictor):
+    """Answers with the engines of a bundle's two towers. The features of a text are kept: it runs once, however often
+    it is asked for. Without texts those of the bundle's labels are meant, which it was verified with."""
 
-    The features of a text are kept: it runs once, however often it is asked for. Without texts those of the bundle's
-    labels are meant, which it was verified with.
-
-    >>> predictor = load("out/clip")                                                     # doctest: +SKIP
-    >>> predictor.predict("cat.jpg", texts=["a photo of a cat", "a photo of a dog"])     # doctest: +SKIP
-    <ZeroShot: a photo of a cat 98.3 % (+0.271), a photo of a dog 1.7 % (+0.230)>
-    """
+    of_images: ClassVar[Sequence[str]]
+    its_task: ClassVar[Task]
 
     def __init__(
         self,
         runner: Runner,
         preprocess: PreprocessSpec,
-        spec: ZeroShotSpec,
+        spec: ReadsTexts,
         tokenizer: TextTokenizer,
         labels: Sequence[str] | None = None,
         why: str = "",
@@ -51,7 +51,13 @@ class ZeroShotPredictor(Predictor):
         self._text_tower = FlowView(runner, [TEXT_FEATURES]).load()
         self._features: dict[str, Features] = {}
         self._turn = threading.Lock()
-        super().__init__(FlowView(runner, [IMAGE_FEATURES]), preprocess, labels, "zero-shot", spec, why)
+        super().__init__(FlowView(runner, self.of_images), preprocess, labels, self.its_task, spec, why)
+
+    @abstractmethod
+    def _read(
+        self, outputs: Mapping[str, Array], features: Features, texts: Sequence[str], size: tuple[int, int], top: int
+    ) -> Result:
+        """The answer for one image of `size` (width, height); outputs without the batch axis."""
 
     def text_features(self, texts: Sequence[str]) -> Features:
         """float32 [texts, width], not normalised; texts that were asked for before do not run again.
@@ -71,41 +77,36 @@ class ZeroShotPredictor(Predictor):
                 self._features |= dict(zip(new, found, strict=True))
             return np.stack([self._features[text] for text in texts])
 
-    def predict(self, image: ImageSource, top: int = 5, texts: Sequence[str] | None = None) -> ZeroShot:
-        """The answer for one image among `texts`; None: among the bundle's labels.
-
-        Raises:
-            ImageError, MissingFileError, TensorError: the image cannot be used.
-            InputError: no text, or a blank one.
-        """
-        require_top(top)
-        return self._compared([image], top, self._given(texts))[0]
-
     def predict_batch(
         self, images: Sequence[ImageSource], top: int = 5, texts: Sequence[str] | None = None
     ) -> list[Result]:
         """Answers for images, each among the same texts; errors as `predict`."""
         require_several(images)
         require_top(top)
-        return list(self._compared(images, top, self._given(texts)))
+        return self._compared(images, top, self._given(texts))
 
-    def _compared(self, images: Sequence[ImageSource], top: int, texts: Sequence[str]) -> list[ZeroShot]:
+    def _compared(self, images: Sequence[ImageSource], top: int, texts: Sequence[str]) -> list[Result]:
         features = self.text_features(texts)
-        loaded = [self._load(image)[0] for image in images]
-        found = self.outputs(loaded)[IMAGE_FEATURES] if loaded else ()
-        return [compare_texts(image, features, texts, self.spec, top) for image in found]
+        loaded = [self._load(image) for image in images]
+        if not loaded:
+            return []
+        found = self.outputs([pixels for pixels, _ in loaded])
+        return [
+            self._read({name: array[i] for name, array in found.items()}, features, texts, size, top)
+            for i, (_, size) in enumerate(loaded)
+        ]
 
     def answer(
         self, outputs: Mapping[str, Array], size: tuple[int, int], top: int = 5, box: Box | None = None
-    ) -> ZeroShot:
-        """The answer that the image features of one image, or of a box of it, mean among the bundle's labels."""
+    ) -> Result:
+        """The answer that the outputs of one image, or of a box of it, mean among the bundle's labels."""
         given = self._given(None)
-        return compare_texts(outputs[IMAGE_FEATURES], self.text_features(given), given, self.spec, top)
+        return self._read(outputs, self.text_features(given), given, size, top)
 
-    def among(self, outputs: Mapping[str, Array], texts: Sequence[str], top: int = 5) -> ZeroShot:
-        """The answer that the image features of one image, of `run`, mean among texts; errors as `predict`."""
+    def among(self, outputs: Mapping[str, Array], texts: Sequence[str], size: tuple[int, int], top: int = 5) -> Result:
+        """The answer that the outputs of one image of `size`, of `run`, mean among texts; errors as `predict`."""
         given = self._given(texts)
-        return compare_texts(outputs[IMAGE_FEATURES], self.text_features(given), given, self.spec, top)
+        return self._read(outputs, self.text_features(given), given, size, top)
 
     def require(self, texts: Sequence[str] | None) -> None:
         """Raise InputError for texts that `predict` would refuse."""
@@ -129,3 +130,52 @@ class ZeroShotPredictor(Predictor):
                 wanted="texts such as 'a photo of a cat'",
             )
         return given
+
+
+class ZeroShotPredictor(TextsPredictor):
+    """Answers which of some texts fit an image.
+
+    >>> predictor = load("out/clip")                                                     # doctest: +SKIP
+    >>> predictor.predict("cat.jpg", texts=["a photo of a cat", "a photo of a dog"])     # doctest: +SKIP
+    <ZeroShot: a photo of a cat 98.3 % (+0.271), a photo of a dog 1.7 % (+0.230)>
+    """
+
+    of_images, its_task = (IMAGE_FEATURES,), "zero-shot"
+
+    def predict(self, image: ImageSource, top: int = 5, texts: Sequence[str] | None = None) -> ZeroShot:
+        """The answer for one image among `texts`; None: among the bundle's labels.
+
+        Raises:
+            ImageError, MissingFileError, TensorError: the image cannot be used.
+            InputError: no text, or a blank one.
+        """
+        require_top(top)
+        return self._compared([image], top, self._given(texts))[0]  # type: ignore[return-value]
+
+    def _read(
+        self, outputs: Mapping[str, Array], features: Features, texts: Sequence[str], size: tuple[int, int], top: int
+    ) -> ZeroShot:
+        assert isinstance(self.postprocess, ZeroShotSpec)
+        return compare_texts(outputs[IMAGE_FEATURES], features, texts, self.postprocess, top)
+
+
+class OpenVocabularyPredictor(TextsPredictor):
+    """Finds in an image what some texts say.
+
+    >>> predictor = load("out/owl")                                                      # doctest: +SKIP
+    >>> predictor.predict("street.jpg", texts=["a photo of a bus", "a photo of a dog"])  # doctest: +SKIP
+    <Detections: 1 in 640x480: a photo of a bus 61.4 % at 12 40 410 455>
+    """
+
+    of_images, its_task = OF_IMAGES, "open-vocabulary-detection"
+
+    def predict(self, image: ImageSource, top: int = 5, texts: Sequence[str] | None = None) -> Detections:
+        """The objects in one image that `texts` say; None: that the bundle's labels say. Errors as
+        `ZeroShotPredictor.predict`; `top` has no part in it."""
+        return self._compared([image], top, self._given(texts))[0]  # type: ignore[return-value]
+
+    def _read(
+        self, outputs: Mapping[str, Array], features: Features, texts: Sequence[str], size: tuple[int, int], top: int
+    ) -> Detections:
+        assert isinstance(self.postprocess, OpenVocabularySpec)
+        return find_texts(outputs, features, texts, size, self.preprocess, self.postprocess)

@@ -36,7 +36,11 @@ from vitdeploy.spec import Task
 
 T = TypeVar("T")
 # What answers for models that take more than an image; all others take images alone.
-ANSWERERS: dict[Task, type[Answerer]] = {"zero-shot": TextAnswerer, "promptable-segmentation": PromptAnswerer}
+ANSWERERS: dict[Task, type[Answerer]] = {
+    "zero-shot": TextAnswerer,
+    "open-vocabulary-detection": TextAnswerer,
+    "promptable-segmentation": PromptAnswerer,
+}
 
 
 class Service:

@@ -1,4 +1,4 @@
-"""Requests of two towers: an image, and the texts that it is compared with."""
+"""Requests of an image with texts: those that it is compared with, or that are looked for in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from vitdeploy.errors import InputError
 from vitdeploy.runtime.runner import Array
-from vitdeploy.runtime.zero_shot_predictor import ZeroShotPredictor
+from vitdeploy.runtime.zero_shot_predictor import TextsPredictor
 from vitdeploy.serve.answering import Answerer, Fields, unprocessable
 from vitdeploy.serve.engines import Engines
 from vitdeploy.serve.forms import Asked
@@ -31,7 +31,7 @@ class TextAnswerer(Answerer):
 
     def __init__(self, engines: Engines, settings: Settings, metrics: Metrics) -> None:
         super().__init__(engines, settings, metrics)
-        assert isinstance(engines.predictor, ZeroShotPredictor)
+        assert isinstance(engines.predictor, TextsPredictor)
         self.predictor, self.most = engines.predictor, settings.max_texts
         self._tower = ThreadPoolExecutor(1, thread_name_prefix="vitdeploy-texts")
 
@@ -61,6 +61,6 @@ class TextAnswerer(Answerer):
 
         def work() -> dict[str, Any]:
             cuts = self.predictor.tokenizer.cuts(texts)
-            return {**self.predictor.among(outputs, texts, top).to_dict(), **({"warnings": cuts} if cuts else {})}
+            return {**self.predictor.among(outputs, texts, size, top).to_dict(), **({"warnings": cuts} if cuts else {})}
 
         return await loop.run_in_executor(self.helpers, work)

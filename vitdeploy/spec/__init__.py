@@ -39,9 +39,19 @@ from vitdeploy.spec.preprocess import RESIZING, CropRounding, Fit, Interpolation
 from vitdeploy.spec.prompts import PromptSpec
 from vitdeploy.spec.tasks import POSTPROCESS, LabelKind, Postprocess, Task, tokenizer_file
 from vitdeploy.spec.tensors import TensorSpec, last_axis
-from vitdeploy.spec.texts import BeamSpec, SequenceSpec, TextSpec, ZeroShotSpec
+from vitdeploy.spec.texts import (
+    CLEANINGS,
+    BeamSpec,
+    Clean,
+    OpenVocabularySpec,
+    ReadsTexts,
+    SequenceSpec,
+    TextSpec,
+    ZeroShotSpec,
+)
 
 __all__ = [
+    "CLEANINGS",
     "HEATMAPS",
     "INVERSE_ASSUMED",
     "MANIFEST_FORMAT",
@@ -58,6 +68,7 @@ __all__ = [
     "Budget",
     "Candidates",
     "ClassScores",
+    "Clean",
     "CropRounding",
     "DecodeError",
     "Decoding",
@@ -80,11 +91,13 @@ __all__ = [
     "KeypointSpec",
     "LabelKind",
     "Manifest",
+    "OpenVocabularySpec",
     "Postprocess",
     "PostprocessSpec",
     "Precision",
     "PreprocessSpec",
     "PromptSpec",
+    "ReadsTexts",
     "Scores",
     "SegmentationMaps",
     "SegmentationSpec",

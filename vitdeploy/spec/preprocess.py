@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from vitdeploy.spec.coding import SPARSE
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Fit = Literal["stretch", "cover", "contain", "topdown", "longest-pad"]
@@ -31,7 +33,8 @@ class PreprocessSpec:
 
     With `fit` "topdown" the model sees one object: a box in the image, or all of it (`runtime.topdown`). With
     "longest-pad" the image is scaled by the one factor that makes it just fit into both sides, and stands at the top
-    left; what is left over has the grey levels nearest to `mean`, so that it is about 0 for the model.
+    left; what is left over has the grey level `fill`, or without one those nearest to `mean`, so that it is about 0 for
+    the model.
 
     Half of what is cropped may be no whole pixel: the crop then begins at the even pixel next to it, as in torchvision
     and timm, or is rounded `down`, as in transformers.
@@ -44,12 +47,16 @@ class PreprocessSpec:
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     fit: Fit = "stretch"
     crop_rounding: CropRounding = "even"
+    fill: int | None = field(default=None, metadata=SPARSE)
 
     def __post_init__(self) -> None:
         if self.fit == "topdown" and self.resize != self.crop:
             raise ValueError(f"resize {self.resize}: topdown cuts out what is {self.crop[0]}x{self.crop[1]} pixels")
         if self.fit == "longest-pad" and self.resize != self.crop:
             raise ValueError(f"resize {self.resize}: longest-pad pads to it, not to {self.crop[0]}x{self.crop[1]}")
+
+        if self.fill is not None and (self.fit != "longest-pad" or not 0 <= self.fill <= 255):
+            raise ValueError(f"fill {self.fill}: a grey level from 0 to 255, of longest-pad")
 
     @property
     def channels(self) -> int:

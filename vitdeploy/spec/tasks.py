@@ -11,7 +11,7 @@ from vitdeploy.spec.images import ImageSpec
 from vitdeploy.spec.instances import InstanceSpec
 from vitdeploy.spec.keypoints import KeypointSpec
 from vitdeploy.spec.prompts import PromptSpec
-from vitdeploy.spec.texts import TextSpec, ZeroShotSpec
+from vitdeploy.spec.texts import OpenVocabularySpec, TextSpec, ZeroShotSpec
 
 Task = Literal[
     "classification",
@@ -28,6 +28,7 @@ Task = Literal[
     "sequence",
     "tensors",
     "zero-shot",
+    "open-vocabulary-detection",
     "promptable-segmentation",
 ]
 # Where the labels of images come from: `data/` says what each is.
@@ -46,6 +47,7 @@ Postprocess: TypeAlias = (
     | ImageSpec
     | TensorsSpec
     | ZeroShotSpec
+    | OpenVocabularySpec
     | PromptSpec
     | TextSpec
 )
@@ -58,6 +60,7 @@ POSTPROCESS: dict[Task, type[Postprocess]] = {
     "depth": DepthSpec,
     "anomaly": AnomalySpec,
     "zero-shot": ZeroShotSpec,
+    "open-vocabulary-detection": OpenVocabularySpec,
     "tensors": TensorsSpec,
     "keypoints": KeypointSpec,
     "image-to-image": ImageSpec,

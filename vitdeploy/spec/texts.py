@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias, get_args
 
 from vitdeploy.spec.coding import SPARSE
 from vitdeploy.spec.tensors import TensorSpec
+
+# What OpenCLIP's tokenizers do to a text first: nothing but white space; small letters; no punctuation either.
+Clean = Literal["whitespace", "lower", "canonicalize"]
+CLEANINGS: tuple[Clean, ...] = get_args(Clean)
 
 
 @dataclass(frozen=True)
@@ -15,9 +19,10 @@ class ZeroShotSpec:
     """How texts become tokens, and how the features of images and texts are compared.
 
     A text is `length` tokens, padded with the token `pad` on the side `padding`; `tokenizer` is the file of the bundle
-    that makes them, `lowercase` whether texts become small letters first. The logit of an image and a text is scale *
-    cosine + bias; `scores` says what its probability is: "softmax" over the texts that are given (CLIP, arXiv
-    2103.00020, section 2.3), or "sigmoid" of each (SigLIP, arXiv 2303.15343, section 3.2).
+    that makes them, `lowercase` whether texts become small letters first, `clean` how they are changed before all that
+    (`runtime.tokenizer.cleaned`; OpenCLIP's checkpoints). The logit of an image and a text is scale * cosine + bias;
+    `scores` says what its probability is: "softmax" over the texts that are given (CLIP, arXiv 2103.00020, section
+    2.3), or "sigmoid" of each (SigLIP, arXiv 2303.15343, section 3.2).
     """
 
     length: int
@@ -28,6 +33,7 @@ class ZeroShotSpec:
     padding: Literal["left", "right"] = "right"
     lowercase: bool = False
     tokenizer: str = "tokenizer.json"
+    clean: Clean | None = field(default=None, metadata=SPARSE)
 
     def comparable(self, outputs: Iterable[str]) -> list[str]:
         """All outputs can be compared number by number."""
@@ -36,6 +42,36 @@ class ZeroShotSpec:
     def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
         """The texts are given when an image is: there is no number of classes."""
         return None
+
+
+@dataclass(frozen=True)
+class OpenVocabularySpec:
+    """How texts become tokens, and how a detector finds what they say (OWL-ViT, arXiv 2205.06230; OWLv2, 2306.09683).
+
+    `length`, `pad`, `padding`, `tokenizer`, `lowercase` and `clean` are as in `ZeroShotSpec`. The logit of a box and a
+    text is (cosine + shift) * scale, with the box's own shift and scale; of each box the best text is a candidate, with
+    its sigmoid as the score, and it is shown from `threshold` on. Boxes are cx cy w h relative to the model's input.
+    """
+
+    length: int
+    pad: int
+    threshold: float = 0.1
+    padding: Literal["left", "right"] = "right"
+    lowercase: bool = False
+    tokenizer: str = "tokenizer.json"
+    clean: Clean | None = field(default=None, metadata=SPARSE)
+
+    def comparable(self, outputs: Iterable[str]) -> list[str]:
+        """Of "scores", "labels" and "boxes" the scores: boxes of nearly equal scores for two texts may change these."""
+        return [name for name in outputs if name == "scores"]
+
+    def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
+        """The texts are given when an image is: there is no number of classes."""
+        return None
+
+
+# What says how texts become tokens.
+ReadsTexts: TypeAlias = "ZeroShotSpec | OpenVocabularySpec"
 
 
 @dataclass(frozen=True)

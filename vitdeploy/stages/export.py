@@ -49,7 +49,7 @@ def export(
     """Writes the graph or graphs, export.json (what the export is, and its parity), labels.txt where there are any."""
     compared: str | None = None
     parity: Sequence[Any]
-    if reference_model.task == "zero-shot":
+    if reference_model.task in ("zero-shot", "open-vocabulary-detection"):
         size = config.opset, config.batch, config.in_graph
         parity, opset, compared = export_towers(reference_model, config.name, *size, out, progress)
     elif reference_model.task == "promptable-segmentation":

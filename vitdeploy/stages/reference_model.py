@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # Fields of a source that name files.
 FILES = ("checkpoint", "text_features", "module", "normal", "memory")
 # Tasks of models that read or write texts.
-WITH_TOKENIZER: tuple[Task, ...] = ("zero-shot", "image-to-text")
+WITH_TOKENIZER: tuple[Task, ...] = ("zero-shot", "open-vocabulary-detection", "image-to-text")
 
 
 @dataclass(frozen=True)

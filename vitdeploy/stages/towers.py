@@ -13,12 +13,13 @@ from vitdeploy.exporter.torch_onnx import export_graph, export_text_graph
 from vitdeploy.graph.io.files import GraphMetadata, save_graph, set_metadata
 from vitdeploy.models.external.tokenizer import compare_tokenizers
 from vitdeploy.models.load import load_model
+from vitdeploy.models.open_vocabulary import OpenVocabulary
 from vitdeploy.models.torch_runner import torch_runner
 from vitdeploy.models.towers import Towers
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.flow import FlowRunner
-from vitdeploy.runtime.flows import IMAGE_TOWER, TEXT_TOWER
-from vitdeploy.spec import ZeroShotSpec
+from vitdeploy.runtime.flows import IMAGE_FEATURES, IMAGE_TOWER, TEXT_TOWER
+from vitdeploy.spec import OpenVocabularySpec, ReadsTexts, ZeroShotSpec
 from vitdeploy.stages.files import TOKENIZER_FILE
 from vitdeploy.stages.reference_model import ReferenceModel
 
@@ -46,7 +47,8 @@ def export_towers(
     progress("load the model", 0, 5)
     original = load_model(reference_model.source)
     module, spec = original.module, reference_model.postprocess
-    assert isinstance(module, Towers) and isinstance(spec, ZeroShotSpec) and reference_model.tokenizer is not None
+    assert isinstance(module, Towers | OpenVocabulary) and isinstance(spec, ZeroShotSpec | OpenVocabularySpec)
+    assert reference_model.tokenizer is not None
     shutil.copyfile(reference_model.tokenizer, out / TOKENIZER_FILE)
     progress("compare the tokenizer", 1, 5)
     compared = compare_tokenizers(reference_model.tokenizer, spec)
@@ -59,12 +61,12 @@ def export_towers(
         opset=opset,
         batch=batch,
         in_graph=in_graph,
-        outputs=["features"],
+        outputs=[{IMAGE_FEATURES: "features"}.get(each.name, each.name) for each in original.signature.outputs[:-1]],
     )
     progress("export the text tower", 3, 5)
     text = export_text_graph(module.text_tower, name=f"{name}_{TEXT_TOWER}", length=spec.length, opset=opset)
     for part, graph in ((IMAGE_TOWER, image), (TEXT_TOWER, text)):
-        set_metadata(graph, GraphMetadata(name, "zero-shot", reference_model.images, postprocess=spec))
+        set_metadata(graph, GraphMetadata(name, reference_model.task, reference_model.images, postprocess=spec))
         save_graph(graph, out / f"{part}.onnx")
     progress("compare with the original", 4, 5)
     with torch_runner(original) as reference:
@@ -82,7 +84,7 @@ def export_towers(
     return parity, (image.opset_imports[""], image.ir_version or 0), compared
 
 
-def _texts(spec: ZeroShotSpec, vocabulary: int, end: int) -> list[np.ndarray]:
+def _texts(spec: ReadsTexts, vocabulary: int, end: int) -> list[np.ndarray]:
     """Seeded random tokens at three batch sizes, which end anywhere and are padded."""
     generator, found = np.random.default_rng(SEED), []
     for batch in BATCHES:

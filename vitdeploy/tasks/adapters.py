@@ -13,6 +13,7 @@ from vitdeploy.tasks.image_to_image import ImageToImageKit
 from vitdeploy.tasks.image_to_text import ImageToTextKit
 from vitdeploy.tasks.instance_segmentation import InstanceSegmentationKit
 from vitdeploy.tasks.keypoints import KeypointsKit
+from vitdeploy.tasks.open_vocabulary import OpenVocabularyKit
 from vitdeploy.tasks.panoptic import PanopticKit
 from vitdeploy.tasks.prompted import PromptedKit
 from vitdeploy.tasks.segmentation import SegmentationKit
@@ -31,6 +32,7 @@ KITS: dict[Task, type[TaskAdapter]] = {
     "depth": DepthKit,
     "anomaly": AnomalyKit,
     "zero-shot": ZeroShotKit,
+    "open-vocabulary-detection": OpenVocabularyKit,
     "tensors": TensorsKit,
     "keypoints": KeypointsKit,
     "image-to-image": ImageToImageKit,

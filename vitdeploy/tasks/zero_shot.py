@@ -16,7 +16,7 @@ from vitdeploy.data.folder import DataSplit, Sample, split
 from vitdeploy.data.label_file import read_texts
 from vitdeploy.data.pixels import batches
 from vitdeploy.document.answers import Said
-from vitdeploy.errors import DataError
+from vitdeploy.errors import CapabilityError, DataError
 from vitdeploy.progress import Progress
 from vitdeploy.quantization.image_checks import LEAST_IMAGES
 from vitdeploy.runtime.flow import FlowRunner
@@ -26,8 +26,8 @@ from vitdeploy.runtime.preprocess import to_input
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.tokenizer import TextTokenizer, Tokens
 from vitdeploy.runtime.zero_shot import TextsBound, TextsSent
-from vitdeploy.spec import PreprocessSpec, ZeroShotSpec
-from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Found, Setting
+from vitdeploy.spec import OpenVocabularySpec, PreprocessSpec, ReadsTexts, ZeroShotSpec
+from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Found, Setting, TaskAdapter
 from vitdeploy.tasks.classification import ClassificationKit
 from vitdeploy.tasks.images import labels_in
 from vitdeploy.verification.collect import Answers, collect
@@ -75,13 +75,13 @@ class Embedding:
         return [*few, *self.cut]
 
 
-class ZeroShotKit(ClassificationKit):
-    """A classifier among the texts of the data. Without class folders the answer of an image is its nearest text."""
+class TextKit(TaskAdapter):
+    """What tasks of two towers have in common: their classes are texts."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        assert isinstance(setting.postprocess, ZeroShotSpec)
-        self.spec = setting.postprocess
+        assert isinstance(setting.postprocess, ZeroShotSpec | OpenVocabularySpec)
+        self.spec: ReadsTexts = setting.postprocess
 
     def tokens(self, texts: Sequence[str]) -> tuple[Tokens, tuple[str, ...]]:
         """int64 [texts, length] by the model's own tokenizer, and what is told of texts that are cut."""
@@ -91,8 +91,8 @@ class ZeroShotKit(ClassificationKit):
             found = TextTokenizer(self.setting.tokenizer, self.spec).encode(texts)
         return found, tuple(dict.fromkeys(str(each.message) for each in heard))
 
-    def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
-        data = super().load(choice, skip_bad=skip_bad, progress=progress)
+    def with_texts(self, data: Data) -> Data:
+        """The data, whose digests say of which texts."""
         digest = hashlib.sha256("\n".join(data.classes).encode()).hexdigest()
         return replace(
             data,
@@ -100,27 +100,7 @@ class ZeroShotKit(ClassificationKit):
             evaluation_digest=data.evaluation_digest + digest,
         )
 
-    def find(self, choice: DataChoice) -> Found:
-        """The images; their classes are the texts."""
-        parts = split(choice.path, "folders" if choice.labels == "folders" else "none", **choice.numbers)
-        given = read_texts(choice.texts) if choice.texts is not None else None
-        if not parts.classes:
-            if not given:
-                raise _no_texts(choice.path)
-            self._require_apart(given)
-            return Found(DataSplit(parts.calibration, parts.evaluation, given))
-        written = texts_of(parts.classes, choice.template)
-        texts = written if given is None else given
-        index = _places(parts.classes, written, texts)
-        self._require_apart(texts)
-        calibration, evaluation = (
-            tuple(Sample(sample.path, index[sample.label]) for sample in part if sample.label is not None)
-            for part in (parts.calibration, parts.evaluation)
-        )
-        mapping = ClassMap("name", dict(zip(parts.classes, index, strict=True)), _told(written, choice))
-        return Found(DataSplit(calibration, evaluation, texts), mapping=mapping)
-
-    def _require_apart(self, texts: Sequence[str]) -> None:
+    def require_apart(self, texts: Sequence[str]) -> None:
         """Raise DataError if the model reads two texts as the same tokens: no answer could be told from another."""
         seen: dict[bytes, str] = {}
         for text, row in zip(texts, self.tokens(texts)[0], strict=True):
@@ -132,6 +112,53 @@ class ZeroShotKit(ClassificationKit):
                     fix="change the texts, the template, or the names of the class folders",
                 )
 
+    def drive(self, calibration: Calibration) -> Embedding:
+        tokens, cut = self.tokens(calibration.texts)
+        return Embedding(calibration.samples, tokens, self.setting.images, cut)
+
+    def both(self, runner: Runner) -> FlowRunner:
+        """The runner as a flow; raises CapabilityError for one of a device, which gives no two towers."""
+        if not isinstance(runner, FlowRunner):
+            raise CapabilityError(
+                "a model of two towers is not verified on a device by this version",
+                found=runner.name,
+                wanted="its engines on this machine",
+                fix="leave --on out; `vitdeploy inspect BUNDLE --check` on the device compares golden answers",
+            )
+        return runner
+
+    def shared_golden(self, data: Data) -> dict[str, Array]:
+        return {"text": self.tokens(data.classes[:GOLDEN_TEXTS])[0]}
+
+
+class ZeroShotKit(TextKit, ClassificationKit):
+    """A classifier among the texts of the data. Without class folders the answer of an image is its nearest text."""
+
+    def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
+        return self.with_texts(super().load(choice, skip_bad=skip_bad, progress=progress))
+
+    def find(self, choice: DataChoice) -> Found:
+        """The images; their classes are the texts."""
+        parts = split(choice.path, "folders" if choice.labels == "folders" else "none", **choice.numbers)
+        given = read_texts(choice.texts) if choice.texts is not None else None
+        if not parts.classes:
+            if not given:
+                raise no_texts(choice.path)
+            self.require_apart(given)
+            return Found(DataSplit(parts.calibration, parts.evaluation, given))
+        written = texts_of(parts.classes, choice.template)
+        texts = written if given is None else given
+        index = places(parts.classes, written, texts)
+        self.require_apart(texts)
+        calibration, evaluation = (
+            tuple(Sample(sample.path, index[sample.label]) for sample in part if sample.label is not None)
+            for part in (parts.calibration, parts.evaluation)
+        )
+        mapping = ClassMap(
+            "name", dict(zip(parts.classes, index, strict=True)), told_of("class folders", written, choice)
+        )
+        return Found(DataSplit(calibration, evaluation, texts), mapping=mapping)
+
     def calibration(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Calibration:
         found = super().calibration(choice, skip_bad=skip_bad, progress=progress)
         given = read_texts(choice.texts) if choice.texts is not None else None
@@ -139,14 +166,11 @@ class ZeroShotKit(ClassificationKit):
             names = split(choice.path, "folders", calibration=1, evaluation="all", seed=0).classes
             given = texts_of(names, choice.template)
         if not given:
-            raise _no_texts(choice.path)
+            raise no_texts(choice.path)
         return replace(found, texts=given)
 
-    def drive(self, calibration: Calibration) -> Embedding:
-        tokens, cut = self.tokens(calibration.texts)
-        return Embedding(calibration.samples, tokens, self.setting.images, cut)
-
     def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
+        assert isinstance(self.spec, ZeroShotSpec)
         tokens = self.tokens(data.classes)[0]
         bound: Runner = TextsSent(runner, tokens, self.spec)
         if isinstance(runner, FlowRunner):
@@ -157,11 +181,9 @@ class ZeroShotKit(ClassificationKit):
         """The best text; SigLIP's probability is of that text alone."""
         logits = answers.columns["logits"][index]
         best = classify(logits, labels, 1)
+        assert isinstance(self.spec, ZeroShotSpec)
         alone = self.spec.scores == "sigmoid"
         return Said(best.label, float(sigmoid(logits.max().astype(np.float64))) if alone else best.score)
-
-    def shared_golden(self, data: Data) -> dict[str, Array]:
-        return {"text": self.tokens(data.classes[:GOLDEN_TEXTS])[0]}
 
 
 def texts_of(names: Sequence[str], template: str) -> tuple[str, ...]:
@@ -187,7 +209,9 @@ def _parsed(template: str) -> list[tuple[str, str | None, str | None, str | None
         return []
 
 
-def _places(names: Sequence[str], written: Sequence[str], texts: Sequence[str]) -> list[int]:
+def places(
+    names: Sequence[str], written: Sequence[str], texts: Sequence[str], what: str = "class folders"
+) -> list[int]:
     """The place of each class among the texts.
 
     Raises:
@@ -196,19 +220,19 @@ def _places(names: Sequence[str], written: Sequence[str], texts: Sequence[str]) 
     lost = [name for name, text in zip(names, written, strict=True) if list(texts).count(text) != 1]
     if lost:
         raise DataError(
-            "the texts are not those of the class folders",
+            f"the texts are not those of the {what}",
             found=f"not once among the texts: {', '.join(repr(written[names.index(name)]) for name in lost[:3])}",
-            wanted="one line for each folder, as the template makes it of the folder's name",
+            wanted="one line for each, as the template makes it of its name",
             fix="change the file of texts, or --template (data.template)",
         )
     return [list(texts).index(text) for text in written]
 
 
-def _told(written: Sequence[str], choice: DataChoice) -> str:
-    return f"class folders as texts, such as {written[0]!r}" + (" of the file" if choice.texts is not None else "")
+def told_of(what: str, written: Sequence[str], choice: DataChoice) -> str:
+    return f"{what} as texts, such as {written[0]!r}" + (" of the file" if choice.texts is not None else "")
 
 
-def _no_texts(folder: Path) -> DataError:
+def no_texts(folder: Path) -> DataError:
     return DataError(
         f"{folder} says nothing of texts that its images could be compared with",
         found="images without class folders, and no file of texts",

@@ -20,6 +20,7 @@ GUARD: dict[Task, float] = {
     "sequence": 95.0,
     "zero-shot": 95.0,
     "detection": 90.0,
+    "open-vocabulary-detection": 90.0,
     "panoptic": 90.0,
     "features": 90.0,
     "segmentation": 90.0,

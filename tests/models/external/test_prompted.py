@@ -1,4 +1,4 @@
-"""SAM and SAM 2 as two modules: the masks are transformers' for every kind of prompt."""
+"""SAM, SAM 2, EdgeTAM and the tracker of SAM 3 as two modules: the masks are transformers' for every kind of prompt."""
 
 import json
 import os
@@ -19,8 +19,13 @@ from vitdeploy.spec import PreprocessSpec
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.reference_model import find_reference_model
 
-SIDES = {"sam": 48, "sam2": 64}
-FAMILIES = {"sam": "SAM, transformers' modules", "sam2": "SAM 2, transformers' modules"}
+SIDES = {"sam": 48, "sam2": 64, "edgetam": 64, "sam3": 64}
+FAMILIES = {
+    "sam": "SAM, transformers' modules",
+    "sam2": "SAM 2, transformers' modules",
+    "edgetam": "EdgeTAM, transformers' modules",
+    "sam3": "SAM 3's tracker, transformers' modules",
+}
 POINTS, LABELS, BOX = [(5.0, 7.0), (30.5, 12.25), (20.0, 40.0)], [1, 0, 1], [4.0, 6.0, 31.0, 44.0]
 PROMPTS = {"point": (POINTS[:1], LABELS[:1], None), "points": (POINTS, LABELS, None), "box": ([], [], BOX)}
 PROMPTS["points and box"] = (POINTS, LABELS, BOX)
@@ -131,17 +136,36 @@ def test_slots_that_are_not_used_change_nothing(models):
         np.testing.assert_allclose(ours, each, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("kind", "inner"), [("sam2", "Sam2"), ("edgetam", "EdgeTam"), ("sam3", "Sam3Tracker")])
 @torch.no_grad()
-def test_a_model_of_videos_is_its_model_of_images(tmp_path):
-    save_prompted("sam2-video", tmp_path)
+def test_a_model_of_videos_is_its_model_of_images(kind, inner, tmp_path):
+    save_prompted(f"{kind}-video", tmp_path)
     found = load_model(Source(f"hf:{tmp_path}"))
-    assert "Sam2Model, the part of Sam2VideoModel that sees single images" in found.notes
-    image = torch.randn(2, 3, SIDES["sam2"], SIDES["sam2"], generator=torch.Generator().manual_seed(0))
-    alone = reference("transformers").Sam2Model.from_pretrained(tmp_path).eval()
-    points, labels = slots("sam2", PROMPTS["points"], found.signature.postprocess, len(image))
+    assert f"{inner}Model, the part of {inner}VideoModel that sees single images" in found.notes
+    image = torch.randn(2, 3, SIDES[kind], SIDES[kind], generator=torch.Generator().manual_seed(0))
+    alone = getattr(reference("transformers"), f"{inner}Model").from_pretrained(tmp_path).eval()
+    points, labels = slots(kind, PROMPTS["points"], found.signature.postprocess, len(image))
     masks, scores = found.module(image, points, labels)
     wanted = theirs(alone, image, PROMPTS["points"])
     assert torch.allclose(masks, wanted[0], atol=1e-5) and torch.allclose(scores, wanted[1], atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_coarser_map_of_sam_3_that_nothing_reads_is_left_out(tmp_path):
+    model = save_prompted("sam3-coarser", tmp_path)
+    found = load_model(Source(f"hf:{tmp_path}"))
+    image = torch.randn(2, 3, SIDES["sam3"], SIDES["sam3"], generator=torch.Generator().manual_seed(0))
+    points, labels = slots("sam3", PROMPTS["box"], found.signature.postprocess, len(image))
+    for ours, wanted in zip(found.module(image, points, labels), theirs(model, image, PROMPTS["box"]), strict=True):
+        assert torch.allclose(ours, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["SamHQModel", "Sam3Model", "Sam3LiteTextModel", "Sam3VideoModel"])
+def test_what_is_prompted_otherwise_is_refused_by_name(name, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "sam", "architectures": [name]}))
+    with pytest.raises(CheckpointError, match=f"does not take transformers' {name}") as caught:
+        load_model(Source(f"hf:{tmp_path}"))
+    assert caught.value.found and "Model" in caught.value.fix
 
 
 def test_a_model_of_videos_without_all_of_its_image_model_is_refused(tmp_path):

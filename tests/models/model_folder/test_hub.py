@@ -225,6 +225,26 @@ def test_old_weights_are_fetched_only_where_there_are_no_others(tmp_path, monkey
     assert calls[1:] == [("owner/name", COMMIT, ["pytorch_model.bin"])][: asked - 1]
 
 
+@pytest.mark.parametrize(
+    ("there", "fetched"),
+    [
+        (["open_clip_model.safetensors", "open_clip_pytorch_model.bin"], ["open_clip_model.safetensors"]),
+        (["open_clip_pytorch_model.bin"], ["open_clip_model.safetensors", "open_clip_pytorch_model.bin"]),
+    ],
+)
+def test_weights_of_open_clip_are_fetched_where_a_repository_has_only_its_layout(tmp_path, monkeypatch, there, fetched):
+    hub = pytest.importorskip("huggingface_hub", reason="pip install 'vitdeploy[hub]'")
+    calls, remote = [], ["open_clip_config.json", "tokenizer.json", *there]
+
+    def snapshot_download(repository, revision, allow_patterns):
+        calls.append(allow_patterns)
+        return str(folder_with(tmp_path / COMMIT, *(name for name in remote if name in allow_patterns)))
+
+    monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
+    assert names(locate("hf:owner/name").weights) == fetched[-1:]
+    assert calls[1:] == [["pytorch_model.bin"], *([name] for name in fetched)]
+
+
 def test_whatever_a_download_dies_of_is_a_hub_error(monkeypatch):
     hub = pytest.importorskip("huggingface_hub", reason="pip install 'vitdeploy[hub]'")
 

@@ -1,5 +1,6 @@
-"""SAM (arXiv 2304.02643) and SAM 2 (arXiv 2408.00714, of single images) of transformers as two modules: an image
-encoder, and a decoder of one prompt for each image.
+"""SAM (arXiv 2304.02643), and of single images SAM 2 (arXiv 2408.00714), EdgeTAM (arXiv 2501.07256) and SAM 3's tracker
+(arXiv 2511.16719), of transformers as two modules: an image encoder, and a decoder of one prompt for each image. The
+last two are SAM 2 with other backbones.
 
 A prompt is a fixed number of slots, of which those without a kind are masked in every attention that reads the prompt.
 So the masks are those of transformers for the same points and boxes, however many there are. The decoder gives all four
@@ -44,16 +45,22 @@ class SamEncoder(nn.Module):
 
 
 class Sam2Encoder(nn.Module):
-    """float32 [b, channels, side, side] -> the embedding [b, width, h, w], and two finer maps for the decoder's end."""
+    """float32 [b, channels, side, side] -> the embedding [b, width, h, w], and two finer maps for the decoder's end.
+
+    SAM 3's encoder may give a coarser map, too, that its tracker does not read; transformers then adds what stands for
+    "no memory" to that one.
+    """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.encoder, self.no_memory = model.vision_encoder, model.no_memory_embedding
+        self.levels = len(model.backbone_feature_sizes)
         self.project = nn.ModuleList([model.mask_decoder.conv_s0, model.mask_decoder.conv_s1])
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
-        *finer, last = self.encoder(image).fpn_hidden_states
-        embedding = last + self.no_memory.reshape(1, -1, 1, 1)
+        maps = self.encoder(image).fpn_hidden_states
+        *finer, last = maps[: self.levels]
+        embedding = last + self.no_memory.reshape(1, -1, 1, 1) if len(maps) == self.levels else last
         return (embedding, *(project(each) for project, each in zip(self.project, finer, strict=True)))
 
 
@@ -167,7 +174,12 @@ def _sam2(model: Any) -> tuple[Prompted, PromptSpec]:
 
 
 # The classes of transformers, and how each becomes two modules.
-CLASSES: Mapping[str, Callable[[Any], tuple[Prompted, PromptSpec]]] = {"SamModel": _sam, "Sam2Model": _sam2}
+CLASSES: Mapping[str, Callable[[Any], tuple[Prompted, PromptSpec]]] = {
+    "SamModel": _sam,
+    "Sam2Model": _sam2,
+    "EdgeTamModel": _sam2,
+    "Sam3TrackerModel": _sam2,
+}
 
 
 def as_prompted(model: Any, image_size: tuple[int, int]) -> tuple[Prompted, Signature] | None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from vitdeploy.errors import CheckpointError
-from vitdeploy.runtime.tokenizer import TextTokenizer, TextWriter
-from vitdeploy.spec import SequenceSpec, TextSpec, ZeroShotSpec
+from vitdeploy.runtime.tokenizer import TextTokenizer, TextWriter, cleaned
+from vitdeploy.spec import ReadsTexts, SequenceSpec, TextSpec
 
 TEXTS, SEED = 1000, 0
 # Texts that tokenizers have had trouble with: nothing, spaces of many kinds, marks that combine, scripts without spaces
@@ -76,7 +78,7 @@ def sample_texts() -> list[str]:
     return [*ODD, *mixed]
 
 
-def compare_tokenizers(file: Path, spec: ZeroShotSpec) -> str | None:
+def compare_tokenizers(file: Path, spec: ReadsTexts) -> str | None:
     """What the tokenizer in the folder of `file` was compared with, in a few words; None where transformers is not
     installed, or has no tokenizer for the folder.
 
@@ -93,7 +95,7 @@ def compare_tokenizers(file: Path, spec: ZeroShotSpec) -> str | None:
         from transformers import AutoTokenizer
 
         theirs = AutoTokenizer.from_pretrained(file.parent, local_files_only=True, trust_remote_code=False)
-        wanted = theirs(texts, padding="max_length", truncation=True, max_length=spec.length)["input_ids"]
+        wanted = _padded(theirs, texts, spec)
     except Exception:  # transformers has many, of files that it does not know and of packages that it needs
         return None
     different = [i for i, row in enumerate(np.asarray(wanted)) if not np.array_equal(ours[i], row)]
@@ -108,6 +110,14 @@ def compare_tokenizers(file: Path, spec: ZeroShotSpec) -> str | None:
             fix="save the tokenizer again with transformers' save_pretrained, and export that folder",
         )
     return f"{len(texts)} texts as transformers {transformers.__version__}'s {type(theirs).__name__}"
+
+
+def _padded(theirs: Any, texts: Sequence[str], spec: ReadsTexts) -> Sequence[Sequence[int]]:
+    """The tokens of transformers' tokenizer; of a model of OpenCLIP as that library asks it for them."""
+    if spec.clean is None:
+        return theirs(texts, padding="max_length", truncation=True, max_length=spec.length)["input_ids"]
+    rows = theirs([cleaned(text, spec.clean) for text in texts], truncation=True, max_length=spec.length)["input_ids"]
+    return [[*row, *[spec.pad] * (spec.length - len(row))] for row in rows]
 
 
 def compare_writers(file: Path, spec: TextSpec, sequence: SequenceSpec) -> str | None:

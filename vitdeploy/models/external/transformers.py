@@ -25,6 +25,8 @@ from vitdeploy.models.model_folder.objects import reading_rule
 from vitdeploy.spec import QUERIES_ASSUMED, PreprocessSpec, Task
 
 POOLER = "pooler."
+_POINTS = "a model whose prompts are points and boxes"
+_TRACKER = "take its tracker: transformers' Sam3TrackerModel.from_pretrained(FOLDER).save_pretrained(OTHER)"
 # Classes whose answers would not be those of their library: what they do, what would be needed, and a way around.
 MISSING = {
     "ZoeDepthForDepthEstimation": (
@@ -33,10 +35,26 @@ MISSING = {
         "no such padding, and one head",
         "take DepthAnythingForDepthEstimation with depth_estimation_type metric, or DPTForDepthEstimation",
     ),
+    "SamHQModel": (
+        "a decoder that reads what the encoder's middle blocks give, with a mask of its own beside SAM's four",
+        "SAM's encoder and decoder",
+        "take SamModel, Sam2Model or EdgeTamModel",
+    ),
+    "Sam3Model": ("layers that attend to the tokens of a text, which says what is to be found", _POINTS, _TRACKER),
+    "Sam3LiteTextModel": (
+        "layers that attend to the tokens of a text, which says what is to be found",
+        _POINTS,
+        "take Sam3TrackerModel, Sam2Model or EdgeTamModel",
+    ),
+    "Sam3VideoModel": ("a detector of what a text says, and a tracker, in one", _POINTS, _TRACKER),
 }
 # Classes that hold another one whole, of single images, and what else a video needs: the library loads the inner one
 # from the same files, as its pages on SAM 2 do.
-OF_VIDEOS = {"Sam2VideoModel": "Sam2Model"}
+OF_VIDEOS = {
+    "Sam2VideoModel": "Sam2Model",
+    "EdgeTamVideoModel": "EdgeTamModel",
+    "Sam3TrackerVideoModel": "Sam3TrackerModel",
+}
 
 
 def refuse_missing(config: Mapping[str, Any]) -> None:

@@ -11,9 +11,12 @@ from vitdeploy.models.checkpoints.unsupported import refuse_folder
 from vitdeploy.models.json_file import any_json
 
 CONFIG, PREPROCESSOR, PROCESSOR = "config.json", "preprocessor_config.json", "processor_config.json"
+OPEN_CLIP = "open_clip_config.json"
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
 # Which counts where a folder has several, as in transformers: save_pretrained leaves what an earlier save has written.
 WEIGHTS = (SAFETENSORS, INDEX, PICKLED, "pytorch_model.bin.index.json")
+# The same of OpenCLIP's layout; the last is what other programs that train such models write.
+OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin", SAFETENSORS, PICKLED)
 
 
 @dataclass(frozen=True)
@@ -28,20 +31,25 @@ class ModelFolder:
 
     @property
     def has_config(self) -> bool:
-        """Whether it has a model's config.json; other programs use the same file name.
+        """Whether it has a model's config.json, or OpenCLIP's; other programs use the first file name, too.
 
         Raises:
             CheckpointError: it cannot be parsed, so its origin is unknown.
         """
         path = self.path / CONFIG
         if not path.is_file():
-            return False
+            return self.is_open_clip
         try:
             config = any_json(path)
         except CheckpointError as error:
             error.fix += "; or move it elsewhere, if it is another program's"
             raise
         return isinstance(config, dict) and bool({"model_type", "architecture"} & config.keys())
+
+    @property
+    def is_open_clip(self) -> bool:
+        """Whether it is in OpenCLIP's layout; with a config.json it is read as transformers' or timm's."""
+        return (self.path / OPEN_CLIP).is_file() and not (self.path / CONFIG).is_file()
 
     @property
     def weights(self) -> tuple[Path, ...]:
@@ -53,21 +61,22 @@ class ModelFolder:
         """
         if self.given:
             return self.given
-        for name in WEIGHTS:
+        for name in OPEN_CLIP_WEIGHTS if self.is_open_clip else WEIGHTS:
             if (self.path / name).is_file():
                 return files_of(self.path / name)
         refuse_folder(self.path)
         raise MissingFileError(
             f"no weights in {self.path}",
             found=", ".join(sorted(entry.name for entry in self.path.iterdir())[:8]) or "an empty folder",
-            wanted=f"{SAFETENSORS} or {PICKLED}",
+            wanted=" or ".join(OPEN_CLIP_WEIGHTS[:2] if self.is_open_clip else (SAFETENSORS, PICKLED)),
             fix="copy the whole folder of the model",
         )
 
     @property
     def files(self) -> tuple[Path, ...]:
         """All files that the model is a function of."""
-        configs = (self.path / name for name in (CONFIG, PREPROCESSOR, PROCESSOR))
+        names = (OPEN_CLIP,) if self.is_open_clip else (CONFIG, PREPROCESSOR, PROCESSOR)
+        configs = (self.path / name for name in names)
         return (*(path for path in configs if path.is_file()), *self.weights)
 
 

@@ -14,11 +14,20 @@ from pathlib import Path
 
 from vitdeploy.errors import HubError, MissingFileError, MissingPackageError
 from vitdeploy.models.checkpoints.shards import INDEX
-from vitdeploy.models.model_folder.files import CONFIG, PICKLED, PREPROCESSOR, PROCESSOR, SAFETENSORS, ModelFolder
+from vitdeploy.models.model_folder.files import (
+    CONFIG,
+    OPEN_CLIP,
+    OPEN_CLIP_WEIGHTS,
+    PICKLED,
+    PREPROCESSOR,
+    PROCESSOR,
+    SAFETENSORS,
+    ModelFolder,
+)
 from vitdeploy.models.model_folder.tokenizer import TOKENIZER, TOKENIZER_CONFIG
 
 WANTED = [
-    *(CONFIG, PREPROCESSOR, PROCESSOR, TOKENIZER, TOKENIZER_CONFIG),
+    *(CONFIG, OPEN_CLIP, PREPROCESSOR, PROCESSOR, TOKENIZER, TOKENIZER_CONFIG),
     *(SAFETENSORS, INDEX, "model-*-of-*.safetensors"),
 ]
 
@@ -95,6 +104,9 @@ def _download(repository: str, revision: str | None) -> ModelFolder:
         if not any(path.glob("*.safetensors")):
             # Old repositories. Where there is a choice, half of the bytes need not be fetched.
             snapshot_download(repository, revision=path.name, allow_patterns=[PICKLED])
+        for name in OPEN_CLIP_WEIGHTS[:2]:
+            if ModelFolder(path).is_open_clip and not any((path / each).is_file() for each in OPEN_CLIP_WEIGHTS):
+                snapshot_download(repository, revision=path.name, allow_patterns=[name])
     except HFValidationError as error:
         raise HubError(f"{repository!r} is not the name of a repository", found=str(error)[:200]) from None
     except Exception as error:  # errors of huggingface_hub, of its HTTP client, of its storage's client, of the disk

@@ -33,6 +33,8 @@ PADDING = "Swin2SR"
 TOPDOWN, BOX_UNIT = "VitPose", 200.0
 # A processor that scales images to a longest side, and pads them to a square at the right and at the bottom.
 LONGEST = "Sam"
+# A processor that pads images to a square at the right and at the bottom, with black, before it resizes them.
+SQUARED = "Owlv2"
 # Of these a config.json tells no image size, and the processor gives images of any.
 KEEPS_ASPECT, STEP = ("Mask2Former", "MaskFormer"), 32
 # A processor that shrinks images until they fit and pads them; its lists of sizes are (width, height).
@@ -105,6 +107,9 @@ PROCESSORS: Mapping[str, Processor] = {
     "DPT": Processor(_pair(384), 3, HALF, HALF),
     LONGEST: Processor({"longest_edge": 1024}, 2, IMAGENET_MEAN, IMAGENET_STD, pad=True),
     "Sam2": Processor(_pair(1024), 2, IMAGENET_MEAN, IMAGENET_STD),
+    "OwlViT": Processor(_pair(768), 3, CLIP_MEAN, CLIP_STD, crop=_pair(768)),
+    SQUARED: Processor(_pair(960), 2, CLIP_MEAN, CLIP_STD, pad=True),
+    "Sam3": Processor(_pair(1008), 2, HALF, HALF),
     PADDING: Processor(_pair(64), 2, HALF, HALF, normalize=False, pad=True, resizes=False),
     "RTDetr": Processor(_pair(640), 2, IMAGENET_MEAN, IMAGENET_STD, square=False, normalize=False),
 }
@@ -214,6 +219,9 @@ def transformers_preprocess(
     processor, name, notes = _processor(config)
     if name == LONGEST:
         spec, remarks = _longest(config, processor, channels, image_size)
+        return spec, (*notes, *remarks)
+    if name == SQUARED:
+        spec, remarks = _squared(config, processor, channels, image_size)
         return spec, (*notes, *remarks)
     if name == THUMBNAIL and isinstance(config.get("size"), list):
         config = {**config, "size": config["size"][::-1]}
@@ -340,6 +348,25 @@ def _longest(
     mean, std = settings.normalisation(channels)
     spec = PreprocessSpec(image_size, image_size, settings.interpolation, mean, std, "longest-pad")
     return spec, () if padded == image_size else (told,)
+
+
+def _squared(
+    config: Mapping[str, Any], processor: Processor, channels: int, image_size: tuple[int, int]
+) -> tuple[PreprocessSpec, tuple[str, ...]]:
+    """OWLv2's processor, with notes. Raises CheckpointError where it does not pad to a square and resize that."""
+    settings = _Settings(config, processor)
+    own = settings.resize
+    square = isinstance(own, tuple) and own[0] == own[1] and image_size[0] == image_size[1]
+    if not (settings.resizes and settings.pad and square) or settings.crop is not None:
+        raise _unsupported(
+            f"do_resize {settings.resizes}, do_pad {settings.pad}, size {own}, "
+            f"do_center_crop {settings.crop is not None}",
+            "do_pad, and do_resize to a square",
+        )
+    mean, std = settings.normalisation(channels)
+    spec = PreprocessSpec(image_size, image_size, settings.interpolation, mean, std, "longest-pad", fill=0)
+    told = "the processor pads images, then resizes them with a blur of its own; here they are resized, then padded"
+    return spec, (told,)
 
 
 def _topdown(config: Mapping[str, Any]) -> Fit:

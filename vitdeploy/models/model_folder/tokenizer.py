@@ -10,12 +10,14 @@ from typing import Any, Literal
 
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.json_file import read_json
-from vitdeploy.spec import TextSpec
+from vitdeploy.spec import Clean, TextSpec
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 # Files that transformers makes a tokenizer.json of.
 OTHER_TOKENIZERS = ("vocab.", "merges.txt", "sentencepiece", "spiece", "tokenizer")
 Side = Literal["left", "right"]
+# CLIP's marks around a text: the last two tokens of its byte pairs.
+CLIP_MARKS = ("<|startoftext|>", "<|endoftext|>")
 # What transformers 5.23's classes do, whatever tokenizer.json says: whether texts become small letters, and the side of
 # the padding where tokenizer_config.json does not say it.
 CLASSES: dict[str, tuple[bool, Side]] = {"Siglip2Tokenizer": (True, "left")}
@@ -23,12 +25,13 @@ CLASSES: dict[str, tuple[bool, Side]] = {"Siglip2Tokenizer": (True, "left")}
 
 @dataclass(frozen=True)
 class TokenizerFacts:
-    """`pad`: the number of the token that texts are padded with, on the side `padding`."""
+    """`pad`: the number of the token that texts are padded with, on the side `padding`; the rest as `ZeroShotSpec`."""
 
     file: Path
     pad: int
     padding: Side
     lowercase: bool
+    clean: Clean | None = None
 
 
 def tokenizer_of(folder: Path) -> TokenizerFacts | None:
@@ -59,6 +62,25 @@ def tokenizer_of(folder: Path) -> TokenizerFacts | None:
     lowercase, usual = CLASSES.get(kind, (False, str(padding.get("direction", "right")).lower()))
     side = config.get("padding_side", usual)
     return TokenizerFacts(file, number, "left" if side == "left" else "right", lowercase)
+
+
+def byte_pairs_of(folder: Path, vocabulary: int) -> TokenizerFacts:
+    """CLIP's byte pairs as OpenCLIP uses them: padded with the token 0, which is a word's, too.
+
+    Raises:
+        CheckpointError: the file cannot be read, or its marks around a text are not the last of `vocabulary` tokens.
+    """
+    file = folder / TOKENIZER
+    own = _content(file)
+    found = tuple(_number(own, name) for name in CLIP_MARKS)
+    if found != (vocabulary - 2, vocabulary - 1):
+        raise CheckpointError(
+            f"{file} is not the tokenizer of CLIP's byte pairs",
+            found=", ".join(f"{name} is {number}" for name, number in zip(CLIP_MARKS, found, strict=True)),
+            wanted=f"{vocabulary - 2} and {vocabulary - 1}, the last of the text tower's {vocabulary} tokens",
+            fix="take tokenizer.json of openai/clip-vit-base-patch32",
+        )
+    return TokenizerFacts(file, 0, "right", False)
 
 
 def text_spec(folder: Path, *, keeps_special: bool) -> TextSpec:

@@ -1,0 +1,99 @@
+"""Detection of what texts say: labelled boxes whose categories become texts, and COCO's mAP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from vitdeploy.data.annotations import Category
+from vitdeploy.data.classes import ClassMap, match_categories
+from vitdeploy.data.detection import read_detection
+from vitdeploy.data.label_file import read_texts
+from vitdeploy.errors import DataError
+from vitdeploy.progress import Progress
+from vitdeploy.runtime.detection import Detections
+from vitdeploy.runtime.open_vocabulary import TextsFound, head_of, within
+from vitdeploy.runtime.runner import Runner
+from vitdeploy.spec import OpenVocabularySpec, PostprocessSpec
+from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Found, ImageKit, Setting
+from vitdeploy.tasks.detection import DetectionKit
+from vitdeploy.tasks.zero_shot import TextKit, places, texts_of, told_of
+from vitdeploy.verification.collect import Answers, collect
+
+
+class OpenVocabularyKit(TextKit, DetectionKit):
+    """A detector of the texts of the data: those of a file, or made of the categories' names by the template."""
+
+    @property
+    def _head(self) -> PostprocessSpec:
+        assert isinstance(self.spec, OpenVocabularySpec)
+        return head_of(self.spec)
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.found: tuple[str, ...] = ()
+
+    def _detect(self, answers: Answers, index: int, threshold: float, labels: Sequence[str] | None) -> Detections:
+        return within(super()._detect(answers, index, threshold, labels))
+
+    def find(self, choice: DataChoice) -> Found:
+        """The images and their boxes; the texts are `found`, too."""
+        given = read_texts(choice.texts) if choice.texts is not None else None
+        if choice.annotations is None or choice.labels == "none":
+            if not given:
+                raise _no_texts(choice.path)
+            found = ImageKit.find(self, choice)
+            self.require_apart(given)
+            self.found = given
+            return replace(found, parts=replace(found.parts, classes=given))
+        kind: Literal["yolo", "coco"] = "yolo" if choice.labels == "yolo" else "coco"
+        found_set = read_detection(choice.path, choice.annotations, kind)
+        used = {int(c) for boxes in found_set.annotations.values() for c in boxes.classes}
+        names = _names(found_set.categories)
+        texts, mapping = self._mapped(choice, names, given, match_categories(found_set.categories, used, names, None))
+        truth = {path: boxes.renumbered(mapping.index) for path, boxes in found_set.annotations.items()}
+        self.found = texts
+        return Found(replace(found_set.split(**choice.numbers), classes=texts), found_set, truth, mapping)
+
+    def _mapped(
+        self, choice: DataChoice, names: tuple[str, ...], given: tuple[str, ...] | None, own: ClassMap
+    ) -> tuple[tuple[str, ...], ClassMap]:
+        """The texts, and the text of each category."""
+        written = texts_of(names, choice.template)
+        texts = written if given is None else given
+        place = places(names, written, texts, "categories")
+        self.require_apart(texts)
+        index = {category: place[position] for category, position in own.index.items()}
+        return texts, ClassMap("name", index, told_of("categories", written, choice))
+
+    def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
+        data = DetectionKit.load(self, choice, skip_bad=skip_bad, progress=progress)
+        return self.with_texts(replace(data, classes=self.found))
+
+    def calibration(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Calibration:
+        found = ImageKit.calibration(self, choice, skip_bad=skip_bad, progress=progress)
+        given = read_texts(choice.texts) if choice.texts is not None else ()
+        if not given and choice.annotations is not None:
+            given = self.find(choice).parts.classes
+        if not given:
+            raise _no_texts(choice.path)
+        return replace(found, texts=given)
+
+    def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
+        bound = TextsFound(self.both(runner), self.tokens(data.classes)[0])
+        return collect(bound, self.pixels(data), self.setting.images, self.keep, progress)
+
+
+def _no_texts(folder: Path) -> DataError:
+    return DataError(
+        f"{folder} says nothing of texts that could be searched for in its images",
+        found="no categories, and no file of texts",
+        wanted="texts, one a line, as they will be asked in use",
+        fix="--texts FILE (data.texts in a recipe); or labels: coco, whose categories become texts by the template",
+    )
+
+
+def _names(categories: Sequence[Category]) -> tuple[str, ...]:
+    return tuple(str(each.name).strip() for each in sorted(categories, key=lambda each: each.id))
