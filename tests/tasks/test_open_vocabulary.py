@@ -172,7 +172,7 @@ def test_the_whole_line(owl, scenes, shared_store, tmp_path):
         assert {each.partition("/")[0] for each in int8["quantization"]["int8"]} == {"image_tower", "text_tower"}
     for engine in manifest.engines:
         with make_runner(out, engine) as runner:
-            assert check_golden(out, manifest, runner)
+            assert check_golden(out, manifest, engine, runner).ok
     assert "a cat" in said or "ein Foto" in said or "nothing" in said
     with load(out, "onnxruntime-cpu") as predictor:
         assert set(predictor.labels) == set(TEXTS)
