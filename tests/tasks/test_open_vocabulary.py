@@ -1,5 +1,6 @@
 """A detector of what texts say: its data, its predictor, and the whole line from transformers' folder to a bundle."""
 
+import base64
 import json
 import os
 
@@ -11,6 +12,7 @@ from PIL import Image
 from tests.command_line import command_line
 from tests.models.owl import save_owl
 from tests.references import reference
+from tests.serve.conftest import Running
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import DataError, InputError
 from vitdeploy.models.load import load_model
@@ -22,6 +24,7 @@ from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import check_golden
 from vitdeploy.runtime.tokenizer import TextTokenizer
 from vitdeploy.runtime.zero_shot_predictor import OpenVocabularyPredictor
+from vitdeploy.serve.engines import load_engines
 from vitdeploy.tasks.adapter import DataChoice, Setting
 from vitdeploy.tasks.adapters import make_adapter
 
@@ -177,3 +180,9 @@ def test_the_whole_line(owl, scenes, shared_store, tmp_path):
     with load(out, "onnxruntime-cpu") as predictor:
         assert set(predictor.labels) == set(TEXTS)
         assert predictor.predict(scenes / "images" / "03.png").objects
+        wanted = predictor.predict(scenes / "images" / "03.png", texts=["a cat", "ein Foto"]).to_dict()
+    encoded = base64.b64encode((scenes / "images" / "03.png").read_bytes()).decode()
+    asked = {"image": encoded, "texts": ["a cat", "ein Foto"]}
+    with load_engines(out, "onnxruntime-cpu", max_batch=1) as engines, Running(engines) as running:
+        status, _, answer = running.ask("POST", "/predict", json.dumps(asked), {"Content-Type": "application/json"})
+    assert (status, answer["objects"]) == (200, wanted["objects"])
