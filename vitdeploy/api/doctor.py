@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 PACKAGES = {
@@ -31,7 +32,7 @@ def diagnose() -> tuple[dict[str, Any], list[str]]:
     from vitdeploy.runtime.host import VNNI, describe_host, saturates
     from vitdeploy.spec import encode
 
-    host = describe_host()
+    host, known = describe_host(), known_bad()
     packages = {name: _version(name) for names in PACKAGES.values() for name in names}
     targets = {name: probe_target(name) for name in TARGETS}
     missing = [name for name in PACKAGES["export"] if packages[name] is None]
@@ -46,6 +47,7 @@ def diagnose() -> tuple[dict[str, Any], list[str]]:
         lines.append(f"{state:<7}  {name:<20} {found.detail}")
         if found.fix:
             lines.append(f"         fix: {found.fix}")
+        lines += known_lines(known.get(name, {}))
     if missing:
         lines += [
             f"missing  export, quantize, verify, run: {', '.join(missing)}",
@@ -54,6 +56,7 @@ def diagnose() -> tuple[dict[str, Any], list[str]]:
     else:
         lines.append("works    export, quantize, verify, run")
     document: dict[str, Any] = {"host": host, "packages": packages, "targets": encode(targets), "export": not missing}
+    document["known_bad"] = known
     return document, lines
 
 
@@ -73,8 +76,38 @@ def diagnose_target(target: str) -> tuple[dict[str, Any], list[str]]:
     found = examine(target)
     missing = [each.name for each in found if not each.ok]
     verdict = f"{target} does not work here: missing {', '.join(missing)}" if missing else f"{target} works here"
+    known = known_bad((target,))
     document = {"target": target, "works": not missing, "findings": [encode(each) for each in found]}
-    return document, [*finding_lines(found), verdict]
+    document["known_bad"] = known.get(target, {})
+    return document, [*finding_lines(found), *known_lines(known.get(target, {})), verdict]
+
+
+def known_bad(targets: Iterable[str] | None = None) -> dict[str, dict[str, str]]:
+    """By target that is installed here, the entries on its release in the table of runtimes known to be wrong: by id,
+    what vitdeploy does about it.
+
+    Raises:
+        KnownBadTableError: the table cannot be read.
+    """
+    from vitdeploy.backends import TARGETS
+    from vitdeploy.known_bad.platform import entries_for, platform_here
+    from vitdeploy.known_bad.words import DONE
+
+    found = {}
+    for name in targets or TARGETS:
+        platform = platform_here(name)
+        entries = entries_for(platform) if platform.version is not None else ()
+        if entries:
+            found[name] = {entry.id: DONE[entry.action] for entry in entries}
+    return found
+
+
+def known_lines(known: Mapping[str, str]) -> list[str]:
+    """One line on a target, none without entries."""
+    if not known:
+        return []
+    listed = ", ".join(f"{name} ({done})" for name, done in known.items())
+    return [f"         known to be wrong on some graphs, which `vitdeploy inspect` finds: {listed}"]
 
 
 def _version(package: str) -> str | None:
