@@ -62,9 +62,9 @@ def resize(scale):
     return b.model(y, rank=4), [{"x": values(1, 4, 13, 10)}]
 
 
-def transposed_convolution(**attributes):
+def transposed_convolution(batch=1, **attributes):
     b = Builder(opset=11)
-    x = b.input("x", [1, 8, 7, 9])
+    x = b.input("x", [batch, 8, 7, 9])
     y = b.add("ConvTranspose", x, values(8, 16, 3, 3), kernel_shape=[3, 3], strides=[2, 2], **attributes)
     return b.model(y, rank=4), [{"x": values(1, 8, 7, 9)}]
 
@@ -152,6 +152,10 @@ CASES = {
     "openvino-transposed-convolution-auto-pad": (
         lambda: transposed_convolution(auto_pad="SAME_UPPER"),
         lambda: transposed_convolution(pads=[1, 1, 1, 1]),
+    ),
+    "openvino-transposed-convolution-free-auto-pad": (
+        lambda: transposed_convolution("batch", auto_pad="SAME_UPPER"),
+        lambda: transposed_convolution(auto_pad="SAME_UPPER"),
     ),
     "openvino-rms-norm": (lambda: norm(False), lambda: norm(True)),
     "openvino-argmax-ties": (

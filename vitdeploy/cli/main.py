@@ -31,6 +31,7 @@ SECTIONS = {
         "compile": "A graph to an engine for one target.",
         "verify": "An artifact against the original, on the same images.",
         "bench": "Latency and throughput, one process an artifact, in alternating blocks.",
+        "versions": "A bundle on a series of a runtime's releases: answers and times.",
         "compare": "Two bundles or reports: a gate against lost answers and slower engines.",
     },
     "Use a bundle": {

@@ -26,8 +26,9 @@ Action = Literal["refuse", "note", "avoided"]
 Device = Literal["CPU", "GPU", "NPU"]
 # The functions of `matchers.py`, for patterns that data cannot say.
 Matcher = Literal[
-    "antialiased_reduction", "attention_over_free_lengths", "constant_keys_or_values", "rms_normalisation",
-    "rotary_attention", "scaled_queries_and_keys", "tokens_as_many_as_heads", "unequal_axis_pads", "windowed_attention",
+    "antialiased_reduction", "attention_over_free_lengths", "auto_pad_of_free_size", "constant_keys_or_values",
+    "rms_normalisation", "rotary_attention", "scaled_queries_and_keys", "tokens_as_many_as_heads", "unequal_axis_pads",
+    "windowed_attention",
 ]  # fmt: skip
 MATCHERS: tuple[str, ...] = get_args(Matcher)
 

@@ -44,6 +44,15 @@ def attention_over_free_lengths(view: View) -> Iterator[ir.Node]:
         yield from (each.softmax for each in find_attentions(view.model))
 
 
+def auto_pad_of_free_size(view: View) -> Iterator[ir.Node]:
+    """A ConvTranspose that leaves its pads to the runtime, of an input with an open size."""
+    for node in view.of("ConvTranspose"):
+        automatic = str(node.attributes.get_string("auto_pad", "NOTSET")).startswith("SAME")
+        shape = node.inputs[0].shape if node.inputs[0] is not None else None
+        if automatic and "output_shape" not in node.attributes and (shape is None or not shape.is_static()):
+            yield node
+
+
 def tokens_as_many_as_heads(view: View) -> Iterator[ir.Node]:
     """A Transpose of as many tokens as heads in a graph with attention: it leaves the shape as it is."""
     if not find_attentions(view.model):
@@ -169,6 +178,7 @@ def unequal_axis_pads(view: View) -> Iterator[ir.Node]:
 
 
 FUNCTIONS: Mapping[Matcher, Match] = {
+    "auto_pad_of_free_size": auto_pad_of_free_size,
     "constant_keys_or_values": constant_keys_or_values,
     "antialiased_reduction": antialiased_reduction,
     "attention_over_free_lengths": attention_over_free_lengths,
