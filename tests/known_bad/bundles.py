@@ -33,7 +33,7 @@ def constant_attention():
 
 
 def norm():
-    """A linear of root mean squares."""
+    """A linear behind a norm by root mean squares, whose mean has its axes as an input."""
     b = Builder()
     x = b.add("Reshape", b.input("x", ["batch", 3, 8, 8]), np.array([-1, 6, 32]))
     mean = b.add("ReduceMean", b.add("Mul", x, x), np.array([-1]), keepdims=1)

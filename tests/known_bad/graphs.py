@@ -69,14 +69,12 @@ def transposed_convolution(batch=1, **attributes):
     return b.model(y, rank=4), [{"x": values(1, 8, 7, 9)}]
 
 
-def norm(centred):
-    """Of root mean squares, or, with the mean subtracted, of variances."""
-    b = Builder()
+def reduction(operator, opset, **attributes):
+    """Over the last axis, which is an attribute or, without one, an input."""
+    b = Builder(opset=opset)
     x = b.input("x", [2, 7, 32])
-    y = b.add("Sub", x, b.add("ReduceMean", x, np.array([-1]), keepdims=1)) if centred else x
-    mean = b.add("ReduceMean", b.add("Mul", y, y), np.array([-1]), keepdims=1)
-    scaled = b.add("Div", y, b.add("Sqrt", b.add("Add", mean, 1e-6)))
-    return b.model(b.add("Mul", scaled, values(32))), [{"x": values(2, 7, 32, seed=1)}]
+    axes = () if attributes else (np.array([-1]),)
+    return b.model(b.add(operator, x, *axes, keepdims=1, **attributes)), [{"x": values(2, 7, 32, seed=1)}]
 
 
 def selection(operator, *inputs, types, **attributes):
@@ -157,7 +155,12 @@ CASES = {
         lambda: transposed_convolution("batch", auto_pad="SAME_UPPER"),
         lambda: transposed_convolution(auto_pad="SAME_UPPER"),
     ),
-    "openvino-rms-norm": (lambda: norm(False), lambda: norm(True)),
+    "openvino-mean-axes": (lambda: reduction("ReduceMean", 20), lambda: reduction("ReduceMean", 17, axes=[-1])),
+    "openvino-reduction-axes": (lambda: reduction("ReduceL1", 17, axes=[-1]), lambda: reduction("ReduceL1", 20)),
+    "openvino-log-reduction-axes": (
+        lambda: reduction("ReduceLogSumExp", 17, axes=[-1]),
+        lambda: reduction("ReduceLogSumExp", 20),
+    ),
     "openvino-argmax-ties": (
         lambda: selection("ArgMax", types=INDEX),
         lambda: selection("TopK", np.array([1]), types=VALUES),

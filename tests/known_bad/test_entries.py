@@ -162,7 +162,7 @@ def spoilt(change):
         (spoilt(lambda t: t["entries"].append(t["entries"][0])), "there are two entries openvino-free-lengths"),
         (
             spoilt(lambda t: t["entries"][0].update(pattern={"operators": ["A"], "attributes": {"a": {}}})),
-            "wanted one of values, at_least and absent",
+            "wanted one of values, at_least, present and absent",
         ),
     ],
 )

@@ -25,6 +25,9 @@ PACKAGES = {
 }
 
 
+NOT_COMPARED = "missing  packaging: releases are not compared with those known to be wrong"
+
+
 def diagnose() -> tuple[dict[str, Any], list[str]]:
     """The machine, its packages and every target: the document, and its lines for people."""
     from vitdeploy.backends import TARGETS
@@ -47,7 +50,8 @@ def diagnose() -> tuple[dict[str, Any], list[str]]:
         lines.append(f"{state:<7}  {name:<20} {found.detail}")
         if found.fix:
             lines.append(f"         fix: {found.fix}")
-        lines += known_lines(known.get(name, {}))
+        lines += known_lines((known or {}).get(name, {}))
+    lines += [NOT_COMPARED] if known is None else []
     if missing:
         lines += [
             f"missing  export, quantize, verify, run: {', '.join(missing)}",
@@ -76,22 +80,26 @@ def diagnose_target(target: str) -> tuple[dict[str, Any], list[str]]:
     found = examine(target)
     missing = [each.name for each in found if not each.ok]
     verdict = f"{target} does not work here: missing {', '.join(missing)}" if missing else f"{target} works here"
-    known = known_bad((target,))
+    known = known_bad((target,)) or {}
     document = {"target": target, "works": not missing, "findings": [encode(each) for each in found]}
     document["known_bad"] = known.get(target, {})
     return document, [*finding_lines(found), *known_lines(known.get(target, {})), verdict]
 
 
-def known_bad(targets: Iterable[str] | None = None) -> dict[str, dict[str, str]]:
+def known_bad(targets: Iterable[str] | None = None) -> dict[str, dict[str, str]] | None:
     """By target that is installed here, the entries on its release in the table of runtimes known to be wrong: by id,
-    what vitdeploy does about it.
+    what vitdeploy does about it. None where no package that reads version ranges is installed.
 
     Raises:
         KnownBadTableError: the table cannot be read.
     """
     from vitdeploy.backends import TARGETS
-    from vitdeploy.known_bad.platform import entries_for, platform_here
-    from vitdeploy.known_bad.words import DONE
+
+    try:
+        from vitdeploy.known_bad.entries import DONE
+        from vitdeploy.known_bad.platform import entries_for, platform_here
+    except ModuleNotFoundError:  # packaging, which a device install need not have
+        return None
 
     found = {}
     for name in targets or TARGETS:

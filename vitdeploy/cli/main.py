@@ -60,7 +60,7 @@ WHOLE = ("export", "optimize", "quantize", "compile", "embed", "explain", "selft
 # What the extra `export` installs, by the names of the modules.
 EXPORT_MODULES = {
     *("torch", "onnx", "onnxscript", "onnx_ir", "safetensors", "pydantic", "yaml"),
-    *("rich", "jinja2", "markupsafe", "matplotlib", "scipy", "platformdirs"),
+    *("rich", "jinja2", "markupsafe", "matplotlib", "scipy", "platformdirs", "packaging"),
 }
 
 

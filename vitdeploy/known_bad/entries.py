@@ -23,12 +23,13 @@ TABLE_FILE = Path(__file__).parent / "table.json"
 # What vitdeploy does about it: refuse to compile; say it where it is asked, as the pattern alone makes no answer wrong;
 # nothing, as its own engines are compiled in a way that avoids it.
 Action = Literal["refuse", "note", "avoided"]
+DONE: dict[Action, str] = {"refuse": "refused", "note": "noted", "avoided": "avoided"}
 Device = Literal["CPU", "GPU", "NPU"]
 # The functions of `matchers.py`, for patterns that data cannot say.
 Matcher = Literal[
     "antialiased_reduction", "attention_over_free_lengths", "auto_pad_of_free_size", "constant_keys_or_values",
-    "rms_normalisation", "rotary_attention", "scaled_queries_and_keys", "tokens_as_many_as_heads", "unequal_axis_pads",
-    "windowed_attention",
+    "mean_over_axes_of_an_input", "rotary_attention", "scaled_queries_and_keys", "tokens_as_many_as_heads",
+    "unequal_axis_pads", "windowed_attention",
 ]  # fmt: skip
 MATCHERS: tuple[str, ...] = get_args(Matcher)
 
@@ -39,11 +40,12 @@ class AttributeRule:
 
     values: tuple[int | str, ...] = ()
     at_least: int | None = None
+    present: bool = False
     absent: bool = False
 
     def __post_init__(self) -> None:
-        if sum((bool(self.values), self.at_least is not None, self.absent)) != 1:
-            raise ValueError("wanted one of values, at_least and absent")
+        if sum((bool(self.values), self.at_least is not None, self.present, self.absent)) != 1:
+            raise ValueError("wanted one of values, at_least, present and absent")
 
 
 @dataclass(frozen=True)

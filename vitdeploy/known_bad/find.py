@@ -70,6 +70,8 @@ def _nodes(pattern: Pattern, view: View) -> list[ir.Node]:
 def _fits(attribute: ir.Attr | None, rule: AttributeRule) -> bool:
     if attribute is None or rule.absent:
         return attribute is None and rule.absent
+    if rule.present:
+        return True
     if rule.at_least is not None:
         return attribute.type == ir.AttributeType.INT and attribute.as_int() >= rule.at_least
     return attribute.value in rule.values

@@ -151,22 +151,9 @@ def _scaled(value: ir.Value) -> bool:
     return node is not None and any(scalar_of(each) is not None for each in node.inputs)
 
 
-def rms_normalisation(view: View) -> Iterator[ir.Node]:
-    """x / sqrt(mean(x^2) + e), of an x whose mean is not subtracted before (arXiv 1910.07467, equation 4)."""
-    for node in view.of("Sqrt"):
-        added = producer(node.inputs[0], "Add")
-        means = [producer(value, "ReduceMean") for value in added.inputs] if added is not None else []
-        for mean in filter(None, means):
-            squared = _squared(mean.inputs[0])
-            if squared is not None and producer(squared, "Sub") is None:
-                yield node
-
-
-def _squared(value: ir.Value | None) -> ir.Value | None:
-    power, product = producer(value, "Pow"), producer(value, "Mul")
-    if power is not None and scalar_of(power.inputs[1]) == 2:
-        return power.inputs[0]
-    return product.inputs[0] if product is not None and product.inputs[0] is product.inputs[1] else None
+def mean_over_axes_of_an_input(view: View) -> Iterator[ir.Node]:
+    """A ReduceMean that is given its axes as an input, as from opset 18 on."""
+    yield from (node for node in view.of("ReduceMean") if len(node.inputs) > 1 and node.inputs[1] is not None)
 
 
 def unequal_axis_pads(view: View) -> Iterator[ir.Node]:
@@ -182,7 +169,7 @@ FUNCTIONS: Mapping[Matcher, Match] = {
     "constant_keys_or_values": constant_keys_or_values,
     "antialiased_reduction": antialiased_reduction,
     "attention_over_free_lengths": attention_over_free_lengths,
-    "rms_normalisation": rms_normalisation,
+    "mean_over_axes_of_an_input": mean_over_axes_of_an_input,
     "rotary_attention": rotary_attention,
     "scaled_queries_and_keys": scaled_queries_and_keys,
     "tokens_as_many_as_heads": tokens_as_many_as_heads,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitdeploy.known_bad.entries import Action, Entry, table
+from vitdeploy.known_bad.entries import DONE, Entry, table
 from vitdeploy.known_bad.find import Match
 from vitdeploy.spec import encode
-
-DONE: dict[Action, str] = {"refuse": "refused", "note": "noted", "avoided": "avoided"}
 
 
 def releases(entry: Entry) -> str:
