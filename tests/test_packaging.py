@@ -21,7 +21,7 @@ import vitdeploy
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "vitdeploy"
-SHIPPED = {".py", ".pyi", ".jinja", ".typed"}
+SHIPPED = {".py", ".pyi", ".jinja", ".json", ".typed"}
 ALL = ["export", "onnxruntime", "openvino", "serve", "hub", "coco"]  # what the extra `all` stands for
 SITE = PACKAGE / "embed" / "web" / "site"  # files of a page, of whatever kind
 

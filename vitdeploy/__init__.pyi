@@ -28,6 +28,8 @@ from vitdeploy.api.verify import Verification as Verification
 from vitdeploy.api.verify import bisect as bisect
 from vitdeploy.api.verify import verify as verify
 from vitdeploy.api.verify import verify_on as verify_on
+from vitdeploy.api.versions import Versions as Versions
+from vitdeploy.api.versions import versions as versions
 from vitdeploy.runtime.load import load as load
 from vitdeploy.runtime.predictor import Predictor as Predictor
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec

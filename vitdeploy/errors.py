@@ -29,6 +29,8 @@ VitdeployError                     exit 1   a bug of ours when raised as such
 ├── HostError                      exit 4   this machine lacks something
 │   ├── MissingPackageError        VD4001   a package is not installed; names the extra that installs it
 │   ├── CapabilityError            VD4002   the runtime or CPU cannot do what was asked
+│   │   └── KnownBadError          VD4003   this release of the runtime is known to compute such a graph wrongly
+│   ├── KnownBadTableError         VD4004   the table of such releases cannot be read
 │   ├── StorageError               VD4101   the disk is full, read-only or not writable
 │   ├── HubError                   VD4102   a model hub that cannot be reached, or does not have it
 │   ├── EngineError                VD4201   a runtime refused or failed on a graph
@@ -212,6 +214,17 @@ class MissingPackageError(HostError):
 
 class CapabilityError(HostError):
     code = "VD4002"
+
+
+class KnownBadError(CapabilityError):
+    """`entries` are the ids in the table of runtimes known to be wrong."""
+
+    code = "VD4003"
+    entries: tuple[str, ...] = ()
+
+
+class KnownBadTableError(HostError):
+    code = "VD4004"
 
 
 class StorageError(HostError):

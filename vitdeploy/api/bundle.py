@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -62,6 +62,7 @@ def compile(
     batch: int | None = None,
     build: BuildOptions | None = None,
     on: str | None = None,
+    accept_known_bad: Sequence[str] = (),
     progress: bool | Reporter = True,
 ) -> Bundle:
     """Compile a graph to an engine for one target.
@@ -74,10 +75,12 @@ def compile(
         batch: the batch to compile at; None: the graph's own, or 1.
         build: how TensorRT builds.
         on: the name of a registered device, which compiles the engine; it is fetched.
+        accept_known_bad: ids of the table of runtimes known to be wrong that are no reason to refuse.
         progress: as for `export`.
 
     Raises:
         TargetError: the graph was placed for another target, or has a fixed batch.
+        KnownBadError: this release of the runtime is known to compute such a graph wrongly.
         CapabilityError: the target cannot do the precision or the task, or the engine did not run as placed.
         MissingPackageError, EngineError: of the runtime.
 
@@ -97,14 +100,18 @@ def compile(
         check_precision(target, precision or "fp32")
     file, home, reporter = graph_file(graph), home_of(folder, "bundle", OUTPUT_NAMES), reporting(progress)
 
+    from vitdeploy.known_bad.engine import engine_matches
+    from vitdeploy.known_bad.find import check_ids
+    from vitdeploy.known_bad.words import described, match_lines
     from vitdeploy.workflows.placement import compile_bundle
 
+    check_ids(accept_known_bad)
     with reporter, filling(home, OUTPUT_NAMES) as work:
         reporter.progress(f"compile for {target}", 0, 1)
         if on is None:
-            manifest = compile_bundle(file, target, batch, precision, work, reporter.progress, build)
+            manifest = compile_bundle(file, target, batch, precision, work, reporter.progress, build, accept_known_bad)
         else:
-            manifest = _compile_on(on, file, target, batch, precision, work, build, reporter)
+            manifest = _compile_on(on, file, target, batch, precision, work, build, accept_known_bad, reporter)
         reporter.progress(f"compile for {target}", 1, 1)
     engine = manifest.engines[0]
     kernels = ", ".join(f"{count} in {kind}" for kind, count in engine.kernels.items())
@@ -120,7 +127,10 @@ def compile(
         "path": str(home),
     }
     first = f"{engine.artifact} on {engine.provider}, batch {engine.batch}: linears and convolutions {kernels}"
-    return Bundle(home, document, (first,))
+    known = [match for match in engine_matches(engine, home) if match.entry.action != "avoided"]
+    if known:
+        document["known_bad"] = [described(match) for match in known]
+    return Bundle(home, document, (first, *(line for match in known for line in match_lines(match))))
 
 
 def _compile_on(
@@ -131,6 +141,7 @@ def _compile_on(
     precision: str | None,
     out: Path,
     build: BuildOptions | None,
+    accepted: Sequence[str],
     reporter: Reporter,
 ) -> Manifest:
     from vitdeploy.devices.registry import find_devices
@@ -149,6 +160,14 @@ def _compile_on(
         made.mkdir()
         graphs = place_graphs(file, target, precision, placed)
         engine = compile_on(
-            str(file), graphs, batch, devices[0], made, build=build, progress=reporter.progress, note=reporter.note
+            str(file),
+            graphs,
+            batch,
+            devices[0],
+            made,
+            build=build,
+            accepted=accepted,
+            progress=reporter.progress,
+            note=reporter.note,
         )
         return bundle_of(graphs, engine, made, out)

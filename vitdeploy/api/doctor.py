@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 PACKAGES = {
@@ -24,6 +25,9 @@ PACKAGES = {
 }
 
 
+NOT_COMPARED = "missing  packaging: releases are not compared with those known to be wrong"
+
+
 def diagnose() -> tuple[dict[str, Any], list[str]]:
     """The machine, its packages and every target: the document, and its lines for people."""
     from vitdeploy.backends import TARGETS
@@ -31,7 +35,7 @@ def diagnose() -> tuple[dict[str, Any], list[str]]:
     from vitdeploy.runtime.host import describe_host
     from vitdeploy.spec import encode
 
-    host = describe_host()
+    host, known = describe_host(), known_bad()
     packages = {name: _version(name) for names in PACKAGES.values() for name in names}
     targets = {name: probe_target(name) for name in TARGETS}
     missing = [name for name in PACKAGES["export"] if packages[name] is None]
@@ -42,6 +46,8 @@ def diagnose() -> tuple[dict[str, Any], list[str]]:
         lines.append(f"{state:<7}  {name:<20} {found.detail}")
         if found.fix:
             lines.append(f"         fix: {found.fix}")
+        lines += known_lines((known or {}).get(name, {}))
+    lines += [NOT_COMPARED] if known is None else []
     if missing:
         lines += [
             f"missing  export, quantize, verify, run: {', '.join(missing)}",
@@ -50,6 +56,7 @@ def diagnose() -> tuple[dict[str, Any], list[str]]:
     else:
         lines.append("works    export, quantize, verify, run")
     document: dict[str, Any] = {"host": host, "packages": packages, "targets": encode(targets), "export": not missing}
+    document["known_bad"] = known
     return document, lines
 
 
@@ -79,8 +86,42 @@ def diagnose_target(target: str) -> tuple[dict[str, Any], list[str]]:
     found = examine(target)
     missing = [each.name for each in found if not each.ok]
     verdict = f"{target} does not work here: missing {', '.join(missing)}" if missing else f"{target} works here"
+    known = known_bad((target,)) or {}
     document = {"target": target, "works": not missing, "findings": [encode(each) for each in found]}
-    return document, [*finding_lines(found), verdict]
+    document["known_bad"] = known.get(target, {})
+    return document, [*finding_lines(found), *known_lines(known.get(target, {})), verdict]
+
+
+def known_bad(targets: Iterable[str] | None = None) -> dict[str, dict[str, str]] | None:
+    """By target that is installed here, the entries on its release in the table of runtimes known to be wrong: by id,
+    what vitdeploy does about it. None where no package that reads version ranges is installed.
+
+    Raises:
+        KnownBadTableError: the table cannot be read.
+    """
+    from vitdeploy.backends import TARGETS
+
+    try:
+        from vitdeploy.known_bad.entries import DONE
+        from vitdeploy.known_bad.platform import entries_for, platform_here
+    except ModuleNotFoundError:  # packaging, which a device install need not have
+        return None
+
+    found = {}
+    for name in targets or TARGETS:
+        platform = platform_here(name)
+        entries = entries_for(platform) if platform.version is not None else ()
+        if entries:
+            found[name] = {entry.id: DONE[entry.action] for entry in entries}
+    return found
+
+
+def known_lines(known: Mapping[str, str]) -> list[str]:
+    """One line on a target, none without entries."""
+    if not known:
+        return []
+    listed = ", ".join(f"{name} ({done})" for name, done in known.items())
+    return [f"         known to be wrong on some graphs, which `vitdeploy inspect` finds: {listed}"]
 
 
 def _version(package: str) -> str | None:

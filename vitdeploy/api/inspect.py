@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def _bundle(path: Path) -> tuple[dict[str, Any], list[str]]:
             f"engine {engine.artifact}: {engine.provider}, batch {engine.batch}, {human_bytes(size)}, kernels {kernels}"
         )
     lines += [f"image size {size}: {path / SIZES_FOLDER / size}" for size in manifest.sizes]
-    return encode(manifest), lines
+    known = _known_bad({name: path / graph.file for name, graph in manifest.graphs.items()})
+    return {**encode(manifest), "known_bad": known[0]}, [*lines, *known[1]]
 
 
 def _graph(path: Path) -> tuple[dict[str, Any], list[str]]:
@@ -80,6 +82,26 @@ def _graph(path: Path) -> tuple[dict[str, Any], list[str]]:
         "float_layers": layers,
         "metadata": metadata,
     }
+    known = _known_bad({"model": file})
+    return {**document, "known_bad": known[0]}, [*lines, *known[1]]
+
+
+def _known_bad(graphs: Mapping[str, Path]) -> tuple[dict[str, Any], list[str]]:
+    """The entries of the table of runtimes known to be wrong that graphs show, on any runtime: by graph, and as lines.
+    A device install has no package that reads graphs; then a line says so."""
+    try:
+        from vitdeploy.graph.io.files import load_graph
+        from vitdeploy.known_bad.find import matches
+        from vitdeploy.known_bad.words import described, match_lines
+    except ModuleNotFoundError as error:
+        return {}, [f"graphs are not compared with runtimes known to be wrong: {error.name} is not installed here"]
+    document, lines = {}, []
+    for name, file in graphs.items():
+        found = matches(load_graph(file))
+        document[name] = [described(match) for match in found]
+        if found:
+            lines.append(f"graph {name}: runtimes that are known to compute it wrongly:")
+            lines += [f"  {line}" for match in found for line in match_lines(match)]
     return document, lines
 
 

@@ -36,13 +36,16 @@ def lint_graphs(path: Path, target: str, version: str | None) -> tuple[dict[str,
         )
 
     from vitdeploy.graph.io.files import load_graph
-    from vitdeploy.lint.linter import counts, lint
+    from vitdeploy.known_bad.lint import known_findings
+    from vitdeploy.lint.linter import SEVERITIES, counts, lint
     from vitdeploy.lint.support import VERSIONS
 
     versions = VERSIONS if version is None else (version,)
     lines, every, graphs = [], [], {}
     for name, file in _graphs(path).items():
-        findings = lint(load_graph(file), versions)
+        model = load_graph(file)
+        findings = [*lint(model, versions), *known_findings(model, versions)]
+        findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
         number = counts(findings)
         graphs[name] = {"file": str(file), "counts": number, "findings": encode(findings)}
         told = ", ".join(

@@ -29,6 +29,12 @@ from vitdeploy.cli.on import on_option
     help="For a float graph. Default: fp32, or what the graph was placed for.",
 )
 @build_options
+@click.option(
+    "--accept-known-bad",
+    multiple=True,
+    metavar="ID",
+    help="Compile although this entry of the table of runtimes known to be wrong is about the graph.",
+)
 @on_option
 @output_options
 def command(
@@ -38,6 +44,7 @@ def command(
     output: Path,
     batch: int | None,
     precision: str | None,
+    accept_known_bad: tuple[str, ...],
     on: str | None,
     **options: Any,
 ) -> None:
@@ -45,6 +52,8 @@ def command(
 
     GRAPH is a folder made by `vitdeploy export` or `vitdeploy quantize`, or its model.onnx. `vitdeploy.runtime.load`,
     predict, verify and bench load the output.
+
+    A graph that the release of the runtime is known to compute wrongly is refused with the way out, exit code 4.
 
     With --on a device compiles the engine, and it is fetched. Only that device can load what TensorRT built.
     """
@@ -60,6 +69,7 @@ def command(
         batch=batch,
         build=build,
         on=on,
+        accept_known_bad=accept_known_bad,
         progress=console,
     )
     lines = list(made.text)

@@ -31,6 +31,7 @@ SECTIONS = {
         "compile": "A graph to an engine for one target.",
         "verify": "An artifact against the original, on the same images.",
         "bench": "Latency and throughput, one process an artifact, in alternating blocks.",
+        "versions": "A bundle on a series of a runtime's releases: answers and times.",
         "compare": "Two bundles or reports: a gate against lost answers and slower engines.",
     },
     "Use a bundle": {
@@ -59,7 +60,7 @@ WHOLE = ("export", "optimize", "quantize", "compile", "embed", "explain", "selft
 # What the extra `export` installs, by the names of the modules.
 EXPORT_MODULES = {
     *("torch", "onnx", "onnxscript", "onnx_ir", "safetensors", "pydantic", "yaml"),
-    *("rich", "jinja2", "markupsafe", "matplotlib", "scipy", "platformdirs"),
+    *("rich", "jinja2", "markupsafe", "matplotlib", "scipy", "platformdirs", "packaging"),
 }
 
 

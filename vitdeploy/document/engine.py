@@ -73,7 +73,8 @@ class HalfFacts:
 @dataclass(frozen=True)
 class EngineFacts:
     """`bytes` of what the runtime loads; `kernels`: linears and convolutions by the precision they ran in; `shipped`:
-    whether the recipe asked for it."""
+    whether the recipe asked for it; `accepted`: entries of the table of runtimes known to be wrong that are about
+    it, and that the recipe accepts."""
 
     artifact: str
     target: str
@@ -87,3 +88,4 @@ class EngineFacts:
     weight_bits: WeightBits | None = None
     quantization: Quantization | None = None
     half: HalfFacts | None = None
+    accepted: tuple[str, ...] | None = field(default=None, metadata=SPARSE)

@@ -23,6 +23,7 @@ from vitdeploy.document.report import (
     SourceDigests,
 )
 from vitdeploy.document.verified import Verified, decode_verified
+from vitdeploy.known_bad.entries import table
 from vitdeploy.pipeline.answers import report_answers
 from vitdeploy.pipeline.foresight import criterion_of
 from vitdeploy.pipeline.job import Job, tool_versions
@@ -64,9 +65,10 @@ def conclude(job: Job, artifacts: Mapping[str, Artifact], bench: Bench) -> Outco
     verdict = decide(judged, bench, include_failed=job.recipe.bundle.include_failed)
     of_weights = [text for candidate in verdict.ships for text in said_of_weights(artifacts, candidate)]
     of_placement = [text for candidate in candidates(job) for text in said_of_placement(artifacts, candidate)]
+    of_runtimes = [text for candidate in candidates(job) for text in said_of_runtime(artifacts, candidate)]
     calibration = _calibration(job, artifacts)
     of_images = calibration.warnings if calibration is not None else ()
-    verdict = replace(verdict, remarks=(*verdict.remarks, *of_weights, *of_placement, *of_images))
+    verdict = replace(verdict, remarks=(*verdict.remarks, *of_weights, *of_placement, *of_runtimes, *of_images))
     examples, answers, images = report_answers(job, artifacts)
     attention, maps = render_attention(artifacts, examples, images)
     model, export = _exported(job, artifacts)
@@ -119,6 +121,13 @@ def said_of_placement(artifacts: Mapping[str, Artifact], candidate: Candidate) -
         return []
     reasons = Counter(placed["float"].values()).most_common(1)
     return [f"{candidate.artifact} has nothing in INT8: {reasons[0][0] if reasons else 'it has no such layer'}."]
+
+
+def said_of_runtime(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
+    """Remarks on an engine whose runtime is known to compute such a graph wrongly, which the recipe accepts."""
+    accepted = read_engine(artifacts[candidate.step("compile")].path).accepted or ()
+    wrong = {entry.id: entry.wrong for entry in table()}
+    return [f"{candidate.artifact} was compiled in spite of {each}: {wrong.get(each, 'unknown')}." for each in accepted]
 
 
 def _calibration(job: Job, artifacts: Mapping[str, Artifact]) -> CalibrationFacts | None:
@@ -234,6 +243,7 @@ def engine_facts(artifacts: Mapping[str, Artifact], candidate: Candidate, gate: 
         quantization=_quantization(artifacts, candidate, placed),
         half=decode(HalfFacts, half) if half is not None else None,
         gate=gate,
+        accepted=engine.accepted,
     )
 
 

@@ -57,7 +57,7 @@ def engine_plan(job: Job, contenders: Sequence[Candidate]) -> list[Step]:
         steps.append(
             typed_step(candidate, job.data) if typed else place_step(candidate, job.weight_bits, recipe.float_parts)
         )
-        steps.append(compile_step(candidate, recipe.engine_batch, recipe.to_build()))
+        steps.append(compile_step(candidate, recipe.engine_batch, recipe.to_build(), recipe.accept_known_bad))
     return steps
 
 

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from vitdeploy.backends import TARGETS
 from vitdeploy.compilation.build_options import BuildOptions, default_batches
 from vitdeploy.errors import RecipeError
+from vitdeploy.known_bad.entries import table
 from vitdeploy.recipe.postprocess import AnyPostprocess
 from vitdeploy.recipe.section import Section
 from vitdeploy.recipe.sections import (
@@ -31,7 +32,8 @@ class Recipe(Section):
     """The whole pipeline, schema version 1.
 
     `vnni`: whether the CPU that runs INT8 has it; auto: as this machine. `float_parts`: graphs of a model of several
-    that stay in float where the others are in INT8.
+    that stay in float where the others are in INT8. `accept_known_bad`: entries of the table of runtimes known to be
+    wrong that are no reason to refuse an engine.
     """
 
     vitdeploy: Literal[1]
@@ -45,6 +47,7 @@ class Recipe(Section):
     precision: Precision = "int8"
     vnni: Literal["auto"] | bool = "auto"
     float_parts: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    accept_known_bad: Annotated[tuple[str, ...], Field(strict=False)] = ()
     targets: Annotated[tuple[str, ...], Field(strict=False)]
     budget: BudgetSection = BudgetSection()
     bench: BenchSection = BenchSection()
@@ -71,6 +74,14 @@ class Recipe(Section):
         if len(set(targets)) != len(targets):
             raise ValueError("a target is named twice")
         return targets
+
+    @field_validator("accept_known_bad")
+    @classmethod
+    def _known_entries(cls, ids: tuple[str, ...]) -> tuple[str, ...]:
+        known = [entry.id for entry in table()]
+        if unknown := [each for each in ids if each not in known]:
+            raise ValueError(f"no entry is called {', '.join(unknown)}; there are {', '.join(known)}")
+        return ids
 
     @model_validator(mode="after")
     def _batches_fit(self) -> Recipe:

@@ -77,6 +77,9 @@ class EngineSpec:
     An engine of several graphs has `parts`, each with its own files, inputs, precision and kernels; `inputs` and
     `outputs` are those of the whole. `flow` says how the parts run together (bundles of earlier versions have none: the
     names of an encoder-decoder's tensors say it), `sequence` how tokens are chosen where one part repeats.
+
+    `accepted`: entries of the table of runtimes known to be wrong (`known_bad/table.json`) that are about this engine,
+    and that whoever compiled it accepted by name.
     """
 
     target: str
@@ -96,6 +99,7 @@ class EngineSpec:
     sequence: SequenceSpec | None = None
     weight_bits: WeightBits | None = None
     flow: FlowSpec | None = field(default=None, metadata=SPARSE)
+    accepted: tuple[str, ...] | None = field(default=None, metadata=SPARSE)
 
     @property
     def artifact(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from vitdeploy.compilation.parts import joined, within
 from vitdeploy.errors import CapabilityError, TargetError
 from vitdeploy.graph.analysis.linears import count_int8, find_linears, unplaced_weights
 from vitdeploy.graph.io.files import GraphMetadata, fixed_batch, get_metadata, graph_spec, load_graph
+from vitdeploy.known_bad.entries import digest_of
+from vitdeploy.known_bad.find import matches_on, refuse_known_bad
+from vitdeploy.known_bad.platform import platform_here
 from vitdeploy.progress import Progress, silent
 from vitdeploy.quantization.backend import QUANTIZE
 from vitdeploy.runtime.flows import FLOWS
@@ -50,17 +54,24 @@ def check_task(task: Task, target: str, precision: str) -> None:
 
 
 def compile_graphs(
-    folder: Path, target: str, batch: int, out: Path, progress: Progress = silent, build: BuildOptions | None = None
+    folder: Path,
+    target: str,
+    batch: int,
+    out: Path,
+    progress: Progress = silent,
+    build: BuildOptions | None = None,
+    accepted: Sequence[str] = (),
 ) -> EngineSpec:
     """Writes the engine of the graph or graphs in `folder`, and engine.json; errors as `compile_graph`."""
     graphs = graphs_in(folder)
     if list(graphs) == ["model"]:
-        return compile_graph(graphs["model"], target, batch, out, progress, build)
+        return compile_graph(graphs["model"], target, batch, out, progress, build, accepted)
     parts = []
     for name, file in graphs.items():
         (out / name).mkdir()
-        parts.append((compile_graph(file, target, batch, out / name, progress, build), name))
+        parts.append((compile_graph(file, target, batch, out / name, progress, build, accepted), name))
     engine = joined([within(part, name) for part, name in parts], _metadata(next(iter(graphs.values()))).sequence)
+    engine = replace(engine, accepted=tuple(dict.fromkeys(each for p, _ in parts for each in p.accepted or ())) or None)
     write_json(out / "engine.json", encode(engine))
     return engine
 
@@ -70,12 +81,22 @@ def _metadata(graph: Path) -> GraphMetadata:
 
 
 def compile_graph(
-    graph: Path, target: str, batch: int, out: Path, progress: Progress = silent, build: BuildOptions | None = None
+    graph: Path,
+    target: str,
+    batch: int,
+    out: Path,
+    progress: Progress = silent,
+    build: BuildOptions | None = None,
+    accepted: Sequence[str] = (),
 ) -> EngineSpec:
     """Writes graph.onnx, the engine's files and engine.json. The graph's own metadata says its precision; `build` is
-    how TensorRT builds, which is asked only for graphs and profiles that its documents do not rule out.
+    how TensorRT builds, which is asked only for graphs and profiles that its documents do not rule out; `accepted` are
+    entries of the table of runtimes known to be wrong that are no reason to refuse.
 
     Where INT8 was asked and every layer is faster in float, all must run in float: the engine's kernels say so.
+
+    Raises:
+        KnownBadError: the installed release of the runtime is known to compute such a graph wrongly.
     """
     model = load_graph(graph)
     metadata = get_metadata(model, str(graph))
@@ -92,6 +113,8 @@ def compile_graph(
     if shapes is not None and refuse is not None:
         refuse(model, shapes(spec.inputs, build, batch), str(graph))
     precision, placed = metadata.precision or "fp32", count_int8(model)
+    platform = platform_here(target, precision)
+    taken = refuse_known_bad(matches_on(model, platform), platform, str(graph), accepted)
     engine = compile_engine(
         graph,
         out,
@@ -103,7 +126,7 @@ def compile_graph(
         build=build,
         progress=progress,
     )
-    engine = replace(engine, precision=precision, weight_bits=metadata.weight_bits)
+    engine = replace(engine, precision=precision, weight_bits=metadata.weight_bits, accepted=taken or None)
     write_json(out / "engine.json", encode(engine))
     return engine
 
@@ -120,20 +143,30 @@ def check_batch(graph: Path, spec: GraphSpec, batch: int) -> None:
         )
 
 
-def compile_step(candidate: Candidate, batch: int, build: BuildOptions) -> Step:
-    """The engine of a candidate, compiled at `batch`. `build`: how TensorRT builds; no other back end depends on it."""
+def compile_step(candidate: Candidate, batch: int, build: BuildOptions, accepted: Sequence[str] = ()) -> Step:
+    """The engine of a candidate, compiled at `batch`. `build`: how TensorRT builds; no other back end depends on it.
+
+    What the table of runtimes known to be wrong says of the back end is part of the key: an engine that was made before
+    an entry came is refused like a new one.
+    """
     options = build if COMPILE[candidate.target].profiles is not None else None
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         progress(candidate.step("compile"), 0, 1)
-        compile_graphs(folders[candidate.step("place")].path, candidate.target, batch, out, progress, options)
+        compile_graphs(folders[candidate.step("place")].path, candidate.target, batch, out, progress, options, accepted)
         progress(candidate.step("compile"), 1, 1)
 
     return Step(
         candidate.step("compile"),
         "compile",
         write,
-        {"target": candidate.target, "batch": batch, **({"build": encode(options)} if options else {})},
+        {
+            "target": candidate.target,
+            "batch": batch,
+            "known_bad": digest_of(TARGETS[candidate.target].backend),
+            **({"build": encode(options)} if options else {}),
+            **({"accepted": sorted(accepted)} if accepted else {}),
+        },
         (candidate.step("place"),),
         packages=target_tools(candidate.target),
         usable=may_load,

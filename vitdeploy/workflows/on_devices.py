@@ -24,6 +24,7 @@ from vitdeploy.document.bench import DeviceBench
 from vitdeploy.document.errors import ErrorFacts
 from vitdeploy.document.verification import Verification
 from vitdeploy.errors import VitdeployError
+from vitdeploy.known_bad.engine import accepted_of
 from vitdeploy.pipeline.measure import summarise
 from vitdeploy.pipeline.workload import work_of
 from vitdeploy.progress import Progress
@@ -175,12 +176,14 @@ def compile_on(
     folder: Path,
     *,
     build: BuildOptions | None,
+    accepted: Sequence[str],
     progress: Progress,
     note: Note,
 ) -> EngineSpec:
     """The engine of placed graphs, made by a device; its files are in `folder`, which is new and empty.
 
     Raises:
+        KnownBadError: the release of the runtime there is known to compute such a graph wrongly.
         TargetError: a fixed batch that is another one.
         VitdeployError: the device cannot be reached, or cannot make it.
     """
@@ -194,10 +197,11 @@ def compile_on(
         raise outcome.error
     assert outcome.found is not None
     engine = outcome.found.engines[name]
+    taken = accepted_of(engine, {part: graphs.folder / f"{part}.onnx" for part in graphs.graphs}, name, accepted)
     for part in engine.parts or (engine,):
         _bring_graph(graphs, part, folder)
     assert all((folder / file).is_file() for file in product_files(engine))
-    return engine
+    return dataclasses.replace(engine, accepted=taken or None)
 
 
 def _bring_graph(graphs: PlacedGraphs, part: EngineSpec, folder: Path) -> None:

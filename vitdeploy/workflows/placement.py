@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,10 +116,12 @@ def compile_bundle(
     out: Path,
     progress: Progress = silent,
     build: BuildOptions | None = None,
+    accepted: Sequence[str] = (),
 ) -> Manifest:
     """Compile a graph (with its sibling, for an encoder-decoder) for `target` into the empty folder `out`.
 
     Raises:
+        KnownBadError: the runtime is known to compute such a graph wrongly, by an entry that is not `accepted`.
         TargetError: the graph was placed for another target or precision, or has a fixed batch and is to have profiles.
         CapabilityError: the target cannot do the precision, or the task.
     """
@@ -129,7 +131,7 @@ def compile_bundle(
         made.mkdir()
         graphs = place_graphs(file, target, precision, placed)
         graphs.check_build(build)
-        compile_graphs(placed, target, batch or graphs.batch, made, progress, build)
+        compile_graphs(placed, target, batch or graphs.batch, made, progress, build, accepted)
         return bundle_of(graphs, read_engine(made), made, out)
 
 

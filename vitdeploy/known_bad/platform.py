@@ -1,0 +1,113 @@
+"""What an engine runs on, as far as the table asks for it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from vitdeploy.backends import TARGETS, Target
+from vitdeploy.errors import HostError
+from vitdeploy.known_bad.entries import Entry, table
+from vitdeploy.runtime.backend import RUNTIME
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.openvino_device import AUTO, RAN_ON
+from vitdeploy.spec import EngineSpec
+
+# The fact of `EngineSpec.device` that is the version of a back end's runtime.
+VERSION_FACTS = {
+    "openvino": "openvino",
+    "onnxruntime": "onnxruntime",
+    "onnxruntime-gpu": "onnxruntime",
+    "tensorrt": "tensorrt",
+    "openvino-device": "openvino",
+}
+# Of back ends and devices that the table names otherwise.
+RUNTIMES = {"openvino-device": "openvino"}
+DEVICES = {"Intel GPU": "GPU", "Intel NPU": "NPU"}
+
+
+@dataclass(frozen=True)
+class Platform:
+    """`version` is None where nobody knows it: then every release may be meant. `isa` are instruction sets, and
+    `precision` is the engine's; None where it is not known: then any may be meant."""
+
+    runtime: str
+    device: str
+    version: str | None
+    isa: frozenset[str]
+    precision: str | None
+
+
+def platform_here(target: str, precision: str | None = None) -> Platform:
+    """The platform of a target on this machine, as its device and the installed package say; raises TargetError."""
+    row, facts = TARGETS[target], describe_host()
+    with contextlib.suppress(HostError):  # no such device here, which whoever compiles for it is told
+        facts |= RUNTIME[target].describe_device()
+    version = facts.get(VERSION_FACTS.get(row.backend, row.backend)) or _installed(row)
+    return _platform(row, facts, version, precision)
+
+
+def _platform(row: Target, facts: Mapping[str, str], version: str | None, precision: str | None) -> Platform:
+    """Where OpenVINO chooses the device, an engine records which it was; before there is one, a CPU is meant."""
+    device = DEVICES.get(row.device, row.device)
+    if row.name == AUTO:
+        device = facts.get(RAN_ON, "CPU").partition("+")[0]
+    return Platform(RUNTIMES.get(row.backend, row.backend), device, version, instruction_sets(facts), precision)
+
+
+def _installed(target: Target) -> str | None:
+    """The release of a target's package; of a runtime that no package manager installed, what it says itself."""
+    try:
+        return importlib.metadata.version(target.package)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    try:
+        return str(importlib.import_module(target.module).__version__).split("-")[0]
+    except (ImportError, AttributeError):
+        return None
+
+
+def platform_of(engine: EngineSpec) -> Platform:
+    """The platform that an engine was compiled on, by the facts that it records."""
+    row, facts = TARGETS[engine.target], engine.device
+    version = facts.get(VERSION_FACTS.get(row.backend, row.backend), "").split("-")[0] or None
+    return _platform(row, facts, version, engine.precision)
+
+
+def instruction_sets(facts: Mapping[str, str]) -> frozenset[str]:
+    """Those of a CPU, and of a GPU its architecture as "sm_90"."""
+    found = set(facts.get("isa", "").split())
+    if capability := facts.get("compute_capability", ""):
+        found.add(f"sm_{capability.replace('.', '')}")
+    return frozenset(found)
+
+
+def concerns(entry: Entry, platform: Platform) -> bool:
+    """Whether an entry is about this platform, whatever the graph."""
+    return (
+        entry.runtime == platform.runtime
+        and entry.device == platform.device
+        and set(entry.isa) <= platform.isa
+        and not set(entry.without) & platform.isa
+        and (not entry.precisions or platform.precision in (None, *entry.precisions))
+        and holds_for(entry.versions, platform.version)
+    )
+
+
+def holds_for(versions: str, version: str | None) -> bool:
+    """Whether a release is among `versions`, pre-releases too; one that is unknown, or no version, is."""
+    try:
+        return version is None or SpecifierSet(versions).contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return True
+
+
+def entries_for(platform: Platform) -> Sequence[Entry]:
+    """The entries about a platform; errors as `entries.table`."""
+    return [entry for entry in table() if concerns(entry, platform)]
