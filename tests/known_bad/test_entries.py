@@ -66,6 +66,7 @@ def test_an_entry_is_about_its_runtime_device_instruction_sets_and_precisions():
     assert concerns(sme, platform("1.27.0", "onnxruntime", isa=["asimddp", "sme"]))
     assert not concerns(sme, platform("1.27.0", "onnxruntime", isa=["asimddp"]))
     assert not concerns(RF_DETR, platform("2026.0.0", device="GPU"))
+    assert concerns(RF_DETR, platform("2026.0.0", device=None))  # where the runtime chooses
     assert not concerns(RF_DETR, platform("2026.0.0", runtime="onnxruntime"))
     assert concerns(gpu, platform("10.16.1", "tensorrt", "GPU", ["sm_120"], "fp16"))
     assert not concerns(gpu, platform("10.16.1", "tensorrt", "GPU", ["sm_120"], "fp32"))
