@@ -66,6 +66,7 @@ def test_an_entry_is_about_its_runtime_device_instruction_sets_and_precisions():
     assert concerns(sme, platform("1.27.0", "onnxruntime", isa=["asimddp", "sme"]))
     assert not concerns(sme, platform("1.27.0", "onnxruntime", isa=["asimddp"]))
     assert not concerns(RF_DETR, platform("2026.0.0", device="GPU"))
+    assert concerns(RF_DETR, platform("2026.0.0", device=None))  # where the runtime chooses
     assert not concerns(RF_DETR, platform("2026.0.0", runtime="onnxruntime"))
     assert concerns(gpu, platform("10.16.1", "tensorrt", "GPU", ["sm_120"], "fp16"))
     assert not concerns(gpu, platform("10.16.1", "tensorrt", "GPU", ["sm_120"], "fp32"))
@@ -82,7 +83,7 @@ def test_the_platform_of_an_engine_is_where_it_was_compiled():
 
 
 def test_intels_devices_are_those_of_the_table():
-    for target, kind in (("openvino-gpu", "GPU"), ("openvino-npu", "NPU"), ("openvino-auto", "CPU")):
+    for target, kind in (("openvino-gpu", "GPU"), ("openvino-npu", "NPU"), ("openvino-auto", None)):
         platform = platform_here(target)
         assert (platform.runtime, platform.device) == ("openvino", kind)
     assert "openvino-npu-windowed-attention" in {each.id for each in entries_for(platform_here("openvino-npu"))}

@@ -130,7 +130,9 @@ def compile(
     known = [match for match in engine_matches(engine, home) if match.entry.action != "avoided"]
     if known:
         document["known_bad"] = [described(match) for match in known]
-    return Bundle(home, document, (first, *(line for match in known for line in match_lines(match))))
+    taken = engine.accepted or ()
+    told = [line for each in known for line in match_lines(each, "accepted" if each.entry.id in taken else "")]
+    return Bundle(home, document, (first, *told))
 
 
 def _compile_on(

@@ -72,7 +72,7 @@ class Pattern:
 class Entry:
     """One way in which a runtime is wrong.
 
-    runtime: the back end, as in `backends.TARGETS`; device: where it computes.
+    runtime: the package of a target in `backends.TARGETS`; device: where it computes.
     versions: its releases, as a PEP 440 specifier; "" for all.
     isa, without: instruction sets (or a GPU's "sm_120") that the machine has all of, and none of.
     precisions: of the engine; () for all.

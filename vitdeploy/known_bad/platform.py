@@ -7,38 +7,34 @@ import importlib
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from vitdeploy.backends import TARGETS, Target
 from vitdeploy.errors import HostError
-from vitdeploy.known_bad.entries import Entry, table
+from vitdeploy.known_bad.entries import Device, Entry, table
 from vitdeploy.runtime.backend import RUNTIME
 from vitdeploy.runtime.host import describe_host
-from vitdeploy.runtime.openvino_device import AUTO, RAN_ON
 from vitdeploy.spec import EngineSpec
 
-# The fact of `EngineSpec.device` that is the version of a back end's runtime.
+# The fact of `EngineSpec.device` that is the release of a runtime.
 VERSION_FACTS = {
     "openvino": "openvino",
     "onnxruntime": "onnxruntime",
     "onnxruntime-gpu": "onnxruntime",
     "tensorrt": "tensorrt",
-    "openvino-device": "openvino",
 }
-# Of back ends and devices that the table names otherwise.
-RUNTIMES = {"openvino-device": "openvino"}
-DEVICES = {"Intel GPU": "GPU", "Intel NPU": "NPU"}
 
 
 @dataclass(frozen=True)
 class Platform:
-    """`version` is None where nobody knows it: then every release may be meant. `isa` are instruction sets, and
-    `precision` is the engine's; None where it is not known: then any may be meant."""
+    """`runtime` is the package of a target. `device`, `version` and `precision` are None where they are not known: then
+    any may be meant. `isa` are instruction sets."""
 
     runtime: str
-    device: str
+    device: str | None
     version: str | None
     isa: frozenset[str]
     precision: str | None
@@ -49,16 +45,14 @@ def platform_here(target: str, precision: str | None = None) -> Platform:
     row, facts = TARGETS[target], describe_host()
     with contextlib.suppress(HostError):  # no such device here, which whoever compiles for it is told
         facts |= RUNTIME[target].describe_device()
-    version = facts.get(VERSION_FACTS.get(row.backend, row.backend)) or _installed(row)
-    return _platform(row, facts, version, precision)
+    version = facts.get(VERSION_FACTS.get(row.package, row.package)) or _installed(row)
+    return Platform(row.package, _device(row), version, instruction_sets(facts), precision)
 
 
-def _platform(row: Target, facts: Mapping[str, str], version: str | None, precision: str | None) -> Platform:
-    """Where OpenVINO chooses the device, an engine records which it was; before there is one, a CPU is meant."""
-    device = DEVICES.get(row.device, row.device)
-    if row.name == AUTO:
-        device = facts.get(RAN_ON, "CPU").partition("+")[0]
-    return Platform(RUNTIMES.get(row.backend, row.backend), device, version, instruction_sets(facts), precision)
+def _device(target: Target) -> str | None:
+    """What a target computes on, without its maker; None where the runtime chooses."""
+    kind = target.device.rpartition(" ")[2]
+    return kind if kind in get_args(Device) else None
 
 
 def _installed(target: Target) -> str | None:
@@ -76,8 +70,8 @@ def _installed(target: Target) -> str | None:
 def platform_of(engine: EngineSpec) -> Platform:
     """The platform that an engine was compiled on, by the facts that it records."""
     row, facts = TARGETS[engine.target], engine.device
-    version = facts.get(VERSION_FACTS.get(row.backend, row.backend), "").split("-")[0] or None
-    return _platform(row, facts, version, engine.precision)
+    version = facts.get(VERSION_FACTS.get(row.package, row.package), "").split("-")[0] or None
+    return Platform(row.package, _device(row), version, instruction_sets(facts), engine.precision)
 
 
 def instruction_sets(facts: Mapping[str, str]) -> frozenset[str]:
@@ -92,7 +86,7 @@ def concerns(entry: Entry, platform: Platform) -> bool:
     """Whether an entry is about this platform, whatever the graph."""
     return (
         entry.runtime == platform.runtime
-        and entry.device == platform.device
+        and platform.device in (None, entry.device)
         and set(entry.isa) <= platform.isa
         and not set(entry.without) & platform.isa
         and (not entry.precisions or platform.precision in (None, *entry.precisions))

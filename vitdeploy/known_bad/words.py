@@ -18,11 +18,11 @@ def releases(entry: Entry) -> str:
     return f"{entry.runtime} {entry.versions or 'of every release'} {' '.join(where)}"
 
 
-def match_lines(match: Match) -> list[str]:
-    """What goes wrong, where, and the way out."""
+def match_lines(match: Match, done: str = "") -> list[str]:
+    """What goes wrong, where, and the way out; `done` says what was done about it, where that is not the usual."""
     entry = match.entry
     return [
-        f"{entry.id}  {DONE[entry.action]}: {releases(entry)}: {entry.wrong}",
+        f"{entry.id}  {done or DONE[entry.action]}: {releases(entry)}: {entry.wrong}",
         f"        at:      {match.shown}",
         f"        way out: {entry.way_out}",
         f"        source:  {' '.join(entry.sources)}",

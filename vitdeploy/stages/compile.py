@@ -114,7 +114,7 @@ def compile_graph(
         refuse(model, shapes(spec.inputs, build, batch), str(graph))
     precision, placed = metadata.precision or "fp32", count_int8(model)
     platform = platform_here(target, precision)
-    taken = refuse_known_bad(matches_on(model, platform), platform, str(graph), accepted)
+    taken = refuse_known_bad(matches_on(model, platform), platform, f"{metadata.name} ({graph.name})", accepted)
     engine = compile_engine(
         graph,
         out,
@@ -163,7 +163,7 @@ def compile_step(candidate: Candidate, batch: int, build: BuildOptions, accepted
         {
             "target": candidate.target,
             "batch": batch,
-            "known_bad": digest_of(TARGETS[candidate.target].backend),
+            "known_bad": digest_of(TARGETS[candidate.target].package),
             **({"build": encode(options)} if options else {}),
             **({"accepted": sorted(accepted)} if accepted else {}),
         },

@@ -78,8 +78,9 @@ def compare_versions(
 
 
 def _engines(folder: Path, manifest: Manifest, asked: Releases) -> list[EngineSpec]:
-    """The engines for a runtime, with golden answers."""
-    engines = [engine for engine in manifest.engines if TARGETS[engine.target].package == asked.runtime]
+    """The engines for a runtime on the CPU, with golden answers."""
+    targets = {name for name, row in TARGETS.items() if row.package == asked.runtime and row.device == "CPU"}
+    engines = [engine for engine in manifest.engines if engine.target in targets]
     if not engines:
         raise InputError(
             f"no engine of {folder} is for {asked.runtime}",
