@@ -36,6 +36,8 @@ def diagnose() -> tuple[dict[str, Any], list[str]]:
     targets = {name: probe_target(name) for name in TARGETS}
     missing = [name for name in PACKAGES["export"] if packages[name] is None]
     lines = [f"{host['cpu']}, {host['cores']} cores, {host['isa']}, {host['system']}, Python {host['python']}"]
+    if "emulated" in host:
+        lines.append(f"emulated: {host['emulated']}; compile and verify work, and nothing is timed")
     if saturates(host["isa"]):
         lines.append("missing  VNNI: INT8 weights are made with 7 bits, as products of 8 would saturate")
     elif VNNI & set(host["isa"].split()):

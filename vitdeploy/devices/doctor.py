@@ -15,6 +15,7 @@ def diagnose(device: Device, probe: Probe) -> tuple[bool, list[str]]:
     """Whether any target works there, and the lines of the doctor."""
     host = probe.host
     words = [host[key] for key in ("cpu", "isa") if host.get(key)]
+    words.append(f"emulated: {host['emulated']}" if host.get("emulated") else "")
     words.append(f"{host['cores']} cores" if "cores" in host else "")
     lines = [
         f"{device.name}: {', '.join(word for word in (*words, host.get('machine'), host.get('system')) if word)}",

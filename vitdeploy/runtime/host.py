@@ -6,15 +6,17 @@ import os
 import platform
 from pathlib import Path
 
+from vitdeploy.runtime.emulation import emulator
+
 ISA_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimddp", "i8mm")
 # With any of these, INT8 products are summed up in 32 bits.
 VNNI = {"avx512_vnni", "avx_vnni", "amx_int8"}
 
 
 def describe_host() -> dict[str, str]:
-    """CPU model, its instruction sets that matter here, cores, operating system, Python."""
+    """CPU model, its instruction sets that matter here, cores, operating system, Python; "emulated" where it is."""
     model, flags = _cpuinfo()
-    return {
+    facts = {
         "cpu": model or platform.processor() or platform.machine(),
         "isa": " ".join(flag for flag in ISA_FLAGS if flag in flags) or "unknown",
         "cores": str(usable_cores()),
@@ -22,6 +24,7 @@ def describe_host() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
     }
+    return {**facts, "emulated": found} if (found := emulator()) else facts
 
 
 def saturates(isa: str) -> bool:

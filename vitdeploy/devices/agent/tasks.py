@@ -14,6 +14,7 @@ from vitdeploy.devices.agent.build import make_engine
 from vitdeploy.devices.agent.documents import FORMAT, Job, Result
 from vitdeploy.devices.agent.failures import explained, failure
 from vitdeploy.errors import VitdeployError
+from vitdeploy.runtime.emulation import require_real_times
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.spec import EngineSpec, FileEntry, decode, encode
 
@@ -31,6 +32,7 @@ def perform(job: Job, folder: Path, products: Path, progress: Progress) -> Resul
 
 def _bench(job: Job, folder: Path, products: Path, progress: Progress) -> Result:
     """Every artifact that works here in one benchmark run; the error of the first, where none does."""
+    require_real_times()  # before anything is built
     engines: dict[str, EngineSpec] = {}
     bench_candidates, errors = [], []
     for index, placed in enumerate(job.artifacts):
