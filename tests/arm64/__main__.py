@@ -26,6 +26,7 @@ from tests.arm64.boards import Boards, started
 from tests.arm64.engines import Engine, Proof, engines_of, prove
 from tests.arm64.instructions import dot_products
 from tests.arm64.root import Unable, make_root
+from tests.arm64.sums import write_graphs
 from tests.arm64.table import table
 from tests.command_line import ROOT, Command, command_line
 from vitdeploy.devices.registry import Device, find_devices
@@ -52,6 +53,8 @@ targets: [openvino-cpu, onnxruntime-cpu]
 budget: {{max_drop: 100}}
 """
 TARGETS = ("onnxruntime-cpu", "openvino-cpu")
+# On the boards: vitdeploy, and scripts that use it.
+ZONE = "/opt/vitdeploy"
 # A QEMU of a few cores: more boards at once than these only wait for each other.
 AT_ONCE = 2
 
@@ -121,11 +124,14 @@ def walk(all_of_it: Walk, short: bool) -> list[str]:
     commands_on(all_of_it, digits)
     engines = engines_of("digits", digits, all_of_it.work, 8, SHORT_ENGINES if short else ())
     proofs = proofs_of(all_of_it, engines, tuple(all_of_it.boards.ports))
+    place_zone(all_of_it)
+    sums_on(all_of_it)
     executed = apps_on(all_of_it, digits)
     if not short:
         program_on(all_of_it, digits)
-        proofs += vit_tiny(all_of_it)
-    print(f"\n{table(proofs, executed)}\n")
+    print(f"\n{table(proofs, executed)}\n", flush=True)
+    if not short and (more := vit_tiny(all_of_it)):
+        print(f"\n{table(more, {})}\n")
     return all_of_it.wrong
 
 
@@ -192,24 +198,47 @@ def proofs_of(given: Walk, engines: Sequence[Engine], cpus: Sequence[str]) -> li
         return list(itertools.chain.from_iterable(rows))
 
 
+def place_zone(given: Walk) -> None:
+    """What an app there imports, and the scripts that are such apps."""
+    zone = given.boards.root.folder / ZONE.lstrip("/")
+    shutil.rmtree(zone, ignore_errors=True)
+    shutil.copytree(ROOT / "vitdeploy", zone / "vitdeploy", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("on_board.py", "sums_on_board.py"):
+        shutil.copy(Path(__file__).with_name(name), zone)
+    (zone / "sums").mkdir()
+    write_graphs(zone / "sums")
+
+
+def sums_on(given: Walk) -> None:
+    """Whether INT8 products saturate there."""
+    print("the largest sums of INT8 products", flush=True)
+
+    def ask(cpu: str) -> None:
+        words = (f"PYTHONPATH={ZONE}", "python3", f"{ZONE}/sums_on_board.py", f"{ZONE}/sums")
+        done = given.boards.run(cpu, *words)
+        found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
+        exact = len(found) == 2 * len(TARGETS) and not any(found.values())
+        given.check(exact, f"{cpu}: off by {found or done.stderr.strip()[-500:]}")
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(ask, given.boards.ports))
+
+
 def apps_on(given: Walk, bundle: Path) -> dict[tuple[str, str], str]:
     """`bundle pack` here, an app there; for each board and engine the dot products that QEMU translated."""
     print("bundle pack here, unpacked, loaded and asked there", flush=True)
     packed = given.work / "digits.vitb"
     done = given.command("bundle", "pack", bundle, "-o", packed)
     given.check(done.returncode == 0, f"bundle pack{done.stderr[-300:] if done.returncode else ''}")
-    zone = given.boards.root.folder / "opt" / "vitdeploy"
-    shutil.rmtree(zone, ignore_errors=True)
-    shutil.copytree(ROOT / "vitdeploy", zone / "vitdeploy", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(Path(__file__).with_name("on_board.py"), zone)
-    executed = {}
-    for cpu, target in itertools.product(given.boards.ports, TARGETS):
+    executed: dict[tuple[str, str], str] = {}
+
+    def ask(cpu: str, target: str) -> None:
         home, there = given.boards.home(cpu), f"/home/{cpu}"
         shutil.copy(packed, home)
         log = home / "instructions.txt"
-        settings = f"PYTHONPATH=/opt/vitdeploy QEMU_LOG=in_asm QEMU_LOG_FILENAME={there}/{log.name}"
+        settings = f"PYTHONPATH={ZONE} QEMU_LOG=in_asm QEMU_LOG_FILENAME={there}/{log.name}"
         words = f"{there}/{packed.name} {target} {there}/app"
-        done = given.boards.run(cpu, settings, "python3", "/opt/vitdeploy/on_board.py", words)
+        done = given.boards.run(cpu, settings, "python3", f"{ZONE}/on_board.py", words)
         found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
         same = sum(a == b for a, b in zip(found["labels"], found["wanted"], strict=True)) if found else -1
         right = bool(found) and same >= found["least"] and found["emulated"].startswith("qemu")
@@ -221,6 +250,9 @@ def apps_on(given: Walk, bundle: Path) -> dict[tuple[str, str], str]:
         )
         given.check(right, f"{cpu}: the app with {target} gives {said}")
         log.unlink(missing_ok=True)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(lambda cpu: [ask(cpu, target) for target in TARGETS], given.boards.ports))
     return executed
 
 
@@ -247,7 +279,7 @@ def program_on(given: Walk, bundle: Path) -> None:
 
 
 def vit_tiny(given: Walk) -> list[Proof]:
-    """ViT-Tiny on photographs, two images an engine: each takes QEMU a minute."""
+    """ViT-Tiny on photographs: two boards and two images, as each image takes QEMU a minute."""
     if not (CHECKPOINT.is_file() and PHOTOGRAPHS.is_dir()):
         print(f"ViT-Tiny: left out, as {CHECKPOINT} or {PHOTOGRAPHS} is not there (VITDEPLOY_TEST_DATA)", flush=True)
         return []
@@ -258,7 +290,7 @@ def vit_tiny(given: Walk) -> list[Proof]:
     done = given.command("run", recipe, "-o", out, *settings)
     if done.returncode:
         raise Wrong(done.stderr[-2000:])
-    return proofs_of(given, engines_of("ViT-Tiny", out, given.work, 2), tuple(given.boards.ports))
+    return proofs_of(given, engines_of("ViT-Tiny", out, given.work, 2), SHORT_CPUS)
 
 
 if __name__ == "__main__":

@@ -145,10 +145,12 @@ def _emulated(root: Root) -> Iterator[None]:
 @contextlib.contextmanager
 def _server(sshd: str, boards: Boards) -> Iterator[None]:
     Path("/run/sshd").mkdir(exist_ok=True)  # sshd's, which only a service of the system makes
-    unshare = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", MOUNTS, "sh", boards.root.folder)
+    # Each ends with what started it, so that nothing is left of a run that was killed.
+    unshare = ("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child")
+    inside = ("sh", "-c", MOUNTS, "sh", boards.root.folder)
     with (boards.folder / "log").open("w") as log:
         server = (sshd, "-D", "-e", "-f", boards.folder / "sshd_config")
-        process = subprocess.Popen([*unshare, *server], stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen([*unshare, *inside, *server], stdout=log, stderr=log, start_new_session=True)
     try:
         deadline = time.monotonic() + 20
         while socket.socket().connect_ex(("127.0.0.1", next(iter(boards.ports.values())))):

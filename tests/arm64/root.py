@@ -51,7 +51,7 @@ def make_root(work: Path) -> Root:
         raise Unable(f"it needs Linux on x86-64, and this is {sys.platform} on {os.uname().machine}")
     if os.geteuid() != 0:
         raise Unable("it needs root, to enter the other root and to tell the kernel who runs its programs")
-    missing = [name for name in ("apt-get", "dpkg-deb", "tar", "unshare") if shutil.which(name) is None]
+    missing = [name for name in ("apt-get", "dpkg-deb", "tar", "unshare", "setpriv") if shutil.which(name) is None]
     if missing:
         raise Unable(f"install {', '.join(missing)}")
     if not KEYRING.is_file():
