@@ -63,8 +63,9 @@ def make_root(work: Path) -> Root:
 def _run(*argv: str | Path, env: dict[str, str] | None = None) -> str:
     done = subprocess.run(argv, capture_output=True, text=True, check=False, env={**os.environ, **(env or {})})
     if done.returncode:
-        last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no message"]
-        raise Unable(f"`{' '.join(map(str, argv[:3]))} ...` failed: {last[0][:300]}")
+        said = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
+        why = next((line for line in said if "Failed to fetch" in line), said[-1])
+        raise Unable(f"`{argv[0]} ... {argv[-1]}` failed: {why[:300]}")
     return done.stdout
 
 
@@ -76,7 +77,7 @@ def _qemu(work: Path) -> Path:
     qemu = work / "qemu" / "usr" / "bin" / "qemu-aarch64"
     if not qemu.is_file():
         [archive] = _fetch(work / "apt-qemu", QEMU_SUITE, "amd64", QEMU_PACKAGE, alone=True)
-        _unpack([archive], work / "qemu")
+        _unpack([archive], work / "qemu", "./usr/bin/qemu-aarch64")
     return qemu
 
 
@@ -133,10 +134,11 @@ def _fetch(folder: Path, suite: str, architecture: str, *packages: str, alone: b
         "APT::Sandbox::User": "root",
         "APT::Install-Recommends": "false",
         "Acquire::Languages": "none",
-        "Acquire::Retries": "3",
+        "Acquire::Retries": "2",
+        "Acquire::http::Timeout": "20",
     }
     apt = ("apt-get", "--quiet=2", *(f"-o{key}={value}" for key, value in options.items()))
-    _run(*apt, "update")
+    _run(*apt, "--error-on=any", "update")
     if alone:
         names = _run(*apt, "--print-uris", "download", *packages)
         [name] = re.findall(r"^'\S+' (\S+) ", names, flags=re.MULTILINE)
@@ -148,8 +150,8 @@ def _fetch(folder: Path, suite: str, architecture: str, *packages: str, alone: b
     return sorted((cache / "archives").glob("*.deb"))
 
 
-def _unpack(archives: list[Path], root: Path) -> None:
-    """The links such as /lib first, which the files of many packages go through."""
+def _unpack(archives: list[Path], root: Path, *members: str) -> None:
+    """All of them, or only some members. The links such as /lib come first: files of many packages go through them."""
     root.mkdir(parents=True, exist_ok=True)
     for name in ("bin", "lib", "sbin"):
         (root / "usr" / name).mkdir(parents=True, exist_ok=True)
@@ -157,7 +159,7 @@ def _unpack(archives: list[Path], root: Path) -> None:
             (root / name).symlink_to(f"usr/{name}")
     for archive in archives:
         with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", archive], stdout=subprocess.PIPE) as reader:
-            command = ["tar", "--extract", "--keep-directory-symlink", "--directory", root]
+            command = ["tar", "--extract", "--keep-directory-symlink", "--directory", root, *members]
             done = subprocess.run(command, stdin=reader.stdout, capture_output=True, text=True, check=False)
         if done.returncode or reader.returncode:
             raise Unable(f"{archive.name} cannot be unpacked: {done.stderr.strip()[-200:]}")
