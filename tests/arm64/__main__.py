@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.arm64.boards import Boards, started
-from tests.arm64.engines import Engine, Proof, engines_of, prove
+from tests.arm64.engines import Engine, Proof, engines_of, prove, quantized_engine
 from tests.arm64.instructions import dot_products
 from tests.arm64.root import Unable, make_root
 from tests.arm64.sums import write_graphs
@@ -290,7 +290,15 @@ def vit_tiny(given: Walk) -> list[Proof]:
     done = given.command("run", recipe, "-o", out, *settings)
     if done.returncode:
         raise Wrong(done.stderr[-2000:])
-    return proofs_of(given, engines_of("ViT-Tiny", out, given.work, 2), SHORT_CPUS)
+    engines = engines_of("ViT-Tiny", out, given.work, 2)
+    refused = next(engine for engine in engines if engine.convolutions)
+    way_out = ("--ignore", "patch_embed.proj", "-o", given.work / "ignored")
+    data = ("--data", PHOTOGRAPHS, "--num-samples", "32")
+    done = given.command("quantize", out / "model.onnx", "--target", "openvino-cpu", *data, *way_out)
+    given.check(done.returncode == 0, f"quantize --ignore{done.stderr[-500:] if done.returncode else ''}")
+    file = given.work / "ignored" / "model.onnx"
+    engines.append(quantized_engine(refused, f"{refused.name}, convolution in float", file, given.work))
+    return proofs_of(given, engines, SHORT_CPUS)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitdeploy.bundle.read import read_bundle
+from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.devices.client import Client
 from vitdeploy.devices.registry import Device
 from vitdeploy.devices.runner import RemoteRunner
@@ -17,18 +18,20 @@ from vitdeploy.graph.analysis.linears import count_int8
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.pipeline.golden import TOLERANCE
 from vitdeploy.runtime.answers import count_same
+from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import GoldenSet, comparable, engine_outputs, largest_difference, read_golden
 from vitdeploy.spec import EngineSpec, Manifest
 from vitdeploy.workflows.device_artifact import find_device_artifacts, placed_shipment
 from vitdeploy.workflows.placement import place_graphs
 
-# The names of the emulated boards are QEMU's CPU models. Those without half precision have no FP16 engine, by fact.
+# The names of the emulated boards are QEMU's CPU models: those without half precision have no FP16 engine.
 NO_HALF = ("cortex-a53", "cortex-a72")
 
 
 @dataclass(frozen=True)
 class Engine:
-    """One engine to prove. `golden`: what it is to give, within its tolerance; `placed`: layers in INT8."""
+    """One engine to prove. `golden`: what it is to give, within its tolerance; `placed`: layers in INT8, and whether
+    `convolutions` are among them."""
 
     model: str
     name: str
@@ -36,10 +39,19 @@ class Engine:
     manifest: Manifest
     golden: GoldenSet
     placed: int
+    convolutions: bool = False
 
     @property
     def precision(self) -> str:
         return self.shipment.placed.precision
+
+    def refusal(self, cpu: str) -> str:
+        """The words that a board with this CPU has to refuse it by; "" where it has to run."""
+        if self.precision == "fp16" and cpu in NO_HALF:
+            return "this CPU has no fp16 for OpenVINO"
+        if self.shipment.placed.target == "openvino-cpu" and self.convolutions:
+            return "openvino-cpu did not run the graph in INT8"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -67,8 +79,8 @@ class Proof:
     @property
     def ok(self) -> bool:
         golden = self.engine.golden
-        if self.refused:
-            return self.engine.precision == "fp16" and self.cpu in NO_HALF
+        if (wanted := self.engine.refusal(self.cpu)) or self.refused:
+            return bool(wanted) and wanted == self.refused
         ran = self.kernels.get("int8" if self.engine.placed else self.engine.precision, 0) >= max(self.engine.placed, 1)
         told = "emulated" in self.host and self.host.get("machine") == "aarch64"
         return ran and told and self.same >= golden.least_same and self.difference <= golden.tolerance
@@ -92,14 +104,32 @@ def engines_of(model: str, bundle: Path, work: Path, images: int, wanted: Sequen
         graphs = place_graphs(bundle / found.file, target, precision, folder)
         shipments[f"{target}-{precision}"] = (placed_shipment(f"{target}-{precision}", graphs, 1), None)
     return [
-        Engine(model, name, shipment, manifest, _golden(bundle, manifest, engine, images, name), _placed(shipment))
+        Engine(model, name, shipment, manifest, _golden(bundle, manifest, engine, images, name), *_placed(shipment))
         for name, (shipment, engine) in shipments.items()
         if not wanted or name in wanted
     ]
 
 
-def _placed(shipment: Shipment) -> int:
-    return sum(count_int8(load_graph(file)) for name, file in shipment.files.items() if name.endswith(".onnx"))
+def quantized_engine(like: Engine, name: str, file: Path, work: Path) -> Engine:
+    """The engine of another placement of the same model. Its golden answers are those that it gives here."""
+    graphs = place_graphs(file, like.shipment.placed.target, None, Path(tempfile.mkdtemp(dir=work)))
+    shipment, home = placed_shipment(name, graphs, 1), Path(tempfile.mkdtemp(dir=work))
+    [placed], [(_, graph)] = shipment.placed.graphs, shipment.files.items()
+    target = shipment.placed.target
+    engine = compile_engine(graph, home, target=target, precision="int8", batch=1, placed=placed.placed)
+    pixels = like.golden.inputs[next(iter(like.golden.inputs))]
+    with make_runner(home, engine) as runner:
+        outputs = engine_outputs(runner, like.manifest.preprocess, pixels)
+    return Engine(like.model, name, shipment, like.manifest, replace(like.golden, outputs=outputs), *_placed(shipment))
+
+
+def _placed(shipment: Shipment) -> tuple[int, bool]:
+    """How many layers are in INT8, and whether there are convolutions among them."""
+    [graph] = [load_graph(file) for name, file in shipment.files.items() if name.endswith(".onnx")]
+    sources = [
+        node.inputs[0].producer() for node in graph.graph if node.op_type == "Conv" and node.inputs[0] is not None
+    ]
+    return count_int8(graph), any(each is not None and each.op_type == "DequantizeLinear" for each in sources)
 
 
 def _golden(bundle: Path, manifest: Manifest, engine: EngineSpec | None, images: int, name: str) -> GoldenSet:

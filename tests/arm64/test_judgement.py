@@ -33,6 +33,8 @@ def engine(precision, placed):
     return Engine("digits", f"openvino-cpu-{precision}", shipment, None, golden, placed)
 
 
+NO_FP16 = "this CPU has no fp16 for OpenVINO"
+IN_FLOAT = "openvino-cpu did not run the graph in INT8"
 RIGHT = Proof(engine("int8", 23), "cortex-a53", EMULATED, {"int8": 23, "fp32": 2}, 7, 0.01)
 
 
@@ -47,9 +49,11 @@ RIGHT = Proof(engine("int8", 23), "cortex-a53", EMULATED, {"int8": 23, "fp32": 2
         ({"host": {"machine": "aarch64"}}, False),  # a board that takes itself for a real one
         ({"host": {**EMULATED, "machine": "x86_64"}}, False),
         ({"refused": "this CPU has no int8"}, False),
-        ({"engine": engine("fp16", 0), "refused": "this CPU has no fp16"}, True),
-        ({"engine": engine("fp16", 0), "refused": "this CPU has no fp16", "cpu": "neoverse-n1"}, False),
+        ({"engine": engine("fp16", 0), "refused": NO_FP16}, True),
+        ({"engine": engine("fp16", 0), "refused": NO_FP16, "cpu": "neoverse-n1"}, False),
         ({"engine": engine("fp16", 0), "kernels": {"fp32": 19}}, False),
+        ({"engine": dataclasses.replace(engine("int8", 73), convolutions=True), "refused": IN_FLOAT}, True),
+        ({"engine": dataclasses.replace(engine("int8", 23), convolutions=True)}, False),  # no longer refused
     ],
 )
 def test_an_engine_is_right_as_placed_and_as_golden(changes, ok):
