@@ -14,7 +14,7 @@ import numpy as np
 from vitdeploy.backends import TARGETS
 from vitdeploy.compilation.backend import CompileBackend, CompileRequest, TargetState, check_placed
 from vitdeploy.errors import CapabilityError, EngineError
-from vitdeploy.runtime.emulation import FAMILIES
+from vitdeploy.runtime.emulation import family
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.openvino import (
     KERNEL_PRECISIONS,
@@ -82,7 +82,7 @@ def check_ran(engine: EngineSpec, asked: Precision, placed: int) -> None:
     try:
         check_placed(engine, asked, placed)
     except CapabilityError as error:
-        if FAMILIES.get(engine.device.get("machine", "")) != "Arm" or not 0 < engine.kernels.get("int8", 0) < placed:
+        if family(engine.device.get("machine", "")) != "Arm" or not 0 < engine.kernels.get("int8", 0) < placed:
             raise
         raise CapabilityError(
             error.message,

@@ -17,6 +17,11 @@ FAMILIES = {
 ELF_MACHINES = {3: "x86", 62: "x86", 40: "Arm", 183: "Arm"}
 
 
+def family(machine: str = "") -> str:
+    """ "x86" or "Arm" of an architecture as `uname -m` calls it, by default of this machine's; "" of any other."""
+    return FAMILIES.get(machine or platform.machine(), "")
+
+
 def emulator(root: Path = ROOT, machine: str = "") -> str:
     """What runs this process instead of the CPU, such as "qemu-aarch64 on x86"; "" where nothing shows it.
 
@@ -30,10 +35,10 @@ def emulator(root: Path = ROOT, machine: str = "") -> str:
         machine: the architecture of this process; "" for what Python says.
     """
     machine = machine or platform.machine()
-    own = FAMILIES.get(machine, "")
-    program, family = _program(root / "proc/thread-self/exe")
+    own = family(machine)
+    program, runs = _program(root / "proc/thread-self/exe")
     named = program.startswith("qemu-")
-    below = next((each for each in (_kernel(root), family) if own and each not in ("", own)), "")
+    below = next((each for each in (_kernel(root), runs) if own and each not in ("", own)), "")
     if below:
         return f"{program or 'an emulator'} on {below}"
     return f"{program} on {machine}" if named else ""
