@@ -30,6 +30,7 @@ from tests.arm64.sums import write_graphs
 from tests.arm64.table import table
 from tests.command_line import ROOT, Command, command_line
 from vitdeploy.devices.registry import Device, find_devices
+from vitdeploy.errors import VitdeployError
 
 CPUS = ("cortex-a53", "cortex-a72", "neoverse-n1", "max")
 SHORT_CPUS = ("cortex-a53", "neoverse-n1")
@@ -103,6 +104,9 @@ def main() -> int:
     except Unable as error:
         print(f"arm64: not run: {error}")
         return 77
+    except (Wrong, VitdeployError) as error:
+        print(f"arm64: WRONG: {error}")
+        return 1
     took = f"{time.monotonic() - begun:.0f} s"
     for what in wrong:
         print(f"arm64: WRONG: {what}")
