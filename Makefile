@@ -5,7 +5,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet
 COMPILE := build/lock/bin/uv pip compile --quiet pyproject.toml --constraint requirements/torch.txt --no-python-downloads
-.PHONY: demo page test test-lowest test-extras docs modules tensorrt-api models-doc known-bad-doc report-schema train-scenes lock clean
+.PHONY: demo page test test-lowest test-extras docs modules tensorrt-api models-doc known-bad-doc arm64 report-schema train-scenes lock \
+	clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitdeploy run recipes/digits.yaml -o out/digits
@@ -44,6 +45,10 @@ tensorrt-api: $(VENV)/.installed-dev
 # docs/models.md, of what the tests of parity measure.
 models-doc: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.models_page -n 2 --dist loadfile
+
+# The device zone on emulated arm64 boards; needs root on Linux x86-64 with Debian's apt. The form of .ci/run: SHORT=--short.
+arm64: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.arm64 $(SHORT)
 
 # The models of drawn scenes, calibration/scenes/models/: about two hours on a quiet core, and other last bits than the committed ones.
 train-scenes: $(VENV)/.installed-dev

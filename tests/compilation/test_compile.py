@@ -12,6 +12,7 @@ import pytest
 from tests.targets import CPU_TARGETS
 from vitdeploy.benchmark.layers import LEAST_RUNS, profile
 from vitdeploy.bundle.read import ENGINE_OPTIONS
+from vitdeploy.compilation.backend import COMPILE
 from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.compilation.probe import probe_target
 from vitdeploy.data.folder import split
@@ -24,7 +25,7 @@ from vitdeploy.models.torch_runner import torch_runner
 from vitdeploy.pipeline.outcome import said_of_placement
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.spec import PreprocessSpec, TensorsSpec
+from vitdeploy.spec import EngineSpec, PreprocessSpec, TensorSpec, TensorsSpec
 from vitdeploy.stages.calibrate import calibrate
 from vitdeploy.stages.capability import check_precision
 from vitdeploy.stages.compile import compile_graph, compile_graphs
@@ -293,6 +294,18 @@ def test_fewer_int8_kernels_than_placed_layers_are_refused(placements, out, targ
     with pytest.raises(CapabilityError, match="did not run the graph in INT8") as caught:
         compile_engine(placements[target], out, target=target, precision="int8", batch=1, placed=placed + 1)
     assert caught.value.found.startswith(f"{placed} of {placed + 1} placed layers")
+
+
+@pytest.mark.parametrize(("machine", "fix"), [("aarch64", "--ignore LAYER"), ("x86_64", "vitdeploy doctor")])
+def test_a_convolution_that_openvino_has_no_int8_for_on_arm_is_named_with_the_way_out(machine, fix):
+    image = TensorSpec("image", "uint8", (1, 224, 224, 3))
+    files = ("model.xml", "model.bin")
+    engine = EngineSpec(OPENVINO, "int8", "graph.onnx", files, 1, True, "CPU", (image,), (image,))
+    engine = dataclasses.replace(engine, kernels={"fp32": 1, "int8": 72}, device={"machine": machine})
+    with pytest.raises(CapabilityError, match="did not run the graph in INT8") as caught:
+        COMPILE[OPENVINO].check_ran(engine, "int8", 73)
+    assert caught.value.found.startswith("72 of 73 placed layers") and fix in caught.value.fix
+    COMPILE[OPENVINO].check_ran(engine, "int8", 72)
 
 
 @pytest.mark.parametrize("target", CPU_TARGETS)

@@ -274,6 +274,6 @@ def test_a_page_is_a_function_of_the_report():
 
 
 def test_a_page_names_the_board_and_what_it_is_emulated_on():
-    facts = {"cpu": "4x Cortex-A76", "board": "Raspberry Pi 5 Model B Rev 1.0", "emulated": "on x86_64"}
+    facts = {"cpu": "4x Cortex-A76", "board": "Raspberry Pi 5 Model B Rev 1.0", "emulated": "qemu-aarch64 on x86"}
     text = Page(page_of({**REPORT, "environment": facts}, {})).text
-    assert "Raspberry Pi 5 Model B Rev 1.0, 4x Cortex-A76, emulated on x86_64, " in text
+    assert "Raspberry Pi 5 Model B Rev 1.0, 4x Cortex-A76, emulated by qemu-aarch64 on x86, " in text

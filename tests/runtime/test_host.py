@@ -204,7 +204,7 @@ def test_an_emulator_that_shows_the_cpuinfo_of_the_machine_below_is_seen_through
         "sys/devices/system/cpu/cpu0/cache/index0/level": "1\n",
     }
     arch = {"proc/sys/kernel/arch": "x86_64\n"}
-    for told, files in (("on x86", below), ("on x86_64", {**below, **arch})):
+    for told, files in (("an emulator on x86", below), ("an emulator on x86", {**below, **arch})):
         found = facts(tmp_path, X86, **files)
         assert {key: found[key] for key in ("cpu", "isa", "machine", "emulated")} == {
             **{"cpu": "a CPU of aarch64", "isa": "asimd", "machine": "aarch64", "emulated": told},
@@ -216,16 +216,16 @@ def test_an_emulator_that_writes_a_cpuinfo_of_its_own_is_told_by_the_kernel(tmp_
     plant(tmp_path, "imx8mp-evk")
     write(tmp_path, {"proc/sys/kernel/arch": "x86_64\n"})
     found = describe_host(tmp_path, "aarch64", range(4))
-    assert (found["cpu"], found["emulated"]) == ("4x Cortex-A53", "on x86_64")
+    assert (found["cpu"], found["emulated"]) == ("4x Cortex-A53", "an emulator on x86")
     assert "board" not in found
 
 
 def test_x86_on_the_kernel_of_an_arm_machine_is_emulated_too(tmp_path):
     plant(tmp_path, "macbook-pro-m1-pro")
     found = describe_host(tmp_path, "x86_64", range(2))
-    assert (found["cpu"], found["isa"], found["emulated"]) == ("a CPU of x86_64", "unknown", "on Arm")
+    assert (found["cpu"], found["isa"], found["emulated"]) == ("a CPU of x86_64", "unknown", "an emulator on Arm")
     rosetta = facts(tmp_path, X86, "x86_64", **{"proc/sys/kernel/arch": "aarch64\n"})
-    assert (rosetta["cpu"], rosetta["emulated"]) == ("Xeon", "on aarch64")
+    assert (rosetta["cpu"], rosetta["emulated"]) == ("Xeon", "an emulator on Arm")
 
 
 def test_the_facts_of_x86_and_their_order_are_what_stored_work_is_keyed_by(tmp_path):

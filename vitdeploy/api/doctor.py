@@ -67,7 +67,8 @@ def _host_lines(host: dict[str, str]) -> list[str]:
 
     words = [*name_host(host), f"{host['cores']} cores", host["isa"], host["system"], f"Python {host['python']}"]
     caches = f"caches: {host['caches']}" if "caches" in host else ""
-    return [", ".join(words), *(line for line in (caches, int8_instructions(host["isa"])) if line)]
+    emulated = "nothing is timed in an emulator; compile and verify work" if "emulated" in host else ""
+    return [", ".join(words), *(line for line in (caches, emulated, int8_instructions(host["isa"])) if line)]
 
 
 def diagnose_target(target: str) -> tuple[dict[str, Any], list[str]]:

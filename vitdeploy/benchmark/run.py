@@ -23,6 +23,7 @@ from vitdeploy.benchmark.protocol import Protocol, parse_scenario
 from vitdeploy.benchmark.quiet import together
 from vitdeploy.benchmark.results import BenchRun, Entry
 from vitdeploy.benchmark.session import Meter, Pairs, Progress, no_progress, running_order
+from vitdeploy.runtime.emulation import require_real_times
 
 
 def run_benchmark(
@@ -42,6 +43,7 @@ def run_benchmark(
 
     Raises:
         ValueError: no candidate, or two of the same name.
+        CapabilityError: this process runs in an emulator.
         WorkerError: a measuring process cannot be started, dies or does not answer.
         VitdeployError: what a worker reports, such as an EngineError for a graph that the runtime refuses.
     """
@@ -72,7 +74,12 @@ def run_benchmark(
 @contextmanager
 def alone(progress: Progress) -> Iterator[None]:
     """Make sure that no other vitdeploy process measures on this machine; while one does, wait, and report it to
-    `progress` with a total of 1."""
+    `progress` with a total of 1.
+
+    Raises:
+        CapabilityError: this process runs in an emulator.
+    """
+    require_real_times()
     with machine_lock(lambda other: progress(f"waits for another measurement on this machine: {other}", 0, 1)):
         yield
 

@@ -1,6 +1,6 @@
 """The versions of the runtimes that still run on an older system: what PyPI has for Linux.
 
-Looked up with `pip download --python-version P --platform manylinux_2_G_ARCH` on 2026-11-22. `pip install` finds the
+Looked up with `pip download --python-version P --platform manylinux_2_G_ARCH` on 2026-11-23. `pip install` finds the
 right one by itself; this is to say beforehand what it will find.
 """
 
@@ -22,7 +22,7 @@ class Wheel:
 
 NEWEST = 99
 WHEELS = (
-    Wheel("onnxruntime", "1.31.1", 11, NEWEST, {"x86_64": 28, "aarch64": 28}),
+    Wheel("onnxruntime", "1.32.0", 11, NEWEST, {"x86_64": 28, "aarch64": 28}),
     Wheel("onnxruntime", "1.23.2", 10, 13, {"x86_64": 27, "aarch64": 27}),
     Wheel("openvino", "2026.4.1", 10, NEWEST, {"x86_64": 28, "aarch64": 35}),
     Wheel("openvino", "2025.4.1", 10, 13, {"x86_64": 17}),

@@ -20,6 +20,7 @@ from vitdeploy.models.model_folder.hub import is_hub_name, local_folder
 from vitdeploy.models.names import FUNCTION, check_name
 from vitdeploy.pipeline.artifact import form_of
 from vitdeploy.pipeline.available import require_target
+from vitdeploy.runtime.emulation import require_real_times
 from vitdeploy.stages.capability import check_engine as check_engine
 from vitdeploy.stages.capability import check_target as check_target
 from vitdeploy.stages.files import find_graph, require_label_file, require_onnx_file
@@ -31,7 +32,7 @@ REPORT_FILE = "report.json"
 
 
 def check_recipe(recipe: Recipe, targets: Iterable[str] | None = None) -> None:
-    """The files that a recipe names are there, its model's name is one, and its targets work here.
+    """The files that a recipe names are there, its model's name is one, its targets work here, and times are real here.
 
     Args:
         targets: instead of the recipe's.
@@ -39,6 +40,7 @@ def check_recipe(recipe: Recipe, targets: Iterable[str] | None = None) -> None:
     Raises:
         MissingFileError, DataError, UnknownModelError, TargetError, CapabilityError, MissingPackageError.
     """
+    require_real_times()
     for target in recipe.targets if targets is None else targets:
         require_target(target, recipe.precision)
     source = recipe.source

@@ -27,6 +27,7 @@ from vitdeploy.quantization.fold import GainThreshold
 from vitdeploy.quantization.insert import Quantizers, dequantized_weight
 from vitdeploy.quantization.ranges import QuantizedWeight, Range, symmetric_step
 from vitdeploy.quantization.scores import Scores, find_scores, output_of, separate_scores
+from vitdeploy.runtime.emulation import family
 
 # A Mul and an Add behind an activation become part of the product in front of it.
 GAIN_THRESHOLD = GainThreshold(scale=1.1, copies=1.2)
@@ -58,11 +59,12 @@ def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, s
 
     A depthwise convolution sums too few products for errors to cancel. If scores are ranked, the least error selects
     other queries; where features are sampled, a step of INT8 is many pixels. In a small layer the matrix product in
-    float takes no longer than quantizing its input.
+    float takes no longer than quantizing its input. On Arm the plugin has no INT8 convolution of this form (see
+    `compilation.openvino.check_ran`); what is placed elsewhere for an Arm device has to say so by `ignore`.
     """
     counts = {linear.name: layer_macs(model, linear) for linear in linears}
     few = min(FEW_PRODUCTS, SMALL_SHARE * sum(count or 0 for count in counts.values()))
-    reasons = {}
+    reasons, arm = {}, family() == "Arm"
     for linear in linears:
         count = counts[linear.name]
         if linear.groups > 1 and linear.weight.shape[1] == 1:
@@ -73,6 +75,8 @@ def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, s
             reasons[linear.name] = "its outputs are ranked"
         elif is_place(linear):
             reasons[linear.name] = "its outputs say where features are sampled"
+        elif arm and linear.kind == "conv":
+            reasons[linear.name] = "OpenVINO has no such convolution in INT8 on Arm"
         elif count is not None and count < few and linear.weight.size < FEW_WEIGHTS:
             reasons[linear.name] = "so small a layer is as fast in float"
     return reasons

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from vitdeploy.runtime import arm
+from vitdeploy.runtime.emulation import emulator, family
 
 ROOT = Path("/")
 ISA_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimddp", "i8mm")
@@ -15,16 +16,14 @@ ISA_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_i
 VNNI = {"avx512_vnni", "avx_vnni", "amx_int8"}
 # The same of Arm: the instructions sdot and udot, smmla and ummla.
 DOT_PRODUCT = {"asimddp", "i8mm"}
-# By the words of `uname -m`. A process of one architecture on a kernel of another one is emulated.
-ARCHITECTURES = {"aarch64": "Arm", "arm64": "Arm", "x86_64": "x86", "amd64": "x86", "i386": "x86", "i686": "x86"}
 
 
 def describe_host(root: Path = ROOT, machine: str = "", cpus: Collection[int] | None = None) -> dict[str, str]:
     """CPU model, its instruction sets that matter here, cores, operating system, Python.
 
-    On Arm Linux also "board", its name, and "caches", each where the kernel shows it. A process that runs on the kernel
-    of another architecture has "emulated": what that is. Whatever is keyed by these facts is of one model of board; the
-    facts of x86 are what they always were, so that keys stay.
+    On Arm Linux also "board", its name, and "caches", each where the kernel shows it. An emulated process has
+    "emulated": what runs it. Whatever is keyed by these facts is of one model of board; the facts of x86 are what they
+    always were, so that keys stay.
 
     Args:
         root: where the kernel's files lie.
@@ -32,10 +31,10 @@ def describe_host(root: Path = ROOT, machine: str = "", cpus: Collection[int] | 
         cpus: the numbers of the CPUs that it may use; None for what the system says.
     """
     machine = machine or platform.machine()
-    cpuinfo, kernel = _read(root / "proc/cpuinfo"), kernel_architecture(root)
-    own = _architecture(machine)
+    cpuinfo, own = _read(root / "proc/cpuinfo"), family(machine)
     # A foreign /proc/cpuinfo is another sign: kernels before 6.1 do not tell their architecture.
-    below = kernel if own and _architecture(kernel) not in ("", own) else _foreign(cpuinfo, own)
+    foreign = _foreign(cpuinfo, own)
+    below = emulator(root, machine) or (f"an emulator on {foreign}" if foreign else "")
     named = _arm_facts(cpuinfo, root, machine, cpus, below) if own == "Arm" else _facts(cpuinfo, machine, below)
     facts = {
         "cpu": named.pop("cpu"),
@@ -45,12 +44,12 @@ def describe_host(root: Path = ROOT, machine: str = "", cpus: Collection[int] | 
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
     }
-    return {**facts, **named, **({"emulated": f"on {below}"} if below else {})}
+    return {**facts, **named, **({"emulated": below} if below else {})}
 
 
 def _facts(cpuinfo: str, machine: str, below: str) -> dict[str, str]:
     model, flags = _cpuinfo(cpuinfo)
-    if below and _foreign(cpuinfo, _architecture(machine)):
+    if below and _foreign(cpuinfo, family(machine)):
         model, flags = f"a CPU of {machine}", set()
     return {
         "cpu": model or platform.processor() or machine,
@@ -73,19 +72,9 @@ def _arm_facts(cpuinfo: str, root: Path, machine: str, cpus: Collection[int] | N
 
 def name_host(host: Mapping[str, str]) -> list[str]:
     """The words that name the machine of `describe_host`, such as a report's environment: its board, its CPU, and what
-    it is emulated on."""
+    emulates it."""
     words = [host[key] for key in ("board", "cpu") if host.get(key)]
-    return [*words, *([f"emulated {host['emulated']}"] if "emulated" in host else [])]
-
-
-def kernel_architecture(root: Path = ROOT) -> str:
-    """What the kernel was built for, as `uname -m` would say; "" before Linux 6.1 and elsewhere. Emulators do not
-    change this file. Source: Linux, Documentation/admin-guide/sysctl/kernel.rst, "arch"."""
-    return _read(root / "proc/sys/kernel/arch").strip()
-
-
-def _architecture(machine: str) -> str:
-    return ARCHITECTURES.get(machine.lower(), "Arm" if machine.lower().startswith("arm") else "")
+    return [*words, *([f"emulated by {host['emulated']}"] if "emulated" in host else [])]
 
 
 def _foreign(cpuinfo: str, own: str) -> str:

@@ -57,7 +57,8 @@ def compile_model(
     """An `openvino.CompiledModel` for the CPU from an IR (.xml) or ONNX file, and the file's names of its outputs.
 
     A dynamic leading axis is reshaped to `batch` first: the CPU plugin fuses attention only with static shapes.
-    `options` are plugin properties such as INFERENCE_PRECISION_HINT, which come before those of `needed_options`;
+    `options` are plugin properties, which come before those of `needed_options`. Without INFERENCE_PRECISION_HINT it is
+    "f32": the plugin's own choice is half precision where the CPU has that, as most Arm CPUs do, and sums overflow.
     `threads` 0 leaves the number to the plugin. The `streams` share the threads: each runs a request of its own, and
     none waits for a thread of another one.
 
@@ -65,7 +66,7 @@ def compile_model(
         EngineError: OpenVINO cannot read or compile the model.
     """
     openvino = require()
-    config = {"PERFORMANCE_HINT": "LATENCY", **options}
+    config = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32", **options}
     if streams > 1:
         config |= {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": str(streams)}
     if threads:

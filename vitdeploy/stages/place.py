@@ -16,6 +16,7 @@ from vitdeploy.progress import Progress
 from vitdeploy.quantization.placement import choose, place, shape
 from vitdeploy.quantization.prepare import prepare
 from vitdeploy.quantization.statistics import load_statistics
+from vitdeploy.runtime.emulation import family
 from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.search.overrides import Mixed
 from vitdeploy.spec import Precision, Task, WeightBits, decode
@@ -134,6 +135,11 @@ def place_graph(
     return placed
 
 
+def _machine() -> dict[str, str]:
+    """The kind of machine where it decides over layers, which on x86 it never did."""
+    return {} if family() in ("x86", "") else {"machine": family()}
+
+
 def place_step(candidate: Candidate, weight_bits: WeightBits, float_parts: tuple[str, ...] = ()) -> Step:
     """The placement of a candidate whose precision is not typed in the graph. `weight_bits`: of INT8 weights;
     `float_parts`: graphs that stay in float."""
@@ -155,5 +161,5 @@ def place_step(candidate: Candidate, weight_bits: WeightBits, float_parts: tuple
         write,
         asdict(config),
         (OPTIMIZE, *((CALIBRATE,) if quantized else ()), *((candidate.step("search"),) if mixed else ())),
-        packages={**package_versions(("onnx", "onnx-ir", "numpy")), **backend_versions(candidate.target)},
+        packages={**package_versions(("onnx", "onnx-ir", "numpy")), **backend_versions(candidate.target), **_machine()},
     )

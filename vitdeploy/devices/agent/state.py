@@ -79,9 +79,14 @@ def boot_id() -> str:
 
 
 def _started(pid: int) -> int:
-    """When a process began, in ticks since boot (proc(5), field 22 of stat); -1 where it has ended."""
+    """When a process began, in ticks since boot (proc(5), field 22 of stat); -1 where it has ended.
+
+    Of its first thread, which began with it: QEMU shows each of its processes another time in that process's own
+    /proc/<pid>/stat than others see there.
+    """
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        file = Path(f"/proc/{pid}/task/{pid}/stat")
+        fields = file.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return -1 if Path("/proc/self").exists() else 0
     return -1 if fields[0] in "ZX" else int(fields[19])

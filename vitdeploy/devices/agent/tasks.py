@@ -15,6 +15,7 @@ from vitdeploy.devices.agent.documents import FORMAT, Job, Placed, Result
 from vitdeploy.devices.agent.failures import explained, failure
 from vitdeploy.errors import VitdeployError
 from vitdeploy.runtime.canary import UNPROVEN, require_golden_answers
+from vitdeploy.runtime.emulation import require_real_times
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.spec import EngineSpec, FileEntry, decode, encode
@@ -33,6 +34,7 @@ def perform(job: Job, folder: Path, products: Path, progress: Progress) -> Resul
 
 def _bench(job: Job, folder: Path, products: Path, progress: Progress) -> Result:
     """Every artifact that works here in one benchmark run; the error of the first, where none does."""
+    require_real_times()  # before anything is built
     engines: dict[str, EngineSpec] = {}
     bench_candidates, errors = [], []
     for index, placed in enumerate(job.artifacts):
