@@ -137,15 +137,17 @@ def test_a_release_that_cannot_read_the_engine_is_said(here, bundle, monkeypatch
     assert "does not run" in versions(bundle, f"onnxruntime=={here}").lines()[1].lines()[1]
 
 
-def test_a_range_without_a_release_another_runtime_and_a_bundle_without_golden_answers(here, bundle, small_bundle):
+def test_a_range_without_a_release_another_runtime_and_a_bundle_without_golden_answers(here, bundle, tmp_path):
     with pytest.raises(InputError, match="no release of onnxruntime that installs here is in") as caught:
         versions(bundle, "onnxruntime==1.18.0")
     assert caught.value.found == f"1.19.0 to {here}; elsewhere 1.18.0"
     with pytest.raises(InputError, match=r"no engine of .* is for openvino") as caught:
         versions(bundle, "openvino==2025.2..2026.4")
     assert caught.value.wanted == "a range of onnxruntime"
+    graph = bundle.with_name("bundle-work") / "model.onnx"
+    bare = vd.compile(graph, "onnxruntime-cpu", tmp_path / "bare", progress=False)
     with pytest.raises(InputError, match="has no golden answers for onnxruntime-cpu-fp32"):
-        versions(small_bundle, "onnxruntime==1.20..1.21")
+        versions(bare.folder, "onnxruntime==1.20..1.21")
 
 
 def test_what_changed_is_told_by_answers_and_by_decided_times():
