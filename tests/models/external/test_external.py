@@ -431,6 +431,7 @@ def test_a_class_that_transformers_cannot_import_is_no_bug_of_ours(tmp_path, mon
 
 def test_transformers_draws_no_bars_of_its_own(tmp_path, capfd):
     library = reference("transformers")
+    library.utils.logging.enable_progress_bar()  # which models of other tests may have turned off
     config = library.ViTMSNConfig(**SHAPE)
     library.ViTMSNForImageClassification(config).save_pretrained(tmp_path)
     capfd.readouterr()
