@@ -14,12 +14,11 @@ import numpy as np
 from vitdeploy.errors import ManifestError
 from vitdeploy.runtime.detection import DETECTION, Detections, detect
 from vitdeploy.runtime.flow import FlowRunner, FlowView
-from vitdeploy.runtime.flows import TEXT_FEATURES
 from vitdeploy.runtime.postprocess import sigmoid
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
 from vitdeploy.runtime.tokenizer import Tokens
-from vitdeploy.runtime.zero_shot import unit
+from vitdeploy.runtime.zero_shot import text_features, unit
 from vitdeploy.spec import OpenVocabularySpec, Postprocess, PostprocessSpec, PreprocessSpec, TensorSpec
 
 CLASS_FEATURES, SHIFT, SCALE, BOXES = "class_features", "shift", "scale", "boxes"
@@ -79,8 +78,7 @@ class TextsFound(Runner):
 
     def _load(self) -> None:
         self._images.load()
-        texts = FlowView(self.whole, [TEXT_FEATURES]).load()
-        self._texts = texts.infer({texts.inputs[0].name: self.tokens})[TEXT_FEATURES]
+        self._texts = text_features(self.whole, self.tokens)
         self.inputs, self.provider = self._images.inputs, self._images.provider
         batch, count = next(tensor for tensor in self._images.outputs if tensor.name == SHIFT).shape
         self.outputs = (

@@ -59,6 +59,12 @@ def compare_texts(image: Array, texts: Array, labels: Sequence[str], spec: ZeroS
     return ZeroShot(tuple(TextScore(i, labels[i], float(scores[i]), float(similar[i])) for i in best))
 
 
+def text_features(whole: FlowRunner, tokens: Tokens) -> Array:
+    """float32 [texts, width]: what the text tower of a loaded flow of two gives for these tokens."""
+    texts = FlowView(whole, [TEXT_FEATURES]).load()
+    return texts.infer({texts.inputs[0].name: tokens})[TEXT_FEATURES]
+
+
 class TextsBound(Runner):
     """A flow of two towers with its texts given: it takes images and gives "logits", float32 [batch, texts], as a
     classifier does. The texts run once."""
@@ -71,8 +77,7 @@ class TextsBound(Runner):
 
     def _load(self) -> None:
         self._images.load()
-        texts = FlowView(self.whole, [TEXT_FEATURES]).load()
-        self._texts = texts.infer({texts.inputs[0].name: self.tokens})[TEXT_FEATURES]
+        self._texts = text_features(self.whole, self.tokens)
         self.inputs, self.provider = self._images.inputs, self._images.provider
         self.outputs = (TensorSpec("logits", "float32", (self.inputs[0].shape[0], len(self.tokens))),)
 

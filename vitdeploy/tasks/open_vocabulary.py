@@ -11,9 +11,10 @@ from vitdeploy.data.annotations import Category
 from vitdeploy.data.classes import ClassMap, match_categories
 from vitdeploy.data.detection import read_detection
 from vitdeploy.data.label_file import read_texts
-from vitdeploy.errors import DataError
+from vitdeploy.errors import CapabilityError, DataError
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.detection import Detections
+from vitdeploy.runtime.flow import FlowRunner
 from vitdeploy.runtime.open_vocabulary import TextsFound, head_of, within
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import OpenVocabularySpec, PostprocessSpec
@@ -82,7 +83,14 @@ class OpenVocabularyKit(TextKit, DetectionKit):
         return replace(found, texts=given)
 
     def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
-        bound = TextsFound(self.both(runner), self.tokens(data.classes)[0])
+        if not isinstance(runner, FlowRunner):
+            raise CapabilityError(
+                "a detector of what texts say is not verified on a device by this version",
+                found=runner.name,
+                wanted="its engines on this machine",
+                fix="leave --on out; `vitdeploy inspect BUNDLE --check` on the device compares golden answers",
+            )
+        bound = TextsFound(runner, self.tokens(data.classes)[0])
         return collect(bound, self.pixels(data), self.setting.images, self.keep, progress)
 
 

@@ -16,7 +16,7 @@ from vitdeploy.data.folder import DataSplit, Sample, split
 from vitdeploy.data.label_file import read_texts
 from vitdeploy.data.pixels import batches
 from vitdeploy.document.answers import Said
-from vitdeploy.errors import CapabilityError, DataError
+from vitdeploy.errors import DataError
 from vitdeploy.progress import Progress
 from vitdeploy.quantization.image_checks import LEAST_IMAGES
 from vitdeploy.runtime.flow import FlowRunner
@@ -115,17 +115,6 @@ class TextKit(TaskAdapter):
     def drive(self, calibration: Calibration) -> Embedding:
         tokens, cut = self.tokens(calibration.texts)
         return Embedding(calibration.samples, tokens, self.setting.images, cut)
-
-    def both(self, runner: Runner) -> FlowRunner:
-        """The runner as a flow; raises CapabilityError for one of a device, which gives no two towers."""
-        if not isinstance(runner, FlowRunner):
-            raise CapabilityError(
-                "a model of two towers is not verified on a device by this version",
-                found=runner.name,
-                wanted="its engines on this machine",
-                fix="leave --on out; `vitdeploy inspect BUNDLE --check` on the device compares golden answers",
-            )
-        return runner
 
     def shared_golden(self, data: Data) -> dict[str, Array]:
         return {"text": self.tokens(data.classes[:GOLDEN_TEXTS])[0]}
