@@ -13,6 +13,7 @@ from vitdeploy.serve.engines import load_engines
 @pytest.mark.parametrize("seconds", [4.0, 2.0, 1.0], ids=["never", "from 3", "from 2"])
 def test_every_count_gives_the_same_answers_at_any_threshold(served_bundle, monkeypatch, count, seconds):
     """A run of the large one takes so many times as long as one of an image."""
+    monkeypatch.setattr(module, "usable_cores", lambda: 1)  # no streams
     monkeypatch.setattr(module, "_seconds", lambda predictor, images: 1.0 if len(images) == 1 else seconds + 0.5)
     monkeypatch.setattr(module, "TRIAL_SECONDS", 0.0)
     images = np.random.default_rng(0).integers(0, 256, (count, 8, 8, 1), np.uint8)
@@ -49,14 +50,15 @@ def test_full_batches_run_in_streams_where_those_are_faster(openvino_bundle, mon
         np.testing.assert_allclose(plan.run(images)["logits"], predictor.run(images)["logits"], atol=1e-6)
 
 
-def test_streams_answer_many_requests_at_once(openvino_bundle, monkeypatch):
+@pytest.mark.parametrize("bundle", ["openvino_bundle", "served_bundle"])
+def test_streams_answer_many_requests_at_once(request, monkeypatch, bundle):
     """After the real trial, whose choice is overruled; every answer is of its own images."""
     monkeypatch.setattr(module, "usable_cores", lambda: 2)
     real = module._times_as_long
     monkeypatch.setattr(module, "_times_as_long", lambda *given: dict.fromkeys(real(*given), 1.0))
     images = np.random.default_rng(0).integers(0, 256, (60, 8, 8, 1), np.uint8)
     wanted = images.reshape(60, 4, 16).sum(2) / np.float32(255)
-    with load_engines(openvino_bundle, max_batch=4) as engines:
+    with load_engines(request.getfixturevalue(bundle), max_batch=4) as engines:
         assert engines.workers == 2
         batcher = Batcher(engines.plan, 4, workers=engines.workers)
         bounds = list(zip(range(0, 60, 5), (start + 1 + start % 4 for start in range(0, 60, 5)), strict=True))

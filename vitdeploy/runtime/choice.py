@@ -45,6 +45,7 @@ def choose_engine(
     batch: int | None = None,
     *,
     allow_failed: bool = False,
+    streams: int = 1,
 ) -> Choice:
     """The first engine of the manifest, for `target` (or of that name) or of all, that works here: its runtime is
     there, loads it, and it gives its golden answers (`canary`).
@@ -68,7 +69,7 @@ def choose_engine(
     for engine in engines:
         verify_files(folder, manifest, engine.files)
         try:
-            runner = _answering(make_runner(folder, engine, batch=batch, threads=threads, trust=trust))
+            runner = _answering(make_runner(folder, engine, batch=batch, threads=threads, trust=trust, streams=streams))
             _checked(folder, manifest, engine, runner, threads, allow_failed)
         except HostError as error:
             failures.append(error)

@@ -23,7 +23,7 @@ def make_runner(
 
     `batch` None takes the batch that the engine was compiled at. `trust` is the file of an identity whose signature
     allows loading engines that are code (`bundle.sign.signed_by`). `streams` runs go on at once and share the threads:
-    on OpenVINO only, others have one.
+    engines of one graph on OpenVINO's and ONNX Runtime's CPU; others have one.
 
     Raises:
         TargetError: an unknown target, or a batch other than the one a static engine has.

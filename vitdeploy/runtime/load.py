@@ -31,6 +31,8 @@ def load(
     threads: int = 0,
     trust: Path | None = None,
     allow_failed: bool = False,
+    streams: int = 1,
+    reduced: bool = False,
 ) -> Predictor:
     """The predictor of a bundle folder.
 
@@ -41,7 +43,13 @@ def load(
     certificate, the bundle must be signed by that identity (`bundle.sign.signed_by`). An engine that failed its budget
     when the bundle was made is refused without `allow_failed`.
 
+    `streams` runs go on at once and share the threads, for `Predictor.stream` and for calls from several threads: more
+    answers a second than one run on all threads, each of which takes longer. Engines of one graph on the CPU have them,
+    with OpenVINO and ONNX Runtime; others run one at a time. With `reduced`, JPEG files that are much larger than what
+    the engine takes are decoded at a part of their size: sooner, and to slightly other pixels (`runtime.reduced`).
+
     Raises:
+        InputError: streams below 1.
         MissingFileError, ManifestError, DigestError: not a bundle, or not an intact one.
         SignatureError: not signed by `trust`.
         TargetError: the bundle has no such target, or its engine has another batch and a fixed one.
@@ -49,11 +57,29 @@ def load(
         HostError: no runtime that works here.
     """
     folder = bundle_folder(path)
+    require_streams(streams)
     manifest = read_bundle(folder)
     preprocess, labels = images_of(manifest), read_labels(folder, manifest)
     if (tokenizer := tokenizer_file(manifest.postprocess)) is not None:
         verify_files(folder, manifest, [tokenizer])
-    choice = choose_engine(folder, manifest, target, threads, trust, batch, allow_failed=allow_failed)
+    choice = choose_engine(folder, manifest, target, threads, trust, batch, allow_failed=allow_failed, streams=streams)
+    predictor = _of_task(folder, manifest, choice, preprocess, labels)
+    predictor.reduced = reduced
+    return predictor
+
+
+def require_streams(streams: object) -> None:
+    """
+    Raises:
+        InputError: no whole number from 1 on.
+    """
+    if not isinstance(streams, int) or streams < 1:
+        raise InputError("streams are runs at once", found=repr(streams), wanted="a whole number from 1 on")
+
+
+def _of_task(
+    folder: Path, manifest: Manifest, choice: Choice, preprocess: PreprocessSpec, labels: Sequence[str] | None
+) -> Predictor:
     if isinstance(manifest.postprocess, ZeroShotSpec | OpenVocabularySpec):
         return _among_texts(folder, manifest.postprocess, choice, preprocess, labels)
     if isinstance(manifest.postprocess, PromptSpec):

@@ -11,6 +11,7 @@ from typing import Any
 
 from vitdeploy.errors import CapabilityError, EngineError, MissingPackageError
 from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
+from vitdeploy.runtime.host import usable_cores
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import TensorSpec
 
@@ -99,8 +100,9 @@ class OnnxRuntimeRunner(Runner):
         threads: int = 0,
         weights: Path | None = None,
         as_written: bool = False,
+        streams: int = 1,
     ) -> None:
-        super().__init__(name)
+        super().__init__(name, streams)
         self.graph = graph
         self.weights = weights
         self.as_written = as_written
@@ -110,8 +112,10 @@ class OnnxRuntimeRunner(Runner):
         self._names: list[str] = []
 
     def _load(self) -> None:
+        # Runs at once would wait for the same pool of threads: each has its share, and one thread is the caller's own.
+        threads = self.threads if self.at_once == 1 else max(1, (self.threads or usable_cores()) // self.at_once)
         self._session = open_session(
-            self.graph, batch=self.batch, threads=self.threads, weights=self.weights, as_written=self.as_written
+            self.graph, batch=self.batch, threads=threads, weights=self.weights, as_written=self.as_written
         )
         self.inputs = tuple(tensor_spec(tensor, self.batch) for tensor in self._session.get_inputs())
         self.outputs = tuple(tensor_spec(tensor, self.batch) for tensor in self._session.get_outputs())
@@ -142,7 +146,13 @@ def first_line(error: Exception) -> str:
 
 
 def _make_runner(request: RunnerRequest) -> Runner:
-    return OnnxRuntimeRunner(request.file, name=request.engine.artifact, batch=request.batch, threads=request.threads)
+    return OnnxRuntimeRunner(
+        request.file,
+        name=request.engine.artifact,
+        batch=request.batch,
+        threads=request.threads,
+        streams=request.streams,
+    )
 
 
 BACKEND = RuntimeBackend(_make_runner)

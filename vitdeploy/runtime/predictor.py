@@ -17,6 +17,7 @@ from vitdeploy.errors import InputError, TensorError
 from vitdeploy.runtime.answers import to_result
 from vitdeploy.runtime.batches import run_batches
 from vitdeploy.runtime.preprocess import ACCEPTED, ImageSource, Pixels, decode, resize_and_crop, to_input
+from vitdeploy.runtime.reduced import decode_reduced, resize_reduced
 from vitdeploy.runtime.runner import Array, Runner, require_array, type_name
 from vitdeploy.runtime.task import Reading, Result
 from vitdeploy.runtime.timings import Stopwatch, Timings
@@ -34,7 +35,8 @@ class Predictor:
     """Answers for images with one engine of a bundle. Use as a context manager, or call `close`.
 
     All methods may be called from several threads: their images are decoded and prepared at the same time, and the
-    engine runs for one after the other. `why` says why it is this engine.
+    engine runs for as many at a time as it has streams, one by default. `why` says why it is this engine. With
+    `reduced`, large JPEG files are decoded at a part of their size (`runtime.reduced`).
 
     >>> predictor = load("out/digits")            # doctest: +SKIP
     >>> predictor.predict("seven.png").label      # doctest: +SKIP
@@ -56,6 +58,7 @@ class Predictor:
         self.task = task
         self.postprocess = postprocess
         self.why = why
+        self.reduced = False
         self._input = runner.inputs[0]
         size = self._input.shape[0]
         self._batch = size if isinstance(size, int) else DYNAMIC_CHUNK
@@ -214,8 +217,21 @@ class Predictor:
 
     def _load(self, image: ImageSource) -> tuple[Pixels, tuple[int, int]]:
         """The pixels that the engine wants, and (width, height) of the image."""
+        if self.reduced and (found := self._load_reduced(image)) is not None:
+            return found
         decoded = self._decode(image)
         return self._prepared(decoded), decoded.size
+
+    def _load_reduced(self, image: ImageSource) -> tuple[Pixels, tuple[int, int]] | None:
+        start = perf_counter_ns()
+        decoded = decode_reduced(image, self.preprocess)
+        if decoded is None:
+            return None
+        self._stopwatch.add("decode", start)
+        start = perf_counter_ns()
+        pixels = resize_reduced(decoded, self.preprocess)
+        self._stopwatch.add("preprocess", start)
+        return pixels, decoded.size
 
     def _decode(self, image: ImageSource) -> Image.Image:
         start = perf_counter_ns()

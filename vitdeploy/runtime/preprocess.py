@@ -80,15 +80,27 @@ def decode(source: ImageSource, channels: int) -> Image.Image:
         return _from_array(source, mode)
     if isinstance(source, Image.Image):
         return _decode_image(source, mode, "the PIL image")
-    if isinstance(source, bytes | bytearray | memoryview):
-        if len(source) > MAX_FILE_BYTES:
-            raise ImageError(
-                "the image bytes are too many", found=f"{len(source):,}", wanted=f"at most {MAX_FILE_BYTES:,}"
-            )
-        return _decode_image(io.BytesIO(source), mode, "the image bytes")
-    if not isinstance(source, str | Path):
+    content = file_of(source)
+    if content is None:
         raise _no_image(source)
-    return _decode_image(io.BytesIO(_read(Path(source))), mode, str(source))
+    name = str(source) if isinstance(source, str | Path) else "the image bytes"
+    return _decode_image(io.BytesIO(content), mode, name)
+
+
+def file_of(source: object) -> bytes | bytearray | memoryview | None:
+    """What an image file holds, of a path or of the bytes themselves; None for what is no file.
+
+    Raises:
+        MissingFileError: the path does not exist.
+        ImageError: larger than 64 MiB, or not readable.
+    """
+    if isinstance(source, str | Path):
+        return _read(Path(source))
+    if not isinstance(source, bytes | bytearray | memoryview):
+        return None
+    if len(source) > MAX_FILE_BYTES:
+        raise ImageError("the image bytes are too many", found=f"{len(source):,}", wanted=f"at most {MAX_FILE_BYTES:,}")
+    return source
 
 
 def _no_image(value: object) -> TensorError:
@@ -233,6 +245,11 @@ def resize_and_crop(image: Image.Image, spec: PreprocessSpec, box: Box | None = 
                 fix="crop it, or take it out of the folder",
             )
         image = image.resize(size, Image.Resampling[spec.interpolation.upper()])
+    return crop_resized(image, spec)
+
+
+def crop_resized(image: Image.Image, spec: PreprocessSpec) -> Pixels:
+    """uint8 [crop height, crop width, channels] of an image that has been resized as `spec.resize` says."""
     pixels = np.asarray(image, dtype=np.uint8)
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
