@@ -58,13 +58,13 @@ def reasons(rounds: Sequence[Round], *, loaded: bool = True) -> list[tuple[str, 
 
 
 def throttled(rounds: Sequence[Round], spread: bool) -> Throttled | None:
-    """What is reported of these blocks, None where none was throttled. The blocks of a scenario that is one long run
-    (not `spread`) are never left out."""
+    """What is reported of these blocks, None where none was throttled. `spread`: they are of a scenario whose rounds
+    may be spread over processes; `left_out` is for the caller to say."""
     found = [each for each in reasons(rounds, loaded=spread) if each]
     if not found:
         return None
     counted = Counter(text for each in found for text in each)
-    return Throttled(len(found), len(rounds), spread, tuple(text for text, _ in counted.most_common(MOST_REASONS)))
+    return Throttled(len(found), len(rounds), False, tuple(text for text, _ in counted.most_common(MOST_REASONS)))
 
 
 def mostly_slowed(entries: Sequence[Entry], scenario: str) -> bool:
