@@ -52,7 +52,7 @@ MB = 1 << 20
 
 def probe_of(root, name, *, glibc="2.35", targets=(("tensorrt", WITHOUT),), packages=("numpy", "pillow"), **board):
     host = describe_host(root, "aarch64", range(plant(root, name)))
-    state = BoardState(**board)
+    state = BoardState(**{"throttle": Reading(0), **board})
     versions = dict.fromkeys(packages, "2.0")
     return Probe(host, "/usr/bin/python3", glibc, versions, dict(targets), 10**9, 8 * 10**9, {}, "", (), state)
 
@@ -210,6 +210,12 @@ def test_each_thing_is_found_and_mended_by_its_command(state, found, fix):
     [advice] = advice_of(**state)
     assert found in advice.found and fix in advice.fix and advice.why
     assert len(advice_lines([advice])) == 3
+
+
+def test_a_raspberry_pi_whose_firmware_cannot_be_asked_is_told_so():
+    [advice] = advice_of(host={"board": "Raspberry Pi 5 Model B Rev 1.0"})
+    assert advice.fix.startswith("ssh -t 10.0.0.7 'sudo usermod -aG video $USER'")
+    assert advice_of(host={"board": "Radxa ROCK 5B"}) == []
 
 
 def test_no_swap_matters_on_a_small_board_only():

@@ -287,20 +287,16 @@ def test_a_clock_of_1970_is_told_and_minds_no_job(board, run):
     assert outcome[0].engines["small"].kernels["fp32"] > 0
 
 
-@pytest.mark.parametrize(
-    ("lines", "said"),
-    [
-        ("import platform\nplatform.libc_ver = lambda *names: ('glibc', '2.17')\n", "glibc 2.17 and"),
-        ("import platform\nplatform.machine = lambda: 'riscv64'\n", "and riscv64"),
-    ],
-)
-def test_a_glibc_that_is_too_old_and_a_missing_wheel_are_told_with_the_system(here, board, device_python, lines, said):  # noqa: F811
-    python = board.changed_python("other", lines, python=device_python)
+def test_a_glibc_that_is_too_old_and_a_missing_wheel_are_told_with_the_system(here, board, device_python):  # noqa: F811
+    old = (
+        "import platform\nplatform.libc_ver = lambda *names: ('glibc', '2.17')\nplatform.machine = lambda: 'riscv64'\n"
+    )
+    python = board.changed_python("other", old, python=device_python)
     here("devices", "add", "other", "ssh://board", "--python", python, "--ssh-config", board.config())
     done = here("devices", "doctor", "other")
     assert done.returncode == 4
     [fix] = {line for line in done.stdout.splitlines() if "no version of onnxruntime is known to run with" in line}
-    assert said in fix
+    assert "glibc 2.17 and riscv64: a newer system there" in fix
 
 
 def test_a_32_bit_python_is_refused_by_name(here, board, run, device_python):  # noqa: F811
@@ -334,7 +330,7 @@ def test_a_board_that_throttles_is_flagged_and_decides_nothing(here, board, smal
     (tools / "vcgencmd").chmod(0o755)
     python = board.changed_python("hot", "", str(tools))
     here("devices", "add", "hot", "ssh://board", "--python", python, "--ssh-config", board.config())
-    [found] = here("bench", small_bundle, "--on", "hot", *QUICK, "--json").document["devices"]
+    [found] = here("bench", small_bundle, "--on", "hot", *QUICK, "--scenario", "single", "--json").document["devices"]
     [row] = found["results"]
     throttled = row["scenarios"]["single"]["throttled"]
     assert "throttled" in row["flags"] and "contended" not in row["flags"]
@@ -434,7 +430,7 @@ def test_a_job_that_is_killed_while_it_measures_leaves_nothing_running(client, b
     thread = threading.Thread(target=work)
     thread.start()
     status = status_file(board)
-    wait_until(lambda: outcome or ", second" in str(json.loads(status.read_text())["progress"]))
+    wait_until(lambda: outcome or ", second" in str(json.loads(status.read_text())["progress"]), seconds=90)
     assert not outcome
     leader = json.loads(status.read_text())["process"]["pid"]
     group = [pid for pid in running() if session_of(pid) == leader]

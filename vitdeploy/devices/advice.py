@@ -171,6 +171,18 @@ def _throttled(seen: Seen) -> Advice | None:
     )
 
 
+def _unseen(seen: Seen) -> Advice | None:
+    """vcgencmd asks the firmware through a device file of the group `video`, where the kernel has no file for it."""
+    if not seen.host.get("board", "").startswith("Raspberry Pi") or seen.board.throttle.bits is not None:
+        return None
+    return Advice(
+        "throttling",
+        "the firmware's state cannot be read: no vcgencmd, or no right to use it",
+        "a bench does not notice that the board throttles",
+        f"{seen.on('sudo usermod -aG video $USER')}, then log in again  (vcgencmd is of Raspberry Pi OS)",
+    )
+
+
 POWER = "another supply or a shorter cable: 5.1 V and 3 A for a Raspberry Pi 4, 5 A for a 5"
 HEAT = "a fan or a heat sink; let it cool down first"
 
@@ -238,6 +250,7 @@ ROWS: tuple[Row, ...] = (
     _governor,
     _throttled,
     _has_throttled,
+    _unseen,
     _near_limit,
     _memory,
 )
