@@ -77,6 +77,14 @@ class Board:
         path.chmod(0o755)
         return str(path)
 
+    def changed_python(self, name: str, lines: str, path: str = "", python: str = sys.executable) -> str:
+        """A "Python" of the device that runs `lines` when it starts, as all that it starts do; `path` is a folder of
+        programs that it finds first."""
+        folder = self.folder / f"{name}-site"
+        folder.mkdir(exist_ok=True)
+        (folder / "sitecustomize.py").write_text(lines, encoding="utf-8")
+        return self.python(name, f'export PYTHONPATH={folder} PATH={path}:"$PATH"; exec {python} "$@"')
+
     def drop_connections(self) -> int:
         """Kill the server's processes of all connections; how many there were."""
         killed = 0

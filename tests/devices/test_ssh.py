@@ -24,9 +24,10 @@ from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.devices import client as client_module
 from vitdeploy.devices.agent.documents import FORMAT, Result
 from vitdeploy.devices.client import Client, Interrupted
+from vitdeploy.devices.doctor import diagnose
 from vitdeploy.devices.package import agent_package
 from vitdeploy.devices.registry import Device
-from vitdeploy.errors import DeviceError, DeviceResultError, StorageError
+from vitdeploy.errors import DeviceError, DeviceResultError, HostError, StorageError
 from vitdeploy.runtime import load
 from vitdeploy.spec import EngineSpec, TensorSpec, encode
 
@@ -275,6 +276,74 @@ def test_a_python_that_is_missing_or_too_old(board):
     assert "Python 3.8.10" in caught.value.found
 
 
+def test_a_clock_of_1970_is_told_and_minds_no_job(board, run):
+    python = board.changed_python("early", "import time\nnow = time.time\ntime.time = lambda: now() % 86400\n")
+    device = board.device(python=python)
+    works, _, advice = diagnose(device, Client(device).probe())
+    [clock] = [each for each in advice if each.name == "clock"]
+    assert works and clock.found.startswith("it is 1970-01-01 there") and "sudo date -s @$(date +%s)" in clock.fix
+    with run(Client(device)) as (_, outcome):
+        pass
+    assert outcome[0].engines["small"].kernels["fp32"] > 0
+
+
+def test_a_glibc_that_is_too_old_and_a_missing_wheel_are_told_with_the_system(here, board, device_python):  # noqa: F811
+    old = (
+        "import platform\nplatform.libc_ver = lambda *names: ('glibc', '2.17')\nplatform.machine = lambda: 'riscv64'\n"
+    )
+    python = board.changed_python("other", old, python=device_python)
+    here("devices", "add", "other", "ssh://board", "--python", python, "--ssh-config", board.config())
+    done = here("devices", "doctor", "other")
+    assert done.returncode == 4
+    [fix] = {line for line in done.stdout.splitlines() if "no version of onnxruntime is known to run with" in line}
+    assert "glibc 2.17 and riscv64: a newer system there" in fix
+
+
+def test_a_32_bit_python_is_refused_by_name(here, board, run, device_python):  # noqa: F811
+    python = board.changed_python("narrow", "import sys\nsys.maxsize = 2**31 - 1\n", python=device_python)
+    here("devices", "add", "narrow", "ssh://board", "--python", python, "--ssh-config", board.config())
+    done = here("devices", "doctor", "narrow")
+    assert done.returncode == 4 and "refused  32-bit Python" in done.stdout and "pip install" not in done.stdout
+    with run(Client(board.device(python=python))) as (_, outcome):
+        pass
+    assert isinstance(outcome[0], HostError) and "32 bits on a kernel for" in outcome[0].found
+    assert board.jobs == []
+
+
+def test_a_model_that_no_memory_there_can_hold_is_not_sent_off(board, run):
+    lines = """
+import pathlib
+read = pathlib.Path.read_text
+full = "MemTotal: 900 kB\\nMemAvailable: 20 kB\\nSwapFree: 10 kB\\n"
+pathlib.Path.read_text = lambda self, *a, **k: full if str(self) == "/proc/meminfo" else read(self, *a, **k)
+"""
+    with run(Client(board.device(python=board.changed_python("full", lines)))) as (_, outcome):
+        pass
+    assert isinstance(outcome[0], HostError) and outcome[0].message == "board: too little memory for small"
+    assert outcome[0].found == "30,720 bytes of memory and swap free" and board.jobs == []
+
+
+def test_a_board_that_throttles_is_flagged_and_decides_nothing(here, board, small_bundle):
+    tools = board.folder / "tools"
+    tools.mkdir()
+    (tools / "vcgencmd").write_text('#!/bin/sh\n[ "$1" = get_throttled ] && echo throttled=0x50005\n')
+    (tools / "vcgencmd").chmod(0o755)
+    python = board.changed_python("hot", "", str(tools))
+    here("devices", "add", "hot", "ssh://board", "--python", python, "--ssh-config", board.config())
+    [found] = here("bench", small_bundle, "--on", "hot", *QUICK, "--scenario", "single", "--json").document["devices"]
+    [row] = found["results"]
+    throttled = row["scenarios"]["single"]["throttled"]
+    assert "throttled" in row["flags"] and "contended" not in row["flags"]
+    assert throttled == {
+        "blocks": 3,
+        "of": 3,
+        "left_out": False,
+        "seen": ["under-voltage", "the firmware throttled the CPU"],
+    }
+    [reason] = found["undecided"].values()
+    assert reason.startswith("only 0 of 3 rounds of single") and "throttled: 3 of 3 blocks" in reason
+
+
 def test_what_a_login_prints_is_not_taken_for_an_answer(board):
     noisy = board.python("noisy", f'echo Welcome; echo "{{}}"; echo to stderr >&2; exec {sys.executable} "$@"')
     assert Client(board.device(python=noisy)).probe().executable == sys.executable
@@ -342,6 +411,49 @@ def test_a_job_whose_process_is_gone_is_lost_and_forgotten(run, board, booted):
     assert "was lost" in outcome[0].message
     assert ("restarted" in outcome[0].found) == booted
     assert board.jobs == []
+
+
+def test_a_job_that_is_killed_while_it_measures_leaves_nothing_running(client, board, compile_job, tmp_path):
+    """As the kernel does for want of memory: the measuring processes end, and the next job has the device."""
+    (placed,), files = compile_job[0].artifacts, compile_job[1]
+    # A duration so short that it waits for no quiet machine, and a run that ends by itself only long after.
+    protocol = encode(Protocol(("sustain:60s",), duration=0.1, warmup=0.1, processes=1))
+    job = dataclasses.replace(compile_job[0], kind="bench", artifacts=(placed,), options={"protocol": protocol})
+    outcome = []
+
+    def work():
+        try:
+            outcome.append(client.run(job, files, tmp_path, lambda *progress: None))
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    status = status_file(board)
+    wait_until(lambda: outcome or ", second" in str(json.loads(status.read_text())["progress"]), seconds=90)
+    assert not outcome
+    leader = json.loads(status.read_text())["process"]["pid"]
+    group = [pid for pid in running() if session_of(pid) == leader]
+    assert len(group) > 1
+    os.kill(leader, signal.SIGKILL)
+    thread.join(timeout=60)
+    assert isinstance(outcome[0], DeviceError) and "was lost" in outcome[0].message
+    assert "for want of memory" in outcome[0].found and board.jobs == []
+    wait_until(lambda: not [pid for pid in group if session_of(pid) == leader])
+    with board.lock():
+        pass
+
+
+def running():
+    return [int(process.name) for process in Path("/proc").glob("[0-9]*")]
+
+
+def session_of(pid):
+    """The session of a process that has not ended."""
+    with contextlib.suppress(OSError):
+        state, _, _, session = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
+        return int(session) if state != "Z" else None
+    return None
 
 
 def test_an_interrupt_stops_the_job_there_and_says_so(here, board, small_export, tmp_path):

@@ -83,7 +83,7 @@ def _latencies(results: Sequence[Row]) -> Table:
 
 
 def _special(scenarios: Mapping[str, ScenarioResult]) -> list[str]:
-    """Results of "server" and "sustain" other than percentiles."""
+    """Results of "server" and "sustain" other than percentiles, and blocks in which the machine throttled."""
     lines = []
     for name, found in scenarios.items():
         if found.unanswered is not None and found.busy is not None:
@@ -96,6 +96,8 @@ def _special(scenarios: Mapping[str, ScenarioResult]) -> list[str]:
             lines.append(
                 f"{name}: {found.first:.1f} images/s at first, {found.last:.1f} at last ({found.last_over_first:.3f})"
             )
+        if found.throttled is not None:
+            lines.append(f"{name}: {found.throttled}")
     return lines
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitdeploy.devices.advice import Advice
 
 PACKAGES = {
     "export": (
@@ -32,6 +35,7 @@ def diagnose() -> tuple[dict[str, Any], list[str]]:
     """The machine, its packages and every target: the document, and its lines for people."""
     from vitdeploy.backends import TARGETS
     from vitdeploy.compilation.probe import probe_target
+    from vitdeploy.devices.advice import advice_lines
     from vitdeploy.runtime.host import describe_host
     from vitdeploy.spec import encode
 
@@ -39,6 +43,7 @@ def diagnose() -> tuple[dict[str, Any], list[str]]:
     packages = {name: _version(name) for names in PACKAGES.values() for name in names}
     targets = {name: probe_target(name) for name in TARGETS}
     missing = [name for name in PACKAGES["export"] if packages[name] is None]
+    advice = _advice(host)
     lines = _host_lines(host)
     for name, found in targets.items():
         # A target whose device is not there is no fault of this machine.
@@ -55,9 +60,20 @@ def diagnose() -> tuple[dict[str, Any], list[str]]:
         ]
     else:
         lines.append("works    export, quantize, verify, run")
+    lines += advice_lines(advice)
     document: dict[str, Any] = {"host": host, "packages": packages, "targets": encode(targets), "export": not missing}
     document["known_bad"] = known
+    document["advice"] = encode(advice)
     return document, lines
+
+
+def _advice(host: Mapping[str, str]) -> list[Advice]:
+    """What to say of this machine's power, heat and memory, as `devices doctor` does of others."""
+    from vitdeploy.devices.advice import Seen, advise
+    from vitdeploy.devices.agent.board import read_board, read_memory
+    from vitdeploy.devices.registry import this_machine
+
+    return advise(Seen(this_machine(), host, read_board(), read_memory().get("MemTotal", 0)))
 
 
 def _host_lines(host: dict[str, str]) -> list[str]:

@@ -13,6 +13,7 @@ from vitdeploy.benchmark.paired import PairedRatio, clustered, medians_of, ratio
 from vitdeploy.benchmark.percentiles import nearest_rank
 from vitdeploy.benchmark.quiet import Unrest, enough, quiet_together, together, unrest, usable
 from vitdeploy.benchmark.results import BenchRun, Entry, Round
+from vitdeploy.benchmark.slowed import throttled
 
 # The limit on the spread of the ratios of paired rounds, a fifth clipped on either side: a larger spread is not timer
 # noise, and nothing that the kernel reported explains it.
@@ -22,6 +23,7 @@ APART_REACH = 0.1
 # The least share that is mentioned.
 MENTIONED = 0.005
 MEASURE_AGAIN = "measure again when the machine is quiet, or for longer (--duration; bench.duration in a recipe)"
+COOL_DOWN = "let it cool down or give it more power (`vitdeploy doctor` says of each what helps), then measure again"
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,12 @@ def _disturbed(bench_run: BenchRun, entries: Sequence[Entry], scenario: str) -> 
         for block in entry.rounds[scenario]
         if block.machine is not None
     ]
-    return f"only {len(numbers)} of {len(every)} rounds of {scenario} were undisturbed ({_said(seen)}): {MEASURE_AGAIN}"
+    slowed = [found for entry in entries if (found := throttled(entry.rounds[scenario], spread=True)) is not None]
+    if slowed and not any(each.disturbs for each in seen):
+        worst = max(slowed, key=lambda each: each.blocks)
+        return f"only {len(numbers)} of {len(every)} rounds of {scenario} count, {worst}: {COOL_DOWN}"
+    said = "; ".join(filter(None, [_said(seen), *map(str, slowed[:1])]))
+    return f"only {len(numbers)} of {len(every)} rounds of {scenario} were undisturbed ({said}): {MEASURE_AGAIN}"
 
 
 def _said(seen: Sequence[Unrest]) -> str:

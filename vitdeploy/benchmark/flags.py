@@ -15,8 +15,9 @@ import numpy as np
 from vitdeploy.benchmark.paired import clustered, medians_of
 from vitdeploy.benchmark.percentiles import queries_needed
 from vitdeploy.benchmark.protocol import parse_scenario
-from vitdeploy.benchmark.quiet import SUSPENDED_SECONDS, TAKEN_SHARE, enough, quiet_together, usable
+from vitdeploy.benchmark.quiet import SUSPENDED_SECONDS, TAKEN_SHARE, enough, undisturbed, usable
 from vitdeploy.benchmark.results import BenchRun, Entry, Machine, Round
+from vitdeploy.benchmark.slowed import reasons
 
 # How far the interval of the median query of a block may reach to either side.
 UNSTABLE = 0.1
@@ -37,6 +38,7 @@ def flags(bench_run: BenchRun, entry: Entry, scenario: str, percents: Sequence[f
     found = {
         "throttled": any(_slows_down(blocks) for blocks in entry.rounds.values())
         or _throttles(machines)
+        or any(_mostly_throttled(bench_run, name, blocks) for name, blocks in entry.rounds.items())
         or any(_tires(blocks) for name, blocks in entry.rounds.items() if name.startswith("sustain")),
         "unstable": _unstable(rounds),
         "contended": _contended(bench_run, entry),
@@ -93,11 +95,25 @@ def _contended(bench_run: BenchRun, entry: Entry) -> bool:
     run, whose blocks all count, whether others used more than the allowed share."""
     for name, rounds in entry.rounds.items():
         if parse_scenario(name).spread:
-            if not enough(bench_run.protocol, quiet_together([entry], name), rounds):
+            if not enough(bench_run.protocol, _numbers(undisturbed(rounds, len(entry.affinity))), rounds):
                 return True
         elif (taken_by_others(entry, rounds) or 0.0) > TAKEN_SHARE:
             return True
     return load_disturbs(bench_run, entry)
+
+
+def _mostly_throttled(bench_run: BenchRun, name: str, rounds: Sequence[Round]) -> bool:
+    """Whether the machine throttled in so many blocks that the others cannot stand for all; for a scenario that is one
+    long run, in any."""
+    spread = parse_scenario(name).spread
+    slowed = reasons(rounds, loaded=spread)
+    if not spread:
+        return any(slowed)
+    return any(slowed) and not enough(bench_run.protocol, _numbers([not each for each in slowed]), rounds)
+
+
+def _numbers(holds: Sequence[bool]) -> list[int]:
+    return [number for number, each in enumerate(holds) if each]
 
 
 def load_disturbs(bench_run: BenchRun, entry: Entry) -> bool:

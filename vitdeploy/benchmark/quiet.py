@@ -1,7 +1,8 @@
-"""Which blocks were measured while nobody else used the machine.
+"""Which blocks were measured while nobody else used the machine, and while it did not throttle.
 
-The kernel's accounting of the load decides, never a latency: dropping slow blocks would make every artifact look
-faster, and the one that varies most the fastest. Blocks of two compared artifacts count if both are quiet.
+The kernel's accounting of the load and of the clock decides, never a latency: dropping slow blocks would make every
+artifact look faster, and the one that varies most the fastest. Blocks of two compared artifacts count if both are
+quiet.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 from vitdeploy.benchmark.protocol import Protocol, parse_scenario
 from vitdeploy.benchmark.results import Entry, Machine, Round
+from vitdeploy.benchmark.slowed import reasons
 
 # The share of a block that others may use: of all its CPUs' time, or of the time of one thread that waits for them.
 TAKEN_SHARE = 0.05
@@ -76,6 +78,13 @@ def _ticks_per_second() -> float:
 
 
 def quiet(rounds: Sequence[Round], cpus: int) -> list[bool]:
+    """For each block of one artifact and scenario, whether nobody else is known to have disturbed it, and the machine
+    is not known to have throttled."""
+    slowed = reasons(rounds)
+    return [alone and not slow for alone, slow in zip(undisturbed(rounds, cpus), slowed, strict=True)]
+
+
+def undisturbed(rounds: Sequence[Round], cpus: int) -> list[bool]:
     """For each block of one artifact and scenario, whether nobody else is known to have disturbed it."""
     shares = [_own_share(block) for block in rounds]
     usual = sorted(share for share in shares if share is not None)

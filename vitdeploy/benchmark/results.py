@@ -22,6 +22,8 @@ class Machine:
     joules: see `energy`. mhz, celsius: the fastest of these CPUs and the hottest sensor, right after the block.
     throttles: how often CPUs were slowed down by heat since boot. suspended_seconds: how long the machine slept.
     waited_seconds: the longest that one of its threads was ready to run without a CPU.
+    throttled: why the machine was slower, see `throttling`; empty if it says of nothing. limit_mhz: the highest clock
+        that any of these CPUs was allowed, right after the block.
     """
 
     own_seconds: float
@@ -33,6 +35,8 @@ class Machine:
     throttles: int | None
     suspended_seconds: float
     waited_seconds: float | None = None
+    throttled: tuple[str, ...] = ()
+    limit_mhz: float | None = None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from vitdeploy.benchmark.precision import Interval
+from vitdeploy.benchmark.slowed import Throttled
 from vitdeploy.spec import SPARSE
 
 UNKNOWN: Interval = (None, None)
@@ -57,7 +58,8 @@ class Claim:
 @dataclass(frozen=True)
 class Blocks:
     """All blocks in order of time: when each began, in seconds since the start of the run; the number of its process;
-    its median latency in ms, None if no query was answered; whether nobody else used the machine."""
+    its median latency in ms, None if no query was answered; whether nobody else used the machine and it did not
+    throttle."""
 
     begun_seconds: tuple[float, ...] = ()
     process: tuple[int, ...] = ()
@@ -71,7 +73,7 @@ class ScenarioResult:
 
     For "server" only: `offered` queries per second, the share of the time that a query was running (`busy`), and how
     many were `unanswered` at the end. For "sustain" only, images per second: at `first`, at `last`, their quotient, and
-    in each block (`bins`).
+    in each block (`bins`). `throttled`: of the blocks in which the machine throttled, None without any.
     """
 
     batch: int
@@ -88,6 +90,7 @@ class ScenarioResult:
     last: float | None = field(default=None, metadata=SPARSE)
     last_over_first: float | None = field(default=None, metadata=SPARSE)
     bins: tuple[float, ...] | None = field(default=None, metadata=SPARSE)
+    throttled: Throttled | None = field(default=None, metadata=SPARSE)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from vitdeploy.benchmark.process import WorkerProcess
 from vitdeploy.benchmark.protocol import BIN_SECONDS, STAGE_ROUNDS, WARMUP_LIMIT, Protocol, parse_scenario
 from vitdeploy.benchmark.quiet import quiet_together
 from vitdeploy.benchmark.results import Entry, Machine, Round
+from vitdeploy.benchmark.slowed import mostly_slowed
 
 STEADY_SPREAD = 0.02
 # Once the wait limit is reached, rounds are repeated only if others leave at least this share of them undisturbed.
@@ -95,7 +96,9 @@ class Meter:
         for _ in range(wanted):
             self._round(entries, workers, name, process, self.rounds(name) + 1, self._expected_rounds(process))
         while self._disturbed(entries, name, wanted) and self.rounds(name) < self._protocol.spare_of(process):
-            if not self.wait() and self._share_of_quiet(entries, name) < HOPEFUL_SHARE:
+            # A machine that throttles gets no cooler while it goes on measuring.
+            may_become_quiet = self.wait() and not mostly_slowed(entries, name)
+            if not may_become_quiet and self._share_of_quiet(entries, name) < HOPEFUL_SHARE:
                 break
             self._total += self._count
             number = self.rounds(name) + 1
@@ -154,7 +157,10 @@ class Meter:
             process,
             answer["busy_seconds"],
             tuple(age / 1e6 for age in answer["waiting_ns"]),
-            Machine(**{each.name: answer[each.name] for each in dataclasses.fields(Machine)}),
+            Machine(
+                **{each.name: answer[each.name] for each in dataclasses.fields(Machine) if each.name != "throttled"},
+                throttled=tuple(answer["throttled"]),
+            ),
             begun,
         )
 

@@ -25,6 +25,7 @@ from vitdeploy.benchmark.row import (
     ScenarioResult,
     StageTimes,
 )
+from vitdeploy.benchmark.slowed import Throttled, throttled
 
 NOT_APART = "not apart on this back end"
 
@@ -88,6 +89,7 @@ def _scenario(bench_run: BenchRun, entry: Entry, name: str, percents: Sequence[f
         mean_ms=float(latencies.mean()),
         throughput=_throughput(rounds),
         blocks=_blocks(entry, entry.rounds[name]),
+        throttled=_throttled(bench_run, entry, name),
     )
     if scenario.kind == "server":
         busy = sum(block.busy_seconds for block in rounds) / seconds
@@ -97,6 +99,14 @@ def _scenario(bench_run: BenchRun, entry: Entry, name: str, percents: Sequence[f
         bins = tuple(block.images_per_second for block in rounds)
         return dataclasses.replace(found, first=first, last=last, last_over_first=last / first, bins=bins)
     return found
+
+
+def _throttled(bench_run: BenchRun, entry: Entry, name: str) -> Throttled | None:
+    """Of the blocks in which the machine throttled, with whether they are left out (see `usable`)."""
+    every = entry.rounds[name]
+    found = throttled(every, parse_scenario(name).spread)
+    left_out = len(usable(bench_run.protocol, entry, name)) < len(every)
+    return None if found is None else dataclasses.replace(found, left_out=left_out)
 
 
 def _blocks(entry: Entry, rounds: Sequence[Round]) -> Blocks:

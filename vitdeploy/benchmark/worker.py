@@ -35,6 +35,7 @@ from vitdeploy.benchmark.energy import EnergyMeter, GpuMeter, Meter
 from vitdeploy.benchmark.load import Load, PoissonLoad, back_to_back
 from vitdeploy.benchmark.protocol import SETTLE_SECONDS
 from vitdeploy.benchmark.stages import ImageStages
+from vitdeploy.benchmark.throttling import Throttle, clock_limit_mhz, slowed_between
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import TensorError, VitdeployError
 from vitdeploy.runtime.canary import UNPROVEN, require_golden_answers
@@ -109,6 +110,7 @@ class Session:
         self._stages: ImageStages | None = None
         self._cpus = probes.affinity()
         self._meter: Meter = EnergyMeter()
+        self._throttle = Throttle()
 
     def answer(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to one command."""
@@ -158,9 +160,11 @@ class Session:
     def _block(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Measure a load, with the CPU seconds of this process and of all others on its CPUs, those that a hypervisor
         took, how long a thread waited for a CPU, joules, clock, temperature, how often the CPUs were throttled so far,
-        and how long the machine slept."""
+        how long the machine slept, and why it was slower, if it was."""
         batch, seconds = command["batch"], command["seconds"]
         query = functools.partial(self._runners[batch].measured, self._feeds[batch])
+        # Before those queries: a program may be started for it.
+        throttle = self._throttle.read()
         # Unrecorded queries first, until the artifact measured before has left the CPU and its caches.
         if settle := command.get("settle", SETTLE_SECONDS):
             back_to_back(query, settle, least=1)
@@ -181,6 +185,8 @@ class Session:
             "celsius": probes.temperature(),
             "throttles": probes.throttle_count(),
             "suspended_seconds": probes.suspended_seconds() - asleep,
+            "throttled": slowed_between(throttle, self._throttle.read()),
+            "limit_mhz": clock_limit_mhz(self._cpus),
         }
 
     def _query(self, query: Callable[[], object], seconds: float, rate: float | None) -> Load:

@@ -99,7 +99,8 @@ def doctor(console: Console, name: str) -> None:
     with console:
         console.progress(f"ask {device.name}", 0, 1)
         probe = Client(device).probe()
-    works, lines = diagnose(device, probe)
-    console.finish({"device": encode(device), "works": works, **encode(probe)}, lines, None)
+    works, lines, advice = diagnose(device, probe)
+    document = {"device": encode(device), "works": works, **encode(probe), "advice": encode(advice)}
+    console.finish(document, lines, None)
     if not works:
         click.get_current_context().exit(HostError.exit_code)

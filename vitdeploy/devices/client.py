@@ -145,7 +145,8 @@ class Client:
                 found=f"Python {printable(version[:20])} at {self.device.python}",
                 wanted="Python 3.10 or newer",
                 fix="install one there (uv python install 3.12, or the system's package), then: vitdeploy devices add "
-                f"{self.device.name} {self.device.address} --python PATH",
+                f"{self.device.name} {self.device.address} --python PATH; a Jetson's TensorRT is for the Python of its "
+                "system alone, which is new enough from JetPack 6 on",
             )
 
     def _install(self, digest: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from vitdeploy.backends import TARGETS
+from vitdeploy.devices.advice import Advice, Seen, advice_lines, advise
 from vitdeploy.devices.agent.documents import Probe
+from vitdeploy.devices.jetpack import described, environment_line, jetpack, too_old
 from vitdeploy.devices.registry import Device
 from vitdeploy.devices.transport import shell
 from vitdeploy.devices.wheels import RUNTIMES, newest, pair
@@ -11,13 +13,13 @@ from vitdeploy.runtime.host import name_host
 from vitdeploy.runtime.weight_bits import int8_instructions
 
 BASE = ("numpy", "pillow")
-# Words in the names that the device trees of Jetsons have: "NVIDIA Orin Nano Developer Kit", "Jetson-AGX".
-JETSON = {"Jetson", "Orin"}
 
 
-def diagnose(device: Device, probe: Probe) -> tuple[bool, list[str]]:
-    """Whether any target works there, and the lines of the doctor."""
-    host = probe.host
+def diagnose(device: Device, probe: Probe) -> tuple[bool, list[str], list[Advice]]:
+    """Whether any target works there, the lines of the doctor, and what it has to say of the machine."""
+    host, seen = probe.host, Seen(device, probe.host, probe.board, probe.memory_bytes)
+    advice = advise(seen)
+    blocked = any(each.blocks for each in advice)
     words = [*name_host(host), host.get("isa", "")]
     words.append(f"{host['cores']} cores" if "cores" in host else "")
     lines = [
@@ -25,42 +27,58 @@ def diagnose(device: Device, probe: Probe) -> tuple[bool, list[str]]:
         f"Python {host.get('python')} at {probe.executable}, glibc {probe.glibc or 'unknown'}, "
         f"{probe.memory_bytes / 1e9:.1f} GB of memory, {probe.free_bytes / 1e9:.1f} GB free",
     ]
+    lines += [word for word in (described(probe.board), probe.board.system) if word]
     lines += [f"caches: {host['caches']}"] if host.get("caches") else []
     lines += [line] if (line := int8_instructions(host.get("isa", ""))) else []
     missing = [package for package in BASE if package not in probe.packages]
     if missing:
-        lines += [f"missing  {', '.join(missing)}", f"         fix: {_pip(device, ' '.join(missing))}"]
+        lines += [f"missing  {', '.join(missing)}"]
+        lines += [] if blocked else [f"         fix: {_pip(seen, ' '.join(missing))}"]
     for name, state in probe.targets.items():
         lines.append(
             f"{'works' if state.works else 'missing' if state.fix else 'absent':<7}  {name:<20} {state.detail}"
         )
-        if state.fix:
-            lines.append(f"         fix: {_mend(device, probe, name)}")
+        if state.fix and not blocked:
+            lines.append(f"         fix: {_mend(seen, probe, name)}")
     lines += [f"{name:<15}  {value}" for name, value in probe.sensors.items()]
     if probe.power_mode:
         lines.append(f"{'power mode':<15}  {probe.power_mode}")
     lines += [f"busy     {job}" for job in probe.jobs]
-    works = not missing and any(state.works for state in probe.targets.values())
-    return works, [*lines, f"{device.name} {'is ready' if works else 'cannot run anything yet'}"]
+    lines += advice_lines(advice)
+    works = not missing and not blocked and any(state.works for state in probe.targets.values())
+    return works, [*lines, f"{device.name} {'is ready' if works else 'cannot run anything yet'}"], advice
 
 
-def _mend(device: Device, probe: Probe, target: str) -> str:
-    """The pip line of a target's runtime, with the version that this system still takes."""
+def _mend(seen: Seen, probe: Probe, target: str) -> str:
+    """What brings a target's runtime there, with the version that this system still takes."""
     package = TARGETS[target].package
-    if package == "tensorrt" and JETSON & set(probe.host.get("board", "").replace("-", " ").split()):
-        return (
-            "JetPack installs TensorRT for the system's Python: `python3 -m venv --system-site-packages ~/venv` there, "
-            f"then `vitdeploy devices add {device.name} ADDRESS --python ~/venv/bin/python`"
-        )
+    if package == "tensorrt" and seen.jetson:
+        line = seen.on(environment_line(seen.board))
+        return too_old(seen.board) or f"{line}, then: {_use_environment(seen.device)}"
+    known = jetpack(seen.board)
+    if package == "onnxruntime-gpu" and known is not None and known.index:
+        return _pip(seen, f"{package} --index-url {known.index}")
     if package not in RUNTIMES:
-        return f"{_pip(device, package)}, where the device's own system does not bring it"
+        return f"{_pip(seen, package)}, where the device's own system does not bring it"
     python, glibc, machine = probe.host.get("python", ""), probe.glibc, probe.host.get("machine", "")
     version = newest(package, pair(python), pair(glibc), machine)
     system = f"Python {python}, glibc {glibc or 'unknown'} and {machine}"
     if version is None:
         return f"no version of {package} is known to run with {system}: a newer system there, or a container with one"
-    return f"{_pip(device, package)}  (the newest for {system} is {version})"
+    return f"{_pip(seen, package)}  (the newest for {system} is {version})"
 
 
-def _pip(device: Device, packages: str) -> str:
-    return f"{shell(device)} -m pip install {packages}"
+def _pip(seen: Seen, packages: str) -> str:
+    """The line that installs packages; in an environment of its own where the system does not let pip install."""
+    if not seen.board.managed:
+        return f"{shell(seen.device)} -m pip install {packages}"
+    needed = " ".join(dict.fromkeys([*BASE, *packages.split()]))
+    first = "" if seen.board.venv else "sudo apt-get install -y python3-venv && "
+    line = f"{first}{seen.device.python} -m venv ~/venv && ~/venv/bin/python -m pip install {needed}"
+    return f"{seen.on(line)}, then: {_use_environment(seen.device)}"
+
+
+def _use_environment(device: Device) -> str:
+    if device.host is None:
+        return "install vitdeploy into ~/venv and run it from there"
+    return f"vitdeploy devices add {device.name} {device.address} --python ~/venv/bin/python"

@@ -40,6 +40,17 @@ def shell(device: Device) -> str:
     return shlex.join([*(("ssh", *_where(device)) if device.host is not None else ()), device.python])
 
 
+def typed(device: Device, line: str, *, expand: bool = False) -> str:
+    """What a person types to run a shell's line there, with a terminal, which sudo may ask for a password.
+
+    `expand`: what the line has in `$(...)` is run here.
+    """
+    if device.host is None:
+        return line
+    quoted = f'"{line}"' if expand else shlex.quote(line)
+    return f"{shlex.join(['ssh', '-t', *_where(device)])} {quoted}"
+
+
 def ssh(device: Device) -> list[str]:
     """ssh and its options, up to and with the host."""
     return ["ssh", *OPTIONS, *_where(device, "--")]

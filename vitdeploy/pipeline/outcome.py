@@ -68,7 +68,8 @@ def conclude(job: Job, artifacts: Mapping[str, Artifact], bench: Bench) -> Outco
     of_runtimes = [text for candidate in candidates(job) for text in said_of_runtime(artifacts, candidate)]
     calibration = _calibration(job, artifacts)
     of_images = calibration.warnings if calibration is not None else ()
-    verdict = replace(verdict, remarks=(*verdict.remarks, *of_weights, *of_placement, *of_runtimes, *of_images))
+    of_rest = (*of_images, *said_of_heat(bench))
+    verdict = replace(verdict, remarks=(*verdict.remarks, *of_weights, *of_placement, *of_runtimes, *of_rest))
     examples, answers, images = report_answers(job, artifacts)
     attention, maps = render_attention(artifacts, examples, images)
     model, export = _exported(job, artifacts)
@@ -105,6 +106,16 @@ def warnings_of(job: Job, artifacts: Mapping[str, Artifact], candidate: Candidat
     reference = read_answers(artifacts[REFERENCE].path)
     doubt = job.adapter.doubt(reference, job.data, verified(artifacts, candidate))
     return (doubt,) if doubt is not None else ()
+
+
+def said_of_heat(bench: Bench) -> list[str]:
+    """Remarks about blocks in which the machine throttled."""
+    return [
+        f"{row.artifact}: {name}: {found.throttled}."
+        for row in bench.results
+        for name, found in row.scenarios.items()
+        if found.throttled is not None
+    ]
 
 
 def said_of_weights(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:

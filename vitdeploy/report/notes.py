@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 MEANINGS = {
     "not shipped": "made for the comparison, and not in the bundle",
-    "throttled": "the processor became slower while it was measured, as it does when it grows hot",
+    "throttled": "the machine became slower while it was measured, as when it is too hot or has too little power",
     "unstable": "the times of blocks, or of processes, vary so much that the median is not known to 10 %",
     "contended": "other programs, or other virtual machines, used the same processors",
     "fallback": "it ran on something else than when the engine was made",

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vitdeploy.compilation.backend import TargetState
+from vitdeploy.devices.agent.board import BoardState
 from vitdeploy.spec import SPARSE, EngineSpec, FileEntry, Precision, SequenceSpec, WeightBits, encode
 
 FORMAT = 1
@@ -118,7 +119,7 @@ class Status:
 @dataclass(frozen=True)
 class Probe:
     """A description of a device. `sensors`: what it can read while it measures, or why not; `jobs`: running and waiting
-    ones."""
+    ones; `board`: what the doctor judges of its power, heat, memory and Python."""
 
     host: dict[str, str]
     executable: str
@@ -130,6 +131,7 @@ class Probe:
     sensors: dict[str, str]
     power_mode: str
     jobs: tuple[str, ...]
+    board: BoardState = field(default_factory=BoardState)
 
 
 def flat(path: str) -> str:

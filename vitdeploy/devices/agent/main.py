@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -27,6 +28,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from vitdeploy.devices.agent.board import read_memory
 from vitdeploy.devices.agent.documents import MAX_JOB_BYTES, Job, Status, flat
 from vitdeploy.devices.agent.failures import explained, failure
 from vitdeploy.devices.agent.state import (
@@ -43,7 +45,7 @@ from vitdeploy.devices.agent.state import (
 )
 from vitdeploy.devices.agent.stream import StreamError, blocks_of, message, read_file, read_json, read_line
 from vitdeploy.devices.agent.work import run
-from vitdeploy.errors import StorageError, VitdeployError
+from vitdeploy.errors import HostError, StorageError, VitdeployError
 from vitdeploy.spec import FileEntry, decode, encode
 
 READY = "vitdeploy-agent ok"
@@ -90,6 +92,8 @@ def _answer(command: str, arguments: list[str], agent: str, answers: BinaryIO) -
         from vitdeploy.devices.agent.probe import probe
 
         return message(encode(probe()))
+    if command in ("submit", "serve"):
+        _require_64_bits()
     if command == "submit":
         return message(asdict(_submit(agent)))
     if command == "serve":
@@ -110,6 +114,21 @@ def _answer(command: str, arguments: list[str], agent: str, answers: BinaryIO) -
     return message(asdict(simple[command]()))
 
 
+def _require_64_bits() -> None:
+    """Refuse a 32-bit Python by name: on a 64-bit kernel its machine is "aarch64", and yet no wheel fits it.
+
+    Raises:
+        HostError: it has 32 bits.
+    """
+    if sys.maxsize < 2**32:
+        raise HostError(
+            "a 32-bit Python cannot run anything of vitdeploy",
+            found=f"{sys.executable}, Python {platform.python_version()}, 32 bits on a kernel for {platform.machine()}",
+            wanted="a 64-bit system: no runtime has wheels for 32 bits, on PyPI or on piwheels",
+            fix="install a 64-bit system there, such as Raspberry Pi OS (64-bit)",
+        )
+
+
 def _folder(digest: str) -> Path:
     if not DIGEST.fullmatch(digest):
         raise VitdeployError(f"{digest!r} names no job")
@@ -123,6 +142,7 @@ def _submit(agent: str) -> Status:
     folder = job_folder(job.digest)
     if read_status(folder).state != "absent":
         return read_status(folder)
+    _require_memory(job)
     _forget_old(folder.parent)
     try:
         with scratch() as incoming:
@@ -161,6 +181,28 @@ def _make_room(job: Job) -> None:
             wanted=f"{needed:,} bytes",
             fix="free some space there",
         )
+
+
+def _require_memory(job: Job) -> None:
+    """Refuse a job of which one model's weights alone are more than all free memory and swap: the kernel would end it.
+
+    Raises:
+        HostError: they are.
+    """
+    memory = read_memory()
+    if "MemAvailable" not in memory:
+        return
+    free = memory["MemAvailable"] + memory.get("SwapFree", 0)
+    for placed in job.artifacts:
+        graphs = tuple(graph.file for graph in placed.graphs)
+        needed = sum(entry.bytes for entry in job.files if entry.path.startswith(graphs))
+        if needed > free:
+            raise HostError(
+                f"too little memory for {placed.name}",
+                found=f"{free:,} bytes of memory and swap free",
+                wanted=f"{needed:,} bytes for its weights alone; a compiler takes several times that",
+                fix="end what else runs there, or add swap: vitdeploy devices doctor says how",
+            )
 
 
 def _receive(job: Job, line: bytes, folder: Path) -> None:

@@ -6,14 +6,15 @@ import importlib.metadata
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.energy import EnergyMeter
 from vitdeploy.benchmark.probes import affinity, clock_mhz, read_text, temperature, throttle_count
+from vitdeploy.benchmark.throttling import Throttle
 from vitdeploy.compilation.backend import TargetState
+from vitdeploy.devices.agent.board import read_board
 from vitdeploy.devices.agent.documents import Probe
 from vitdeploy.devices.agent.turn import tickets
 
@@ -23,7 +24,7 @@ UNREADABLE = "cannot be read"
 
 
 def probe(root: Path = Path("/")) -> Probe:
-    host, targets = _zone()
+    (host, targets), board = _zone(), read_board(root)
     return Probe(
         host=host,
         executable=sys.executable,
@@ -33,8 +34,9 @@ def probe(root: Path = Path("/")) -> Probe:
         free_bytes=shutil.disk_usage(Path.home()).free,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         sensors=_sensors(root),
-        power_mode=_power_mode(),
+        power_mode=board.power_mode,
         jobs=tuple(str(ticket["what"]) for _, ticket in tickets()),
+        board=board,
     )
 
 
@@ -63,17 +65,6 @@ def _sensors(root: Path) -> dict[str, str]:
         "governor": (read_text(root / GOVERNOR) or UNREADABLE).strip()[:40],
         "temperature": UNREADABLE if celsius is None else f"{celsius:.1f} degrees Celsius",
         "heat throttling": UNREADABLE if throttles is None else f"{throttles} times since boot",
+        "throttling by": ", ".join(Throttle(root).sources)[:200] or UNREADABLE,
         "energy": EnergyMeter(root).source,
     }
-
-
-def _power_mode() -> str:
-    """The active mode of a Jetson's nvpmodel, "" elsewhere."""
-    program = shutil.which("nvpmodel", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-    if program is None:
-        return ""
-    try:
-        done = subprocess.run([program, "-q"], capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.splitlines()[0][:80] if done.returncode == 0 and done.stdout else ""
