@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -46,6 +47,20 @@ def _short(protocol: Callable[..., Any]) -> Callable[..., Any]:
         return protocol(**{**fields, **shorter})
 
     return short
+
+
+@contextlib.contextmanager
+def undisturbed(folder: Path) -> Iterator[None]:
+    """Whatever else runs, benches of this process are decided and wait for no other: they are too short to say
+    anything, and tests run beside each other. `tests/benchmark` has a look at the load. The lock is in `folder`."""
+    from vitdeploy.benchmark import decided, machine_lock, quiet
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine_lock, "lock_file", lambda: folder / machine_lock.LOCK_NAME)
+        patch.setattr(quiet, "TAKEN_SHARE", math.inf)
+        for name in ("WILD_SPREAD", "APART_REACH"):
+            patch.setattr(decided, name, math.inf)
+        yield
 
 
 @contextlib.contextmanager

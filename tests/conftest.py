@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import gc
 import importlib.util
-import math
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -82,18 +81,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Whatever else runs, benches of the tests are decided and wait for no other: they are too short to say anything,
-    and tests run beside each other. `tests/bench` has a look at the load. What a user's cache would remember lies in a
-    folder of the tests."""
-    from vitdeploy.benchmark import decided, machine_lock, quiet
+    """Benches of the tests wait for no other. What a user's cache would remember lies in a folder of the tests."""
+    from tests.command_line import undisturbed
 
-    lock = tmp_path_factory.mktemp("lock") / machine_lock.LOCK_NAME
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine_lock, "lock_file", lambda: lock)
+    with undisturbed(tmp_path_factory.mktemp("lock")), pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(quiet, "TAKEN_SHARE", math.inf)
-        for name in ("WILD_SPREAD", "APART_REACH"):
-            patch.setattr(decided, name, math.inf)
         yield
 
 
@@ -113,6 +105,24 @@ def read_once() -> None:
         setattr(module, name, functools.cache(getattr(module, name)))
 
 
+def match_where_it_can() -> None:
+    """onnxscript tries each of its rules at every node of a graph, and lists the whole graph each time for those that
+    have two outputs. Here a rule is tried where its operator is that of the node; elsewhere its answer is no, as there.
+    """
+    from onnxscript.rewriter._basics import MatchResult
+    from onnxscript.rewriter._matcher import SimplePatternMatcher
+
+    match = SimplePatternMatcher.match
+
+    def quick(self: Any, model: object, graph: object, node: Any, **options: Any) -> MatchResult:
+        wanted = self.pattern.output_nodes[0].op_identifier()
+        if wanted is not None and wanted[1] != node.op_type:
+            return MatchResult().fail("another operator", node)
+        return match(self, model, graph, node, **options)
+
+    SimplePatternMatcher.match = quick
+
+
 def pytest_collection_finish() -> None:
     """Nothing that is loaded by now goes, so no garbage collection needs to look at it.
 
@@ -122,6 +132,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     if "torch" in sys.modules:
         read_once()
+        match_where_it_can()
     if "onnxruntime" in sys.modules:
         import onnxruntime
 
@@ -243,8 +254,9 @@ def sequence_export(tmp_path_factory: pytest.TempPathFactory, sequence_source: S
 
 @pytest.fixture(scope="session")
 def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One store for all tests that do not test the store, so that equal work is done once."""
-    return tmp_path_factory.mktemp("store")
+    """One store for all tests that do not test the store, in all processes of tests: equal work is done once."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "store"
 
 
 @pytest.fixture

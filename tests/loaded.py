@@ -4,6 +4,8 @@ import gc
 
 import onnxruntime  # noqa: F401
 import openvino  # noqa: F401
+import scipy.optimize
+import scipy.stats  # noqa: F401
 
 import vitdeploy.pipeline.assemble
 import vitdeploy.pipeline.reference_worker

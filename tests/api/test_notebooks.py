@@ -12,12 +12,13 @@ nbclient = pytest.importorskip("nbclient", reason="pip install nbformat nbclient
 pytest.importorskip("ipykernel", reason="pip install nbformat nbclient ipykernel")
 pytest.importorskip("onnxruntime", reason="pip install 'vitdeploy[onnxruntime]'")
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
-# What a reader's kernel does not do: benches that are over at once, and stored work in a folder of the test's own.
+# What a reader's kernel does not do: benches that are over at once and wait for nobody, and the tests' stored work.
 IN_FRONT = """
 import atexit, contextlib, pathlib, sys
 sys.path.insert(0, {root!r})
-from tests.command_line import command_line
+from tests.command_line import command_line, undisturbed
 stack = contextlib.ExitStack()
+stack.enter_context(undisturbed(pathlib.Path({lock!r})))
 stack.enter_context(command_line(pathlib.Path({examples!r}), pathlib.Path({store!r}), short_bench=True))
 atexit.register(stack.close)
 """
@@ -44,11 +45,11 @@ def test_each_notebook_is_tested():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_and_shows_its_values(path, tmp_path, monkeypatch):
+def test_a_notebook_runs_and_shows_its_values(path, tmp_path, shared_store, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     notebook = nbformat.read(path, as_version=4)
-    front = IN_FRONT.format(root=str(ROOT), examples=str(path.parent), store=str(tmp_path / "store"))
+    front = IN_FRONT.format(root=str(ROOT), examples=str(path.parent), store=str(shared_store), lock=str(tmp_path))
     notebook.cells.insert(0, nbformat.v4.new_code_cell(front))
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(path.parent)}}).execute()
     said = output_of(notebook)

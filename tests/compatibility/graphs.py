@@ -407,6 +407,7 @@ GRAPHS = (
         "detection",
         2,
         "sigmoid",
+        alike=True,
     ),
     Graph(
         "Ultralytics' RT-DETR until 8.3: one output [b, q, 4 + classes]",

@@ -4,7 +4,8 @@ One store is used for the whole chain: each run resumes where the one before was
 what it publishes is compared, byte by byte, with what the same stages make in a store of their own.
 
 Each run is a process of its own that calls the command line's `main`. It is forked by a server that has loaded PyTorch
-already, since loading it a dozen times would take longer than all the rest. It measures in fewer and shorter blocks.
+already, since loading it a dozen times would take longer than all the rest. It measures in fewer and shorter blocks,
+and once where it is not to be killed while it does.
 """
 
 import hashlib
@@ -48,7 +49,7 @@ STAGES = {
 }
 # Run in the forked process, in a session of its own.
 COMMAND = """
-import functools, os, signal, sys, tempfile
+import contextlib, functools, os, pathlib, signal, sys, tempfile
 os.setsid()
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests themselves run in the background
 os.chdir(home)
@@ -60,8 +61,13 @@ sys.argv = ["vitdeploy", "run", "recipe.yaml", "-o", "out/bundle", "-v"]
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.cli.main import main
 from vitdeploy.pipeline import assemble
-assemble.Protocol = functools.partial(Protocol, block_seconds=0.1, min_rounds=3, warmup=0.1, processes=1)
-main()
+from tests.command_line import undisturbed
+blocks = {"block_seconds": 0.1, "min_rounds": 3, "warmup": 0.1, "processes": 1}
+if short:
+    blocks |= {"block_seconds": 0.02, "max_extension": 1}
+assemble.Protocol = functools.partial(Protocol, **blocks)
+with undisturbed(pathlib.Path(home)) if short else contextlib.nullcontext():
+    main()
 """
 # The same stages without the command line; the measurements, which always differ, are those of another run.
 UNINTERRUPTED = """
@@ -93,14 +99,15 @@ def forked(code, **names):
 
 
 class Child:
-    """`vitdeploy run` in a session of its own, and the lines that it wrote."""
+    """`vitdeploy run` in a session of its own, and the lines that it wrote. `short`: its bench is over at once."""
 
-    def __init__(self, home):
+    def __init__(self, home, short=False):
         (home / "tmp").mkdir(exist_ok=True)
         self.log = home / "log.txt"
         self.log.unlink(missing_ok=True)
         places = {"store": home / "store", "scratch": home / "tmp", "log": self.log, "root": ROOT}
-        self.process = forked(COMMAND, home=str(home), **{name: str(path) for name, path in places.items()})
+        named = {name: str(path) for name, path in places.items()}
+        self.process = forked(COMMAND, home=str(home), short=short, **named)
 
     def wait_for(self, pattern):
         """Wait until a line that begins like this has been written."""
@@ -191,7 +198,7 @@ def chain(home):
         statuses[stage] = child.end()
         published += [(stage, path.name) for path in (home / "out").glob("[!.]*")]
 
-    child = Child(home)
+    child = Child(home, short=True)
     child.wait_for("bench$")
     deadline = time.monotonic() + 60
     while not list((home / "out").glob(".tmp-*/*")) and time.monotonic() < deadline:
@@ -200,7 +207,7 @@ def chain(home):
     statuses["bundle"] = child.end()
     published += [("bundle", path.name) for path in (home / "out").glob("[!.]*")]
 
-    last = Child(home)
+    last = Child(home, short=True)
     last_status = last.end()
     calm = forked(UNINTERRUPTED, home=str(home))
     calm.join(timeout=120)

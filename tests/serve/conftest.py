@@ -148,6 +148,6 @@ def running():
 @pytest.fixture(scope="module")
 def server(engines):
     """With limits that a test can reach, and times that it can wait for."""
-    limits = {"max_body": 20_000, "header_time": 0.4, "body_time": 0.4, "linger": 0.3, "deadline": 10.0}
+    limits = {"max_body": 20_000, "header_time": 0.8, "body_time": 0.4, "linger": 0.3, "deadline": 10.0}
     with Running(engines, **limits) as running:
         yield running

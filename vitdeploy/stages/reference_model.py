@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 from vitdeploy.bundle.read import SIZES_FOLDER, file_sha256
 from vitdeploy.data.label_file import read_labels
 from vitdeploy.errors import CheckpointError, GraphError
-from vitdeploy.graph.io.external import ForeignGraph, import_graph
-from vitdeploy.graph.io.files import graph_spec, serialised
 from vitdeploy.models.model_folder.files import ModelFolder
 from vitdeploy.models.model_folder.generation import FILE as GENERATION
 from vitdeploy.models.model_folder.hub import pinned
@@ -31,7 +29,9 @@ from vitdeploy.stages.files import TOKENIZER_FILE, known_labels, require_label_f
 from vitdeploy.stages.step import ORIGINAL
 from vitdeploy.verification.plausible import Claim
 
+# What reads graphs is loaded where the original is one: a process that measures a module needs none of it.
 if TYPE_CHECKING:
+    from vitdeploy.graph.io.external import ForeignGraph
     from vitdeploy.models.loaded import LoadedModel
 
 # Fields of a source that name files.
@@ -222,6 +222,9 @@ def _claim(folder: ModelFolder | None) -> Claim | None:
 
 
 def _of_graph(source: Source, given: Overrides) -> ReferenceModel:
+    from vitdeploy.graph.io.external import import_graph
+    from vitdeploy.graph.io.files import graph_spec
+
     asked = source.image_size or (given.preprocess.crop if given.preprocess else None)
     try:
         graph = import_graph(_graph_file(source), asked, source.only_batch, source.task)
@@ -336,6 +339,9 @@ def _labels(path: Path, reference_model: ReferenceModel) -> tuple[str, ...]:
 def reference_runner(source: Source, *, threads: int = 0, original: LoadedModel | None = None) -> Runner:
     """The runner (not loaded yet) of the original: PyTorch eager, or ONNX Runtime for an ONNX file."""
     if is_onnx(source):
+        from vitdeploy.graph.io.external import import_graph
+        from vitdeploy.graph.io.files import serialised
+
         graph = import_graph(_graph_file(source), source.image_size, source.only_batch, source.task)
         return OnnxRuntimeRunner(serialised(graph.model), name=ORIGINAL, threads=threads)
     from vitdeploy.models.load import load_model
