@@ -28,11 +28,13 @@ from vitdeploy.workflows.placement import PlacedGraphs, place_graphs
 
 @dataclass(frozen=True)
 class DeviceArtifact:
-    """One artifact, how its inputs and outputs are read, and what of it goes to a device."""
+    """One artifact, how its inputs and outputs are read, and what of it goes to a device. `accepted`: entries of the
+    table of runtimes known to be wrong that a bundle's engine was compiled in spite of."""
 
     name: str
     setting: Setting
     shipment: Shipment
+    accepted: tuple[str, ...] = ()
 
 
 def find_device_artifacts(
@@ -107,4 +109,5 @@ def _of_engine(
         name,
         engine_setting(folder, manifest, engine, labels),
         ship(placed, _counted(files), (engine, folder) if built else None, own, golden),
+        engine.accepted or (),
     )

@@ -118,7 +118,7 @@ class Status:
 @dataclass(frozen=True)
 class Probe:
     """A description of a device. `sensors`: what it can read while it measures, or why not; `jobs`: running and waiting
-    ones."""
+    ones; `runtimes`: by target that works there, the release of its package, and facts of what it computes on."""
 
     host: dict[str, str]
     executable: str
@@ -130,6 +130,7 @@ class Probe:
     sensors: dict[str, str]
     power_mode: str
     jobs: tuple[str, ...]
+    runtimes: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 def flat(path: str) -> str:
