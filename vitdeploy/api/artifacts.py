@@ -51,7 +51,12 @@ def check_early(artifact: ArtifactLike) -> None:
 
 @contextlib.contextmanager
 def opened(
-    *, target: str | None, emulated: bool = False, trust: Path | None = None, accepted: Sequence[str] = ()
+    *,
+    target: str | None,
+    emulated: bool = False,
+    trust: Path | None = None,
+    accepted: Sequence[str] = (),
+    proven: bool = False,
 ) -> Iterator[Callable[[ArtifactLike], list[Subject]]]:
     """A finder of what can be run: every engine of a bundle (or the one for `target`), a graph, which is compiled into
     a folder that goes at the end, or an original.
@@ -60,6 +65,7 @@ def opened(
         emulated: graphs that are typed for a GPU are evaluated on this CPU, with the storage of their types.
         trust: bundles must be signed by this identity.
         accepted: entries of the table of runtimes known to be wrong that are no reason to refuse a graph.
+        proven: engines of graphs must give the graph's own answers.
 
     Raises:
         InputError: one of `accepted` is no entry.
@@ -69,7 +75,9 @@ def opened(
 
     @contextlib.contextmanager
     def finder(source: Source) -> Iterator[Callable[[str], list[Subject]]]:
-        with opened_by_name(target=target, source=source, emulated=emulated, trust=trust, accepted=accepted) as find:
+        with opened_by_name(
+            target=target, source=source, emulated=emulated, trust=trust, accepted=accepted, proven=proven
+        ) as find:
             yield find
 
     if accepted:

@@ -111,7 +111,7 @@ def bench(
     from vitdeploy.workflows.comparison import bench_subjects
 
     identity = Path(trust) if trust is not None else None
-    with reporter, opened(target=target, trust=identity, accepted=accept_known_bad) as find:
+    with reporter, opened(target=target, trust=identity, accepted=accept_known_bad, proven=True) as find:
         subjects = [subject for each in artifacts for subject in find(each)]
         return Benchmark(bench_subjects(subjects, protocol, reporter.progress, percentiles))
 
@@ -150,7 +150,7 @@ def bench_on(
                 target=target,
                 work=Path(work),
                 trust=Path(trust) if trust is not None else None,
-                golden=True,
+                golden=not accept_known_bad,
             )
         ]
         outcomes = on_devices.bench_on(

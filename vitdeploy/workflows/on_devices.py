@@ -197,12 +197,15 @@ def compile_on(
     *,
     build: BuildOptions | None,
     accepted: Sequence[str],
+    golden: Mapping[str, Path],
     progress: Progress,
     note: Note,
 ) -> EngineSpec:
-    """The engine of placed graphs, made by a device; its files are in `folder`, which is new and empty.
+    """The engine of placed graphs, made by a device; its files are in `folder`, which is new and empty. `golden` are
+    the files of `seeded.golden_folder`, which the engine must answer like; {} where nothing can be compared.
 
     Raises:
+        AnswersError: it answers otherwise there.
         KnownBadError: the release of the runtime there is known to compute such a graph wrongly.
         TargetError: a fixed batch that is another one.
         VitdeployError: the device cannot be reached, or cannot make it.
@@ -210,7 +213,7 @@ def compile_on(
     graphs.check_build(build)
     for graph, spec in graphs.graphs.values():
         check_batch(graph, spec, batch or graphs.batch)
-    shipment = placed_shipment(name, graphs, batch or graphs.batch)
+    shipment = placed_shipment(name, graphs, batch or graphs.batch, golden)
     job, files = make_job("compile", [shipment], {} if build is None else {"build": encode(build)})
     (outcome,) = on_all([device], lambda client: client.run(job, files, folder, progress), note)
     if outcome.error is not None:

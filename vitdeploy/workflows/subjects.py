@@ -44,6 +44,7 @@ from vitdeploy.stages.files import MODEL_FILE, find_graph, is_ours
 from vitdeploy.stages.reference_model import ReferenceModel, find_reference_model, reference_runner
 from vitdeploy.tasks.adapter import Setting
 from vitdeploy.workflows.placement import compile_bundle
+from vitdeploy.workflows.seeded import require_seeded, seeded_answers
 
 REBUILT = "{} was built again, of the bundle's graph: its plan is not of this user and this machine."
 EMULATED = "Emulated on this CPU: storage in the types of the graph, sums in float32. No GPU was asked."
@@ -78,6 +79,7 @@ def opened(
     emulated: bool = False,
     trust: Path | None = None,
     accepted: Sequence[str] = (),
+    proven: bool = False,
 ) -> Iterator[Finder]:
     """A finder of subjects by what the user typed; graphs are compiled into a folder that goes at the end.
 
@@ -85,13 +87,16 @@ def opened(
         emulated: graphs that are typed for a GPU are evaluated on this CPU, with the storage of their types.
         trust: bundles must be signed by this identity (`bundle.sign.signed_by`).
         accepted: entries of the table of runtimes known to be wrong that are no reason to refuse a graph.
+        proven: engines of graphs must give the graph's own answers (`seeded`).
     """
 
     def find(text: str) -> list[Subject]:
         typed = _typed_graph(text, target) if emulated else None
         if typed is not None:
             return [_emulated_subject(text, typed, trust)]
-        return find_subjects(text, target=target, source=source, work=work, trust=trust, accepted=accepted)
+        return find_subjects(
+            text, target=target, source=source, work=work, trust=trust, accepted=accepted, proven=proven
+        )
 
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         work = Path(folder)
@@ -148,6 +153,7 @@ def find_subjects(
     work: Path,
     trust: Path | None = None,
     accepted: Sequence[str] = (),
+    proven: bool = False,
 ) -> list[Subject]:
     """The subjects of an argument: every engine of a bundle (or the one for `target`), a graph, or an original.
 
@@ -158,7 +164,7 @@ def find_subjects(
         UnknownModelError: neither a path nor a built-in model. Errors of reading and compiling propagate.
     """
     path = Path(text)
-    bundle = find_bundle(text, target=target, work=work, accepted=accepted)
+    bundle = find_bundle(text, target=target, work=work, accepted=accepted, proven=proven)
     if bundle is not None:
         subjects = _bundle_subjects(bundle, target, work, trust if bundle == path else None)
         return subjects if bundle == path else [dataclasses.replace(s, name=str(path)) for s in subjects]
@@ -199,16 +205,25 @@ def _named(text: str, source: Source) -> Source:
     return dataclasses.replace(source, model=None if own else text, function=text if own else None)
 
 
-def find_bundle(text: str, *, target: str | None, work: Path, accepted: Sequence[str] = ()) -> Path | None:
+def find_bundle(
+    text: str, *, target: str | None, work: Path, accepted: Sequence[str] = (), proven: bool = False
+) -> Path | None:
     """The bundle that an argument names, or that its graph is compiled to, in a new folder of `work`; None for an
-    original. Errors of reading and compiling propagate."""
+    original. Errors of reading and compiling propagate.
+
+    Raises:
+        AnswersError: the graph is to be `proven`, and its engine does not give the graph's own answers.
+    """
     path, kind = Path(text), kind_of(text)
     if kind == "bundle":
         return path
     if kind == "model":
         return None
     compiled, file = new_folder(work, "graph"), find_graph(path)
-    compile_bundle(file, target or default_target(file), None, None, compiled, accepted=accepted)
+    manifest = compile_bundle(file, target or default_target(file), None, None, compiled, accepted=accepted)
+    if proven:
+        engine = manifest.engines[0]
+        require_seeded(seeded_answers(compiled / engine.graph, engine.target), engine, compiled)
     return compiled
 
 
