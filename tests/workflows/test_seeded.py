@@ -5,9 +5,12 @@ import sys
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import vitdeploy as vd
+from tests.command_line import command_line
 from tests.graph.builder import Builder, values
+from tests.known_bad.bundles import written
 from tests.known_bad.test_commands import RESIZE, kept
 from vitdeploy.errors import AnswersError
 from vitdeploy.known_bad import find, platform
@@ -75,3 +78,21 @@ def test_answers_that_rounding_changes_say_nothing(tmp_path):
     assert "change with the rounding of its input" in seeded_answers(graph / "model.onnx", ONNXRUNTIME).why
     made = vd.compile(graph, ONNXRUNTIME, progress=False)
     assert made.text[-1].startswith("answers: not compared: the graph's own answers change")
+
+
+def test_a_refused_engine_of_a_bundle_names_the_layer_on_the_command_line(
+    nobody_knows, tmp_path, shared_store, monkeypatch
+):
+    """The first is wrong by its runtime, the second by its file."""
+    pytest.importorskip("openvino")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    wrong = written(shrinking(), OPENVINO, tmp_path / "wrong")
+    changed = written(shrinking(), ONNXRUNTIME, tmp_path / "changed", spoilt=1.0)
+    Image.new("RGB", (8, 8)).save(tmp_path / "image.png")
+    with command_line(tmp_path, shared_store, short_bench=True) as run:
+        for command in (("predict", wrong, "image.png"), ("bench", wrong, "--duration", "0.1")):
+            done = run(*command)
+            assert done.returncode == 4 and "VD4204" in done.stderr
+            assert "; the first layer that differs is resize_" in done.stderr
+        done = run("predict", changed, "image.png")
+        assert "the graph is not the one that the answers are of" in done.stderr

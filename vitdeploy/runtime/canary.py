@@ -61,7 +61,9 @@ def require_golden_answers(
         if proof is not None:
             _note(proof, {"bundle": manifest.name, "engine": engine.artifact, **facts["here"], **vars(found)})
         return
-    raise wrong_answers(engine, found, facts["here"], of_graph=not manifest.engines)
+    error = wrong_answers(engine, found, facts["here"], of_graph=not manifest.engines)
+    error.bundle, error.engine = str(folder), engine.artifact
+    raise error
 
 
 def wrong_answers(

@@ -28,6 +28,9 @@ from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import EngineSpec
 
+# After which no further part of a wrong engine is looked at.
+SECONDS = 30.0
+
 
 def first_layer(
     model: ir.Model, engine: EngineSpec, feeds: Sequence[Array], tolerance: float, seconds: float
@@ -51,7 +54,7 @@ def first_layer(
         search.feed = feed
         if search.differs((), outputs):
             return _located(search, outputs)
-    return "the runtime gives what the graph says, so the file of the engine is not that of its graph"
+    return "the runtime computes what the engine's graph says: the graph is not the one that the answers are of"
 
 
 @dataclass

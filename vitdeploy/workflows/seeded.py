@@ -30,7 +30,7 @@ from vitdeploy.runtime.golden import GoldenCheck, check_golden, engine_outputs, 
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise, to_input
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.search.first_layer import first_layer
+from vitdeploy.search.first_layer import SECONDS, first_layer
 from vitdeploy.spec import EngineSpec, GraphSpec, Manifest
 
 IMAGES, SEED = 4, 0
@@ -42,8 +42,6 @@ ROUNDED = 0.2
 # Of the tolerance: the noise on an input that must not change the answers by more than the tolerance, or they say
 # nothing of an engine. A graph that ranks what it finds may give another order of nearly equal scores.
 NOISE = 0.01
-# After which no further part of a wrong engine is looked at.
-SECONDS = 30.0
 
 
 @dataclass(frozen=True)
