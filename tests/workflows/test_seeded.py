@@ -96,3 +96,10 @@ def test_a_refused_engine_of_a_bundle_names_the_layer_on_the_command_line(
             assert "; the first layer that differs is resize_" in done.stderr
         done = run("predict", changed, "image.png")
         assert "the graph is not the one that the answers are of" in done.stderr
+
+
+def test_a_graph_that_ranks_what_it_finds_is_not_compared(tmp_path):
+    b = Builder()
+    x = b.add("Reshape", b.input("x", ["batch", 3, 8, 8]), np.array([-1, 192]))
+    graph = kept(b.model(b.add("TopK", x, np.array([5]), outputs=2)[0], rank=2), tmp_path / "graph")
+    assert "ranks what it finds (TopK)" in seeded_answers(graph / "model.onnx", ONNXRUNTIME).why
