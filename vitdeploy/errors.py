@@ -248,7 +248,11 @@ class DeviceMemoryError(HostError):
 
 
 class AnswersError(HostError):
+    """`bundle` is the folder of the one whose `engine` it is about, by its name; "" where it is of none, or unknown."""
+
     code = "VD4204"
+    bundle: str = ""
+    engine: str = ""
 
 
 class DeviceError(HostError):

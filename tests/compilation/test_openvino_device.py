@@ -180,3 +180,58 @@ def test_models_of_several_graphs_are_refused(sequence_export):
     with pytest.raises(CapabilityError, match="a model of several graphs does not run on openvino-auto"):
         vd.compile(vd.Graph(sequence_export), device.AUTO, progress=False)
     assert {TARGETS[name].typed for name in device.DEVICES} == {True}
+
+
+class Odd(openvino.Op):
+    """An operation that no plugin has."""
+
+    def __init__(self, inputs=None):
+        super().__init__(self)
+        if inputs is not None:
+            self.set_arguments(inputs)
+            self.constructor_validate_and_infer_types()
+
+    def validate_and_infer_types(self):
+        self.set_output_type(0, self.get_input_element_type(0), self.get_input_partial_shape(0))
+
+    def clone_with_new_inputs(self, inputs):
+        return Odd(inputs)
+
+    def has_evaluate(self):
+        return False
+
+
+def test_the_layers_that_a_plugin_does_not_take_are_named():
+    """Asked of the CPU's plugin, as there is no other here."""
+    core, ops = openvino.Core(), openvino.opset13
+    image = ops.parameter([1, 3], np.float32, name="x")
+    odd = Odd([ops.relu(image)])
+    odd.set_friendly_name("blocks.3.odd")
+    model = openvino.Model([ops.relu(odd)], [image], "model")
+    assert device.not_taken(core, model, "CPU") == ["blocks.3.odd (Odd)"]
+    with pytest.raises(RuntimeError) as refused:
+        core.compile_model(model, "CPU")
+    assert device.reason_of(refused.value) == "Unsupported operation of type: Odd name: blocks.3.odd"
+    assert device.not_taken(core, model, "NPU") == device.not_taken(core, model, "AUTO") == []  # nobody to ask
+    assert device.not_taken(core, openvino.Model([ops.relu(image)], [image], "model"), "CPU") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (
+            "Exception from src/core.cpp:107:\nL0 pfnCreate2 result: code 0x7ffffffe. Unsupported precision : 'u1'\n"
+            "Failed to create executable\n",
+            "L0 pfnCreate2 result: code 0x7ffffffe. Unsupported precision : 'u1'",
+        ),
+        (
+            "Converting input model\nCannot create MaxPool layer a/MaxPool id:9 from unsupported opset: opset14\n\n"
+            "Failed to parse model info! Incorrect format!",
+            "Cannot create MaxPool layer a/MaxPool id:9 from unsupported opset: opset14",
+        ),
+        ("one\ntwo\n", "two"),
+    ],
+)
+def test_the_line_that_says_why_is_taken_from_a_drivers_error(text, found):
+    """As users of NPUs report them (openvino#27626, openvino_notebooks#2167)."""
+    assert device.reason_of(RuntimeError(text)) == found

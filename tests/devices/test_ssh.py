@@ -13,11 +13,14 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.command_line import command_line
 from tests.forked import start
 from tests.golden_bundle import golden_small_bundle, with_one_weight_changed
+from tests.graph.builder import Builder, values
+from tests.known_bad.test_commands import RESIZE, kept
 from tests.test_imports import device_python  # noqa: F401  # a Python with numpy and Pillow only
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.bundle.read import read_bundle, verify_files
@@ -30,6 +33,7 @@ from vitdeploy.devices.registry import Device
 from vitdeploy.errors import DeviceError, DeviceResultError, HostError, StorageError
 from vitdeploy.runtime import load
 from vitdeploy.spec import EngineSpec, TensorSpec, encode
+from vitdeploy.workflows.placement import place_graphs
 
 # Run in a process of its own, which an interrupt ends.
 COMPILE = """
@@ -183,6 +187,26 @@ def test_an_engine_that_answers_wrongly_there_is_not_measured(here, small_bundle
     assert [row["artifact"] for row in found["results"]] == [f"{right}:onnxruntime-cpu-fp32"]
     [left] = found["left_out"]
     assert left["code"] == "VD4204" and f"{wrong}:onnxruntime-cpu-fp32" in left["message"]
+
+
+def test_what_the_runtime_there_is_known_to_compute_wrongly_is_not_measured(here, digits, tmp_path):
+    """OpenVINO ignores antialias in every release. The original is on ONNX Runtime, here."""
+    b, half = Builder(), np.array([1, 1, 0.5, 0.5], np.float32)
+    small = b.add("Resize", b.input("x", ["batch", 3, 8, 8]), "", half, mode="linear", antialias=1)
+    graph = kept(b.model(b.add("Conv", small, values(4, 3, 2, 2)), rank=4), tmp_path / "graph")
+    placed = tmp_path / "placed"
+    placed.mkdir()
+    place_graphs(graph / "model.onnx", "openvino-cpu", None, placed)
+    accept = ("--accept-known-bad", RESIZE)
+    for command in (("verify", "--against", graph, "--data", digits), ("bench", *QUICK)):
+        refused = here(command[0], placed / "model.onnx", *command[1:], "--on", "board")
+        assert refused.returncode == 4 and "measured" not in refused.stderr
+        assert "VD4003  board: openvino " in refused.stderr and " ".join(accept) in refused.stderr
+    done = here("bench", placed / "model.onnx", *accept, "--on", "board", *QUICK, "--json")
+    [found] = done.document["devices"]
+    [(name, engine)] = found["engines"].items()
+    assert engine["accepted"] == [RESIZE]
+    assert found["remarks"][0].startswith(f"{name} was compiled in spite of {RESIZE}: Resize ignores antialias")
 
 
 def test_verify_runs_the_engine_on_the_device_and_the_original_here(here, small_bundle, small_export, digits):

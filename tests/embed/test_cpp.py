@@ -187,3 +187,18 @@ def test_what_it_cannot_be_written_for_is_refused(bundle, small_bundle, tmp_path
         monkeypatch.setattr(source, "read_bundle", lambda folder, changed=changed: changed)
         with pytest.raises(error):
             cpp.write(bundle, tmp_path)
+
+
+def test_a_half_precision_is_asked_for_again_by_the_program(bundle, tmp_path, monkeypatch):
+    """OpenVINO takes bf16 for fp16 where a CPU lacks that. Of float32 there is nothing to ask."""
+    from vitdeploy.embed import source
+
+    manifest = read_bundle(bundle)
+    for hint, asked in (("f16", True), ("f32", False)):
+        [engine] = manifest.engines
+        engine = dataclasses.replace(engine, options={**engine.options, "INFERENCE_PRECISION_HINT": hint})
+        changed = dataclasses.replace(manifest, engines=(engine,))
+        monkeypatch.setattr(source, "read_bundle", lambda folder, changed=changed: changed)
+        (tmp_path / hint).mkdir()
+        cpp.write(bundle, tmp_path / hint)
+        assert ("made for a CPU that computes in f16" in (tmp_path / hint / "main.cpp").read_text()) is asked

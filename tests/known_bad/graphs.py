@@ -169,6 +169,7 @@ CASES = {
         lambda: selection("TopK", np.array([300]), types=VALUES),
         lambda: selection("ArgMax", types=INDEX),
     ),
+    "openvino-grid-sample-modes": (lambda: sampled(20), lambda: sampled(19)),
     "openvino-gpu-deformable-attention": (lambda: sampled(20), lambda: sampled(20, selects=False)),
     "openvino-npu-windowed-attention": (lambda: windows(True), lambda: windows(False)),
     "onnxruntime-large-blocks": (lambda: blocks(512), lambda: blocks(256)),

@@ -31,7 +31,11 @@ RESIZE, TIES = "openvino-resize-antialias", "openvino-topk-ties"
 
 def saved(name, folder, case=0):
     """The graph of a case as one of vitdeploy's."""
-    model = ir.from_proto(CASES[name][case]()[0])
+    return kept(CASES[name][case]()[0], folder, name)
+
+
+def kept(proto, folder, name="case"):
+    model = ir.from_proto(proto)
     set_metadata(model, GraphMetadata(name, "tensors", PreprocessSpec(8, (8, 8)), postprocess=TensorsSpec()))
     folder.mkdir()
     save_graph(model, folder / "model.onnx")

@@ -45,6 +45,16 @@ def test_matching_leaves_a_graph_as_it_is():
     assert ir.to_proto(model).SerializeToString() == before
 
 
+def test_what_a_release_cannot_read_is_refused_on_every_device_in_other_words():
+    name = "openvino-grid-sample-modes"
+    for device in ("CPU", "GPU", None):
+        where = platform("2026.2.1", device=device)
+        with pytest.raises(KnownBadError, match=r"openvino 2026\.2\.1 cannot read it") as refused:
+            refuse_known_bad(matches(graph(name), [BY_ID[name]]), where, "it")
+        assert concerns(BY_ID[name], where) and "2026.3 or newer" in refused.value.fix
+    assert not concerns(BY_ID[name], platform("2026.3.0"))
+
+
 # --- which releases and machines -------------------------------------------------------------------------------------
 
 

@@ -124,6 +124,20 @@ def test_large_blocks_of_4_bits_are_wrong_before_1_27_and_refused_from_then_on(t
     assert done.returncode and "block_size" in done.stderr
 
 
+@DEEP
+@pytest.mark.parametrize("version", ["2025.2.0", "2026.2.1", "2026.3.0"])
+def test_the_modes_of_grid_sample_in_opset_20_are_read_from_2026_3_on(version, tmp_path):
+    name = "openvino-grid-sample-modes"
+    python = Environments().of("openvino", Version(version)).python
+    assert is_right(name, python, tmp_path / "near", 1)
+    if not holds_for(BY_ID[name].versions, version):
+        assert is_right(name, python, tmp_path / "shows")
+        return
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        is_right(name, python, tmp_path / "shows")
+    assert b"GridSample" in refused.value.stderr
+
+
 # --- `vitdeploy versions` ---------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.graph.builder import Builder, difference, run, values
-from vitdeploy.errors import EngineError, MissingPackageError, TargetError, TensorError
+from vitdeploy.errors import CapabilityError, EngineError, MissingPackageError, TargetError, TensorError
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import usable_cores
 from vitdeploy.runtime.openvino import OpenVinoRunner
@@ -419,3 +419,18 @@ def test_an_unknown_target_is_refused(tmp_path):
     with pytest.raises(TargetError, match="'tpu'") as caught:
         make_runner(tmp_path, engine("tpu"))
     assert "openvino-cpu" in caught.value.wanted
+
+
+def test_a_half_precision_that_this_cpu_lacks_is_told_and_not_replaced(small_export):
+    """OpenVINO itself takes another one without a word: bf16 for fp16, float32 for both."""
+    openvino = pytest.importorskip("openvino")
+    has = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    for hint, precision in (("f16", "fp16"), ("bf16", "bf16")):
+        options = {"INFERENCE_PRECISION_HINT": hint}
+        runner = OpenVinoRunner(small_export / "model.onnx", name="engine", batch=1, options=options)
+        if precision.upper() in has:
+            runner.load().close()
+            continue
+        with pytest.raises(CapabilityError, match=f"engine was made for a CPU that has {precision}") as refused:
+            runner.load()
+        assert refused.value.found.startswith("OpenVINO computes it in ")

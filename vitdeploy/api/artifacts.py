@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Union
@@ -51,7 +51,12 @@ def check_early(artifact: ArtifactLike) -> None:
 
 @contextlib.contextmanager
 def opened(
-    *, target: str | None, emulated: bool = False, trust: Path | None = None
+    *,
+    target: str | None,
+    emulated: bool = False,
+    trust: Path | None = None,
+    accepted: Sequence[str] = (),
+    proven: bool = False,
 ) -> Iterator[Callable[[ArtifactLike], list[Subject]]]:
     """A finder of what can be run: every engine of a bundle (or the one for `target`), a graph, which is compiled into
     a folder that goes at the end, or an original.
@@ -59,15 +64,26 @@ def opened(
     Args:
         emulated: graphs that are typed for a GPU are evaluated on this CPU, with the storage of their types.
         trust: bundles must be signed by this identity.
+        accepted: entries of the table of runtimes known to be wrong that are no reason to refuse a graph.
+        proven: engines of graphs must give the graph's own answers.
+
+    Raises:
+        InputError: one of `accepted` is no entry.
     """
     from vitdeploy.models.source import Source
     from vitdeploy.workflows.subjects import opened as opened_by_name
 
     @contextlib.contextmanager
     def finder(source: Source) -> Iterator[Callable[[str], list[Subject]]]:
-        with opened_by_name(target=target, source=source, emulated=emulated, trust=trust) as find:
+        with opened_by_name(
+            target=target, source=source, emulated=emulated, trust=trust, accepted=accepted, proven=proven
+        ) as find:
             yield find
 
+    if accepted:
+        from vitdeploy.known_bad.find import check_ids
+
+        check_ids(accepted)
     with contextlib.ExitStack() as stack:
 
         def find(artifact: ArtifactLike) -> list[Subject]:

@@ -71,6 +71,7 @@ def bench(
     percentiles: Sequence[float] = PERCENTILES,
     threads: int = 0,
     trust: str | Path | None = None,
+    accept_known_bad: Sequence[str] = (),
     progress: bool | Reporter = True,
 ) -> Benchmark:
     """Measure latency and throughput: one process per artifact, in alternating blocks. Each is compared with the last.
@@ -85,6 +86,7 @@ def bench(
         percentiles: of latency.
         threads: 0 leaves the number to each runtime.
         trust: bundles must be signed by this public key or certificate (PEM).
+        accept_known_bad: ids of the table of runtimes known to be wrong that are no reason to refuse a graph.
         progress: as for `vitdeploy.export`.
 
     Raises:
@@ -108,7 +110,8 @@ def bench(
 
     from vitdeploy.workflows.comparison import bench_subjects
 
-    with reporter, opened(target=target, trust=Path(trust) if trust is not None else None) as find:
+    identity = Path(trust) if trust is not None else None
+    with reporter, opened(target=target, trust=identity, accepted=accept_known_bad, proven=True) as find:
         subjects = [subject for each in artifacts for subject in find(each)]
         return Benchmark(bench_subjects(subjects, protocol, reporter.progress, percentiles))
 
@@ -124,14 +127,18 @@ def bench_on(
     percentiles: Sequence[float] = PERCENTILES,
     threads: int = 0,
     trust: str | Path | None = None,
+    accept_known_bad: Sequence[str] = (),
     progress: bool | Reporter = True,
 ) -> list[Outcome[Benchmark]]:
     """Like `bench`, on each of the registered devices that `on` names: they build and measure the engines themselves,
-    at the same time. A device's error is in its outcome."""
+    at the same time. A device's error is in its outcome; so is a runtime there that is known to compute an artifact
+    wrongly, unless its entry is in `accept_known_bad`."""
     from vitdeploy.devices.registry import find_devices
+    from vitdeploy.known_bad.find import check_ids
     from vitdeploy.workflows import on_devices
     from vitdeploy.workflows.device_artifact import find_device_artifacts
 
+    check_ids(accept_known_bad)
     protocol = _protocol(scenarios, batch, duration, warmup, threads)
     devices, reporter = find_devices(on), reporting(progress)
     with reporter, tempfile.TemporaryDirectory(prefix="vitdeploy-") as work:
@@ -143,10 +150,12 @@ def bench_on(
                 target=target,
                 work=Path(work),
                 trust=Path(trust) if trust is not None else None,
-                golden=True,
+                golden=not accept_known_bad,
             )
         ]
-        outcomes = on_devices.bench_on(found, protocol, percentiles, devices, reporter.progress, reporter.note)
+        outcomes = on_devices.bench_on(
+            found, protocol, percentiles, devices, reporter.progress, reporter.note, accept_known_bad
+        )
     return [
         on_devices.Outcome(each.device, Benchmark(each.found) if each.found is not None else None, each.error)
         for each in outcomes

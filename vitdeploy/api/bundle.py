@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vitdeploy.compilation.build_options import BuildOptions
     from vitdeploy.runtime.predictor import Predictor
     from vitdeploy.spec import EngineSpec, Manifest
+    from vitdeploy.workflows.seeded import AnswersTold
 
 
 @dataclass(frozen=True, repr=False)
@@ -104,16 +105,22 @@ def compile(
     from vitdeploy.known_bad.find import check_ids
     from vitdeploy.known_bad.words import described, match_lines
     from vitdeploy.workflows.placement import compile_bundle
+    from vitdeploy.workflows.seeded import answers_told, require_seeded, seeded_answers
 
     check_ids(accept_known_bad)
     with reporter, filling(home, OUTPUT_NAMES) as work:
         reporter.progress(f"compile for {target}", 0, 1)
         if on is None:
             manifest = compile_bundle(file, target, batch, precision, work, reporter.progress, build, accept_known_bad)
+            engine = manifest.engines[0]
+            seeded = seeded_answers(work / engine.graph, target)
+            compared = answers_told(seeded, require_seeded(seeded, engine, work), bool(engine.accepted))
         else:
-            manifest = _compile_on(on, file, target, batch, precision, work, build, accept_known_bad, reporter)
+            manifest, compared = _compile_on(
+                on, file, target, batch, precision, work, build, accept_known_bad, reporter
+            )
+            engine = manifest.engines[0]
         reporter.progress(f"compile for {target}", 1, 1)
-    engine = manifest.engines[0]
     kernels = ", ".join(f"{count} in {kind}" for kind, count in engine.kernels.items())
     hidden = "as the graph is typed (this provider does not show its kernels)"
     kernels = kernels or (hidden if TARGETS[engine.target].typed else "none")
@@ -124,6 +131,7 @@ def compile(
         "provider": engine.provider,
         "batch": engine.batch,
         "kernels": engine.kernels,
+        "answers": compared.facts,
         "path": str(home),
     }
     first = f"{engine.artifact} on {engine.provider}, batch {engine.batch}: linears and convolutions {kernels}"
@@ -132,7 +140,7 @@ def compile(
         document["known_bad"] = [described(match) for match in known]
     taken = engine.accepted or ()
     told = [line for each in known for line in match_lines(each, "accepted" if each.entry.id in taken else "")]
-    return Bundle(home, document, (first, *told))
+    return Bundle(home, document, (first, *told, compared.line))
 
 
 def _compile_on(
@@ -145,11 +153,12 @@ def _compile_on(
     build: BuildOptions | None,
     accepted: Sequence[str],
     reporter: Reporter,
-) -> Manifest:
+) -> tuple[Manifest, AnswersTold]:
     from vitdeploy.devices.registry import find_devices
     from vitdeploy.errors import UnknownDeviceError
     from vitdeploy.workflows.on_devices import compile_on
     from vitdeploy.workflows.placement import bundle_of, place_graphs
+    from vitdeploy.workflows.seeded import compared_there, golden_folder, seeded_answers
 
     devices = find_devices(on)
     if len(devices) != 1:
@@ -161,6 +170,8 @@ def _compile_on(
         placed.mkdir()
         made.mkdir()
         graphs = place_graphs(file, target, precision, placed)
+        seeded = seeded_answers(placed / f"{next(iter(graphs.graphs))}.onnx", target)
+        golden = {} if seeded.why or accepted else golden_folder(seeded, target, Path(folder) / "golden")
         engine = compile_on(
             str(file),
             graphs,
@@ -169,7 +180,8 @@ def _compile_on(
             made,
             build=build,
             accepted=accepted,
+            golden=golden,
             progress=reporter.progress,
             note=reporter.note,
         )
-        return bundle_of(graphs, engine, made, out)
+        return bundle_of(graphs, engine, made, out), compared_there(seeded, devices[0].name, bool(golden))

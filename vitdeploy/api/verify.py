@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -122,6 +122,7 @@ def verify(
     emulate: bool = False,
     skip_bad: bool = False,
     trust: str | Path | None = None,
+    accept_known_bad: Sequence[str] = (),
     progress: bool | Reporter = True,
 ) -> Verification:
     """Compare an artifact with the original on the same images. A bound that is not met is reported, not raised.
@@ -137,6 +138,7 @@ def verify(
         emulate: evaluate a graph typed for a GPU on this CPU, with its types' storage.
         skip_bad: go on without unreadable images.
         trust: bundles must be signed by this public key or certificate (PEM).
+        accept_known_bad: ids of the table of runtimes known to be wrong that are no reason to refuse a graph.
         progress: as for `vitdeploy.export`.
 
     Raises:
@@ -156,7 +158,8 @@ def verify(
     reporter, budget = reporting(progress), Budget(max_drop=max_drop, min_agreement=min_agreement)
     name = artifact_name(artifact)
     offer = contextlib.nullcontext() if emulate or name is None else emulation_offered(name, target)
-    with reporter, offer, opened(target=target, emulated=emulate, trust=_path(trust)) as find:
+    accepted = tuple(accept_known_bad)
+    with reporter, offer, opened(target=target, emulated=emulate, trust=_path(trust), accepted=accepted) as find:
         ours, theirs = find(artifact)[0], find(against)[0]
         found = verify_subjects(
             ours,
@@ -183,10 +186,12 @@ def verify_on(
     seed: int = 0,
     skip_bad: bool = False,
     trust: str | Path | None = None,
+    accept_known_bad: Sequence[str] = (),
     progress: bool | Reporter = True,
 ) -> list[Outcome[Verification]]:
     """Like `verify`, on each of the registered devices that `on` names: an artifact by its path is built and run there,
-    the original here. A device's error is in its outcome."""
+    the original here. A device's error is in its outcome; so is a runtime there that is known to compute the artifact
+    wrongly, unless its entry is in `accept_known_bad`."""
     chosen = _checked(artifact, against, data, target)
     from vitdeploy.devices.registry import find_devices
     from vitdeploy.workflows import on_devices
@@ -196,7 +201,7 @@ def verify_on(
     name = _require_path(artifact)
     with (
         reporter,
-        opened(target=target, trust=_path(trust)) as find,
+        opened(target=target, trust=_path(trust), accepted=accept_known_bad) as find,
         tempfile.TemporaryDirectory(prefix="vitdeploy-") as work,
     ):
         theirs = find(against)[0]
@@ -212,6 +217,7 @@ def verify_on(
             budget=budget,
             progress=reporter.progress,
             note=reporter.note,
+            accepted=accept_known_bad,
         )
     return [
         on_devices.Outcome(each.device, Verification(each.found, _noun(chosen)) if each.found else None, each.error)

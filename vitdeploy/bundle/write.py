@@ -6,7 +6,7 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,13 @@ WEIGHTS_SUFFIX = ".onnx.data"
 
 @dataclass(frozen=True)
 class Golden:
-    """The golden inputs, the original's outputs and those of each engine; arrays by tensor name."""
+    """The golden inputs, the original's outputs and those of each engine; arrays by tensor name. `tolerance`: by
+    target, of engines that have no outputs of their own here and are compared with the original's."""
 
     inputs: Mapping[str, npt.NDArray[Any]]
     outputs: Mapping[str, npt.NDArray[Any]]
     engines: Mapping[str, GoldenAnswers]
+    tolerance: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ def _write_golden(out: Path, golden: Golden) -> GoldenSpec:
         artifact: GoldenEngine(f"golden/{artifact}.npz", answers.tolerance, answers.least_same)
         for artifact, answers in golden.engines.items()
     }
-    return GoldenSpec("golden/inputs.npz", "golden/outputs.npz", engines=engines)
+    return GoldenSpec("golden/inputs.npz", "golden/outputs.npz", dict(golden.tolerance), engines)
 
 
 def _entries(out: Path) -> tuple[FileEntry, ...]:

@@ -10,7 +10,7 @@ import click
 from vitdeploy.cli.complete import complete_models, complete_targets
 from vitdeploy.cli.console import Console, Number, output_options
 from vitdeploy.cli.on import finish_devices, on_option
-from vitdeploy.cli.options import trust_option
+from vitdeploy.cli.options import accept_option, trust_option
 from vitdeploy.cli.sources import source_options, to_source
 
 
@@ -87,6 +87,7 @@ class Percents(click.ParamType):  # type: ignore[type-arg]  # generic from click
 @click.option(
     "--threads", type=click.IntRange(min=0), default=0, show_default=True, help="0: each runtime's own choice."
 )
+@accept_option
 @on_option
 @trust_option
 @output_options
@@ -100,6 +101,7 @@ def command(
     warmup: float,
     percentiles: tuple[float, ...],
     threads: int,
+    accept_known_bad: tuple[str, ...],
     on: str | None,
     trust: Path | None,
     **options: Any,
@@ -131,6 +133,7 @@ def command(
         "target": target,
         "percentiles": percentiles,
         "trust": trust,
+        "accept_known_bad": accept_known_bad,
         "progress": console,
     }
     if on is not None:

@@ -11,6 +11,7 @@ from vitdeploy.cli.build_options import build_options, to_build
 from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, command_line, output_options
 from vitdeploy.cli.on import on_option
+from vitdeploy.cli.options import accept_option
 
 
 @click.command("compile")
@@ -29,12 +30,7 @@ from vitdeploy.cli.on import on_option
     help="For a float graph. Default: fp32, or what the graph was placed for.",
 )
 @build_options
-@click.option(
-    "--accept-known-bad",
-    multiple=True,
-    metavar="ID",
-    help="Compile although this entry of the table of runtimes known to be wrong is about the graph.",
-)
+@accept_option
 @on_option
 @output_options
 def command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import signal
@@ -16,7 +17,7 @@ from click.shell_completion import CompletionItem
 
 from vitdeploy import __version__
 from vitdeploy.cli.outside import outside_working_folder
-from vitdeploy.errors import CapabilityError, GateError, MissingPackageError, VitdeployError
+from vitdeploy.errors import AnswersError, CapabilityError, GateError, MissingPackageError, VitdeployError
 
 SECTIONS = {
     "From a checkpoint to a bundle": {
@@ -118,6 +119,7 @@ def main() -> None:
         error.show()
         code = 2
     except VitdeployError as error:
+        _locate(error)
         if as_json and not isinstance(error, GateError):  # a gate is judged after the document was printed
             _print_error(error.to_dict())
         click.echo(str(error), err=True)
@@ -191,6 +193,16 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 def _trace_if_asked() -> None:
     if "-vv" in sys.argv or sys.argv.count("-v") >= 2:
         traceback.print_exc()
+
+
+def _locate(error: VitdeployError) -> None:
+    """Say of an engine with wrong answers which layer differs first, where what finds it is installed."""
+    if not isinstance(error, AnswersError) or not error.bundle:
+        return
+    with contextlib.suppress(ImportError, VitdeployError):
+        from vitdeploy.workflows.located import locate
+
+        locate(error)
 
 
 def _print_error(error: dict[str, object]) -> None:

@@ -31,6 +31,14 @@ trust_option = click.option(
 )
 
 
+accept_option = click.option(
+    "--accept-known-bad",
+    multiple=True,
+    metavar="ID",
+    help="Compile although this entry of the table of runtimes known to be wrong is about the graph.",
+)
+
+
 def label_options(function: F) -> F:
     """--labels and --annotations of the images of --data."""
     labels = click.option(

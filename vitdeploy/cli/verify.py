@@ -10,7 +10,7 @@ import click
 from vitdeploy.cli.complete import complete_models, complete_targets
 from vitdeploy.cli.console import Console, Number, output_options
 from vitdeploy.cli.on import finish_devices, on_option
-from vitdeploy.cli.options import label_options, text_options, trust_option
+from vitdeploy.cli.options import accept_option, label_options, text_options, trust_option
 from vitdeploy.cli.sources import source_options, to_source
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 @click.option("--bisect", is_flag=True, help="Find where the error enters instead, and what fixes it.")
 @click.option("--emulate", is_flag=True, help="Evaluate a graph typed for a GPU here, with its types' storage.")
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
+@accept_option
 @on_option
 @trust_option
 @output_options
@@ -62,6 +63,7 @@ def command(
     bisect: bool,
     emulate: bool,
     skip_bad: bool,
+    accept_known_bad: tuple[str, ...],
     on: str | None,
     trust: Path | None,
     **options: Any,
@@ -103,10 +105,17 @@ def command(
             raise click.UsageError("--bisect judges nothing: leave --max-drop, --min-agreement and labels out.")
         if trust is not None:
             raise click.UsageError("--bisect compiles the parts that it runs: leave --trust out.")
+        if accept_known_bad:
+            raise click.UsageError("--bisect compiles the parts that it runs: leave --accept-known-bad out.")
         told = find_cause(artifact, original, chosen, **common)
         console.finish(told.document, told.text, None, told.fix)
         return
-    bounds: dict[str, Any] = {"max_drop": max_drop, "min_agreement": min_agreement, "trust": trust}
+    bounds: dict[str, Any] = {
+        "max_drop": max_drop,
+        "min_agreement": min_agreement,
+        "trust": trust,
+        "accept_known_bad": accept_known_bad,
+    }
     if on is not None:
         finish_devices(
             console,

@@ -89,7 +89,8 @@ def check_ran(engine: EngineSpec, asked: Precision, placed: int) -> None:
             found=error.found,
             wanted=error.wanted,
             fix="on Arm OpenVINO computes such convolutions in float: vitdeploy quantize GRAPH --target openvino-cpu "
-            "--ignore LAYER leaves one in float, as patch_embed.proj of a ViT; onnxruntime-cpu has all in float",
+            "--ignore LAYER, or `ignore: [LAYER]` in a recipe, leaves one in float, as patch_embed.proj of a ViT; "
+            "onnxruntime-cpu has all in float",
         ) from None
 
 

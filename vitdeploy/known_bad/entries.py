@@ -20,11 +20,15 @@ from vitdeploy.spec import DecodeError, decode, encode
 TABLE_FORMAT = 1
 TABLE_FILE = Path(__file__).parent / "table.json"
 
-# What vitdeploy does about it: refuse to compile; say it where it is asked, as the pattern alone makes no answer wrong;
-# nothing, as its own engines are compiled in a way that avoids it.
-Action = Literal["refuse", "note", "avoided"]
-DONE: dict[Action, str] = {"refuse": "refused", "note": "noted", "avoided": "avoided"}
-Device = Literal["CPU", "GPU", "NPU"]
+# What vitdeploy does about it: refuse to compile; refuse what the runtime itself would refuse, with the way out; say it
+# where it is asked, as the pattern alone makes no answer wrong; nothing, as its own engines are compiled in a way that
+# avoids it.
+Action = Literal["refuse", "unreadable", "note", "avoided"]
+DONE: dict[Action, str] = {
+    "refuse": "refused", "unreadable": "refused", "note": "noted", "avoided": "avoided"
+}  # fmt: skip
+REFUSED: tuple[Action, ...] = ("refuse", "unreadable")
+Device = Literal["CPU", "GPU", "NPU", "any"]
 # The functions of `matchers.py`, for patterns that data cannot say.
 Matcher = Literal[
     "antialiased_reduction", "attention_over_free_lengths", "auto_pad_of_free_size", "constant_keys_or_values",
@@ -72,7 +76,8 @@ class Pattern:
 class Entry:
     """One way in which a runtime is wrong.
 
-    runtime: the package of a target in `backends.TARGETS`; device: where it computes.
+    runtime: the package of a target in `backends.TARGETS`; device: where it computes, "any" where it is not what
+    computes that is wrong.
     versions: its releases, as a PEP 440 specifier; "" for all.
     isa, without: instruction sets (or a GPU's "sm_120") that the machine has all of, and none of.
     precisions: of the engine; () for all.
@@ -125,7 +130,7 @@ def table() -> tuple[Entry, ...]:
 
 def digest_of(runtime: str) -> str:
     """SHA-256 of the entries about a runtime that refuse it: what an engine of it depends on."""
-    found = [encode(entry) for entry in table() if entry.runtime == runtime and entry.action == "refuse"]
+    found = [encode(entry) for entry in table() if entry.runtime == runtime and entry.action in REFUSED]
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from vitdeploy.errors import InputError, KnownBadError
-from vitdeploy.known_bad.entries import AttributeRule, Entry, Pattern, table
+from vitdeploy.known_bad.entries import REFUSED, AttributeRule, Entry, Pattern, table
 from vitdeploy.known_bad.matchers import FUNCTIONS
 from vitdeploy.known_bad.platform import Platform, entries_for
 from vitdeploy.lint.view import View, label, prepare
@@ -96,13 +96,15 @@ def refuse_known_bad(
     Raises:
         KnownBadError: what goes wrong, where, and the way out.
     """
-    bad = [match for match in found if match.entry.action == "refuse"]
+    bad = [match for match in found if match.entry.action in REFUSED]
     open_ones = [match for match in bad if match.entry.id not in accepted]
     if not open_ones:
         return tuple(match.entry.id for match in bad)
     ids = tuple(match.entry.id for match in open_ones)
+    unread = all(match.entry.action == "unreadable" for match in open_ones)
+    known = f"cannot read {name}" if unread else f"is known to compute {name} wrongly"
     error = KnownBadError(
-        f"{platform.runtime} {platform.version or 'of an unknown version'} is known to compute {name} wrongly",
+        f"{platform.runtime} {platform.version or 'of an unknown version'} {known}",
         found="; ".join(f"{match.entry.id} at {match.shown}: {match.entry.wrong}" for match in open_ones),
         wanted="; ".join(f"a release outside of {each.entry.versions or 'all that there are'}" for each in open_ones),
         fix=" ".join(match.entry.way_out for match in open_ones)

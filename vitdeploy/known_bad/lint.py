@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from vitdeploy.graph.io.files import METADATA_KEY, get_metadata
-from vitdeploy.known_bad.entries import Entry, table
+from vitdeploy.known_bad.entries import REFUSED, Entry, table
 from vitdeploy.known_bad.find import matches
 from vitdeploy.known_bad.platform import holds_for
 from vitdeploy.lint.findings import Finding, Severity
@@ -46,4 +46,4 @@ def _precision(model: ir.Model) -> str | None:
 
 def _severity(entry: Entry, precision: str | None) -> Severity:
     sure = not entry.isa and not entry.without and (not entry.precisions or precision in entry.precisions)
-    return "error" if entry.action == "refuse" and sure else "warning"
+    return "error" if entry.action in REFUSED and sure else "warning"

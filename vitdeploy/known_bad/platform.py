@@ -69,9 +69,20 @@ def _installed(target: Target) -> str | None:
 
 def platform_of(engine: EngineSpec) -> Platform:
     """The platform that an engine was compiled on, by the facts that it records."""
-    row, facts = TARGETS[engine.target], engine.device
-    version = facts.get(VERSION_FACTS.get(row.package, row.package), "").split("-")[0] or None
-    return Platform(row.package, _device(row), version, instruction_sets(facts), engine.precision)
+    return platform_there(engine.target, engine.device, engine.precision)
+
+
+def platform_there(target: str, facts: Mapping[str, str], precision: str | None) -> Platform:
+    """The platform of a target on a machine that says `facts` of itself: its host, and the release of its runtime by
+    the name of the package or of the fact that engines record."""
+    row = TARGETS[target]
+    version = facts.get(VERSION_FACTS.get(row.package, row.package)) or facts.get(row.package)
+    return Platform(row.package, _device(row), _release(version), instruction_sets(facts), precision)
+
+
+def _release(version: str | None) -> str | None:
+    """A version without what a build adds to it: "2025.4.1-19342-..."."""
+    return (version or "").split("-")[0] or None
 
 
 def instruction_sets(facts: Mapping[str, str]) -> frozenset[str]:
@@ -82,11 +93,21 @@ def instruction_sets(facts: Mapping[str, str]) -> frozenset[str]:
     return frozenset(found)
 
 
+def for_target(target: str) -> Sequence[Entry]:
+    """The entries about the runtime and the kind of device of a target, of whatever release, on whatever machine;
+    errors as `entries.table`."""
+    row = TARGETS[target]
+    return [entry for entry in table() if _is_about(entry, row.package, _device(row))]
+
+
+def _is_about(entry: Entry, runtime: str, device: str | None) -> bool:
+    return entry.runtime == runtime and (entry.device == "any" or device in (None, entry.device))
+
+
 def concerns(entry: Entry, platform: Platform) -> bool:
     """Whether an entry is about this platform, whatever the graph."""
     return (
-        entry.runtime == platform.runtime
-        and platform.device in (None, entry.device)
+        _is_about(entry, platform.runtime, platform.device)
         and set(entry.isa) <= platform.isa
         and not set(entry.without) & platform.isa
         and (not entry.precisions or platform.precision in (None, *entry.precisions))

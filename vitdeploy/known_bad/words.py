@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from vitdeploy.known_bad.entries import DONE, Entry, table
@@ -11,7 +12,7 @@ from vitdeploy.spec import encode
 
 def releases(entry: Entry) -> str:
     """Which releases an entry is about, on what: "openvino <2025.4 on a CPU"."""
-    where = [f"on a {entry.device}"]
+    where = ["on any device" if entry.device == "any" else f"on a {entry.device}"]
     where += [f"with {', '.join(entry.isa)}"] if entry.isa else []
     where += [f"without {', '.join(entry.without)}"] if entry.without else []
     where += [f"in {' or '.join(entry.precisions)}"] if entry.precisions else []
@@ -44,6 +45,12 @@ def entry_table() -> str:
         rows.append(f"| {' | '.join((*cells, entry.reproduced))} |")
     head = ("entry", "release and device", "what goes wrong", "vitdeploy", "way out", "sources", "reproduced")
     return "\n".join([f"| {' | '.join(head)} |", "|" + "---|" * len(head), *rows])
+
+
+def in_spite(artifact: str, accepted: Sequence[str]) -> list[str]:
+    """Remarks on an engine whose runtime is known to compute such a graph wrongly, which was accepted."""
+    wrong = {entry.id: entry.wrong for entry in table()}
+    return [f"{artifact} was compiled in spite of {each}: {wrong.get(each, 'unknown')}." for each in accepted]
 
 
 def _link(source: str) -> str:

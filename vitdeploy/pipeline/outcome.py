@@ -23,7 +23,7 @@ from vitdeploy.document.report import (
     SourceDigests,
 )
 from vitdeploy.document.verified import Verified, decode_verified
-from vitdeploy.known_bad.entries import table
+from vitdeploy.known_bad.words import in_spite
 from vitdeploy.pipeline.answers import report_answers
 from vitdeploy.pipeline.foresight import criterion_of
 from vitdeploy.pipeline.job import Job, tool_versions
@@ -136,9 +136,7 @@ def said_of_placement(artifacts: Mapping[str, Artifact], candidate: Candidate) -
 
 def said_of_runtime(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
     """Remarks on an engine whose runtime is known to compute such a graph wrongly, which the recipe accepts."""
-    accepted = read_engine(artifacts[candidate.step("compile")].path).accepted or ()
-    wrong = {entry.id: entry.wrong for entry in table()}
-    return [f"{candidate.artifact} was compiled in spite of {each}: {wrong.get(each, 'unknown')}." for each in accepted]
+    return in_spite(candidate.artifact, read_engine(artifacts[candidate.step("compile")].path).accepted or ())
 
 
 def _calibration(job: Job, artifacts: Mapping[str, Artifact]) -> CalibrationFacts | None:

@@ -52,10 +52,12 @@ def engine_plan(job: Job, contenders: Sequence[Candidate]) -> list[Step]:
         steps.append(calibrate_step(job.data, drive))
     for candidate in contenders:
         if candidate.precision == "mixed":
-            steps.append(search_step(candidate, job.weight_bits, recipe.to_budget(), job.data))
+            steps.append(search_step(candidate, job.weight_bits, recipe.to_budget(), job.data, recipe.ignore))
         typed = TARGETS[candidate.target].typed and candidate.precision != "fp32"
         steps.append(
-            typed_step(candidate, job.data) if typed else place_step(candidate, job.weight_bits, recipe.float_parts)
+            typed_step(candidate, job.data, recipe.ignore)
+            if typed
+            else place_step(candidate, job.weight_bits, recipe.float_parts, recipe.ignore)
         )
         steps.append(compile_step(candidate, recipe.engine_batch, recipe.to_build(), recipe.accept_known_bad))
     return steps

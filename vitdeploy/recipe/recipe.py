@@ -32,8 +32,9 @@ class Recipe(Section):
     """The whole pipeline, schema version 1.
 
     `vnni`: whether the CPU that runs INT8 has it; auto: as this machine. `float_parts`: graphs of a model of several
-    that stay in float where the others are in INT8. `accept_known_bad`: entries of the table of runtimes known to be
-    wrong that are no reason to refuse an engine.
+    that stay in float where the others are in INT8; `ignore`: layers that do, with * for any, as `quantize --ignore`
+    takes them; of a model of several graphs as graph/layer. `accept_known_bad`: entries of the table of runtimes known
+    to be wrong that are no reason to refuse an engine.
     """
 
     vitdeploy: Literal[1]
@@ -47,6 +48,7 @@ class Recipe(Section):
     precision: Precision = "int8"
     vnni: Literal["auto"] | bool = "auto"
     float_parts: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    ignore: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)] = ()
     accept_known_bad: Annotated[tuple[str, ...], Field(strict=False)] = ()
     targets: Annotated[tuple[str, ...], Field(strict=False)]
     budget: BudgetSection = BudgetSection()

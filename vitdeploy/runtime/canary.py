@@ -61,9 +61,29 @@ def require_golden_answers(
         if proof is not None:
             _note(proof, {"bundle": manifest.name, "engine": engine.artifact, **facts["here"], **vars(found)})
         return
-    raise AnswersError(
+    error = wrong_answers(engine, found, facts["here"], of_graph=not manifest.engines)
+    error.bundle, error.engine = str(folder), engine.artifact
+    raise error
+
+
+def wrong_answers(
+    engine: EngineSpec, found: GoldenCheck, here: Mapping[str, str], *, of_graph: bool = False
+) -> AnswersError:
+    """The error of an engine that does not give its golden answers. `of_graph`: these are those of its graph alone."""
+    away = f"{found.difference:.1e} of the largest from"
+    if of_graph:
+        return AnswersError(
+            f"{engine.artifact} gives wrong answers here",
+            found=f"its outputs for {found.inputs} seeded images are {away} those of its graph "
+            f"(allowed {found.tolerance:.1e}); {_where(engine, here)}",
+            wanted="what ONNX Runtime without optimisation gives for the same graph",
+            fix="take another version of the runtime, another target or another precision; `vitdeploy verify GRAPH "
+            "--against FLOAT_GRAPH --data IMAGES --bisect` names the first layer that differs on images of yours",
+        )
+    return AnswersError(
         f"{engine.artifact} gives wrong answers here",
-        found=f"{_told(found)}; {_where(engine, facts['here'])}",
+        found=f"{found.same} of {found.inputs} answers are the original's (at least {found.least_same} must be); its "
+        f"outputs are {away} those when the bundle was made (allowed {found.tolerance:.1e}); {_where(engine, here)}",
         wanted="the answers that the bundle keeps of its original and of this engine",
         fix="take another engine of the bundle or another version of the runtime; "
         "`vitdeploy inspect BUNDLE --check` tells all engines, "
@@ -111,13 +131,6 @@ def _note(proof: str, facts: Mapping[str, Any]) -> None:
         write_atomic(private_folder(PROVEN) / proof, text.encode(), 0o600)
 
 
-def _told(found: GoldenCheck) -> str:
-    return (
-        f"{found.same} of {found.inputs} answers are the original's (at least {found.least_same} must be); its outputs "
-        f"are {found.difference:.1e} of the largest from those when the bundle was made (allowed {found.tolerance:.1e})"
-    )
-
-
 def _where(engine: EngineSpec, here: Mapping[str, str]) -> str:
     package = TARGETS[engine.target].package
-    return f"{package} {here[package]} on {here['cpu']} ({here['isa']})"
+    return f"{package} {here.get(package, '')} on {here.get('cpu', 'this CPU')} ({here.get('isa', '')})"

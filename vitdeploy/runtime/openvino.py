@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.errors import EngineError, MissingPackageError, TensorError
+from vitdeploy.errors import CapabilityError, EngineError, MissingPackageError, TensorError
 from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import TensorSpec
@@ -27,6 +27,7 @@ DTYPES = {
     "i64": "int64",
     "boolean": "bool",
 }
+HALVES = {"f16": "fp16", "bf16": "bf16"}
 PRECISION_HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32", "mixed": "f32"}
 # What the plugin calls the type that a kernel computes in, by the precision that it is.
 KERNEL_PRECISIONS = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "u8": "int8", "i8": "int8"}
@@ -145,6 +146,7 @@ class OpenVinoRunner(Runner):
 
     def _load(self) -> None:
         self.compiled, names = self._compile()
+        _require_asked_precision(self.name, self.options, self.compiled)
         for _ in range(self.at_once):
             self._requests.put(self.compiled.create_infer_request())
         self.inputs = tuple(_spec(port) for port in self.compiled.inputs)
@@ -167,6 +169,24 @@ class OpenVinoRunner(Runner):
     def _close(self) -> None:
         self._requests = SimpleQueue()
         self.compiled = None
+
+
+def _require_asked_precision(name: str, options: Mapping[str, str], compiled: Any) -> None:
+    """Raise CapabilityError if the plugin computes in another precision than the half one that an engine was made for:
+    where a CPU lacks it, it takes one that the CPU has, of fewer digits even (fp16 becomes bf16), and says nothing."""
+    asked = options.get("INFERENCE_PRECISION_HINT")
+    if asked not in HALVES:
+        return
+    ran = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+    if ran != asked:
+        half = HALVES[asked]
+        raise CapabilityError(
+            f"{name} was made for a CPU that has {half}",
+            found=f"OpenVINO computes it in {KERNEL_PRECISIONS.get(ran, ran)} on this one",
+            wanted=f"a CPU on which `vitdeploy doctor` lists {half} for openvino-cpu",
+            fix="take an engine of the bundle in another precision, or make one here: "
+            "vitdeploy compile GRAPH --target openvino-cpu -o DIR",
+        )
 
 
 def _spec(port: Any) -> TensorSpec:

@@ -35,6 +35,13 @@ FIXES = {
     NPU: "Intel's NPU driver (github.com/intel/linux-npu-driver), and the user in the group `render`",
     AUTO: "",
 }
+# In the lines of errors that say what a plugin, or the compiler of an NPU's driver, does not take
+# (intel/linux-npu-driver#44, openvinotoolkit/openvino#27626).
+REASONS = ("nsupported", "not supported", "Cannot create", "Not Implemented")
+NO_LAYERS = ("Constant", "Parameter", "Result")
+# Layers that an error names.
+SHOWN_LAYERS = 3
+FIX_REFUSED = {NPU: "install a newer NPU driver, whose compiler may take more, or "}
 
 
 def kind_of(device: str) -> str:
@@ -75,6 +82,7 @@ def compile_on(target: str, model_file: Path, batch: int, options: Mapping[str, 
     config = {"PERFORMANCE_HINT": "LATENCY", **options}
     if device != "AUTO":
         config |= _cache()
+    model = None
     try:
         model = core.read_model(str(model_file))
         set_batch(model, batch)
@@ -83,8 +91,13 @@ def compile_on(target: str, model_file: Path, batch: int, options: Mapping[str, 
         if not free:
             compiled = core.compile_model(model, device, config)
     except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise EngineError(f"{target} refuses {model_file}", found=(lines[-1] if lines else repr(error))[:300]) from None
+        refused = not_taken(core, model, device) if model is not None else []
+        raise EngineError(
+            f"{target} refuses {model_file}",
+            found=reason_of(error) + (f"; it does not take {_listed(refused)}" if refused else ""),
+            wanted="operations that the device's plugin and driver take" if refused else "",
+            fix=f"{FIX_REFUSED.get(target, '')}choose the target openvino-cpu",
+        ) from None
     if free:
         raise EngineError(f"{target} takes fixed sizes only", found=f"free sizes of {', '.join(free)}", wanted="none")
     ran = ran_on(compiled)
@@ -97,6 +110,31 @@ def compile_on(target: str, model_file: Path, batch: int, options: Mapping[str, 
             fix="choose openvino-cpu",
         )
     return compiled, names
+
+
+def reason_of(error: Exception) -> str:
+    """What an error of a plugin says, at most 300 characters: the line on what it does not take, else the last one. A
+    driver's compiler ends with a line that says only that it failed."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
+    return next((line for line in lines if any(word in line for word in REASONS)), lines[-1])[:300]
+
+
+def not_taken(core: Any, model: Any, device: str) -> list[str]:
+    """The layers of a model, an `openvino.Model`, that a device's plugin says it does not take, as "name (operation)";
+    none where it takes all or does not say."""
+    if device == "AUTO":
+        return []
+    try:
+        taken = core.query_model(model, device)
+    except Exception:  # a plugin that cannot be asked this either
+        return []
+    nodes = ((node.get_friendly_name(), node.get_type_name()) for node in model.get_ordered_ops())
+    return [f"{name} ({kind})" for name, kind in nodes if name not in taken and kind not in NO_LAYERS]
+
+
+def _listed(layers: list[str]) -> str:
+    rest = len(layers) - SHOWN_LAYERS
+    return ", ".join(layers[:SHOWN_LAYERS]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def ran_on(compiled: Any) -> str:

@@ -49,6 +49,7 @@ def open_session(
     profile: Path | None = None,
     weights: Path | None = None,
     as_written: bool = False,
+    plain: bool = False,
 ) -> Any:
     """An `onnxruntime.InferenceSession` on the CPU.
 
@@ -56,7 +57,8 @@ def open_session(
     `threads` is the number of intra-operator threads (0: the runtime's own choice). `profile` is the prefix of a
     profile file. `weights` is the folder of the external data of a graph that comes as bytes. `as_written` is for
     graphs that are evaluated, not served: products between Q/DQ are computed in float, which INT8 kernels of some CPUs
-    are not exact to, and nodes in their order, which frees tensors as soon as it can be.
+    are not exact to, and nodes in their order, which frees tensors as soon as it can be. `plain`: no optimisation at
+    all, so that every node is computed by itself.
 
     Raises:
         EngineError: ONNX Runtime refuses the graph.
@@ -76,6 +78,8 @@ def open_session(
     if as_written:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
         options.execution_order = runtime.ExecutionOrder.PRIORITY_BASED
+    if plain:
+        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     model, shown = (graph, "the graph") if isinstance(graph, bytes) else (os.fspath(graph), os.fspath(graph))
     try:
         session = runtime.InferenceSession(model, options, providers=[CPU_PROVIDER])
@@ -100,12 +104,14 @@ class OnnxRuntimeRunner(Runner):
         threads: int = 0,
         weights: Path | None = None,
         as_written: bool = False,
+        plain: bool = False,
         streams: int = 1,
     ) -> None:
         super().__init__(name, streams)
         self.graph = graph
         self.weights = weights
         self.as_written = as_written
+        self.plain = plain
         self.batch = batch
         self.threads = threads
         self._session: Any = None
@@ -115,7 +121,12 @@ class OnnxRuntimeRunner(Runner):
         # Runs at once would wait for the same pool of threads: each has its share, and one thread is the caller's own.
         threads = self.threads if self.at_once == 1 else max(1, (self.threads or usable_cores()) // self.at_once)
         self._session = open_session(
-            self.graph, batch=self.batch, threads=threads, weights=self.weights, as_written=self.as_written
+            self.graph,
+            batch=self.batch,
+            threads=threads,
+            weights=self.weights,
+            as_written=self.as_written,
+            plain=self.plain,
         )
         self.inputs = tuple(tensor_spec(tensor, self.batch) for tensor in self._session.get_inputs())
         self.outputs = tuple(tensor_spec(tensor, self.batch) for tensor in self._session.get_outputs())

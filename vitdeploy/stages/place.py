@@ -140,13 +140,15 @@ def _machine() -> dict[str, str]:
     return {} if family() in ("x86", "") else {"machine": family()}
 
 
-def place_step(candidate: Candidate, weight_bits: WeightBits, float_parts: tuple[str, ...] = ()) -> Step:
+def place_step(
+    candidate: Candidate, weight_bits: WeightBits, float_parts: tuple[str, ...] = (), ignore: tuple[str, ...] = ()
+) -> Step:
     """The placement of a candidate whose precision is not typed in the graph. `weight_bits`: of INT8 weights;
-    `float_parts`: graphs that stay in float."""
+    `float_parts`: graphs that stay in float; `ignore`: layers that do."""
     quantized, mixed = candidate.precision in QUANTIZED, candidate.precision == "mixed"
     bits = weight_bits if quantized else 8
-    parts = float_parts if quantized else ()
-    config = PlaceConfig(candidate.target, candidate.precision, weight_bits=bits, float_parts=parts)
+    parts, left = (float_parts, ignore) if quantized else ((), ())
+    config = PlaceConfig(candidate.target, candidate.precision, left, bits, parts)
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         progress(candidate.step("place"), 0, 1)

@@ -98,9 +98,11 @@ def _trials(
         yield trials
 
 
-def search_step(candidate: Candidate, weight_bits: WeightBits, budget: Budget, data: Data) -> Step:
-    """The overrides of a candidate in mixed precision; measured on this machine."""
-    config, samples = SearchConfig(candidate.target, weight_bits=weight_bits), data.calibration
+def search_step(
+    candidate: Candidate, weight_bits: WeightBits, budget: Budget, data: Data, ignore: tuple[str, ...] = ()
+) -> Step:
+    """The overrides of a candidate in mixed precision; measured on this machine. Layers of `ignore` stay in float."""
+    config, samples = SearchConfig(candidate.target, ignore, weight_bits), data.calibration
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         graph, statistics = folders[OPTIMIZE].path / MODEL_FILE, folders[CALIBRATE].path / STATISTICS_FILE

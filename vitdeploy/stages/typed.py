@@ -174,10 +174,10 @@ def _census(model: ir.Model, plan: HalfPlan) -> dict[str, Any]:
     }
 
 
-def typed_step(candidate: Candidate, data: Data) -> Step:
-    """The placement of a candidate whose precision is typed in the graph."""
+def typed_step(candidate: Candidate, data: Data, ignore: tuple[str, ...] = ()) -> Step:
+    """The placement of a candidate whose precision is typed in the graph. Layers of `ignore` stay in float32."""
     samples, quantized = data.calibration, candidate.precision in QUANTIZED
-    config = PlaceConfig(candidate.target, candidate.precision)
+    config = PlaceConfig(candidate.target, candidate.precision, ignore)
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         progress(candidate.step("place"), 0, 1)

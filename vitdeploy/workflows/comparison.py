@@ -12,7 +12,7 @@ from vitdeploy.benchmark.run import against_last
 from vitdeploy.data.classes import differing
 from vitdeploy.document.bench import BenchDocument
 from vitdeploy.document.verification import Verification
-from vitdeploy.errors import InputError
+from vitdeploy.errors import AnswersError, InputError
 from vitdeploy.pipeline.foresight import bounds_answers, criterion_of, foresee
 from vitdeploy.pipeline.measure import measure
 from vitdeploy.progress import Counter, Progress
@@ -170,7 +170,13 @@ def bench_subjects(
     """All subjects in one benchmark run; each compared with the last. An artifact given twice is measured twice."""
     names = unique([subject.name for subject in subjects])
     bench_candidates = [subject.bench_candidate(name) for subject, name in zip(subjects, names, strict=True)]
-    found = measure(bench_candidates, protocol, against_last(names), progress, percents, context=True)
+    try:
+        found = measure(bench_candidates, protocol, against_last(names), progress, percents, context=True)
+    except AnswersError as error:  # a measuring process says it in words
+        for name, subject in zip(names, subjects, strict=True):
+            if subject.artifact and error.message.startswith(f"{name}: "):
+                error.engine, error.bundle = subject.artifact, subject.name.removesuffix(f":{subject.artifact}")
+        raise
     remarks = dict.fromkeys(text for subject in subjects for text in subject.remarks)
     return BenchDocument(**vars(found), remarks=tuple(remarks))
 

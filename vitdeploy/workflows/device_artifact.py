@@ -24,22 +24,25 @@ from vitdeploy.spec import EngineSpec, Manifest, Precision, WeightBits
 from vitdeploy.stages.files import find_graph
 from vitdeploy.tasks.adapter import Setting
 from vitdeploy.workflows.placement import PlacedGraphs, place_graphs
+from vitdeploy.workflows.seeded import golden_folder, seeded_answers
 
 
 @dataclass(frozen=True)
 class DeviceArtifact:
-    """One artifact, how its inputs and outputs are read, and what of it goes to a device."""
+    """One artifact, how its inputs and outputs are read, and what of it goes to a device. `accepted`: entries of the
+    table of runtimes known to be wrong that a bundle's engine was compiled in spite of."""
 
     name: str
     setting: Setting
     shipment: Shipment
+    accepted: tuple[str, ...] = ()
 
 
 def find_device_artifacts(
     text: str, *, target: str | None, work: Path, trust: Path | None = None, golden: bool = False
 ) -> list[DeviceArtifact]:
     """Every engine of a bundle (or the one for `target`), or a graph, which is placed in a new folder of `work`. With
-    `golden`, a bundle's engine must give its golden answers there.
+    `golden`, an engine must give its golden answers there: those of its bundle, or of its graph (`seeded`).
 
     Raises:
         InputError: an original, which no device can run. Errors of reading propagate.
@@ -57,14 +60,21 @@ def find_device_artifacts(
     graphs = place_graphs(file, target or default_target(file), None, new_folder(work, "placed"))
     first, spec = next(iter(graphs.graphs.values()))
     setting = graph_setting(first, graphs.metadata, spec)
-    return [DeviceArtifact(str(path), setting, placed_shipment(str(path), graphs, graphs.batch))]
+    answers = _seeded(graphs, new_folder(work, "golden")) if golden else {}
+    return [DeviceArtifact(str(path), setting, placed_shipment(str(path), graphs, graphs.batch, answers))]
 
 
-def placed_shipment(name: str, graphs: PlacedGraphs, batch: int) -> Shipment:
+def placed_shipment(name: str, graphs: PlacedGraphs, batch: int, golden: Mapping[str, Path] | None = None) -> Shipment:
     files = {part: graphs.folder / f"{part}.onnx" for part in graphs.graphs}
     precision, bits, own = _placed_in(files)
     placed = Placed(name, graphs.target, precision, batch, (), graphs.metadata.sequence, bits)
-    return ship(placed, _counted(files), None, own)
+    return ship(placed, _counted(files), None, own, golden)
+
+
+def _seeded(graphs: PlacedGraphs, folder: Path) -> dict[str, Path]:
+    """Golden answers of a graph alone, whose part of images is its first."""
+    seeded = seeded_answers(graphs.folder / f"{next(iter(graphs.graphs))}.onnx", graphs.target)
+    return {} if seeded.why else golden_folder(seeded, graphs.target, folder)
 
 
 def _placed_in(files: Mapping[str, Path]) -> tuple[Precision, WeightBits | None, dict[str, Precision] | None]:
@@ -107,4 +117,5 @@ def _of_engine(
         name,
         engine_setting(folder, manifest, engine, labels),
         ship(placed, _counted(files), (engine, folder) if built else None, own, golden),
+        engine.accepted or (),
     )

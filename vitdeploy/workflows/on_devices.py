@@ -6,7 +6,7 @@ import dataclasses
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from vitdeploy.document.errors import ErrorFacts
 from vitdeploy.document.verification import Verification
 from vitdeploy.errors import VitdeployError
 from vitdeploy.known_bad.engine import accepted_of
+from vitdeploy.known_bad.words import in_spite
 from vitdeploy.pipeline.measure import summarise
 from vitdeploy.pipeline.workload import work_of
 from vitdeploy.progress import Progress
@@ -35,6 +36,7 @@ from vitdeploy.tasks.adapter import DataChoice
 from vitdeploy.verification.collect import Answers
 from vitdeploy.workflows.comparison import Trial, unique
 from vitdeploy.workflows.device_artifact import DeviceArtifact, placed_shipment
+from vitdeploy.workflows.known_there import known_there, suspects_of
 from vitdeploy.workflows.placement import PlacedGraphs
 from vitdeploy.workflows.subjects import Subject, image_request
 
@@ -91,8 +93,10 @@ def bench_on(
     devices: Sequence[Device],
     progress: Progress,
     note: Note,
+    accepted: Sequence[str] = (),
 ) -> list[Outcome[DeviceBench]]:
-    """For each device the result of `bench_subjects`, and the engines it made."""
+    """For each device the result of `bench_subjects`, and the engines it made. An artifact that the runtime there is
+    known to compute wrongly, by an entry that is not `accepted`, is neither sent nor measured."""
     names = unique([device_artifact.name for device_artifact in device_artifacts])
     shipments = [
         dataclasses.replace(
@@ -101,29 +105,36 @@ def bench_on(
         )
         for each, name in zip(device_artifacts, names, strict=True)
     ]
-    job, files = make_job("bench", shipments, {"protocol": encode(protocol)})
-    graphs = {placed.name: files[placed.graphs[0].file] for placed in job.artifacts}
+    suspects = {
+        each.placed.name: suspects_of(each, (*accepted, *artifact.accepted))
+        for each, artifact in zip(shipments, device_artifacts, strict=True)
+    }
 
     def work(client: Client) -> DeviceBench:
         device = client.device.name
+        refused = known_there(client, tuple(suspects.values()), progress)
+        sent = [each for each in shipments if each.placed.name not in refused]
+        if not sent:
+            raise next(iter(refused.values()))
+        job, files = make_job("bench", sent, {"protocol": encode(protocol)})
+        graphs = {placed.name: files[placed.graphs[0].file] for placed in job.artifacts}
         with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
             result = client.run(job, files, Path(folder), progress)
         measured = [name for name in names if name in result.engines]
+        engines = {name: suspects[name].known_of(result.engines[name]) for name in measured}
         bench_run = check_run(device, result.bench_run, protocol, measured)
         batch = protocol.batch_of(protocol.latency_scenario)
         works = {name: work_of(graphs[name], result.engines[name], batch) for name in measured}
         found = summarise(bench_run, against_last(measured), percents, works)
         plans = {placed.name: placed.plan for placed in job.artifacts}
         rebuilt = [REBUILT.format(name) for name in measured if plans[name] not in (None, result.engines[name])]
-        errors = [reported(device, failure) for failure in result.left_out]
-        remarks = [
-            text for name in measured for text in weight_remarks(result.engines[name], result.host.get("isa", ""))
-        ]
+        errors = [*refused.values(), *(reported(device, failure) for failure in result.left_out)]
+        remarks = [text for name in measured for text in _remarks(name, engines[name], result.host)]
         left_out = [f"left out: {error.message}; {error.fix or error.found}" for error in errors]
         return DeviceBench(
             **vars(found),
             host=result.host,
-            engines=dict(result.engines),
+            engines=engines,
             left_out=tuple(map(ErrorFacts.of, errors)),
             remarks=(*rebuilt, *remarks, *left_out),
         )
@@ -141,27 +152,36 @@ def verify_on(
     budget: Budget,
     progress: Progress,
     note: Note,
+    accepted: Sequence[str] = (),
 ) -> list[Outcome[Verification]]:
-    """Compare the artifact, run on each device, with `theirs`, which runs here, once."""
+    """Compare the artifact, run on each device, with `theirs`, which runs here, once; `accepted` as in `bench_on`."""
     placed, files = device_artifact.shipment.placed, entries(device_artifact.shipment.files)
     ours = Subject(device_artifact.name, placed.precision, device_artifact.setting, True, _not_here, _not_here)
     trial = Trial(ours, theirs, choice, skip_bad=skip_bad, progress=progress)
     for text in trial.foresee(budget):
         note(text)
+    suspects = suspects_of(device_artifact.shipment, (*accepted, *device_artifact.accepted))
 
     def work(client: Client) -> tuple[Subject, Answers]:
+        for error in known_there(client, [suspects], progress).values():
+            raise error
         name = f"{device_artifact.name} on {client.device.name}"
         runner = RemoteRunner(client, placed, files, progress, name=name)
         there = dataclasses.replace(ours, name=name, runner=lambda: runner)
         answers = trial.answers(there)
         assert runner.engine is not None
-        remarks = weight_remarks(runner.engine, runner.host.get("isa", ""))
+        remarks = _remarks(name, suspects.known_of(runner.engine), runner.host)
         return dataclasses.replace(there, remarks=tuple(remarks)), answers
 
     return [
         Outcome(each.device, trial.judge(*each.found, budget) if each.found else None, each.error)
         for each in on_all(devices, work, note)
     ]
+
+
+def _remarks(name: str, engine: EngineSpec, host: Mapping[str, str]) -> list[str]:
+    """What is to be said of an engine that a device made."""
+    return [*weight_remarks(engine, host.get("isa", "")), *in_spite(name, engine.accepted or ())]
 
 
 def _not_here(*arguments: object) -> NoReturn:
@@ -177,12 +197,15 @@ def compile_on(
     *,
     build: BuildOptions | None,
     accepted: Sequence[str],
+    golden: Mapping[str, Path],
     progress: Progress,
     note: Note,
 ) -> EngineSpec:
-    """The engine of placed graphs, made by a device; its files are in `folder`, which is new and empty.
+    """The engine of placed graphs, made by a device; its files are in `folder`, which is new and empty. `golden` are
+    the files of `seeded.golden_folder`, which the engine must answer like; {} where nothing can be compared.
 
     Raises:
+        AnswersError: it answers otherwise there.
         KnownBadError: the release of the runtime there is known to compute such a graph wrongly.
         TargetError: a fixed batch that is another one.
         VitdeployError: the device cannot be reached, or cannot make it.
@@ -190,7 +213,7 @@ def compile_on(
     graphs.check_build(build)
     for graph, spec in graphs.graphs.values():
         check_batch(graph, spec, batch or graphs.batch)
-    shipment = placed_shipment(name, graphs, batch or graphs.batch)
+    shipment = placed_shipment(name, graphs, batch or graphs.batch, golden)
     job, files = make_job("compile", [shipment], {} if build is None else {"build": encode(build)})
     (outcome,) = on_all([device], lambda client: client.run(job, files, folder, progress), note)
     if outcome.error is not None:

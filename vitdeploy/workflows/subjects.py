@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from vitdeploy.graph.io.files import (
     read_metadata,
     serialised,
 )
+from vitdeploy.known_bad.words import in_spite
 from vitdeploy.models.model_folder.hub import is_hub_name
 from vitdeploy.models.names import FUNCTION
 from vitdeploy.models.source import Source
@@ -43,6 +44,7 @@ from vitdeploy.stages.files import MODEL_FILE, find_graph, is_ours
 from vitdeploy.stages.reference_model import ReferenceModel, find_reference_model, reference_runner
 from vitdeploy.tasks.adapter import Setting
 from vitdeploy.workflows.placement import compile_bundle
+from vitdeploy.workflows.seeded import require_seeded, seeded_answers
 
 REBUILT = "{} was built again, of the bundle's graph: its plan is not of this user and this machine."
 EMULATED = "Emulated on this CPU: storage in the types of the graph, sums in float32. No GPU was asked."
@@ -71,20 +73,30 @@ Finder = Callable[[str], list[Subject]]
 
 @contextlib.contextmanager
 def opened(
-    *, target: str | None, source: Source, emulated: bool = False, trust: Path | None = None
+    *,
+    target: str | None,
+    source: Source,
+    emulated: bool = False,
+    trust: Path | None = None,
+    accepted: Sequence[str] = (),
+    proven: bool = False,
 ) -> Iterator[Finder]:
     """A finder of subjects by what the user typed; graphs are compiled into a folder that goes at the end.
 
     Args:
         emulated: graphs that are typed for a GPU are evaluated on this CPU, with the storage of their types.
         trust: bundles must be signed by this identity (`bundle.sign.signed_by`).
+        accepted: entries of the table of runtimes known to be wrong that are no reason to refuse a graph.
+        proven: engines of graphs must give the graph's own answers (`seeded`).
     """
 
     def find(text: str) -> list[Subject]:
         typed = _typed_graph(text, target) if emulated else None
         if typed is not None:
             return [_emulated_subject(text, typed, trust)]
-        return find_subjects(text, target=target, source=source, work=work, trust=trust)
+        return find_subjects(
+            text, target=target, source=source, work=work, trust=trust, accepted=accepted, proven=proven
+        )
 
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         work = Path(folder)
@@ -134,7 +146,14 @@ def _emulated_subject(text: str, file: Path, trust: Path | None) -> Subject:
 
 
 def find_subjects(
-    text: str, *, target: str | None, source: Source, work: Path, trust: Path | None = None
+    text: str,
+    *,
+    target: str | None,
+    source: Source,
+    work: Path,
+    trust: Path | None = None,
+    accepted: Sequence[str] = (),
+    proven: bool = False,
 ) -> list[Subject]:
     """The subjects of an argument: every engine of a bundle (or the one for `target`), a graph, or an original.
 
@@ -145,7 +164,7 @@ def find_subjects(
         UnknownModelError: neither a path nor a built-in model. Errors of reading and compiling propagate.
     """
     path = Path(text)
-    bundle = find_bundle(text, target=target, work=work)
+    bundle = find_bundle(text, target=target, work=work, accepted=accepted, proven=proven)
     if bundle is not None:
         subjects = _bundle_subjects(bundle, target, work, trust if bundle == path else None)
         return subjects if bundle == path else [dataclasses.replace(s, name=str(path)) for s in subjects]
@@ -186,16 +205,25 @@ def _named(text: str, source: Source) -> Source:
     return dataclasses.replace(source, model=None if own else text, function=text if own else None)
 
 
-def find_bundle(text: str, *, target: str | None, work: Path) -> Path | None:
+def find_bundle(
+    text: str, *, target: str | None, work: Path, accepted: Sequence[str] = (), proven: bool = False
+) -> Path | None:
     """The bundle that an argument names, or that its graph is compiled to, in a new folder of `work`; None for an
-    original. Errors of reading and compiling propagate."""
+    original. Errors of reading and compiling propagate.
+
+    Raises:
+        AnswersError: the graph is to be `proven`, and its engine does not give the graph's own answers.
+    """
     path, kind = Path(text), kind_of(text)
     if kind == "bundle":
         return path
     if kind == "model":
         return None
     compiled, file = new_folder(work, "graph"), find_graph(path)
-    compile_bundle(file, target or default_target(file), None, None, compiled)
+    manifest = compile_bundle(file, target or default_target(file), None, None, compiled, accepted=accepted)
+    if proven:
+        engine = manifest.engines[0]
+        require_seeded(seeded_answers(compiled / engine.graph, engine.target), engine, compiled)
     return compiled
 
 
@@ -215,7 +243,10 @@ def _bundle_subjects(folder: Path, target: str | None, work: Path, trust: Path |
 def _rebuilt(subject: Subject, folder: Path, engine: EngineSpec, labels: tuple[str, ...], work: Path) -> Subject:
     """The subject of an engine that is built here, of the graph in the bundle, in a new folder of `work`."""
     out = new_folder(work, "engine")
-    manifest = compile_bundle(folder / engine.graph, engine.target, engine.batch, engine.precision, out)
+    accepted = engine.accepted or ()
+    manifest = compile_bundle(
+        folder / engine.graph, engine.target, engine.batch, engine.precision, out, accepted=accepted
+    )
     built = _engine_subject(out, manifest, manifest.engines[0], labels, None, folder)
     return dataclasses.replace(built, name=subject.name, remarks=(*built.remarks, REBUILT.format(subject.name)))
 
@@ -232,7 +263,7 @@ def _engine_subject(
         True,
         lambda: make_runner(folder, engine, trust=trust),
         lambda name: engine_candidate(engine, folder, name, trust, image_request(setting), golden),
-        tuple(weight_remarks(engine, describe_host()["isa"])),
+        (*weight_remarks(engine, describe_host()["isa"]), *in_spite(engine.artifact, engine.accepted or ())),
         engine.artifact,
     )
 

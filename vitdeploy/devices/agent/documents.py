@@ -119,7 +119,8 @@ class Status:
 @dataclass(frozen=True)
 class Probe:
     """A description of a device. `sensors`: what it can read while it measures, or why not; `jobs`: running and waiting
-    ones; `board`: what the doctor judges of its power, heat, memory and Python."""
+    ones; `board`: what the doctor judges of its power, heat, memory and Python; `runtimes`: by target that works there,
+    the release of its package, and facts of what it computes on."""
 
     host: dict[str, str]
     executable: str
@@ -132,6 +133,7 @@ class Probe:
     power_mode: str
     jobs: tuple[str, ...]
     board: BoardState = field(default_factory=BoardState)
+    runtimes: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 def flat(path: str) -> str:

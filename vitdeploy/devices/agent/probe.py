@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -17,6 +18,7 @@ from vitdeploy.compilation.backend import TargetState
 from vitdeploy.devices.agent.board import read_board
 from vitdeploy.devices.agent.documents import Probe
 from vitdeploy.devices.agent.turn import tickets
+from vitdeploy.errors import VitdeployError
 
 PACKAGES = ("numpy", "pillow", *dict.fromkeys(row.package for row in TARGETS.values()), "cuda-python")
 GOVERNOR = "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
@@ -24,7 +26,7 @@ UNREADABLE = "cannot be read"
 
 
 def probe(root: Path = Path("/")) -> Probe:
-    (host, targets), board = _zone(), read_board(root)
+    (host, targets, runtimes), board = _zone(), read_board(root)
     return Probe(
         host=host,
         executable=sys.executable,
@@ -37,17 +39,29 @@ def probe(root: Path = Path("/")) -> Probe:
         power_mode=board.power_mode,
         jobs=tuple(str(ticket["what"]) for _, ticket in tickets()),
         board=board,
+        runtimes=runtimes,
     )
 
 
-def _zone() -> tuple[dict[str, str], dict[str, TargetState]]:
-    """The host and its targets in the words of the device zone; without numpy, which that zone imports, a few words."""
+def _zone() -> tuple[dict[str, str], dict[str, TargetState], dict[str, dict[str, str]]]:
+    """The host, its targets and their runtimes in the words of the device zone; without numpy, which that zone imports,
+    a few words."""
     try:
         from vitdeploy.compilation.probe import probe_target
         from vitdeploy.runtime.host import describe_host
     except ModuleNotFoundError:
-        return {"machine": platform.machine(), "system": platform.system(), "python": platform.python_version()}, {}
-    return describe_host(), {name: probe_target(name) for name in TARGETS}
+        return {"machine": platform.machine(), "system": platform.system(), "python": platform.python_version()}, {}, {}
+    targets = {name: probe_target(name) for name in TARGETS}
+    return describe_host(), targets, {name: _runtime(name, each) for name, each in targets.items() if each.works}
+
+
+def _runtime(target: str, state: TargetState) -> dict[str, str]:
+    from vitdeploy.runtime.backend import RUNTIME
+
+    facts: dict[str, str] = {TARGETS[target].package: state.version} if state.version else {}
+    with contextlib.suppress(VitdeployError):
+        facts |= RUNTIME[target].describe_device()
+    return facts
 
 
 def _version(package: str) -> str | None:

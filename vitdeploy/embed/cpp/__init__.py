@@ -12,7 +12,7 @@ from vitdeploy.embed.golden import write_golden
 from vitdeploy.embed.source import Embedded, find_embedded, refuse_fit
 from vitdeploy.embed.templates import render
 from vitdeploy.errors import CapabilityError
-from vitdeploy.runtime.openvino import PRECISION_HINTS
+from vitdeploy.runtime.openvino import HALVES, PRECISION_HINTS
 from vitdeploy.spec import DepthSpec, ImageSpec, KeypointSpec, Postprocess, PostprocessSpec, SegmentationSpec
 
 TARGETS = ("openvino-cpu",)
@@ -86,6 +86,7 @@ def _facts(found: Embedded, project: str) -> dict[str, object]:
         "mean": [f"{value:.9e}" for value in spec.mean],
         "std": [f"{value:.9e}" for value in spec.std],
         "options": ", ".join(f"{{{json.dumps(key)}, {json.dumps(value)}}}" for key, value in options.items()),
+        "half": hint if (hint := options["INFERENCE_PRECISION_HINT"]) in HALVES else "",
         "outputs": ", ".join(json.dumps(name) for name in found.outputs),
         "scores": post.scores if post is not None else None,
         "top_k": post.top_k if post is not None else None,
