@@ -30,7 +30,7 @@ def suspects(tmp_path):
 def probe(target, isa="", works=True, **runtime):
     state = dataclasses.replace(WORKS, works=works)
     nothing = {"machine": "aarch64", "isa": isa}
-    return Probe(nothing, "python", "", {}, {target: state}, 1, 1, {}, "", (), {target: runtime})
+    return Probe(nothing, "python", "", {}, {target: state}, 1, 1, {}, "", (), runtimes={target: runtime})
 
 
 def test_the_release_there_decides_not_the_one_here(suspects):
