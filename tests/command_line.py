@@ -74,7 +74,7 @@ def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Ite
     from vitdeploy.benchmark import process, protocol
     from vitdeploy.cli.main import main
     from vitdeploy.pipeline import assemble
-    from vitdeploy.search import latency, rows
+    from vitdeploy.search import alternatives, latency
     from vitdeploy.stages import screen
     from vitdeploy.workflows.tuning import tuner
 
@@ -88,11 +88,11 @@ def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Ite
             patch.setattr(protocol, "Protocol", short)
             for module in (assemble, tuner):
                 patch.setattr(module, "Protocol", short)
-            for searching in (screen, rows, latency):
+            for searching in (screen, alternatives, latency):
                 patch.setattr(searching, "BLOCK_SECONDS", 0.02)
                 patch.setattr(searching, "WARMUP_SECONDS", 0.0)
-            patch.setattr(rows, "ROUNDS", 3)
-            patch.setattr(rows, "PROCESSES", 1)
+            patch.setattr(alternatives, "ROUNDS", 3)
+            patch.setattr(alternatives, "PROCESSES", 1)
             patch.setattr(process, "subprocess", forked.SUBPROCESS)
 
         def run(*arguments: object) -> Done:

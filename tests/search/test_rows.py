@@ -7,7 +7,7 @@ from vitdeploy.benchmark.results import Round
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.graph.passes.row_alignment import align_rows
-from vitdeploy.search import rows
+from vitdeploy.search import alternatives, rows
 from vitdeploy.search.latency import fingerprint
 from vitdeploy.spec import decode, encode
 
@@ -22,10 +22,10 @@ def test_candidates_are_the_next_multiples_below_twice_the_tokens(tokens, wanted
 
 @pytest.mark.parametrize(("target", "precision"), [("openvino-cpu", "int8"), ("onnxruntime-cpu", "fp32")])
 def test_every_candidate_is_measured(small_export, monkeypatch, target, precision):
-    monkeypatch.setattr(rows, "ROUNDS", 2)
-    monkeypatch.setattr(rows, "BLOCK_SECONDS", 0.01)
-    monkeypatch.setattr(rows, "WARMUP_SECONDS", 0.01)
-    monkeypatch.setattr(rows, "PROCESSES", 1)
+    monkeypatch.setattr(alternatives, "ROUNDS", 2)
+    monkeypatch.setattr(alternatives, "BLOCK_SECONDS", 0.01)
+    monkeypatch.setattr(alternatives, "WARMUP_SECONDS", 0.01)
+    monkeypatch.setattr(alternatives, "PROCESSES", 1)
     told = []
     table = rows.measure_rows(
         small_export / "model.onnx", target, precision, progress=lambda *each: told.append(each[0])
@@ -43,10 +43,12 @@ def table(times, processes=4, disturbed=""):
     """With these medians, of rounds that vary by 2 %, for each number of rows."""
     noise = np.random.default_rng(0).uniform(0.98, 1.02, (len(times), 16))
     measured = [
-        (number, [Round(1, np.array([ms * each]), 0.25, k * processes // 16) for k, each in enumerate(noise[i])])
-        for i, (number, ms) in enumerate(times.items())
+        [Round(1, np.array([ms * each]), 0.25, k * processes // 16) for k, each in enumerate(noise[i])]
+        for i, ms in enumerate(times.values())
     ]
-    return rows.RowTable("openvino-cpu", "int8", "today", {}, 197, rows._timings(measured), disturbed)
+    found = zip(times, alternatives.timings_of(measured), strict=True)
+    timings = tuple(rows.RowTiming(number, **vars(each)) for number, each in found)
+    return rows.RowTable("openvino-cpu", "int8", "today", {}, 197, timings, disturbed)
 
 
 @pytest.mark.parametrize(

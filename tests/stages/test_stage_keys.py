@@ -24,7 +24,7 @@ from vitdeploy.store.store import Artifact
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "digits.yaml"
 ENGINES = {"export", "optimize", "calibrate", "place", "typed", "compile"}
-TRIED = {"search", "score", "schedules", "rows", "screen"}
+TRIED = {"search", "score", "schedules", "rows", "parts", "screen"}
 ASKED = {"reference", "verify", "attention"}
 ALL = ENGINES | TRIED | ASKED
 
@@ -85,8 +85,8 @@ def test_a_step_has_the_digest_of_its_code_wherever_the_package_lies(steps, dige
         ("quantization/channels", {"place", "typed", "search", "score"}),
         ("quantization/observers", {"calibrate"}),
         ("quantization/half", {"typed"}),
-        ("compilation/openvino", {"compile", "typed", "search", "rows", "schedules"}),
-        ("compilation/tensorrt_build", {"compile", "typed", "search", "rows", "schedules"}),
+        ("compilation/openvino", {"compile", "typed", "search", "parts", "rows", "schedules"}),
+        ("compilation/tensorrt_build", {"compile", "typed", "search", "parts", "rows", "schedules"}),
         ("runtime/ort", ALL - {"place"}),
         ("benchmark/worker", {"typed", *TRIED} - {"score"}),
         ("data/decoding", ASKED),

@@ -89,6 +89,8 @@ class CompileBackend:
     files: what it writes in addition to the graph and its weights, relative to the engine's folder.
     profiles: the shapes that an engine is built for, from its inputs, the options and the batch; None if a back end
         takes no build options.
+    splits_rows: whether its INT8 linears may be faster with their rows in parts, and what it loads is not the placement
+        itself.
     """
 
     compile_graph: Callable[[CompileRequest], EngineSpec]
@@ -98,6 +100,7 @@ class CompileBackend:
     require_precision: Callable[[str], None] = lambda precision: None
     files: tuple[str, ...] = ()
     profiles: Callable[[Sequence[TensorSpec], BuildOptions | None, int], Sequence[Profile]] | None = None
+    splits_rows: bool = False
 
 
 COMPILE = BackendTable(

@@ -57,10 +57,15 @@ def compile_engine(
         )
     placement = out / GRAPH_FILE
     shutil.copyfile(graph, placement)
-    weights = graph.with_name(f"{graph.name}.data")
+    weights = weights_of(graph)
     if weights.is_file():  # the graph names them, so they keep their name
         shutil.copyfile(weights, out / weights.name)
     engine = backend.compile_graph(CompileRequest(placement, target, precision, batch, build, progress))
     if engine.kernels or not bare:
         backend.check_ran(engine, precision, placed)
     return engine
+
+
+def weights_of(graph: Path) -> Path:
+    """The file beside a graph that holds the weights of one that is too large for a single file."""
+    return graph.with_name(f"{graph.name}.data")

@@ -120,4 +120,11 @@ def probe(target: str) -> TargetState:
     return TargetState(True, version, usable, f"{version}, a probe ran on the CPU; {', '.join(usable)}", "")
 
 
-BACKEND = CompileBackend(compile_graph, probe, check_ran=check_ran, require_precision=require_precision, files=IR_FILES)
+BACKEND = CompileBackend(
+    compile_graph,
+    probe,
+    check_ran=check_ran,
+    require_precision=require_precision,
+    files=IR_FILES,
+    splits_rows=True,
+)

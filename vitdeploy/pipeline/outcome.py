@@ -36,6 +36,7 @@ from vitdeploy.spec import FileEntry, decode
 from vitdeploy.stages.answers import read_answers
 from vitdeploy.stages.engines import read_engine
 from vitdeploy.stages.files import MIXED_FILE, read_json
+from vitdeploy.stages.in_parts import read_parts
 from vitdeploy.stages.search import LATENCY_FILE, SENSITIVITY_FILE
 from vitdeploy.stages.step import CALIBRATE, EXPORT, OPTIMIZE, QUANTIZED, REFERENCE, Candidate
 from vitdeploy.store.store import Artifact, list_files
@@ -64,12 +65,16 @@ def conclude(job: Job, artifacts: Mapping[str, Artifact], bench: Bench) -> Outco
     judged = [Judged(c, gates[c.artifact], verified(artifacts, c), guarded) for c in candidates(job)]
     verdict = decide(judged, bench, include_failed=job.recipe.bundle.include_failed)
     of_weights = [text for candidate in verdict.ships for text in said_of_weights(artifacts, candidate)]
-    of_placement = [text for candidate in candidates(job) for text in said_of_placement(artifacts, candidate)]
-    of_runtimes = [text for candidate in candidates(job) for text in said_of_runtime(artifacts, candidate)]
+    of_engines = [
+        text
+        for said_of in (said_of_placement, said_of_runtime, said_of_rows)
+        for candidate in candidates(job)
+        for text in said_of(artifacts, candidate)
+    ]
     calibration = _calibration(job, artifacts)
     of_images = calibration.warnings if calibration is not None else ()
     of_rest = (*of_images, *said_of_heat(bench))
-    verdict = replace(verdict, remarks=(*verdict.remarks, *of_weights, *of_placement, *of_runtimes, *of_rest))
+    verdict = replace(verdict, remarks=(*verdict.remarks, *of_weights, *of_engines, *of_rest))
     examples, answers, images = report_answers(job, artifacts)
     attention, maps = render_attention(artifacts, examples, images)
     model, export = _exported(job, artifacts)
@@ -137,6 +142,19 @@ def said_of_placement(artifacts: Mapping[str, Artifact], candidate: Candidate) -
 def said_of_runtime(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
     """Remarks on an engine whose runtime is known to compute such a graph wrongly, which the recipe accepts."""
     return in_spite(candidate.artifact, read_engine(artifacts[candidate.step("compile")].path).accepted or ())
+
+
+def said_of_rows(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
+    """A remark on an engine that computes the rows of its tokens in parts."""
+    rows = read_engine(artifacts[candidate.step("compile")].path).row_parts
+    if rows is None:
+        return []
+    said = f"{candidate.artifact} computes the {sum(rows)} rows of its tokens as {' + '.join(map(str, rows))}"
+    measured = artifacts.get(candidate.step("parts"))
+    if measured is None:
+        return [f"{said}, as the recipe says."]
+    found = next(each for each in read_parts(measured.path).timings if each.parts == rows)
+    return [f"{said}: {found.ratio:.2f} [{found.low:.2f}, {found.high:.2f}] of the latency in one part, measured here."]
 
 
 def _calibration(job: Job, artifacts: Mapping[str, Artifact]) -> CalibrationFacts | None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from vitdeploy.backends import TARGETS
+from vitdeploy.compilation.backend import COMPILE
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.resolve import export_config_of, rewrites_of
+from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.stages.attention import TASKS, attention_step
 from vitdeploy.stages.calibrate import calibrate_step
 from vitdeploy.stages.compile import compile_step
@@ -14,6 +17,7 @@ from vitdeploy.stages.export import export_step
 from vitdeploy.stages.optimize import optimize_step
 from vitdeploy.stages.place import place_step
 from vitdeploy.stages.reference import reference_step
+from vitdeploy.stages.row_parts import parts_step
 from vitdeploy.stages.search import search_step
 from vitdeploy.stages.step import QUANTIZED, Candidate, Step
 from vitdeploy.stages.typed import typed_step
@@ -59,8 +63,20 @@ def engine_plan(job: Job, contenders: Sequence[Candidate]) -> list[Step]:
             if typed
             else place_step(candidate, job.weight_bits, recipe.float_parts, recipe.ignore)
         )
-        steps.append(compile_step(candidate, recipe.engine_batch, recipe.to_build(), recipe.accept_known_bad))
+        parts = row_parts_of(job, candidate)
+        if parts == "measured":
+            steps.append(parts_step(candidate, recipe.engine_batch))
+        steps.append(compile_step(candidate, recipe.engine_batch, recipe.to_build(), recipe.accept_known_bad, parts))
     return steps
+
+
+def row_parts_of(job: Job, candidate: Candidate) -> tuple[int, ...] | Literal["measured"] | None:
+    """The parts in which a candidate's engine computes its rows: those of the recipe, those to be measured, or None."""
+    wanted = job.recipe.optimize.split_rows
+    integer = candidate.precision in QUANTIZED and COMPILE[candidate.target].splits_rows
+    if not integer or wanted == "none" or job.reference_model.task in FLOWS:
+        return None
+    return "measured" if wanted == "auto" else wanted
 
 
 def original_step(job: Job) -> Step:

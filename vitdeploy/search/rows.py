@@ -6,19 +6,12 @@ The placements for this use arbitrary ranges: times depend on shapes, not on val
 from __future__ import annotations
 
 import datetime
-import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from vitdeploy.benchmark.candidate import BenchCandidate, engine_candidate
-from vitdeploy.benchmark.decided import disturbed_reason
-from vitdeploy.benchmark.paired import medians_of, ratio_of_rounds
-from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.benchmark.quiet import together
-from vitdeploy.benchmark.results import Round
-from vitdeploy.benchmark.run import run_benchmark
 from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.graph.analysis.attention import find_attentions
 from vitdeploy.graph.analysis.linears import count_int8, find_linears
@@ -27,14 +20,11 @@ from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.graph.passes.row_alignment import align_rows, token_stream
 from vitdeploy.quantization.placement import place, shape
 from vitdeploy.quantization.scores import score_tensors
+from vitdeploy.search.alternatives import time_alternatives
 from vitdeploy.search.latency import BOUNDS, fingerprint
 from vitdeploy.spec import Precision
-from vitdeploy.verification.intervals import student
 
 MULTIPLES = (8, 16, 32, 64)
-# A claim of a few percent needs more than one process of each: processes differ by as much.
-ROUNDS, BLOCK_SECONDS, WARMUP_SECONDS, PROCESSES = 16, 0.25, 0.5, 4
-LEVEL = 0.95
 
 
 @dataclass(frozen=True)
@@ -103,36 +93,17 @@ def measure_rows(
     """
     tokens = token_stream(find_attentions(load_graph(graph)))[1]
     numbers = candidates(tokens)
-    protocol = Protocol.of_singles(BLOCK_SECONDS, WARMUP_SECONDS, ROUNDS, processes=PROCESSES)
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         bench_candidates = []
         for done, rows in enumerate(numbers):
             progress(f"prepare {rows} rows for {target}", done, len(numbers))
             bench_candidates.append(_bench_candidate(graph, rows, target, precision, Path(folder)))
-        bench_run = run_benchmark(
-            bench_candidates, protocol, lambda text, done, total: progress("time the rows", done, total)
+        found, disturbed = time_alternatives(
+            bench_candidates, lambda done, total: progress("time the rows", done, total)
         )
-    rounds = together(protocol, bench_run.entries, protocol.latency_scenario)
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    timings = _timings(list(zip(numbers, rounds, strict=True)))
-    return RowTable(target, precision, now, fingerprint(target), tokens, timings, disturbed_reason(bench_run))
-
-
-def _timings(measured: Sequence[tuple[int, Sequence[Round]]]) -> tuple[RowTiming, ...]:
-    """The timings from (rows, the rounds that all share), with one row per token first."""
-    (tokens, reference), *others = measured
-    level = 1 - (1 - LEVEL) / max(len(others), 1)
-    return (
-        RowTiming(tokens, tuple(medians_of(reference)), 1.0, 1.0, 1.0),
-        *(RowTiming(rows, tuple(medians_of(each)), *_ratio(each, reference, level)) for rows, each in others),
-    )
-
-
-def _ratio(a: Sequence[Round], b: Sequence[Round], level: float) -> tuple[float, float, float]:
-    found = ratio_of_rounds(a, b)
-    wider = math.exp(found.bias)
-    ratio, low, high = student(found.log, found.error, found.freedom, level)
-    return ratio, low / wider, high * wider
+    timings = tuple(RowTiming(rows, **vars(each)) for rows, each in zip(numbers, found, strict=True))
+    return RowTable(target, precision, now, fingerprint(target), tokens, timings, disturbed)
 
 
 def _bench_candidate(graph: Path, rows: int, target: str, precision: Precision, folder: Path) -> BenchCandidate:

@@ -80,6 +80,9 @@ class EngineSpec:
 
     `accepted`: entries of the table of runtimes known to be wrong (`known_bad/table.json`) that are about this engine,
     and that whoever compiled it accepted by name.
+
+    `row_parts`: the parts in which `files` compute the rows of the tokens, where they do not compute all at once, as
+    `graph` does (`graph.passes.row_split`).
     """
 
     target: str
@@ -100,6 +103,7 @@ class EngineSpec:
     weight_bits: WeightBits | None = None
     flow: FlowSpec | None = field(default=None, metadata=SPARSE)
     accepted: tuple[str, ...] | None = field(default=None, metadata=SPARSE)
+    row_parts: tuple[int, ...] | None = field(default=None, metadata=SPARSE)
 
     @property
     def artifact(self) -> str:

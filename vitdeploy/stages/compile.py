@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.compilation.backend import COMPILE
@@ -23,6 +25,7 @@ from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.spec import EngineSpec, GraphSpec, Task, encode
 from vitdeploy.stages.engines import may_load
 from vitdeploy.stages.files import MODEL_FILE, graphs_in, write_json
+from vitdeploy.stages.in_parts import compile_in_parts, read_parts
 from vitdeploy.stages.step import Candidate, Folders, Step
 from vitdeploy.stages.target_tools import target_tools
 
@@ -61,11 +64,12 @@ def compile_graphs(
     progress: Progress = silent,
     build: BuildOptions | None = None,
     accepted: Sequence[str] = (),
+    row_parts: Sequence[int] | None = None,
 ) -> EngineSpec:
     """Writes the engine of the graph or graphs in `folder`, and engine.json; errors as `compile_graph`."""
     graphs = graphs_in(folder)
     if list(graphs) == ["model"]:
-        return compile_graph(graphs["model"], target, batch, out, progress, build, accepted)
+        return compile_graph(graphs["model"], target, batch, out, progress, build, accepted, row_parts)
     parts = []
     for name, file in graphs.items():
         (out / name).mkdir()
@@ -88,10 +92,12 @@ def compile_graph(
     progress: Progress = silent,
     build: BuildOptions | None = None,
     accepted: Sequence[str] = (),
+    row_parts: Sequence[int] | None = None,
 ) -> EngineSpec:
     """Writes graph.onnx, the engine's files and engine.json. The graph's own metadata says its precision; `build` is
     how TensorRT builds, which is asked only for graphs and profiles that its documents do not rule out; `accepted` are
-    entries of the table of runtimes known to be wrong that are no reason to refuse.
+    entries of the table of runtimes known to be wrong that are no reason to refuse. With `row_parts` the engine
+    computes the rows of its tokens in these parts; graph.onnx stays the placement.
 
     Where INT8 was asked and every layer is faster in float, all must run in float: the engine's kernels say so.
 
@@ -115,17 +121,19 @@ def compile_graph(
     precision, placed = metadata.precision or "fp32", count_int8(model)
     platform = platform_here(target, precision)
     taken = refuse_known_bad(matches_on(model, platform), platform, f"{metadata.name} ({graph.name})", accepted)
-    engine = compile_engine(
-        graph,
-        out,
+    compiling = functools.partial(
+        compile_engine,
         target=target,
         precision="fp32" if precision == "int8" and not placed else precision,
         batch=batch,
-        placed=placed,
         bare=not (placed or find_linears(model) or unplaced_weights(model)),
         build=build,
         progress=progress,
     )
+    if row_parts is None:
+        engine = compiling(graph, out, placed=placed)
+    else:
+        engine = replace(compile_in_parts(graph, row_parts, out, compiling), row_parts=tuple(row_parts))
     engine = replace(engine, precision=precision, weight_bits=metadata.weight_bits, accepted=taken or None)
     write_json(out / "engine.json", encode(engine))
     return engine
@@ -143,8 +151,15 @@ def check_batch(graph: Path, spec: GraphSpec, batch: int) -> None:
         )
 
 
-def compile_step(candidate: Candidate, batch: int, build: BuildOptions, accepted: Sequence[str] = ()) -> Step:
+def compile_step(
+    candidate: Candidate,
+    batch: int,
+    build: BuildOptions,
+    accepted: Sequence[str] = (),
+    row_parts: Sequence[int] | Literal["measured"] | None = None,
+) -> Step:
     """The engine of a candidate, compiled at `batch`. `build`: how TensorRT builds; no other back end depends on it.
+    `row_parts`: parts of rows, or those that the plan's step for them has measured to be faster.
 
     What the table of runtimes known to be wrong says of the back end is part of the key: an engine that was made before
     an entry came is refused like a new one.
@@ -153,7 +168,9 @@ def compile_step(candidate: Candidate, batch: int, build: BuildOptions, accepted
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         progress(candidate.step("compile"), 0, 1)
-        compile_graphs(folders[candidate.step("place")].path, candidate.target, batch, out, progress, options, accepted)
+        parts = read_parts(folders[candidate.step("parts")].path).best if row_parts == "measured" else row_parts
+        placed = folders[candidate.step("place")].path
+        compile_graphs(placed, candidate.target, batch, out, progress, options, accepted, parts)
         progress(candidate.step("compile"), 1, 1)
 
     return Step(
@@ -166,8 +183,9 @@ def compile_step(candidate: Candidate, batch: int, build: BuildOptions, accepted
             "known_bad": digest_of(TARGETS[candidate.target].package),
             **({"build": encode(options)} if options else {}),
             **({"accepted": sorted(accepted)} if accepted else {}),
+            **({"row_parts": list(row_parts)} if row_parts and row_parts != "measured" else {}),
         },
-        (candidate.step("place"),),
+        (candidate.step("place"), *((candidate.step("parts"),) if row_parts == "measured" else ())),
         packages=target_tools(candidate.target),
         usable=may_load,
     )

@@ -1,0 +1,106 @@
+"""Rows in parts, from what is measured to the engine that computes them."""
+
+import numpy as np
+import pytest
+
+from vitdeploy.benchmark.results import Round
+from vitdeploy.data.folder import split
+from vitdeploy.errors import GraphError
+from vitdeploy.graph.io.files import load_graph
+from vitdeploy.runtime.engine import make_runner
+from vitdeploy.search import alternatives, parts, row_parts
+from vitdeploy.search.latency import fingerprint
+from vitdeploy.spec import decode, encode
+from vitdeploy.stages.calibrate import calibrate
+from vitdeploy.stages.compile import compile_graphs
+from vitdeploy.stages.place import PlaceConfig, place_graph
+
+
+@pytest.fixture(scope="module")
+def placed(small_export, digits, tmp_path_factory):
+    """The folder of the small model in INT8 for OpenVINO; it has 17 tokens."""
+    calibrated, folder = tmp_path_factory.mktemp("calibrated"), tmp_path_factory.mktemp("placed")
+    samples = split(digits, "none", calibration=8, evaluation=1, seed=0).calibration
+    calibrate(small_export / "model.onnx", samples, calibrated)
+    config = PlaceConfig("openvino-cpu", "int8")
+    place_graph(config, small_export / "model.onnx", calibrated / "statistics.npz", folder)
+    return folder
+
+
+def test_every_alternative_is_measured(placed, monkeypatch):
+    for name, value in {"ROUNDS": 2, "BLOCK_SECONDS": 0.01, "WARMUP_SECONDS": 0.01, "PROCESSES": 1}.items():
+        monkeypatch.setattr(alternatives, name, value)
+    monkeypatch.setattr(row_parts, "LEAST_MACS", 0)
+    told = []
+    table = row_parts.measure_row_parts(
+        placed / "model.onnx", "openvino-cpu", 1, progress=lambda *each: told.append(each[0])
+    )
+    assert [each.parts for each in table.timings] == [(17,), (16, 1)]
+    assert all(len(each.rounds_ms) == 2 and each.low <= each.ratio <= each.high for each in table.timings)
+    assert (table.target, table.batch, table.reason, table.device) == (
+        "openvino-cpu",
+        1,
+        "",
+        fingerprint("openvino-cpu"),
+    )
+    assert decode(parts.PartsTable, encode(table)) == table
+    assert {"prepare rows in parts for openvino-cpu", "time the rows in parts"} <= set(told)
+
+
+def test_a_small_model_is_not_measured(placed):
+    table = row_parts.measure_row_parts(placed / "model.onnx", "openvino-cpu", 1)
+    assert (table.timings, table.best) == ((), None)
+    assert "million products at batch 1, which are too few" in table.reason
+
+
+@pytest.mark.parametrize(
+    ("work", "alternatives", "reason"),
+    [
+        ({}, [(1,)], "no linear over a fixed number of tokens"),
+        ({192: 10**9}, [(192,)], "192 rows are whole tiles, or less than one"),
+        ({197: 10**9}, [(197,), (192, 5)], ""),
+    ],
+)
+def test_why_there_is_nothing_to_measure(work, alternatives, reason):
+    assert row_parts._without_alternative(work, alternatives) == reason
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "disturbed", "best"),
+    [
+        ((30.0, 27.0, 26.0), "", (64, 64, 64, 5)),
+        ((30.0, 29.99, 31.0), "", None),
+        ((30.0, 27.0, 26.0), "others had 40 % of the CPUs' time", None),
+    ],
+)
+def test_the_best_parts_are_surely_faster_than_one(milliseconds, disturbed, best):
+    noise = np.random.default_rng(0).uniform(0.98, 1.02, (3, 16))
+    rounds = [
+        [Round(1, np.array([ms * each]), 0.25, k // 4) for k, each in enumerate(noise[i])]
+        for i, ms in enumerate(milliseconds)
+    ]
+    tried = [(197,), (192, 5), (64, 64, 64, 5)]
+    found = zip(tried, alternatives.timings_of(rounds), strict=True)
+    timings = tuple(parts.PartsTiming(each, **vars(timing)) for each, timing in found)
+    assert parts.PartsTable("openvino-cpu", 1, "today", {}, timings, "", disturbed).best == best
+
+
+def test_an_engine_in_parts_keeps_the_placement_and_answers_the_same(placed, tmp_path):
+    engines, answers = [], []
+    for name, rows in (("whole", None), ("parts", (16, 1))):
+        out = tmp_path / name
+        out.mkdir()
+        engines.append(compile_graphs(placed, "openvino-cpu", 1, out, row_parts=rows))
+        with make_runner(out, engines[-1]) as runner:
+            pixels = np.random.default_rng(0).integers(0, 256, (1, 32, 32, 1), np.uint8)
+            answers.append(runner.infer({runner.inputs[0].name: pixels}))
+    whole, split_engine = engines
+    assert (whole.row_parts, split_engine.row_parts) == (None, (16, 1))
+    assert "row_parts" not in encode(whole)
+    assert split_engine.kernels["int8"] > whole.kernels["int8"]
+    assert (tmp_path / "whole" / "graph.onnx").read_bytes() == (tmp_path / "parts" / "graph.onnx").read_bytes()
+    for output, array in answers[0].items():
+        np.testing.assert_allclose(answers[1][output], array, rtol=0, atol=1e-5)
+    with pytest.raises(GraphError, match="the rows of this graph cannot be split"):
+        compile_graphs(placed, "openvino-cpu", 1, tmp_path / "none", row_parts=(192, 5))
+    assert load_graph(placed / "model.onnx")

@@ -1,0 +1,60 @@
+"""Times engines of one function against each other, and says which is surely faster than the first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from vitdeploy.benchmark.candidate import BenchCandidate
+from vitdeploy.benchmark.decided import disturbed_reason
+from vitdeploy.benchmark.paired import medians_of, ratio_of_rounds
+from vitdeploy.benchmark.protocol import Protocol
+from vitdeploy.benchmark.quiet import together
+from vitdeploy.benchmark.results import Round
+from vitdeploy.benchmark.run import run_benchmark
+from vitdeploy.verification.intervals import student
+
+# A claim of a few percent needs more than one process of each: processes differ by as much.
+ROUNDS, BLOCK_SECONDS, WARMUP_SECONDS, PROCESSES = 16, 0.25, 0.5, 4
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Median latencies, round by round, and their ratio to those of the first engine with its interval; the first's own
+    is 1."""
+
+    rounds_ms: tuple[float, ...]
+    ratio: float = 1.0
+    low: float = 1.0
+    high: float = 1.0
+
+
+def time_alternatives(
+    candidates: Sequence[BenchCandidate], progress: Callable[[int, int], None]
+) -> tuple[list[Timing], str]:
+    """The engines in alternating blocks, and why their times are unreliable, "" if nothing says so.
+
+    Raises:
+        WorkerError: as `run_benchmark`.
+    """
+    protocol = Protocol.of_singles(BLOCK_SECONDS, WARMUP_SECONDS, ROUNDS, processes=PROCESSES)
+    bench_run = run_benchmark(candidates, protocol, lambda text, done, total: progress(done, total))
+    rounds = together(protocol, bench_run.entries, protocol.latency_scenario)
+    return timings_of(rounds), disturbed_reason(bench_run)
+
+
+def timings_of(measured: Sequence[Sequence[Round]]) -> list[Timing]:
+    """The timings from the rounds that all engines share, the first engine's first. The intervals hold jointly at 95 %
+    (Bonferroni)."""
+    reference, *others = measured
+    level = 1 - (1 - LEVEL) / max(len(others), 1)
+    return [Timing(tuple(medians_of(reference))), *(_compared(each, reference, level) for each in others)]
+
+
+def _compared(rounds: Sequence[Round], reference: Sequence[Round], level: float) -> Timing:
+    found = ratio_of_rounds(rounds, reference)
+    wider = math.exp(found.bias)
+    ratio, low, high = student(found.log, found.error, found.freedom, level)
+    return Timing(tuple(medians_of(rounds)), ratio, low / wider, high * wider)

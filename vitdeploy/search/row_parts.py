@@ -1,0 +1,75 @@
+"""Measures, on the target and the placed model itself, whether its linears are faster with their rows in parts."""
+
+from __future__ import annotations
+
+import datetime
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from vitdeploy.benchmark.candidate import BenchCandidate, engine_candidate
+from vitdeploy.compilation.engine import compile_engine
+from vitdeploy.graph.io.files import get_metadata, load_graph
+from vitdeploy.graph.passes.row_split import parts_of, work_by_tokens
+from vitdeploy.search.alternatives import time_alternatives
+from vitdeploy.search.latency import fingerprint
+from vitdeploy.search.parts import PartsTable, PartsTiming, in_parts
+from vitdeploy.spec import Precision
+
+# Of products at batch 1 in linears over tokens. Below, calling the kernels twice costs more than fuller tiles save: the
+# digits, 115 million, took 1.19 of their time with 64 and 1 rows.
+LEAST_MACS = 400_000_000
+
+
+def measure_row_parts(
+    graph: Path,
+    target: str,
+    batch: int,
+    *,
+    progress: Callable[[str, int, int], None] = lambda text, done, total: None,
+) -> PartsTable:
+    """Measure a placed model with its rows in each of `parts_of` against all in one, in alternating blocks.
+
+    Raises:
+        CapabilityError, EngineError, WorkerError: as `compile_engine` and `run_benchmark`.
+    """
+    model = load_graph(graph)
+    precision = get_metadata(model, str(graph)).precision or "fp32"
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    device, work = fingerprint(target), work_by_tokens(model)
+    tokens = next(iter(work), 1)
+    alternatives = [(tokens,), *parts_of(tokens)]
+    if reason := _without_alternative(work, alternatives):
+        return PartsTable(target, batch, now, device, reason=reason)
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
+        candidates = []
+        for done, parts in enumerate(alternatives):
+            progress(f"prepare rows in parts for {target}", done, len(alternatives))
+            candidates.append(_candidate(graph, parts, target, precision, batch, Path(folder)))
+        found, disturbed = time_alternatives(
+            candidates, lambda done, total: progress("time the rows in parts", done, total)
+        )
+    timings = tuple(PartsTiming(parts, **vars(each)) for parts, each in zip(alternatives, found, strict=True))
+    return PartsTable(target, batch, now, device, timings, disturbed=disturbed)
+
+
+def _without_alternative(work: Mapping[int, int], alternatives: Sequence[tuple[int, ...]]) -> str:
+    """Why nothing is measured; "" if there is something to measure."""
+    if not work:
+        return "no linear over a fixed number of tokens"
+    if len(alternatives) == 1:
+        return f"{alternatives[0][0]} rows are whole tiles, or less than one"
+    least = next(iter(work.values()))
+    return f"{least / 1e6:.0f} million products at batch 1, which are too few" if least < LEAST_MACS else ""
+
+
+def _candidate(
+    graph: Path, parts: tuple[int, ...], target: str, precision: Precision, batch: int, folder: Path
+) -> BenchCandidate:
+    name = "+".join(map(str, parts))
+    written, out = folder / f"{name}.onnx", folder / name
+    placed = in_parts(graph, parts, written)
+    out.mkdir()
+    engine = compile_engine(written, out, target=target, precision=precision, batch=batch, placed=placed)
+    written.unlink()
+    return engine_candidate(engine, out, name)
