@@ -1,11 +1,14 @@
 """Rows in parts, from what is measured to the engine that computes them."""
 
+import click
 import numpy as np
 import pytest
 
+import vitdeploy
 from vitdeploy.benchmark.results import Round
+from vitdeploy.cli.compile import parts_of_text
 from vitdeploy.data.folder import split
-from vitdeploy.errors import GraphError
+from vitdeploy.errors import CapabilityError, GraphError, InputError
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.search import alternatives, parts, row_parts
@@ -104,3 +107,34 @@ def test_an_engine_in_parts_keeps_the_placement_and_answers_the_same(placed, tmp
     with pytest.raises(GraphError, match="the rows of this graph cannot be split"):
         compile_graphs(placed, "openvino-cpu", 1, tmp_path / "none", row_parts=(192, 5))
     assert load_graph(placed / "model.onnx")
+
+
+def test_compile_takes_parts(placed, tmp_path):
+    """A small model is not worth measuring; what is given is done, or refused, and then nothing is written."""
+    by_itself = vitdeploy.compile(placed, "openvino-cpu", tmp_path / "auto", progress=False)
+    assert ("row_parts" in by_itself.document, by_itself.engines[0].row_parts) == (False, None)
+    given = vitdeploy.compile(placed, "openvino-cpu", tmp_path / "given", split_rows=(16, 1), progress=False)
+    assert (given.document["row_parts"], given.engines[0].row_parts) == ([16, 1], (16, 1))
+    assert given.text[0].endswith("; 17 rows as 16 + 1")
+    for rows, said in (((192, 5), "the rows of this graph cannot be split"), ((17,), "rows are split into parts")):
+        with pytest.raises(GraphError, match=said):
+            vitdeploy.compile(placed, "openvino-cpu", tmp_path / "no", split_rows=rows, progress=False)
+        assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize(("text", "parts"), [("auto", "auto"), ("none", "none"), ("192,5", (192, 5))])
+def test_parts_on_the_command_line(text, parts):
+    assert parts_of_text(text) == parts
+
+
+def test_other_text_is_refused():
+    with pytest.raises(click.BadParameter, match="'half' is not auto, none or rows, such as 192,5"):
+        parts_of_text("half")
+
+
+def test_parts_are_for_int8_on_openvino_here(small_export, placed, tmp_path):
+    graph = small_export / "model.onnx"
+    with pytest.raises(CapabilityError, match="does not compute the rows of this graph in parts"):
+        vitdeploy.compile(graph, "openvino-cpu", tmp_path / "float", split_rows=(16, 1), progress=False)
+    with pytest.raises(InputError, match="a device computes all rows at once"):
+        vitdeploy.compile(placed, "openvino-cpu", tmp_path / "there", split_rows=(16, 1), on="pi", progress=False)

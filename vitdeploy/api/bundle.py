@@ -15,6 +15,7 @@ from vitdeploy.api.reporter import Reporter, reporting
 from vitdeploy.api.shown import Shown
 from vitdeploy.api.tables import Line
 from vitdeploy.backends import TARGETS
+from vitdeploy.errors import InputError
 
 if TYPE_CHECKING:
     from vitdeploy.compilation.build_options import BuildOptions
@@ -64,6 +65,7 @@ def compile(
     build: BuildOptions | None = None,
     on: str | None = None,
     accept_known_bad: Sequence[str] = (),
+    split_rows: Literal["auto", "none"] | Sequence[int] = "auto",
     progress: bool | Reporter = True,
 ) -> Bundle:
     """Compile a graph to an engine for one target.
@@ -77,6 +79,8 @@ def compile(
         build: how TensorRT builds.
         on: the name of a registered device, which compiles the engine; it is fetched.
         accept_known_bad: ids of the table of runtimes known to be wrong that are no reason to refuse.
+        split_rows: the parts in which an INT8 engine for openvino-cpu computes the rows of its tokens, such as
+            (192, 5); "auto": those that are measured to be faster on this machine, which a device does not do.
         progress: as for `export`.
 
     Raises:
@@ -84,6 +88,7 @@ def compile(
         KnownBadError: this release of the runtime is known to compute such a graph wrongly.
         CapabilityError: the target cannot do the precision or the task, or the engine did not run as placed.
         MissingPackageError, EngineError: of the runtime.
+        InputError, GraphError: parts for a device, or for a graph of other rows.
 
     >>> import vitdeploy as vd
     >>> graph = vd.export("vit_w32d2h2_patch8_32", progress=False)
@@ -99,6 +104,7 @@ def compile(
         require_target(target, precision or "fp32")
     else:
         check_precision(target, precision or "fp32")
+        _require_together(split_rows)
     file, home, reporter = graph_file(graph), home_of(folder, "bundle", OUTPUT_NAMES), reporting(progress)
 
     from vitdeploy.known_bad.engine import engine_matches
@@ -111,7 +117,9 @@ def compile(
     with reporter, filling(home, OUTPUT_NAMES) as work:
         reporter.progress(f"compile for {target}", 0, 1)
         if on is None:
-            manifest = compile_bundle(file, target, batch, precision, work, reporter.progress, build, accept_known_bad)
+            manifest = compile_bundle(
+                file, target, batch, precision, work, reporter.progress, build, accept_known_bad, split_rows
+            )
             engine = manifest.engines[0]
             seeded = seeded_answers(work / engine.graph, target)
             compared = answers_told(seeded, require_seeded(seeded, engine, work), bool(engine.accepted))
@@ -121,9 +129,6 @@ def compile(
             )
             engine = manifest.engines[0]
         reporter.progress(f"compile for {target}", 1, 1)
-    kernels = ", ".join(f"{count} in {kind}" for kind, count in engine.kernels.items())
-    hidden = "as the graph is typed (this provider does not show its kernels)"
-    kernels = kernels or (hidden if TARGETS[engine.target].typed else "none")
     document = {
         "artifact": engine.artifact,
         "target": engine.target,
@@ -131,16 +136,36 @@ def compile(
         "provider": engine.provider,
         "batch": engine.batch,
         "kernels": engine.kernels,
+        **({"row_parts": list(engine.row_parts)} if engine.row_parts else {}),
         "answers": compared.facts,
         "path": str(home),
     }
-    first = f"{engine.artifact} on {engine.provider}, batch {engine.batch}: linears and convolutions {kernels}"
     known = [match for match in engine_matches(engine, home) if match.entry.action != "avoided"]
     if known:
         document["known_bad"] = [described(match) for match in known]
     taken = engine.accepted or ()
     told = [line for each in known for line in match_lines(each, "accepted" if each.entry.id in taken else "")]
-    return Bundle(home, document, (first, *told, compared.line))
+    return Bundle(home, document, (_ran(engine), *told, compared.line))
+
+
+def _require_together(split_rows: Literal["auto", "none"] | Sequence[int]) -> None:
+    if split_rows not in ("auto", "none"):
+        raise InputError(
+            "a device computes all rows at once",
+            found=f"the parts {', '.join(map(str, split_rows))}",
+            wanted="an engine that this machine compiles",
+            fix="leave the parts out",
+        )
+
+
+def _ran(engine: EngineSpec) -> str:
+    """What ran, in a line."""
+    hidden = "as the graph is typed (this provider does not show its kernels)"
+    kernels = ", ".join(f"{count} in {kind}" for kind, count in engine.kernels.items())
+    kernels = kernels or (hidden if TARGETS[engine.target].typed else "none")
+    parts = engine.row_parts
+    rows = f"; {sum(parts)} rows as {' + '.join(map(str, parts))}" if parts else ""
+    return f"{engine.artifact} on {engine.provider}, batch {engine.batch}: linears and convolutions {kernels}{rows}"
 
 
 def _compile_on(

@@ -47,10 +47,14 @@ class PartsTable:
         return min(surely, key=lambda each: each.ratio).parts if surely else None
 
 
-def in_parts(graph: Path, parts: Sequence[int], out: Path) -> int:
-    """Write a placed graph with its rows in parts, and count its linears and convolutions in INT8."""
+def in_parts(graph: Path, parts: Sequence[int] | None, out: Path) -> int:
+    """Write a placed graph with its rows in parts, None for all at once; give its linears and convolutions in INT8.
+
+    Raises:
+        GraphError: the rows cannot be split so.
+    """
     model = load_graph(graph)
-    if len(parts) > 1:
+    if parts is not None:
         split_rows(model, parts)
     save_graph(model, out)
     return count_int8(model)

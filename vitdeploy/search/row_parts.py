@@ -68,7 +68,7 @@ def _candidate(
 ) -> BenchCandidate:
     name = "+".join(map(str, parts))
     written, out = folder / f"{name}.onnx", folder / name
-    placed = in_parts(graph, parts, written)
+    placed = in_parts(graph, parts if len(parts) > 1 else None, written)
     out.mkdir()
     engine = compile_engine(written, out, target=target, precision=precision, batch=batch, placed=placed)
     written.unlink()

@@ -8,11 +8,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.write import write_bundle
+from vitdeploy.compilation.backend import COMPILE
 from vitdeploy.compilation.build_options import BuildOptions
-from vitdeploy.errors import TargetError
+from vitdeploy.errors import CapabilityError, TargetError
 from vitdeploy.graph.io.files import (
     GraphMetadata,
     fixed_batch,
@@ -30,7 +32,8 @@ from vitdeploy.spec import EngineSpec, GraphSpec, Manifest, Precision
 from vitdeploy.stages.capability import check_precision
 from vitdeploy.stages.compile import check_task, compile_graphs
 from vitdeploy.stages.engines import read_engine
-from vitdeploy.stages.files import TOKENIZER_FILE, graphs_in, known_labels
+from vitdeploy.stages.files import MODEL_FILE, TOKENIZER_FILE, graphs_in, known_labels
+from vitdeploy.stages.step import QUANTIZED
 
 
 @dataclass(frozen=True)
@@ -117,10 +120,15 @@ def compile_bundle(
     progress: Progress = silent,
     build: BuildOptions | None = None,
     accepted: Sequence[str] = (),
+    split_rows: Literal["auto", "none"] | Sequence[int] = "none",
 ) -> Manifest:
     """Compile a graph (with its sibling, for an encoder-decoder) for `target` into the empty folder `out`.
 
+    Args:
+        split_rows: the parts in which an INT8 engine computes the rows of its tokens; "auto": as is measured here.
+
     Raises:
+        GraphError: the rows cannot be split so.
         KnownBadError: the runtime is known to compute such a graph wrongly, by an entry that is not `accepted`.
         TargetError: the graph was placed for another target or precision, or has a fixed batch and is to have profiles.
         CapabilityError: the target cannot do the precision, or the task.
@@ -131,8 +139,35 @@ def compile_bundle(
         made.mkdir()
         graphs = place_graphs(file, target, precision, placed)
         graphs.check_build(build)
-        compile_graphs(placed, target, batch or graphs.batch, made, progress, build, accepted)
+        size = batch or graphs.batch
+        parts = _row_parts(graphs, size, split_rows, progress)
+        compile_graphs(placed, target, size, made, progress, build, accepted, parts)
         return bundle_of(graphs, read_engine(made), made, out)
+
+
+def _row_parts(
+    placed: PlacedGraphs, batch: int, wanted: Literal["auto", "none"] | Sequence[int], progress: Progress
+) -> Sequence[int] | None:
+    """The parts in which the rows of a placement are computed; None for all at once.
+
+    Raises:
+        CapabilityError: parts for a target, precision or task that has none.
+    """
+    from vitdeploy.search.row_parts import measure_row_parts
+
+    able = COMPILE[placed.target].splits_rows and placed.precision in QUANTIZED and placed.metadata.task not in FLOWS
+    if wanted == "none" or (wanted == "auto" and not able):
+        return None
+    if not able:
+        raise CapabilityError(
+            f"{placed.target} does not compute the rows of this graph in parts",
+            found=f"precision {placed.precision}, for the task {placed.metadata.task}",
+            wanted="a graph in INT8 for openvino-cpu, of one graph",
+            fix="leave the parts out",
+        )
+    if wanted != "auto":
+        return tuple(wanted)
+    return measure_row_parts(placed.folder / MODEL_FILE, placed.target, batch, progress=progress).best
 
 
 def bundle_of(placed: PlacedGraphs, engine: EngineSpec, folder: Path, out: Path) -> Manifest:
