@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vitdeploy.bundle.write import Golden, GoldenAnswers
+from vitdeploy.bundle.write import GOLDEN_BYTES, Golden, GoldenAnswers
 from vitdeploy.pipeline.job import Job
 from vitdeploy.runtime.answers import bound, count_same
 from vitdeploy.runtime.engine import make_runner
@@ -17,8 +17,6 @@ from vitdeploy.stages.reference_model import reference_runner
 from vitdeploy.verification.gate import GUARD
 
 GOLDEN_SAMPLES = 8
-# Masks of a panoptic model are large: it gets fewer samples, so that they stay small next to the engines.
-GOLDEN_BYTES = 16 << 20
 # How far the outputs of one engine may lie apart on two machines, of max|a - b| / max|b|: as measured over instruction
 # sets, threads and batches (docs/bundle.md), and some room. A wrong engine is off by about 1.
 TOLERANCE = {
