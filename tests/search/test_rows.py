@@ -1,9 +1,13 @@
 """The number of rows that a target is fastest with: what is measured, and what is made of it."""
 
+import math
+
 import numpy as np
 import pytest
+from scipy import stats
 
-from vitdeploy.benchmark.results import Round
+from vitdeploy.benchmark.paired import ratio_of_rounds
+from vitdeploy.benchmark.results import Machine, Round
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.graph.passes.row_alignment import align_rows
@@ -39,14 +43,24 @@ def test_every_candidate_is_measured(small_export, monkeypatch, target, precisio
     assert {f"prepare 24 rows for {target}", "time the rows"} <= set(told)
 
 
-def table(times, processes=4, disturbed=""):
-    """With these medians, of rounds that vary by 2 %, for each number of rows."""
+def measured(times, processes=4, machine=None):
+    """Rounds with these medians that vary by 2 %, for each number of rows."""
     noise = np.random.default_rng(0).uniform(0.98, 1.02, (len(times), 16))
-    measured = [
-        (number, [Round(1, np.array([ms * each]), 0.25, k * processes // 16) for k, each in enumerate(noise[i])])
+    return [
+        (
+            number,
+            [
+                Round(1, np.array([ms * each]), 0.25, k * processes // 16, machine=machine)
+                for k, each in enumerate(noise[i])
+            ],
+        )
         for i, (number, ms) in enumerate(times.items())
     ]
-    return rows.RowTable("openvino-cpu", "int8", "today", {}, 197, rows._timings(measured), disturbed)
+
+
+def table(times, processes=4, disturbed=""):
+    timings = rows._timings(measured(times, processes))
+    return rows.RowTable("openvino-cpu", "int8", "today", {}, 197, timings, disturbed)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +74,21 @@ def table(times, processes=4, disturbed=""):
 )
 def test_the_best_is_the_fastest_that_is_surely_faster(times, best):
     assert table(times).best.rows == best
+
+
+@pytest.mark.parametrize("others", [1, 2, 4])
+def test_each_of_several_intervals_is_wider_so_that_all_hold_at_95_percent(others):
+    """Bonferroni: each of k is left out with 5 % / k; what others used of the machine widens each by as much."""
+    for machine, bias in ((None, 0.0), (Machine(0.2, 0.1, 0.0, None, None, None, None, 0.0, 0.01), 0.04)):
+        (_, plain), *several = found = measured({197 + 8 * i: 30.0 + i for i in range(others + 1)}, machine=machine)
+        timings = rows._timings(found)
+        assert timings[0] == rows.RowTiming(197, tuple(block.latencies_ms[0] for block in plain), 1.0, 1.0, 1.0)
+        for timing, (number, each) in zip(timings[1:], several, strict=True):
+            ratio = ratio_of_rounds(each, plain)
+            reach = stats.t.ppf(1 - 0.05 / others / 2, ratio.freedom) * ratio.error + bias
+            assert (timing.rows, timing.rounds_ms) == (number, tuple(block.latencies_ms[0] for block in each))
+            ends = (ratio.log - reach, ratio.log, ratio.log + reach)
+            assert (timing.low, timing.ratio, timing.high) == pytest.approx([math.exp(end) for end in ends])
 
 
 def test_what_processes_differ_by_is_in_the_intervals():
