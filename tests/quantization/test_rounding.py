@@ -61,21 +61,25 @@ def best_scales(weight, power, largest=127):
 
 
 def weights_of(seed, inputs=INPUTS, outputs=8):
-    """Some output channels have one large weight, so that clipping it rounds the others better."""
+    """Some output channels have one large weight, so that clipping it rounds the others better; one very large."""
     generator = np.random.default_rng(seed)
     weight = generator.standard_normal((inputs, outputs))
     weight[generator.integers(0, inputs, outputs), np.arange(outputs)] *= generator.uniform(1, 3, outputs)
+    weight[0, -1] = 100
     return weight.astype(np.float32)
 
 
 @pytest.mark.parametrize(("bits", "largest"), [(8, 127), (7, 63)])
 def test_weights_are_rounded_as_the_published_algorithm_rounds_them(bits, largest):
-    found, weight, noise = gathered(correlated(0)), weights_of(1), 0.3
+    x, weight, noise = 0.1 * correlated(0), weights_of(1), 1e-6
+    x[:, 0] *= 1e-3  # its weights may be clipped as far as that is tried
+    found = gathered(x)
     rounded, scales = round_weight(weight, found, noise, bits=bits)
     assert (rounded.dtype, scales.dtype) == (np.int8, np.float32)
     hessian = found.covariance + noise * np.eye(INPUTS)
     np.testing.assert_allclose(scales, best_scales(weight, np.diag(hessian), largest), rtol=1e-6)
-    assert len(np.unique(np.round(scales * largest / np.abs(weight).max(axis=0), 3))) > 1
+    kept = np.round(scales * largest / np.abs(weight).max(axis=0), 3)
+    assert kept.min() == 0.7 and kept.max() > 0.7
     np.testing.assert_array_equal(rounded, gptq(weight, hessian, scales, largest))
 
 
@@ -110,9 +114,19 @@ def test_a_variance_that_float32_sums_have_made_negative_counts_as_none():
     found = gathered(x)
     power = found.covariance.diagonal().copy()
     found.covariance[3, 3] = -0.005 * power.mean()
+    weight[3, 0], weight[3, 1:] = 9, 0.3 * weight[3, 1:]  # clipping would seem to pay for that alone
     rounded, scales = round_weight(weight, found, 0.0)
     np.testing.assert_allclose(scales, best_scales(weight, power), rtol=1e-6)
     np.testing.assert_array_equal(rounded[3], np.rint(weight[3] / scales).clip(-127, 127))
+
+
+def test_where_no_input_varies_nothing_is_clipped():
+    weight, nothing = weights_of(7, 24), np.zeros((24, 24))
+    found = Statistics(np.ones(24), np.ones(24), np.ones(24), nothing, 999)
+    for ours, nearest in zip(round_weight(weight, found, 0.0), quantize_weight(weight, 1), strict=True):
+        np.testing.assert_array_equal(ours, nearest)
+    rounded, scales = round_weight(np.zeros((24, 2), np.float32), found, 0.0)
+    assert not rounded.any() and (scales > 0).all()
 
 
 def one_linear(weight, bias=None):
@@ -128,9 +142,9 @@ def one_linear(weight, bias=None):
 @pytest.mark.parametrize("biased", [True, False])
 def test_a_linear_is_rounded_for_uint8_inputs_and_keeps_the_mean_of_its_outputs(biased):
     """The rounding errors of x, uniform within a step of a 255th of its range, are a part of the Hessian."""
-    x, weight = correlated(8, inputs=48), weights_of(9, 48)
-    x[:, :4] *= 30  # a step as large as other channels
-    found, bias = gathered(x), np.linspace(-1, 1, 8).astype(np.float32) if biased else None
+    x, weight = correlated(8, inputs=48), weights_of(9, 48, 32)
+    x[:, :4] *= 60  # a step as large as other channels
+    found, bias = gathered(x), np.linspace(-1, 1, 32).astype(np.float32) if biased else None
     (rounded, scales), moved = round_linear(one_linear(weight, bias), found)
     step = (x.max() - x.min()) / 255
     hessian = found.covariance + step**2 / 12 * np.eye(48)
@@ -151,7 +165,7 @@ def test_each_group_and_position_of_a_convolution_is_rounded_by_its_own_channels
     x = correlated(11, inputs=8)
     found = gathered(x)
     (rounded, scales), bias = round_linear(linear, found, bits=7)
-    assert rounded.shape == weight.shape
+    assert (rounded.shape, rounded.dtype, scales.dtype) == (weight.shape, np.int8, np.float32)
     np.testing.assert_allclose(scales, np.abs(weight).max(axis=(1, 2, 3)) / 63, rtol=1e-6)
     noise = ((x.max() - min(x.min(), 0)) / 255) ** 2 / 12
     for group, channels in enumerate((slice(0, 4), slice(4, 8))):

@@ -168,18 +168,23 @@ def read_by_another(name):
     elif name == "channels turned around":
         turned = b.op("Gather", x, b.ints(*range(WIDTH)[::-1]), axis=2)
         outputs.append(b.op("Neg", b.linear(turned, WIDTH, 3, "two")))
+    elif name == "two channels swapped":
+        turned = b.op("Gather", x, b.ints(1, 0, *range(2, WIDTH)), axis=2)
+        outputs.append(b.op("Neg", b.linear(turned, WIDTH, 3, "two")))
     elif name == "channels as rows":
         outputs.append(b.op("Neg", b.linear(b.op("Transpose", x, perm=[0, 2, 1]), TOKENS, 3, "two")))
     elif name == "no bias in the norm":
         b.nodes[0].input.pop()
-    return b.model({"x": ["batch", TOKENS, WIDTH]}, *outputs)
+    elif name == "weights that are no constants":
+        b.nodes[0].input[1] = "gamma"
+    return b.model({"x": ["batch", TOKENS, WIDTH], "gamma": [WIDTH]}, *outputs)
 
 
 @pytest.mark.parametrize(
     "name",
     [
         *("sum", "graph output", "second operand", "part of the channels", "channels turned around"),
-        *("channels as rows", "no bias in the norm"),
+        *("two channels swapped", "channels as rows", "no bias in the norm", "weights that are no constants"),
     ],
 )
 def test_a_norm_that_anything_but_linears_reads_stays(name):
@@ -232,7 +237,7 @@ def test_a_reader_without_bias_that_ends_the_graph_is_not_shifted():
 @pytest.mark.parametrize(
     ("form", "bias"), [("separate", True), ("separate", False), ("slices", True), ("split", False)]
 )
-@pytest.mark.parametrize(("seed", "spread", "lean"), [(0, 1.5, 1.0), (1, 0.2, 3.0)])
+@pytest.mark.parametrize(("seed", "spread", "lean"), [(0, 1.5, 1.0), (1, 0.2, 3.0), (2, 0.1, 0.2)])
 def test_values_get_the_shift_and_the_scale_of_the_projection_behind(form, bias, seed, spread, lean):
     """Rows of softmax sum to one: what is taken from a value is taken from the mixed one."""
     model = uneven(attention_model(TOKENS, form, seed, bias=bias), seed, "attn.proj.weight_t")
@@ -270,4 +275,26 @@ def test_values_that_gain_nothing_or_are_not_asked_for_stay():
     before = ir.to_proto(model)
     alike = Statistics(-np.ones(WIDTH), np.ones(WIDTH), np.zeros(WIDTH), np.ones(WIDTH) / 4, 99)
     assert smooth_values(model, {name: alike}, FoldRequest(["attn.proj"], GAIN)) == ({name: alike}, [])
+    assert ir.to_proto(model) == before
+
+
+@pytest.mark.parametrize("between", ["linear and values", "mix and projection", "values and another reader"])
+def test_values_with_more_than_an_attention_around_them_stay(between):
+    """An operator that is no layout, or a reader that is not this attention."""
+    model = attention_model(TOKENS, "separate", 0)
+    name = str(next(linear for linear in find_linears(model) if linear.name == "attn.proj").input.name)
+    value = next(linear for linear in find_linears(model) if linear.name == "attn.v").output
+    mixed = next(node for node in model.graph if node.name == "attn/mix").outputs[0]
+    source = mixed if between == "mix and projection" else value
+    readers = list(source.uses())
+    added = ir.node("Neg", [source], name="added")
+    added.outputs[0].name, added.outputs[0].shape, added.outputs[0].dtype = "added", source.shape, source.dtype
+    model.graph.insert_after(source.producer(), added)
+    if between == "values and another reader":
+        model.graph.outputs.append(added.outputs[0])
+    else:
+        for node, index in readers:
+            node.replace_input_with(index, added.outputs[0])
+    before, known = ir.to_proto(model), {name: statistics(1)}
+    assert smooth_values(model, known, FoldRequest(["attn.proj"], GAIN)) == (known, [])
     assert ir.to_proto(model) == before
