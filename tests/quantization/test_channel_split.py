@@ -126,6 +126,15 @@ def test_codes_of_copies_add_up_to_the_code_of_the_whole_channel(width, count):
     alike = count * np.rint(x[:, 0] / scale / count / step.scale) * step.scale * scale
     assert np.abs(alike - x[:, 0]).max() > 0.9 * count * half
     np.testing.assert_allclose(split.offsets[mine].sum(), 0, atol=1e-12)
+    np.testing.assert_allclose(split.found.low[mine], values[0])
+    np.testing.assert_allclose(split.found.high[mine], values[-1])
+
+
+def test_a_channel_that_reaches_far_below_zero_is_copied_too():
+    found = statistics(3, outliers=())
+    found.low[7] = -40
+    split = best_split(found, second_of(hidden_model()), GainThreshold(NEVER, 1.0))
+    assert split.copies[7] > 2
 
 
 @given(
@@ -139,7 +148,9 @@ def test_copies_make_the_range_as_small_as_a_sixteenth_more_channels_can(width, 
     generator = np.random.default_rng(seed)
     reach = generator.uniform(0.1, 1, width)
     reach[seed % width] *= times
+    reach[(seed + 1) % width] = 0
     copies = _copies(reach)
+    assert copies.dtype == _copies(np.ones(16)).dtype == np.int64
     most = width + max(width // 16, 1)
     if width % 16 == 0:
         most -= most % 16
@@ -193,8 +204,12 @@ def test_any_gain_is_enough_where_that_is_asked_for():
         known = {str(second_of(model).input.name): found}
         done = smooth_hidden(model, known, FoldRequest(["fc2"], never, any_gain))[1]
         assert [each.layer for each in done] == any_gain
-    best = best_split(found, second_of(hidden_model()), GainThreshold(1.0, 1.0))
-    assert (done[0].gain, done[0].copies, done[0].alpha) == (best.gain, best.copies, best.alpha)
+    for found in (statistics(1), statistics(1, outliers=()), statistics(3, spread=2.0)):
+        model = hidden_model()
+        known = {str(second_of(model).input.name): found}
+        [done] = smooth_hidden(model, known, FoldRequest(["fc2"], never, ["fc2"]))[1]
+        best = best_split(found, second_of(hidden_model()), GainThreshold(1.0, 1.0))
+        assert (done.gain, done.copies, done.alpha) == (best.gain, best.copies, best.alpha)
 
 
 def test_seven_bits_are_asked_about_as_seven():
