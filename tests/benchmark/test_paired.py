@@ -66,6 +66,8 @@ def test_equal_rounds_leave_the_2_percent_that_processes_are_known_to_differ_by(
     assert found.freedom == 3 + processes - 1
     assert found.error == found.between == pytest.approx(expected_error(processes, 0.0))
     assert found.spread == pytest.approx(0)
+    pairs = paired_ratio([2.0, 2.0, 2.0], [1.0, 1.0, 1.0])
+    assert pairs == PairedRatio(pytest.approx(math.log(2)), 0.0, 2, 0.0, between=0.0, bias=0.0)
 
 
 def test_processes_that_differ_and_rounds_that_do_not():
@@ -109,6 +111,7 @@ def test_rounds_of_one_process_that_follow_each_other_say_less(x):
     if twice:  # two processes that agree: neighbours are those of one process
         pooled = (x.var(ddof=1) * (len(x) - 1) * 2) / (2 * len(x) - 2) / len(x) * (1 + rho) / (1 - rho)
         assert twice.error == pytest.approx(expected_error(2, 0.0, pooled))
+        assert twice.between == pytest.approx(expected_error(2, 0.0))
 
 
 def test_influences_of_rounds_are_those_on_the_trimmed_mean():

@@ -148,6 +148,12 @@ def test_a_budget_that_nothing_meets_and_one_of_no_classifier():
     assert (taken(none), none.met, none.int8.expected) == (["cheap in float"], None, None)
 
 
+def test_where_int8_costs_nothing_it_stays_and_where_it_saves_nothing_float_is_free():
+    assert taken(World({"a": (0.0, 2.0, 1.0), "b": (0.0, 2.0, 1.0)}).search()) == []
+    saved = World({"a": (0.5, 1.0, 1.0), "b": (0.5, 1.0, 2.0)}).search()
+    assert sorted(taken(saved)) == ["a in float", "b in float"]
+
+
 def test_a_layer_that_is_faster_in_float_goes_there_first():
     """Its price is negative, and INT8 saves nothing there; its gain is divided by the least price."""
     found = World({**FOUR, "small": (0.125, 4.0, 5.0)}).search()
