@@ -66,6 +66,7 @@ def test_equal_rounds_leave_the_2_percent_that_processes_are_known_to_differ_by(
     assert found.freedom == 3 + processes - 1
     assert found.error == found.between == pytest.approx(expected_error(processes, 0.0))
     assert found.spread == pytest.approx(0)
+    assert clustered(np.array([0.3]), [0]) == PairedRatio(0.3, pytest.approx(0.02), 3, 0.0, pytest.approx(0.02))
     pairs = paired_ratio([2.0, 2.0, 2.0], [1.0, 1.0, 1.0])
     assert pairs == PairedRatio(pytest.approx(math.log(2)), 0.0, 2, 0.0, between=0.0, bias=0.0)
 
@@ -97,6 +98,8 @@ def autocorrelated(x):
         np.array([0.04, -0.04, 0.04, -0.04]),
         np.array([0.01, 0.02, -0.05, 0.02]),
         np.array([0.05, 0.03, -0.02, -0.06]),
+        np.array([0.05, 0.03, -0.02, 0.01]),
+        np.array([0.04, 0.02, 0.0, 0.01]),
         np.array([0.04, 0.05]),
     ],
 )
