@@ -8,8 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from vitdeploy.benchmark.paired import PairedRatio, clustered, paired_ratio, quantile, ratio_of_rounds
-from vitdeploy.benchmark.results import Round
+from vitdeploy.benchmark.paired import (
+    PairedRatio,
+    clustered,
+    paired_ratio,
+    quantile,
+    ratio_of_medians,
+    ratio_of_rounds,
+)
+from vitdeploy.benchmark.results import Machine, Round
 from vitdeploy.verification.intervals import log_ratio, student
 
 
@@ -45,7 +52,109 @@ def test_paired_ratio_covers_the_truth_and_sees_it_through_disturbances():
     assert np.mean([log_ratio(*pair)[1] > 1 for pair in zip(a, b, strict=True)]) < 0.5
 
 
+def expected_error(processes, seen, noise=0.0, several=True):
+    """The docstring's shrinkage: the squared error of a process by experience, 2 % and the noise of its rounds, counts
+    as three processes, and the one that was seen as one less than there were."""
+    both = (3 * (0.02**2 + noise) + (processes - 1) * seen) / (3 + processes - 1)
+    return math.sqrt(both / processes)
+
+
+@pytest.mark.parametrize(("processes", "each"), [(1, 4), (2, 1), (3, 7), (6, 5)])
+def test_equal_rounds_leave_the_2_percent_that_processes_are_known_to_differ_by(processes, each):
+    found = clustered(np.full(processes * each, 0.3), np.repeat(np.arange(processes), each).tolist())
+    assert found.log == pytest.approx(0.3)
+    assert found.freedom == 3 + processes - 1
+    assert found.error == found.between == pytest.approx(expected_error(processes, 0.0))
+    assert found.spread == pytest.approx(0)
+    assert clustered(np.array([0.3]), [0]) == PairedRatio(0.3, pytest.approx(0.02), 3, 0.0, pytest.approx(0.02))
+    pairs = paired_ratio([2.0, 2.0, 2.0], [1.0, 1.0, 1.0])
+    assert pairs == PairedRatio(pytest.approx(math.log(2)), 0.0, 2, 0.0, between=0.0, bias=0.0)
+
+
+def test_processes_that_differ_and_rounds_that_do_not():
+    """Too few to trim: the variance of a process's mean is that of the means."""
+    means = np.array([-0.05, 0.02, 0.06])
+    found = clustered(np.repeat(means[:2], 2), [7, 7, 4, 4])
+    assert found.log == pytest.approx(means[:2].mean())
+    assert found.error == found.between == pytest.approx(expected_error(2, means[:2].var(ddof=1)))
+    apart = clustered(means, [0, 1, 2])  # one round each: noise of rounds and differences of processes are one
+    variance = means.var(ddof=1)
+    assert apart.error == pytest.approx(expected_error(3, variance, variance))
+    assert apart.between == pytest.approx(expected_error(3, 0.0))
+    assert apart.spread == pytest.approx(means.std(ddof=1))
+
+
+def autocorrelated(x):
+    """Marriott and Pope's correction of r_1 about the mean, which is short by (1 + 3 rho) / n; from 0 to 0.8."""
+    x, n = x - x.mean(), len(x)
+    r = max(0.0, (x[1:] * x[:-1]).sum() / (x**2).sum() * n / (n - 1))
+    plain = (x[1:] * x[:-1]).sum() / (x**2).sum() * n / (n - 1)
+    return min(max(0.0, plain + (1 + 3 * r) / n), 0.8)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.array([0.04, -0.04, 0.04, -0.04]),
+        np.array([0.01, 0.02, -0.05, 0.02]),
+        np.array([0.05, 0.03, -0.02, -0.06]),
+        np.array([0.05, 0.03, -0.02, 0.01]),
+        np.array([0.04, 0.02, 0.0, 0.01]),
+        np.array([0.04, 0.05]),
+    ],
+)
+def test_rounds_of_one_process_that_follow_each_other_say_less(x):
+    """The error of a mean of n values, var / n, times (1 + rho) / (1 - rho); too few to trim."""
+    rho = autocorrelated(x)
+    noise = x.var(ddof=1) / len(x) * (1 + rho) / (1 - rho)
+    found = clustered(x, [0] * len(x))
+    assert found.error == pytest.approx(expected_error(1, 0.0, noise))
+    assert found.between == pytest.approx(expected_error(1, 0.0))
+    twice = clustered(np.concatenate([x, x]), [0] * len(x) + [1] * len(x)) if len(x) < 3 else None
+    if twice:  # two processes that agree: neighbours are those of one process
+        pooled = (x.var(ddof=1) * (len(x) - 1) * 2) / (2 * len(x) - 2) / len(x) * (1 + rho) / (1 - rho)
+        assert twice.error == pytest.approx(expected_error(2, 0.0, pooled))
+        assert twice.between == pytest.approx(expected_error(2, 0.0))
+
+
+def test_influences_of_rounds_are_those_on_the_trimmed_mean():
+    """By moving one round after the other a little: what the mean then moves by, summed for each process."""
+    generator = np.random.default_rng(4)
+    logs = generator.normal(0, 0.05, 15) + np.repeat([-0.05, 0.0, 0.06], 5)
+    of, winsorised = np.repeat([0, 1, 2], 5), stats.mstats.winsorize(logs, limits=(0.2, 0.2)).data
+    influence = (winsorised - winsorised.mean()) / 0.6
+    seen = 3 / 2 * sum(influence[of == each].sum() ** 2 for each in range(3)) / 15**2
+    centred = [influence[of == each] - influence[of == each].mean() for each in range(3)]
+    squares = sum((each**2).sum() for each in centred)
+    r = sum((each[1:] * each[:-1]).sum() for each in centred) / squares * 5 / 4
+    rho = min(max(0.0, r + (1 + 3 * max(0.0, r)) / 5), 0.8)
+    noise = squares / 12 / 5 * (1 + rho) / (1 - rho)
+    found = clustered(logs, of.tolist())
+    assert found.log == pytest.approx(stats.trim_mean(logs, 0.2))
+    assert found.error == pytest.approx(expected_error(3, 3 * seen, noise))
+    assert found.between == pytest.approx(expected_error(3, max(0.0, 3 * seen - noise)))
+    assert found.spread == pytest.approx(winsorised.std(ddof=1))
+
+
+def test_what_others_used_is_a_bias_of_the_artifact_that_lost_more():
+    def disturbed(waited):
+        machine = Machine(0.2, 0.4, 0.0, None, None, None, None, 0.0, waited)
+        return [Round(1, np.array([ms, ms, 90.0]), 0.5, 0, machine=machine) for ms in (1.0, 1.1, 0.9, 1.0)]
+
+    first, second = disturbed(0.01), disturbed(0.02)
+    for a, b in ((first, second), (second, first)):
+        found = ratio_of_rounds(a, b)
+        assert found.bias == pytest.approx(0.04)
+        assert found.reach == pytest.approx(quantile(found.freedom) * found.error + 0.04)
+        assert found.interval == pytest.approx((1.0, math.exp(-found.reach), math.exp(found.reach)))
+    alone = ratio_of_medians([1.0, 1.1, 0.9, 1.0], [2.0] * 4)
+    assert alone.interval[0] == pytest.approx(0.5, rel=0.01)
+    assert alone == clustered(np.log(np.array([1.0, 1.1, 0.9, 1.0])) - np.log(2.0), [0] * 4)
+
+
 def test_quantiles_are_students():
+    for freedom in range(1, 31):
+        assert quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), abs=5.1e-4)
     for freedom in (1, 2, 5, 30, 31, 60, 500):
         assert quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=2e-3)
 

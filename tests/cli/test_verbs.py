@@ -106,16 +106,16 @@ def test_export_list_shows_the_built_in_models_that_match(here):
 
 
 def test_optimize_rewrites_and_compares(here, small_export, tmp_path):
-    found = document(here("optimize", small_export, "-o", "out", "--json"))
+    found = document(here("optimize", small_export, "-o", "out", "--qkv", "separate", "--json"))
     counts = found["rewrites"]["model"]
-    assert (counts["class_token_only"], counts["fold_attention_scale"]) == (1, 2)
+    assert (counts["class_token_only"], counts["fold_attention_scale"], counts["split_qkv"]) == (1, 2, 2)
     assert 0 < found["difference"]["model"] < 1e-4
     onnx.checker.check_model(onnx.load(tmp_path / "out" / "model.onnx"), full_check=True)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["model.onnx", "optimize.json"]
     options = ("--without", "class_token_only", "--qkv", "merged", "--align-rows", "24", "--rotate-residual")
     less = document(here("optimize", "out", "-o", "less", *options, "--json"))
     assert "class_token_only" not in less["rewrites"]["model"]
-    assert less["rewrites"]["model"]["merge_qkv"] >= 0
+    assert less["rewrites"]["model"]["merge_qkv"] == 2
     assert less["rewrites"]["model"]["align_rows"] > 0
     assert less["rewrites"]["model"]["rotate_residual"] == 5
 

@@ -298,6 +298,18 @@ def test_the_expected_error_is_about_the_one_that_is_made():
     assert 0.5 < expected_error(found, [weight]) / made < 2
 
 
+def test_ranges_leave_a_tenth_of_room_for_other_images():
+    """On the input of a graph, which nothing folds: an image that reaches a little further is not clipped."""
+    b = Builder(0)
+    model = b.model({"x": ["batch", TOKENS, WIDTH]}, b.linear("x", WIDTH, WIDTH, "fc"))
+    x = np.random.default_rng(0).uniform(-3, 1, (BATCH, TOKENS, WIDTH)).astype(np.float32)
+    observer = Observer(-1)
+    observer.update(x)
+    found = prepare(model, {"x": observer.statistics()}, ["fc"], TARGET).ranges["x"]
+    room = 0.1 * (x.max() - x.min())
+    assert (x.min() - found.low, found.high - x.max()) == pytest.approx((room, 0.2 * x.max()), rel=0.05)
+
+
 def test_prepared_graphs_lose_less_in_int8():
     """The whole preparation against none, in fake quantization by numpy of one MLP with an outlier."""
     model = outlier_model(0, 100)

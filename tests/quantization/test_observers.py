@@ -190,7 +190,7 @@ def test_an_observation_goes_on_from_its_state(model, images, statistics):
         second.restore(state)
         for pixels in images[3:]:
             second.update(pixels)
-    assert second.images == 22
+    assert (second.images, second.batches) == (22, 6)
     assert second.checks.images == 22
     found = second.statistics()
     assert list(found) == list(statistics)
@@ -219,23 +219,28 @@ def linear_model():
     return ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8))
 
 
-def standing_out(*images):
+def standing_out(*images, state=None):
     with Observation(linear_model(), TINY_IMAGE) as observation:
+        if state:
+            observation.restore(state)
         for image in images:
             observation.update(np.array(image, np.uint8).reshape(1, 2, 2, 1))
-    return observation.standing_out()
+    return observation.standing_out(), observation.state()
 
 
-def test_an_image_that_alone_makes_the_ranges_wider_stands_out():
+@pytest.mark.parametrize("interrupted", [0, 3, 6])
+def test_an_image_that_alone_makes_the_ranges_wider_stands_out(interrupted):
     grey = [[100, 120, 140, 155 - i] for i in range(8)]
-    [(number, times)] = standing_out(*grey[:4], [0, 255, 0, 255], *grey[4:]).items()
+    images = [*grey[:4], [0, 255, 0, 255], *grey[4:]]
+    state = standing_out(*images[:interrupted])[1] if interrupted else None
+    [(number, times)] = standing_out(*images[interrupted:], state=state)[0].items()
     assert number == 4
     assert times == pytest.approx((255 / (155 - 100) + (255 - 127.5) / (155 - 127.5)) / 2, rel=0.01)
 
 
 def test_of_two_images_that_reach_as_far_neither_stands_out():
-    assert standing_out([100, 120, 140, 155], [0, 255, 0, 255], [255, 0, 255, 0]) == {}
-    assert standing_out([100, 120, 140, 155], [100, 120, 140, 160]) == {}
+    assert standing_out([100, 120, 140, 155], [0, 255, 0, 255], [255, 0, 255, 0])[0] == {}
+    assert standing_out([100, 120, 140, 155], [100, 120, 140, 160])[0] == {}
 
 
 # --- values that are not finite ---------------------------------------------------------------------------------------

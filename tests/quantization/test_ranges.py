@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper
 
-from vitdeploy.quantization.ranges import TINY, Range, activation_scale, quantize_weight
+from vitdeploy.quantization.ranges import (
+    TINY,
+    Range,
+    activation_scale,
+    largest_weight,
+    quantize_weight,
+    range_of,
+    step_of,
+    symmetric_step,
+)
+from vitdeploy.quantization.statistics import Statistics
 
 values = st.floats(-(2.0**20), 2.0**20, width=32)
 # Half a step, and what float32 division adds to it at 255 steps from zero.
@@ -123,3 +133,47 @@ def test_one_large_channel_does_not_coarsen_the_others():
     weight = np.array([[1000.0, 0.001]], np.float32)
     quantized, scales = quantize_weight(weight, 1)
     np.testing.assert_allclose(quantized * scales, weight, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("bits", "largest"), [(8, 127), (7, 63)])
+def test_the_largest_weight_of_each_channel_takes_the_whole_range_of_its_bits(bits, largest):
+    """Against int8 and float64 arithmetic on single values."""
+    weight = np.random.default_rng(0).normal(0, 2, (3, 4, 5)).astype(np.float32)
+    assert largest_weight(bits) == largest
+    for axis in range(3):
+        quantized, scales = quantize_weight(weight, axis, bits)
+        for channel in range(weight.shape[axis]):
+            values = np.take(weight, channel, axis).astype(np.float64)
+            step = np.abs(values).max() / largest
+            assert scales[channel] == pytest.approx(step, rel=1e-6)
+            np.testing.assert_array_equal(np.take(quantized, channel, axis), np.round(values / step))
+            assert np.abs(np.take(quantized, channel, axis)).max() == largest
+
+
+def test_a_symmetric_step_holds_the_end_that_is_further_from_zero():
+    assert symmetric_step(Range(-254.0, 127.0)) == 2
+    assert symmetric_step(Range(-1.0, 12.7)) == pytest.approx(0.1)
+    assert symmetric_step(Range(1.0, 12.7)) == pytest.approx(0.1)
+    assert symmetric_step(Range(-12.7, -1.0)) == pytest.approx(0.1)
+    assert symmetric_step(Range(0.0, 0.0)) == np.float32(TINY)
+    assert symmetric_step(Range(0.0, 1.0)).dtype == np.float32
+
+
+@pytest.mark.parametrize(("low", "high", "width"), [(-3.0, 7.2, 10.2), (2.0, 5.1, 5.1), (-5.1, -2.0, 5.1), (0, 0, 0)])
+def test_a_step_is_a_255th_of_the_range_that_holds_zero(low, high, width):
+    assert step_of(Range(low, high)) == pytest.approx(width / 255)
+    assert float(activation_scale(Range(low, high)).scale) == pytest.approx(max(width / 255, TINY), rel=1e-6)
+
+
+def test_a_range_is_from_the_smallest_to_the_largest_channel_and_can_be_clipped():
+    found = Statistics(np.array([-1.0, -5.0, 0.5]), np.array([2.0, 1.0, 9.0]), np.zeros(3), np.ones(3), 7)
+    assert range_of(found) == Range(-5.0, 9.0)
+    assert range_of(found).times(0.5) == Range(-2.5, 4.5)
+
+
+def test_a_zero_point_stays_within_uint8():
+    """Also of a range so narrow that float32 has no scale as small as its own."""
+    for low, high in ((-TINY, 0.0), (-300 * TINY, 0.0), (-1e38, 1e38), (0.0, TINY)):
+        parameters = activation_scale(Range(low, high))
+        assert 0 <= int(parameters.zero_point) <= 255
+        assert np.isfinite(parameters.scale) and parameters.scale >= TINY

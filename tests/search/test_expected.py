@@ -1,9 +1,12 @@
 """What is expected of many answers from few, against what happens to many."""
 
+import math
+
 import numpy as np
 import pytest
 
-from vitdeploy.search.expected import expected_loss
+from vitdeploy.search.expected import Expected, expected_loss
+from vitdeploy.spec import Budget
 
 
 def drawn(images, seed, noise, classes=20):
@@ -32,4 +35,51 @@ def test_the_same_answers_lose_nothing():
 
 
 def test_one_class_is_always_right():
-    assert expected_loss(np.zeros((3, 1)), np.ones((3, 1))).agreement == 100
+    assert expected_loss(np.zeros((3, 1)), np.ones((3, 1))) == Expected(100.0, 0.0)
+
+
+def foretold(wanted, found, share):
+    """Image by image: five runners-up overtake the answer independently, each with Phi(-margin / deviation)."""
+    kept, drops = [], []
+    ranked = [sorted(range(len(row)), key=lambda c: -row[c])[:6] for row in wanted]
+    moves = [
+        (found[i][a] - wanted[i][a] - (found[i][c] - wanted[i][c])) ** 2
+        for i, (a, *others) in enumerate(ranked)
+        for c in others
+    ]
+    deviation = math.sqrt(share * sum(moves) / len(moves))
+    for row, (answer, *others) in zip(wanted, ranked, strict=True):
+        p = [math.exp(value) / sum(map(math.exp, row)) for value in row]
+        over = [math.erfc((row[answer] - row[c]) / deviation / math.sqrt(2)) / 2 for c in others]
+        kept.append(math.prod(1 - each for each in over))
+        lost = sum(each * (p[answer] - p[c]) for each, c in zip(over, others, strict=True))
+        drops.append(min(lost, p[answer]))
+    return 100 * sum(kept) / len(kept), 100 * sum(drops) / len(drops)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 6, 12])
+@pytest.mark.parametrize(("noise", "share"), [(0.3, 1.0), (0.3, 0.2), (30.0, 1.0)])
+def test_it_is_what_the_margins_of_each_image_say(classes, noise, share):
+    """With errors as large as the last, no answer can lose more than its own probability."""
+    wanted, found, _ = drawn(30, classes, noise, classes)
+    ours = expected_loss(found, wanted, share)
+    assert (ours.agreement, ours.drop) == pytest.approx(foretold(wanted.tolist(), found.tolist(), share))
+    if share == 1:
+        assert expected_loss(found, wanted) == ours
+
+
+@pytest.mark.parametrize(
+    ("budget", "met"),
+    [
+        (Budget(), True),
+        (Budget(min_agreement=99.0), True),
+        (Budget(min_agreement=99.1), False),
+        (Budget(max_drop=0.5), True),
+        (Budget(max_drop=0.4), False),
+        (Budget(min_agreement=99.0, max_drop=0.5), True),
+        (Budget(min_agreement=99.1, max_drop=0.5), False),
+        (Budget(min_agreement=99.0, max_drop=0.4), False),
+    ],
+)
+def test_a_budget_is_met_where_each_of_its_bounds_is(budget, met):
+    assert Expected(99.0, 0.5).meets(budget) == met

@@ -21,3 +21,8 @@ def test_a_point_is_on_the_front_where_no_other_dominates_it(points):
 
 def test_of_equal_items_the_first_one_stays():
     assert pareto_front(["first", "second"], lambda item: (1.0, 2.0)) == ["first"]
+
+
+def test_items_are_sorted_by_what_is_measured_of_them():
+    measures = {"a": (3.0, 1.0), "b": (1.0, 3.0), "c": (2.0, 4.0), "d": (2.0, 2.0)}
+    assert pareto_front(["a", "b", "c", "d"], measures.get) == ["b", "d", "a"]

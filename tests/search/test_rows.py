@@ -1,9 +1,13 @@
 """The number of rows that a target is fastest with: what is measured, and what is made of it."""
 
+import math
+
 import numpy as np
 import pytest
+from scipy import stats
 
-from vitdeploy.benchmark.results import Round
+from vitdeploy.benchmark.paired import ratio_of_rounds
+from vitdeploy.benchmark.results import Machine, Round
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.graph.passes.row_alignment import align_rows
@@ -39,15 +43,25 @@ def test_every_candidate_is_measured(small_export, monkeypatch, target, precisio
     assert {f"prepare 24 rows for {target}", "time the rows"} <= set(told)
 
 
-def table(times, processes=4, disturbed=""):
-    """With these medians, of rounds that vary by 2 %, for each number of rows."""
+def measured(times, processes=4, machine=None):
+    """Rounds with these medians that vary by 2 %, for each number of rows."""
     noise = np.random.default_rng(0).uniform(0.98, 1.02, (len(times), 16))
-    measured = [
-        [Round(1, np.array([ms * each]), 0.25, k * processes // 16) for k, each in enumerate(noise[i])]
+    return [
+        [
+            Round(1, np.array([ms * each]), 0.25, k * processes // 16, machine=machine)
+            for k, each in enumerate(noise[i])
+        ]
         for i, ms in enumerate(times.values())
     ]
-    found = zip(times, alternatives.timings_of(measured), strict=True)
-    timings = tuple(rows.RowTiming(number, **vars(each)) for number, each in found)
+
+
+def timed(times, processes=4, machine=None):
+    found = zip(times, alternatives.timings_of(measured(times, processes, machine)), strict=True)
+    return tuple(rows.RowTiming(number, **vars(each)) for number, each in found)
+
+
+def table(times, processes=4, disturbed=""):
+    timings = timed(times, processes)
     return rows.RowTable("openvino-cpu", "int8", "today", {}, 197, timings, disturbed)
 
 
@@ -62,6 +76,21 @@ def table(times, processes=4, disturbed=""):
 )
 def test_the_best_is_the_fastest_that_is_surely_faster(times, best):
     assert table(times).best.rows == best
+
+
+@pytest.mark.parametrize("others", [1, 2, 4])
+def test_each_of_several_intervals_is_wider_so_that_all_hold_at_95_percent(others):
+    """Bonferroni: each of k is left out with 5 % / k; what others used of the machine widens each by as much."""
+    for machine, bias in ((None, 0.0), (Machine(0.2, 0.1, 0.0, None, None, None, None, 0.0, 0.01), 0.04)):
+        plain, *several = found = measured({197 + 8 * i: 30.0 + i for i in range(others + 1)}, machine=machine)
+        timings = alternatives.timings_of(found)
+        assert timings[0] == alternatives.Timing(tuple(block.latencies_ms[0] for block in plain), 1.0, 1.0, 1.0)
+        for timing, each in zip(timings[1:], several, strict=True):
+            ratio = ratio_of_rounds(each, plain)
+            reach = stats.t.ppf(1 - 0.05 / others / 2, ratio.freedom) * ratio.error + bias
+            assert timing.rounds_ms == tuple(block.latencies_ms[0] for block in each)
+            ends = (ratio.log - reach, ratio.log, ratio.log + reach)
+            assert (timing.low, timing.ratio, timing.high) == pytest.approx([math.exp(end) for end in ends])
 
 
 def test_what_processes_differ_by_is_in_the_intervals():

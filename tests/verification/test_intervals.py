@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
-from vitdeploy.verification.intervals import log_ratio, paired_difference, wilson
+from vitdeploy.verification.intervals import (
+    log_ratio,
+    paired_difference,
+    student,
+    unpaired_difference,
+    unpaired_log_ratio,
+    wilson,
+)
 
 # Newcombe 1998, Statistics in Medicine 17:2635-2650, Table III, method 10, 95 %: (both, only a, only b, neither).
 NEWCOMBE_TABLE_3 = [
@@ -31,6 +39,18 @@ NEWCOMBE_TABLE_3 = [
 # Fagerland, Lydersen, Laake 2017, "Statistical Analysis of Contingency Tables", chapter 8 (data of Cavo et al. 2012).
 FAGERLAND = [((59, 6, 16, 80), (-0.1186, -0.0046))]
 
+# Newcombe 1998, Statistics in Medicine 17:873-890, Table II, method 10, 95 %: (a, n_a, b, n_b).
+NEWCOMBE_TABLE_2 = [
+    ((56, 70, 48, 80), (0.0524, 0.3339)),
+    ((9, 10, 3, 10), (0.1705, 0.8090)),
+    ((6, 7, 2, 7), (0.0582, 0.8062)),
+    ((5, 56, 0, 29), (-0.0381, 0.1926)),
+    ((0, 10, 0, 20), (-0.1611, 0.2775)),
+    ((0, 10, 0, 10), (-0.2775, 0.2775)),
+    ((10, 10, 0, 20), (0.6791, 1.0000)),
+    ((10, 10, 0, 10), (0.6075, 1.0000)),
+]
+
 counts = st.integers(0, 3000)
 tables = st.tuples(counts, counts, counts, counts).filter(any)
 
@@ -48,6 +68,34 @@ def test_paired_difference_matches_published_values(table, published):
 )
 def test_wilson_matches_published_values(successes, n, published):
     assert wilson(successes, n) == pytest.approx(published, abs=0.000051)
+
+
+@pytest.mark.parametrize(("table", "published"), NEWCOMBE_TABLE_2)
+def test_unpaired_difference_matches_published_values(table, published):
+    assert unpaired_difference(*table) == pytest.approx(published, abs=0.000051)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.8, 0.95, 0.99])
+def test_wilson_ends_where_the_score_test_rejects(level):
+    """Both ends p solve |successes/n - p| = z sqrt(p (1 - p) / n)."""
+    z = stats.norm.ppf((1 + level) / 2)
+    for end in wilson(7, 25, level):
+        assert abs(7 / 25 - end) == pytest.approx(z * math.sqrt(end * (1 - end) / 25), rel=1e-9)
+
+
+@pytest.mark.parametrize("level", [0.8, 0.99])
+def test_differences_are_of_their_level(level):
+    """For large numbers all methods agree with Wald's; of independent items the paired one is the unpaired one."""
+    wald = stats.norm.ppf((1 + level) / 2) * math.sqrt(0.8 * 0.2 / 40_000 + 0.7 * 0.3 / 40_000)
+    wanted = pytest.approx((0.1 - wald, 0.1 + wald), abs=0.01 * wald)
+    assert unpaired_difference(32_000, 40_000, 28_000, 40_000, level) == wanted
+    assert paired_difference(22_400, 9_600, 5_600, 2_400, level) == wanted
+
+
+@pytest.mark.parametrize("table", [(0, 0, 1, 2), (1, 2, 0, 0), (1, 2, 3, 2)])
+def test_differences_of_impossible_proportions_are_refused(table):
+    with pytest.raises(ValueError):
+        unpaired_difference(*table)
 
 
 @settings(deadline=None, max_examples=50)
@@ -131,6 +179,32 @@ def test_log_ratio_by_hand():
 
 def test_log_ratio_of_equal_ratios_is_a_point():
     assert log_ratio([1.0, 2.0, 3.0], [2.0, 4.0, 6.0]) == pytest.approx((0.5, 0.5, 0.5))
+
+
+LEVELS = pytest.mark.parametrize("options", [{}, {"level": 0.8}])
+
+
+@LEVELS
+def test_log_ratio_is_scipys_paired_interval(options):
+    a, b = np.random.default_rng(1).lognormal(0.2, 0.4, (2, 9))
+    found = stats.ttest_rel(np.log(a), np.log(b)).confidence_interval(options.get("level", 0.95))
+    wanted = (stats.gmean(a / b), math.exp(found.low), math.exp(found.high))
+    assert log_ratio(a, b, **options) == pytest.approx(wanted)
+    logs = np.log(a / b)
+    assert student(logs.mean(), stats.sem(logs), 8, **options) == pytest.approx(wanted)
+
+
+@LEVELS
+def test_unpaired_log_ratio_is_welchs_interval(options):
+    """Of two samples of different sizes and spreads; the error and the degrees of freedom by Welch's formulas."""
+    generator = np.random.default_rng(2)
+    a, b = generator.lognormal(0.5, 0.5, 7), generator.lognormal(0, 0.1, 15)
+    parts = [np.var(np.log(each), ddof=1) / len(each) for each in (a, b)]
+    freedom = sum(parts) ** 2 / (parts[0] ** 2 / 6 + parts[1] ** 2 / 14)
+    reach = stats.t.ppf((1 + options.get("level", 0.95)) / 2, freedom) * math.sqrt(sum(parts))
+    ratio = stats.gmean(a) / stats.gmean(b)
+    wanted = (ratio, ratio * math.exp(-reach), ratio * math.exp(reach))
+    assert unpaired_log_ratio(a, b, **options) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize(("a", "b"), [([1.0], [2.0]), ([], []), ([1.0, 2.0], [1.0, 2.0, 3.0])])
