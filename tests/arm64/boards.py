@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.arm64.root import Root, Unable
+from tests.ssh_server import server_options
 
 BINFMT = Path("/proc/sys/fs/binfmt_misc")
 # Of the ELF header: 64 bits, little end first, a program or a shared object (the mask has its last bit free), AArch64.
@@ -93,17 +94,7 @@ def _free_ports(count: int) -> list[int]:
 
 def _write_configurations(boards: Boards) -> None:
     folder, key = boards.folder, (boards.folder / "host.pub").read_text().split()[:2]
-    server = {
-        "ListenAddress": "127.0.0.1",
-        "HostKey": folder / "host",
-        "AuthorizedKeysFile": folder / "user.pub",
-        "PidFile": "none",
-        "StrictModes": "no",
-        "UsePAM": "no",
-        "PasswordAuthentication": "no",
-        "PermitRootLogin": "prohibit-password",
-        "ChrootDirectory": ENTRY,
-    }
+    server = {**server_options(folder), "ChrootDirectory": ENTRY}
     lines = [
         *(f"{name} {value}" for name, value in server.items()),
         *(f"Port {port}" for port in boards.ports.values()),

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ssh_server import server_options
 from vitdeploy.benchmark.machine_lock import LOCK_NAME
 from vitdeploy.devices.client import Client
 from vitdeploy.devices.registry import Device
@@ -124,14 +125,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
         Path("/run/sshd").mkdir(exist_ok=True)  # sshd's, which only a service of the system makes
     options = {
         "Port": port,
-        "ListenAddress": "127.0.0.1",
-        "HostKey": folder / "host",
-        "AuthorizedKeysFile": folder / "user.pub",
-        "PidFile": "none",
-        "StrictModes": "no",
-        "UsePAM": "no",
-        "PasswordAuthentication": "no",
-        "PermitRootLogin": "prohibit-password",
+        **server_options(folder),
         "SetEnv": f"HOME={home} TMPDIR={home / 'tmp'}",
     }
     (folder / "sshd_config").write_text("".join(f"{key} {value}\n" for key, value in options.items()))

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Literal
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.compilation.backend import COMPILE
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.resolve import export_config_of, rewrites_of
-from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.stages.attention import TASKS, attention_step
 from vitdeploy.stages.calibrate import calibrate_step
 from vitdeploy.stages.compile import compile_step
 from vitdeploy.stages.export import export_step
+from vitdeploy.stages.in_parts import splits_rows
 from vitdeploy.stages.optimize import optimize_step
 from vitdeploy.stages.place import place_step
 from vitdeploy.stages.reference import reference_step
@@ -73,8 +72,7 @@ def engine_plan(job: Job, contenders: Sequence[Candidate]) -> list[Step]:
 def row_parts_of(job: Job, candidate: Candidate) -> tuple[int, ...] | Literal["measured"] | None:
     """The parts in which a candidate's engine computes its rows: those of the recipe, those to be measured, or None."""
     wanted = job.recipe.optimize.split_rows
-    integer = candidate.precision in QUANTIZED and COMPILE[candidate.target].splits_rows
-    if not integer or wanted == "none" or job.reference_model.task in FLOWS:
+    if wanted == "none" or not splits_rows(candidate.target, candidate.precision, job.reference_model.task):
         return None
     return "measured" if wanted == "auto" else wanted
 

@@ -7,12 +7,20 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from vitdeploy.compilation.backend import COMPILE
 from vitdeploy.compilation.engine import GRAPH_FILE, weights_of
+from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.search.parts import PartsTable, in_parts
-from vitdeploy.spec import EngineSpec, decode
+from vitdeploy.spec import EngineSpec, Task, decode
 from vitdeploy.stages.files import read_json
+from vitdeploy.stages.step import QUANTIZED
 
 PARTS_FILE = "row_parts.json"
+
+
+def splits_rows(target: str, precision: str, task: Task) -> bool:
+    """Whether an engine may compute the rows of its tokens in parts: INT8, of one graph, where the back end does."""
+    return COMPILE[target].splits_rows and precision in QUANTIZED and task not in FLOWS
 
 
 def read_parts(folder: Path) -> PartsTable:

@@ -12,7 +12,6 @@ from typing import Literal
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.write import write_bundle
-from vitdeploy.compilation.backend import COMPILE
 from vitdeploy.compilation.build_options import BuildOptions
 from vitdeploy.errors import CapabilityError, TargetError
 from vitdeploy.graph.io.files import (
@@ -33,7 +32,7 @@ from vitdeploy.stages.capability import check_precision
 from vitdeploy.stages.compile import check_task, compile_graphs
 from vitdeploy.stages.engines import read_engine
 from vitdeploy.stages.files import MODEL_FILE, TOKENIZER_FILE, graphs_in, known_labels
-from vitdeploy.stages.step import QUANTIZED
+from vitdeploy.stages.in_parts import splits_rows
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ def _row_parts(
     """
     from vitdeploy.search.row_parts import measure_row_parts
 
-    able = COMPILE[placed.target].splits_rows and placed.precision in QUANTIZED and placed.metadata.task not in FLOWS
+    able = splits_rows(placed.target, placed.precision, placed.metadata.task)
     if wanted == "none" or (wanted == "auto" and not able):
         return None
     if not able:
