@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import vitdeploy
+from vitdeploy.api.inspect import inspect
 from vitdeploy.benchmark.results import Round
 from vitdeploy.cli.compile import parts_of_text
 from vitdeploy.data.folder import split
@@ -116,6 +117,8 @@ def test_compile_takes_parts(placed, tmp_path):
     given = vitdeploy.compile(placed, "openvino-cpu", tmp_path / "given", split_rows=(16, 1), progress=False)
     assert (given.document["row_parts"], given.engines[0].row_parts) == ([16, 1], (16, 1))
     assert given.text[0].endswith("; 17 rows as 16 + 1")
+    assert [line for line in inspect(given.folder)[1] if line.endswith("; 17 rows as 16 + 1")]
+    assert not [line for line in inspect(by_itself.folder)[1] if " rows as " in line]
     for rows, said in (((192, 5), "the rows of this graph cannot be split"), ((17,), "rows are split into parts")):
         with pytest.raises(GraphError, match=said):
             vitdeploy.compile(placed, "openvino-cpu", tmp_path / "no", split_rows=rows, progress=False)

@@ -163,8 +163,7 @@ def _ran(engine: EngineSpec) -> str:
     hidden = "as the graph is typed (this provider does not show its kernels)"
     kernels = ", ".join(f"{count} in {kind}" for kind, count in engine.kernels.items())
     kernels = kernels or (hidden if TARGETS[engine.target].typed else "none")
-    parts = engine.row_parts
-    rows = f"; {sum(parts)} rows as {' + '.join(map(str, parts))}" if parts else ""
+    rows = f"; {engine.rows_told}" if engine.row_parts else ""
     return f"{engine.artifact} on {engine.provider}, batch {engine.batch}: linears and convolutions {kernels}{rows}"
 
 

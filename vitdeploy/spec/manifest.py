@@ -106,6 +106,12 @@ class EngineSpec:
     row_parts: tuple[int, ...] | None = field(default=None, metadata=SPARSE)
 
     @property
+    def rows_told(self) -> str:
+        """The parts of the rows in words, "197 rows as 192 + 5"; "" where all are computed at once."""
+        parts = self.row_parts
+        return f"{sum(parts)} rows as {' + '.join(map(str, parts))}" if parts else ""
+
+    @property
     def artifact(self) -> str:
         """The name of this engine in tables: target and precision."""
         return f"{self.target}-{self.precision}"
