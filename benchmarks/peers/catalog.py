@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-PLAIN, OURS_ORT = "vitdeploy-openvino-int8", "vitdeploy-onnxruntime-int8"
-# What goals are about: as many rows as are measured to be the fastest; and the schedule of merging.
-OURS, MERGED = f"{PLAIN}-rows", f"{PLAIN}-tokens-192-128"
+# What goals are about: what `vitdeploy run` makes without an option; and the schedule of merging.
+OURS, OURS_ORT = "vitdeploy-openvino-int8", "vitdeploy-onnxruntime-int8"
+MERGED = f"{OURS}-tokens-192-128"
 NNCF, DYNAMIC, EAGER = "nncf", "ort-dynamic", "pytorch"
 
 
@@ -30,12 +30,13 @@ def _ours(
     target: str, precision: str, suffix: str = "", note: str = "", *, labelled: bool = False, **changes: Any
 ) -> Entry:
     name = f"vitdeploy-{target.removesuffix('-cpu')}-{precision}{suffix}"
-    options = {"target": target, "precision": precision, "rows": False, "merging": {}, "budget": {}, **changes}
-    return Entry(name, precision, "make_vitdeploy.py", options, note or "this project", labelled)
+    options = {"target": target, "precision": precision, "rows": False, "plain": False, "merging": {}, "budget": {}}
+    return Entry(name, precision, "make_vitdeploy.py", {**options, **changes}, note or "this project", labelled)
 
 
 CATALOG = (
-    _ours("openvino-cpu", "int8"),
+    _ours("openvino-cpu", "int8", note="as `vitdeploy run` makes it"),
+    _ours("openvino-cpu", "int8", "-plain", "every layer in plain INT8, the rows together", plain=True),
     _ours("openvino-cpu", "int8", "-rows", "the number of rows that is measured to be the fastest", rows=True),
     *(
         _ours(
@@ -51,7 +52,8 @@ CATALOG = (
         *("openvino-cpu", "int8", "-tokens-192-128", "tokens merged to 192 in block 1 and to 128 in block 6"),
         merging={1: 192, 6: 128},
     ),
-    _ours("onnxruntime-cpu", "int8"),
+    _ours("onnxruntime-cpu", "int8", note="as `vitdeploy run` makes it"),
+    _ours("onnxruntime-cpu", "int8", "-plain", "every layer that has it in plain INT8", plain=True),
     _ours("openvino-cpu", "fp32"),
     _ours("onnxruntime-cpu", "fp32"),
     Entry(NNCF, "int8", "make_nncf.py", {"accuracy_control": False}, "nncf.quantize, TRANSFORMER, on OpenVINO"),

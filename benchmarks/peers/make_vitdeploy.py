@@ -25,7 +25,9 @@ from vitdeploy.store.store import Store
 def work(payload: Payload) -> Payload:
     folder, target, precision = Path(payload["folder"]), payload["target"], payload["precision"]
     merging = {int(block): count for block, count in payload["merging"].items()}
-    changes = {"token_merging": merging} if merging else {}
+    changes: Payload = {"token_merging": merging} if merging else {}
+    if payload["plain"]:
+        changes["split_rows"] = "none"
     if payload["rows"]:
         changes["align_rows"] = _rows(payload, folder, target)
     job = job_of(
@@ -35,6 +37,7 @@ def work(payload: Payload) -> Payload:
         precision=precision,
         optimize=changes,
         budget=payload["budget"],
+        **({"high_precision": 0} if payload["plain"] else {}),
     )
     last = f"compile {target}-{precision}"
     # An interrupted making goes on where it stopped, so what each step took is noted when it is done.

@@ -32,11 +32,13 @@ def job_of(
     precision: str = "fp32",
     optimize: Payload | None = None,
     budget: Payload | None = None,
+    **further: Any,
 ) -> Job:
     """The project's own job for the model of the payload ("name", "checkpoint", "data", "images").
 
     Args:
         optimize, budget: the recipe's sections of these names.
+        further: other values of the recipe.
     """
     source = {"model": model["name"]} | ({"checkpoint": model["checkpoint"]} if model["checkpoint"] else {})
     values: dict[str, Any] = {
@@ -55,6 +57,7 @@ def job_of(
         "precision": precision,
         "targets": [target],
         "bench": {"batch": [1, 8]},
+        **further,
     }
     return prepare_job(validate(values, "int8_peers"), skip_bad=False, progress=silent)[0]
 

@@ -23,8 +23,9 @@ TARGETS = ("openvino-cpu", "onnxruntime-cpu")
 ENGINES = ["openvino-cpu-int8", "onnxruntime-cpu-int8", "openvino-cpu-fp32", "onnxruntime-cpu-fp32"]
 STEPS = [
     *("reference", "export", "optimize", "calibrate"),
-    *("place openvino-cpu-int8", "parts openvino-cpu-int8", "compile openvino-cpu-int8"),
-    *(f"{verb} {engine}" for engine in ENGINES[1:] for verb in ("place", "compile")),
+    *(f"{verb} openvino-cpu-int8" for verb in ("high_precision", "place", "parts", "compile")),
+    *(f"{verb} onnxruntime-cpu-int8" for verb in ("high_precision", "place", "compile")),
+    *(f"{verb} {engine}" for engine in ENGINES[2:] for verb in ("place", "compile")),
     *(f"verify {engine}" for engine in ENGINES),
     "attention",
 ]

@@ -19,6 +19,7 @@ from vitdeploy.spec import Budget, WeightBits, encode
 if TYPE_CHECKING:
     from vitdeploy.data.folder import Sample
     from vitdeploy.search.overrides import Mixed
+    from vitdeploy.search.raised import HighPrecision
     from vitdeploy.search.sensitivity import Sensitivity
     from vitdeploy.tasks.adapter import DataChoice, TaskAdapter
     from vitdeploy.tasks.drive import Drive
@@ -29,8 +30,9 @@ LISTED_LAYERS = 8
 
 @dataclass(frozen=True, repr=False)
 class QuantizedGraph(Graph):
-    """A graph that was placed for one target. `int8` names the layers in 8 bits, `float` those left in float, with the
-    reason; `warnings` are about the calibration images and this machine."""
+    """A graph that was placed for one target. `int8` names the layers in 8 bits, `dynamic` those of them whose
+    activations the runtime quantizes, `float` those left in float, with the reason; `warnings` are about the
+    calibration images and this machine."""
 
     int8: tuple[str, ...] = ()
     float: Mapping[str, str] = field(default_factory=dict)
@@ -38,6 +40,8 @@ class QuantizedGraph(Graph):
     warnings: tuple[str, ...] = ()
     sensitivity: Sensitivity | None = None
     mixed: Mixed | None = None
+    dynamic: tuple[str, ...] = ()
+    high_precision: HighPrecision | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class _How:
     budget: Budget
     latency_table: Path | None
     float_parts: tuple[str, ...] = ()
+    high_precision: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ class _Made:
     calibrated: dict[str, Any]
     costs: Sensitivity | None
     mixed: Mixed | None
+    high: HighPrecision | None = None
 
 
 def quantize(
@@ -79,6 +85,7 @@ def quantize(
     sensitivity: bool = False,
     min_agreement: float | None = None,
     latency_table: str | Path | None = None,
+    high_precision: float = 5.0,
     seed: int = 0,
     skip_bad: bool = False,
     image_size: tuple[int, int] | None = None,
@@ -103,6 +110,8 @@ def quantize(
         sensitivity: also measure what each layer costs.
         min_agreement: for "mixed", percent of the answers that are to stay.
         latency_table: for "mixed", the latency.json of an earlier call on this device; None measures.
+        high_precision: for "int8" on a CPU, percent of the latency that layers out of plain INT8 may add where they
+            bring the answers nearer to the float graph's, measured on this machine; 0 measures nothing.
         skip_bad: go on without unreadable images.
         image_size: (height, width), if a bare .onnx file leaves it open.
         progress: as for `export`.
@@ -156,6 +165,7 @@ def quantize(
         Budget(min_agreement=min_agreement),
         Path(latency_table) if latency_table is not None else None,
         tuple(float_parts),
+        high_precision if weight_bits(vnni) == weight_bits(None) else 0.0,
     )
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as scratch, reporter:
         file = given
@@ -215,11 +225,12 @@ def _make(how: _How, file: Path, name: str, samples: Sequence[Sample], work: Pat
     """Calibrate, search and place; the files lie in `work`."""
     from vitdeploy.report.html import render_sensitivity
     from vitdeploy.stages.calibrate import calibrate
+    from vitdeploy.stages.high_precision import HighPrecisionConfig, find_high_precision, measures
     from vitdeploy.stages.place import PlaceConfig, place_graph
     from vitdeploy.stages.search import SearchConfig, find_mixed, find_sensitivity, read_sensitivity
     from vitdeploy.stages.typed import EIGHT_BITS, place_typed
 
-    mixed, costs, statistics = None, None, work / "statistics.npz"
+    mixed, costs, high, statistics = None, None, None, work / "statistics.npz"
     calibrated: dict[str, Any] = {"images": len(samples), "memory": None, "warnings": []}
     if not how.typed or how.precision in EIGHT_BITS:
         calibrated = calibrate(file, samples, work, reporter.progress)
@@ -229,18 +240,23 @@ def _make(how: _How, file: Path, name: str, samples: Sequence[Sample], work: Pat
         costs = read_sensitivity(work)
     elif how.sensitivity:
         costs = find_sensitivity(search, file, statistics, samples, work, reporter.progress)
+    if measures(how.target, how.precision, how.high_precision):
+        high = find_high_precision(
+            HighPrecisionConfig(how.target, how.high_precision, 1, how.ignore, how.bits),
+            *(file, statistics, samples, work, reporter.progress),
+        )
     if costs is not None:
         (work / "sensitivity.html").write_text(render_sensitivity(costs, name), encoding="utf-8")
     config = PlaceConfig(how.target, how.precision, how.ignore, how.bits)
     if how.typed:
         placed = place_typed(config, file, statistics, samples, work, reporter.progress)
     else:
-        placed = place_graph(config, file, statistics, work, mixed)
+        placed = place_graph(config, file, statistics, work, mixed, high.raised if high else None)
     if statistics.exists():
         statistics.unlink()
         (work / "calibrate.json").unlink()
         (work / "ranges.json").rename(work / "calibration.json")
-    return _Made(placed, calibrated, costs, mixed)
+    return _Made(placed, calibrated, costs, mixed, high)
 
 
 def _check_search(task: str, sensitivity: bool) -> None:
@@ -280,7 +296,7 @@ def _result(home: Path, how: _How, made: _Made, skipped: Sequence[str]) -> Quant
     document: dict[str, Any] = {
         "target": how.target,
         "precision": how.precision,
-        "int8": list(made.placed["int8"]),
+        "int8": [*made.placed["int8"], *made.placed.get("dynamic", ())],
         "float": made.placed["float"],
         "calibration_images": made.calibrated["images"],
         "memory": made.calibrated["memory"],
@@ -291,31 +307,40 @@ def _result(home: Path, how: _How, made: _Made, skipped: Sequence[str]) -> Quant
     }
     if how.typed:
         document["half"] = made.placed["half"]
-    for name, found in (("sensitivity", made.costs), ("mixed", made.mixed)):
+    if made.placed.get("dynamic"):
+        document["dynamic"] = list(made.placed["dynamic"])
+    for name, found in (("sensitivity", made.costs), ("mixed", made.mixed), ("high_precision", made.high)):
         if found is not None:
             document[name] = encode(found)
     return QuantizedGraph(
         home,
         document,
         tuple(_lines(how, made, warnings, skipped)),
-        int8=tuple(made.placed["int8"]),
+        int8=(*made.placed["int8"], *made.placed.get("dynamic", ())),
         float=made.placed["float"],
         calibration_images=made.calibrated["images"],
         warnings=warnings,
         sensitivity=made.costs,
         mixed=made.mixed,
+        dynamic=tuple(made.placed.get("dynamic", ())),
+        high_precision=made.high,
     )
 
 
 def _lines(how: _How, made: _Made, warnings: Sequence[str], skipped: Sequence[str]) -> list[str]:
     placed, images_used = made.placed, f"{made.calibrated['images']} calibration images"
-    counts = f"{len(placed['int8'])} layers in {'FP8' if how.precision == 'fp8' else 'INT8'} for {how.target}"
+    dynamic = placed.get("dynamic", {})
+    counts = (
+        f"{len(placed['int8']) + len(dynamic)} layers in {'FP8' if how.precision == 'fp8' else 'INT8'} for {how.target}"
+    )
     lines = [f"{counts}, {len(placed['float'])} in float, {images_used}"]
     if how.typed:
         lines = [*([counts] if placed["int8"] else []), *_half_lines(placed["half"]), images_used]
     if how.bits < 8:
         lines.append(f"weights of {how.bits} bits, for CPUs without VNNI")
+    lines += [f"  activations quantized at run time: {name} ({reason})" for name, reason in dynamic.items()]
     lines += [f"  float: {name} ({reason})" for name, reason in placed["float"].items()]
+    lines += [f"layers out of plain INT8: {made.high.why}"] if made.high is not None else []
     lines += _cost_lines(made.costs) if made.costs is not None else []
     lines += _override_lines(made.mixed) if made.mixed is not None else []
     lines += [f"warning: {text}" for text in warnings]

@@ -35,6 +35,14 @@ from vitdeploy.cli.sources import ImageSize
 @click.option("--vnni/--no-vnni", default=None, help="Whether the device's CPU has VNNI. Default: as this machine's.")
 @click.option("--ignore", multiple=True, metavar="LAYER", help="Leave this layer (or pattern with *) in float.")
 @click.option("--float-part", multiple=True, metavar="GRAPH", help="Leave this graph of a model of several in float.")
+@click.option(
+    "--high-precision",
+    type=click.FloatRange(0, 100),
+    default=5.0,
+    show_default=True,
+    metavar="PERCENT",
+    help="What layers out of plain INT8 may add to the latency, measured here; 0: none.",
+)
 @click.option("--sensitivity", is_flag=True, help="Say what each layer costs: sensitivity.json and .html.")
 @click.option(
     "--min-agreement", type=Number(min=0, max=100), help="For mixed: percent of the answers that are to stay."
@@ -61,6 +69,7 @@ def command(
     vnni: bool | None,
     ignore: tuple[str, ...],
     float_part: tuple[str, ...],
+    high_precision: float,
     sensitivity: bool,
     min_agreement: float | None,
     latency_table: Path | None,
@@ -80,6 +89,9 @@ def command(
     --precision mixed gives single layers a precision override, the cheapest first by measured time, until
     --min-agreement is expected to be met; without it, as long as an override pays. --sensitivity names the layers that
     cost most accuracy.
+
+    In plain INT8 for a CPU, layers that cost many answers and little time are left in float, or have their activations
+    quantized by the runtime, as far as that adds no more than --high-precision to the latency.
 
     Promptable segmentation is calibrated on the prompts of --annotations, and key points on the boxes of its objects;
     all other models on the images alone.
@@ -106,6 +118,7 @@ def command(
         vnni=vnni,
         ignore=ignore,
         float_parts=float_part,
+        high_precision=high_precision,
         sensitivity=sensitivity,
         min_agreement=min_agreement,
         latency_table=latency_table,

@@ -37,6 +37,7 @@ from vitdeploy.stages.answers import read_answers
 from vitdeploy.stages.engines import read_engine
 from vitdeploy.stages.files import MIXED_FILE, read_json
 from vitdeploy.stages.in_parts import read_parts
+from vitdeploy.stages.place import read_high_precision
 from vitdeploy.stages.search import LATENCY_FILE, SENSITIVITY_FILE
 from vitdeploy.stages.step import CALIBRATE, EXPORT, OPTIMIZE, QUANTIZED, REFERENCE, Candidate
 from vitdeploy.store.store import Artifact, list_files
@@ -67,7 +68,7 @@ def conclude(job: Job, artifacts: Mapping[str, Artifact], bench: Bench) -> Outco
     of_weights = [text for candidate in verdict.ships for text in said_of_weights(artifacts, candidate)]
     of_engines = [
         text
-        for said_of in (said_of_placement, said_of_runtime, said_of_rows)
+        for said_of in (said_of_placement, said_of_layers, said_of_runtime, said_of_rows)
         for candidate in candidates(job)
         for text in said_of(artifacts, candidate)
     ]
@@ -133,10 +134,21 @@ def said_of_placement(artifacts: Mapping[str, Artifact], candidate: Candidate) -
     if candidate.precision != "int8":
         return []
     placed = read_json(artifacts[candidate.step("place")].path / "placement.json")
-    if placed["int8"]:
+    if placed["int8"] or placed.get("dynamic"):
         return []
     reasons = Counter(placed["float"].values()).most_common(1)
     return [f"{candidate.artifact} has nothing in INT8: {reasons[0][0] if reasons else 'it has no such layer'}."]
+
+
+def said_of_layers(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
+    """A remark on layers that are out of plain INT8."""
+    searched = artifacts.get(candidate.step("high_precision"))
+    raised = read_high_precision(searched.path).raised if searched is not None else None
+    if raised is None:
+        return []
+    form = {"dynamic": "with activations that the runtime quantizes", "float": "in float"}[raised.form]
+    layers = f"{len(raised.layers)} {'layer' if len(raised.layers) == 1 else 'layers'} {form}"
+    return [f"{candidate.artifact} has {layers}: on the calibration images {raised.why}, measured here."]
 
 
 def said_of_runtime(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:

@@ -12,6 +12,7 @@ from vitdeploy.stages.attention import TASKS, attention_step
 from vitdeploy.stages.calibrate import calibrate_step
 from vitdeploy.stages.compile import compile_step
 from vitdeploy.stages.export import export_step
+from vitdeploy.stages.high_precision import high_precision_step, raises_precision
 from vitdeploy.stages.in_parts import splits_rows
 from vitdeploy.stages.optimize import optimize_step
 from vitdeploy.stages.place import place_step
@@ -56,17 +57,25 @@ def engine_plan(job: Job, contenders: Sequence[Candidate]) -> list[Step]:
     for candidate in contenders:
         if candidate.precision == "mixed":
             steps.append(search_step(candidate, job.weight_bits, recipe.to_budget(), job.data, recipe.ignore))
-        typed = TARGETS[candidate.target].typed and candidate.precision != "fp32"
-        steps.append(
-            typed_step(candidate, job.data, recipe.ignore)
-            if typed
-            else place_step(candidate, job.weight_bits, recipe.float_parts, recipe.ignore)
-        )
+        steps += placement_plan(job, candidate)
         parts = row_parts_of(job, candidate)
         if parts == "measured":
             steps.append(parts_step(candidate, recipe.engine_batch))
         steps.append(compile_step(candidate, recipe.engine_batch, recipe.to_build(), recipe.accept_known_bad, parts))
     return steps
+
+
+def placement_plan(job: Job, candidate: Candidate) -> list[Step]:
+    """The plan from the calibrated graph to a candidate's placement."""
+    recipe, bits = job.recipe, job.weight_bits
+    if TARGETS[candidate.target].typed and candidate.precision != "fp32":
+        return [typed_step(candidate, job.data, recipe.ignore)]
+    price, batch = recipe.high_precision, recipe.engine_batch
+    raises = raises_precision(candidate.target, candidate.precision, job.reference_model.task, price)
+    raises = raises and candidate.shipped
+    place = place_step(candidate, bits, recipe.float_parts, recipe.ignore, raises=raises)
+    found = [high_precision_step(candidate, price, batch, bits, job.data, recipe.ignore)] if raises else []
+    return [*found, place]
 
 
 def row_parts_of(job: Job, candidate: Candidate) -> tuple[int, ...] | Literal["measured"] | None:

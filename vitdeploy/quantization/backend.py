@@ -34,6 +34,8 @@ class PlacementBackend:
     shape: brings the float graph into the form that is fast in INT8, in place; exact. Ignored layers are unchanged.
     scores_in_int8: takes the layers in INT8 and the observed tensors; returns the attentions whose queries and keys
         leave their linears as int8.
+    dynamic: whether a linear with weights in INT8 and a float input is one in INT8 too: the runtime quantizes the input
+        when it has it, which is dynamic quantization.
     write_fp8: like `write`, in FP8, with weights that it rounds itself; None if the back end has no FP8.
     refuse: raises CapabilityError if a graph, of that name, cannot be built for these shapes.
     """
@@ -46,6 +48,7 @@ class PlacementBackend:
     ]
     shape: Callable[[ir.Model, Callable[[str], bool]], None] = _as_it_is
     scores_in_int8: Callable[[ir.Model, Collection[str], Container[str]], list[Scores]] = _no_scores
+    dynamic: bool = False
     write_fp8: Callable[[ir.Model, Sequence[Linear], Mapping[str, Range]], None] | None = None
     refuse: Callable[[ir.Model, Sequence[Profile], str], None] | None = None
 

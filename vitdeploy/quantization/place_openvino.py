@@ -6,6 +6,9 @@ both behind the product. No Q on any other output: the next LayerNormalization, 
 Queries and keys that come from a linear each leave it as int8: the plugin's fused attention then computes the scores in
 INT8 and moves a quarter of the bytes. The keys are transposed in two steps, and the plugin fuses the second; a single
 step over bytes costs as much as the scores. Softmax and its product with the values stay float.
+
+A linear with int8 weights and a float input becomes a product in INT8 too, on CPUs with VNNI: the plugin quantizes 32
+channels of a row at a time, symmetric, by the largest of them (DYNAMIC_QUANTIZATION_GROUP_SIZE, 32 by default).
 """
 
 from __future__ import annotations
@@ -163,4 +166,6 @@ def _in_unit_range(model: ir.Model, linear: Linear, ranges: dict[str, Range]) ->
     return replace(linear, input=node.outputs[0])
 
 
-BACKEND = PlacementBackend(GAIN_THRESHOLD, reasons_for_float, write, shape=shape, scores_in_int8=scores_in_int8)
+BACKEND = PlacementBackend(
+    GAIN_THRESHOLD, reasons_for_float, write, shape=shape, scores_in_int8=scores_in_int8, dynamic=True
+)

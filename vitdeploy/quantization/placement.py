@@ -7,7 +7,7 @@ This module holds what all targets share: the choice of layers, and its record. 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -16,6 +16,7 @@ from vitdeploy.backends import TARGETS
 from vitdeploy.errors import CapabilityError, GraphError
 from vitdeploy.graph.analysis.linears import Linear, find_linears, unplaced_weights
 from vitdeploy.quantization.backend import QUANTIZE
+from vitdeploy.quantization.insert import dequantized_weight
 from vitdeploy.quantization.ranges import QuantizedWeight, Range, quantize_weight
 
 
@@ -23,13 +24,15 @@ from vitdeploy.quantization.ranges import QuantizedWeight, Range, quantize_weigh
 class Placement:
     """Names of the layers that are computed in INT8, and of those left in float with the reason.
 
-    `scores`: the products of queries and keys that are also in INT8.
+    `scores`: the products of queries and keys that are also in INT8. `dynamic`: layers whose weights are in INT8, and
+    whose activations the runtime quantizes when it has them.
     """
 
     target: str
     int8: tuple[str, ...]
     float: dict[str, str]
     scores: tuple[str, ...] = ()
+    dynamic: tuple[str, ...] = ()
 
 
 def shape(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> None:
@@ -37,11 +40,12 @@ def shape(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> None:
     QUANTIZE[target].shape(model, lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore))
 
 
-def choose(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> Placement:
+def choose(model: ir.Model, target: str, ignore: Sequence[str] = (), dynamic: Collection[str] = ()) -> Placement:
     """Choose the layers of the float graph that `target` computes in INT8. Nothing is changed.
 
     Args:
         ignore: layer names, or shell patterns of them, to leave in float.
+        dynamic: names of linears whose activations are to be quantized by the runtime.
 
     Raises:
         TargetError: an unknown target.
@@ -65,7 +69,13 @@ def choose(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> Placemen
             left[linear.name] = "ignored on request"
         elif linear.name in reasons:
             left[linear.name] = reasons[linear.name]
-    return Placement(target, tuple(name for name in names if name not in left), left)
+    placed = [name for name in names if name not in left]
+    return Placement(
+        target,
+        tuple(name for name in placed if name not in dynamic),
+        left,
+        dynamic=tuple(name for name in placed if name in dynamic),
+    )
 
 
 def ignored(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
@@ -92,29 +102,36 @@ def place(
     weights: Mapping[str, QuantizedWeight] | None = None,
     *,
     fp8: bool = False,
+    dynamic: Collection[str] = (),
 ) -> Placement:
     """Write INT8 into the float graph for `target`, in place; or FP8, where the target has that.
 
     Args:
         ranges: what is to be represented of each layer's input, by tensor name.
-        ignore: as in `choose`.
+        ignore, dynamic: as in `choose`.
         weights: in INT8, by layer name; any other is rounded to the nearest.
 
     Raises:
         TargetError, GraphError: as `choose`; or a layer was not calibrated.
-        CapabilityError: FP8 for a target that has none.
+        CapabilityError: FP8, or layers that are `dynamic`, for a target that has none.
     """
-    backend, placement, rounded = QUANTIZE[target], choose(model, target, ignore), dict(weights or {})
-    chosen = [linear for linear in find_linears(model) if linear.name in placement.int8]
+    backend, placement, rounded = QUANTIZE[target], choose(model, target, ignore, dynamic), dict(weights or {})
+    if placement.dynamic and not backend.dynamic:
+        raise CapabilityError(f"{target} quantizes no activations by itself", found=", ".join(placement.dynamic[:3]))
+    linears = find_linears(model)
+    chosen = [linear for linear in linears if linear.name in placement.int8]
     check_calibrated(chosen, ranges)
     if fp8:
         if backend.write_fp8 is None:
             raise CapabilityError(f"{target} has no FP8", wanted=", ".join(TARGETS[target].precisions))
         backend.write_fp8(model, chosen, ranges)
         return placement
-    for linear in chosen:
+    of_weights = [linear for linear in linears if linear.name in placement.dynamic]
+    for linear in (*chosen, *of_weights):
         if linear.name not in rounded:
             rounded[linear.name] = quantize_weight(linear.weight, linear.out_axis)
+    for linear in of_weights:
+        linear.node.replace_input_with(1, dequantized_weight(model, linear, *rounded[linear.name]))
     scores = backend.write(model, chosen, ranges, rounded)
     return replace(placement, scores=scores)
 

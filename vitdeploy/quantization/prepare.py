@@ -17,7 +17,7 @@ from vitdeploy.quantization.channel_split import smooth_hidden
 from vitdeploy.quantization.channels import scale_channels
 from vitdeploy.quantization.fold import Fold, Folding, FoldRequest, Hidden
 from vitdeploy.quantization.ranges import QuantizedWeight, Range, range_of
-from vitdeploy.quantization.rounding import round_linear
+from vitdeploy.quantization.rounding import Rounded, round_linear
 from vitdeploy.quantization.scores import output_of, smooth_scores
 from vitdeploy.quantization.smoothing import smooth_norms, smooth_values
 from vitdeploy.quantization.statistics import Statistics
@@ -59,6 +59,8 @@ def prepare(
     target: str,
     overrides: Overrides | None = None,
     bits: WeightBits = 8,
+    dynamic: Collection[str] = (),
+    rounding: Rounded | None = None,
 ) -> Prepared:
     """Make a float graph easier to quantize, in place: except for corrected biases, its function stays the same.
 
@@ -68,6 +70,9 @@ def prepare(
         target: its costs decide which gain justifies an operator.
         overrides: precision overrides of single layers.
         bits: bits of the weights; with fewer than 8, attention scores stay float.
+        dynamic: names of layers that get weights in INT8 alone. Nothing is folded for their inputs, and their weights
+            are rounded for an input without errors: what the runtime makes of it is near enough.
+        rounding: what other placements of the model have rounded.
     """
     overrides = overrides or Overrides()
     known = widened(statistics)
@@ -82,11 +87,12 @@ def prepare(
     editor, weights, biases = Editor(model), {}, {}
     for linear in editor.linears:
         name, found = str(linear.input.name), known.get(str(linear.input.name))
-        if found is None or linear.name not in layers:
+        if found is None or (linear.name not in layers and linear.name not in dynamic):
             continue
         if linear.name in overrides.clipped:
             ranges[name] = range_of(found).times(overrides.clipped[linear.name])
-        weights[linear.name], bias = round_linear(linear, found, bits)
+        step = 0.0 if linear.name in dynamic else None
+        weights[linear.name], bias = (rounding or round_linear)(linear, found, bits, step)
         if linear.bias is not None or linear.kind == "conv" or not linear.output.is_graph_output():
             biases[linear.name] = linear.bias
             editor.set_linear(linear, bias=bias)

@@ -5,6 +5,8 @@ Weights are int8, symmetric, one scale per output channel, values -127..127, or 
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import numpy.typing as npt
 import scipy.linalg
@@ -22,7 +24,9 @@ BLOCK = 128
 ROWS_PER_CHANNEL = 8
 
 
-def round_linear(linear: Linear, found: Statistics, bits: WeightBits = 8) -> tuple[QuantizedWeight, Numbers]:
+def round_linear(
+    linear: Linear, found: Statistics, bits: WeightBits = 8, step: float | None = None
+) -> tuple[QuantizedWeight, Numbers]:
     """The weight of a linear or convolution in its shape, rounded, and its bias [out] with the mean of what that does.
 
     E[x W + b] = E[x Q + b'], with Q the rounded weight. Under the padding of a convolution x is zero: the mean is that
@@ -30,8 +34,10 @@ def round_linear(linear: Linear, found: Statistics, bits: WeightBits = 8) -> tup
 
     Args:
         found: of what it reads.
+        step: the distance of two codes of its input; None: those of uint8 on its whole range.
     """
-    layer, noise = products_of(linear), step_of(range_of(found)) ** 2 / 12
+    step = step_of(range_of(found)) if step is None else step
+    layer, noise = products_of(linear), step**2 / 12
     groups, _, outputs = layer.weights.shape
     rounded, scales = np.empty(layer.weights.shape, np.int8), np.empty((groups, outputs), np.float32)
     for group, channels in enumerate(layer.channels[:, :: layer.taps]):
@@ -40,6 +46,29 @@ def round_linear(linear: Linear, found: Statistics, bits: WeightBits = 8) -> tup
     moved = layer.of_constant(found.mean, layer.weights - rounded * scales[:, None, :])
     bias = moved if linear.bias is None else linear.bias + moved
     return (weight_of(linear, rounded), scales.ravel()), bias
+
+
+class Rounded:
+    """Weights of linears that were rounded already, by all that it depends on: for placements of one model that differ
+    in a few layers."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, tuple[QuantizedWeight, Numbers]] = {}
+
+    def __call__(
+        self, linear: Linear, found: Statistics, bits: WeightBits = 8, step: float | None = None
+    ) -> tuple[QuantizedWeight, Numbers]:
+        """As `round_linear`."""
+        if linear.kind != "matmul":
+            return round_linear(linear, found, bits, step)
+        bias = np.zeros(0) if linear.bias is None else linear.bias
+        digest = hashlib.blake2b(repr((linear.weight.shape, found.covariance.shape, found.rows, bits, step)).encode())
+        for array in (linear.weight, bias, found.low, found.high, found.mean, found.covariance):
+            digest.update(np.ascontiguousarray(array).data)
+        key = digest.digest()
+        if key not in self._known:
+            self._known[key] = round_linear(linear, found, bits, step)
+        return self._known[key]
 
 
 def round_weight(

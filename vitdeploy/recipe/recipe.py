@@ -33,7 +33,9 @@ class Recipe(Section):
 
     `vnni`: whether the CPU that runs INT8 has it; auto: as this machine. `float_parts`: graphs of a model of several
     that stay in float where the others are in INT8; `ignore`: layers that do, with * for any, as `quantize --ignore`
-    takes them; of a model of several graphs as graph/layer. `accept_known_bad`: entries of the table of runtimes known
+    takes them; of a model of several graphs as graph/layer. `high_precision`: percent of the latency that layers out of
+    plain INT8 may add, where they bring the answers nearer to the original's, as measured on this machine; 0 leaves all
+    in plain INT8. `accept_known_bad`: entries of the table of runtimes known
     to be wrong that are no reason to refuse an engine.
     """
 
@@ -49,6 +51,7 @@ class Recipe(Section):
     vnni: Literal["auto"] | bool = "auto"
     float_parts: Annotated[tuple[str, ...], Field(strict=False)] = ()
     ignore: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)] = ()
+    high_precision: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 5.0
     accept_known_bad: Annotated[tuple[str, ...], Field(strict=False)] = ()
     targets: Annotated[tuple[str, ...], Field(strict=False)]
     budget: BudgetSection = BudgetSection()

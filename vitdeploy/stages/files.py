@@ -22,7 +22,7 @@ Facts: TypeAlias = dict[str, Any]
 
 MODEL_FILE = "model.onnx"
 LABELS_FILE, TOKENIZER_FILE = "labels.txt", "tokenizer.json"
-STATISTICS_FILE, MIXED_FILE = "statistics.npz", "mixed.json"
+STATISTICS_FILE, MIXED_FILE, HIGH_PRECISION_FILE = "statistics.npz", "mixed.json", "high_precision.json"
 # Every name that a command writes at the top of an output folder; a folder with any other name is never replaced.
 OUTPUT_NAMES = (
     *(
@@ -33,7 +33,7 @@ OUTPUT_NAMES = (
         *(f"{part}.onnx" for parts in PARTS for part in parts),
     ),
     *("export.json", "optimize.json", "placement.json", "calibration.json", "manifest.json"),
-    *("sensitivity.json", "sensitivity.html", "latency.json", "mixed.json"),
+    *("sensitivity.json", "sensitivity.html", "latency.json", MIXED_FILE, HIGH_PRECISION_FILE),
     *("engines", "golden", "sizes", "report.html", "report.json", SIGNATURE_FILE),
 )
 # The same of `vitdeploy tune`.

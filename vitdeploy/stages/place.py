@@ -15,15 +15,29 @@ from vitdeploy.graph.passes.pixel_cast import cast_pixels_first
 from vitdeploy.progress import Progress
 from vitdeploy.quantization.placement import choose, place, shape
 from vitdeploy.quantization.prepare import prepare
+from vitdeploy.quantization.rounding import Rounded
 from vitdeploy.quantization.statistics import load_statistics
 from vitdeploy.runtime.emulation import family
 from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.search.overrides import Mixed
+from vitdeploy.search.raised import HighPrecision, Raised
 from vitdeploy.spec import Precision, Task, WeightBits, decode
 from vitdeploy.stages.capability import check_precision
-from vitdeploy.stages.files import MIXED_FILE, STATISTICS_FILE, Facts, graphs_in, read_json, statistics_file, write_json
+from vitdeploy.stages.files import (
+    HIGH_PRECISION_FILE,
+    MIXED_FILE,
+    STATISTICS_FILE,
+    Facts,
+    graphs_in,
+    read_json,
+    statistics_file,
+    write_json,
+)
 from vitdeploy.stages.step import CALIBRATE, OPTIMIZE, QUANTIZED, Candidate, Folders, Step
 from vitdeploy.stages.tools import backend_versions, package_versions
+
+# Why a layer is out of plain INT8.
+IN_FLOAT, DYNAMIC = "worth its time in float", "worth the time in which the runtime quantizes its input"
 
 
 @dataclass(frozen=True)
@@ -39,7 +53,12 @@ class PlaceConfig:
 
 
 def place_graphs(
-    config: PlaceConfig, folder: Path, calibrated: Path | None, out: Path, mixed: Mixed | None = None
+    config: PlaceConfig,
+    folder: Path,
+    calibrated: Path | None,
+    out: Path,
+    mixed: Mixed | None = None,
+    raised: Raised | None = None,
 ) -> Facts:
     """Writes the placement of every graph in `folder`, and placement.json; errors as `place_graph`.
 
@@ -52,7 +71,7 @@ def place_graphs(
     graphs = graphs_in(folder)
     if list(graphs) == ["model"]:
         statistics = calibrated / STATISTICS_FILE if calibrated is not None else None
-        return place_graph(config, graphs["model"], statistics, out, mixed)
+        return place_graph(config, graphs["model"], statistics, out, mixed, raised)
     _check_parts(config, list(graphs))
     whole: Facts = {"target": config.target, "int8": [], "float": {}, "folds": [], "hidden": []}
     for name, file in graphs.items():
@@ -100,12 +119,20 @@ def _check_parts(config: PlaceConfig, names: list[str]) -> None:
 
 
 def place_graph(
-    config: PlaceConfig, graph: Path, statistics: Path | None, out: Path, mixed: Mixed | None = None
+    config: PlaceConfig,
+    graph: Path,
+    statistics: Path | None,
+    out: Path,
+    mixed: Mixed | None = None,
+    raised: Raised | None = None,
+    rounding: Rounded | None = None,
 ) -> Facts:
     """Writes the graph for one target in one precision under its own file name, and placement.json.
 
     Args:
         mixed: what a search found, where the precision is mixed.
+        raised: layers that are out of plain INT8, where the precision is INT8.
+        rounding: what other placements of the graph have rounded.
     """
     check_precision(config.target, config.precision)
     model = load_graph(graph)
@@ -117,15 +144,18 @@ def place_graph(
     if config.precision in ("int8", "mixed"):
         if statistics is None:
             raise GraphError("INT8 needs calibration", wanted="images", fix="--data DIR")
-        float_fallback = mixed.float_fallback if mixed is not None else ()
+        float_fallback, dynamic = _out_of_int8(mixed, raised)
         ignore = (*config.ignore, *map(glob.escape, float_fallback))
         shape(model, config.target, config.ignore)
-        layers = choose(model, config.target, ignore).int8
+        layers = choose(model, config.target, ignore, dynamic)
         overrides = mixed.overrides if mixed is not None else None
-        bits = config.weight_bits
-        prepared = prepare(model, load_statistics(statistics), layers, config.target, overrides, bits)
-        placed = asdict(place(model, prepared.ranges, config.target, ignore, prepared.weights))
-        placed["float"] |= dict.fromkeys(float_fallback, "worth its time in float")
+        bits, known = config.weight_bits, load_statistics(statistics)
+        prepared = prepare(model, known, layers.int8, config.target, overrides, bits, layers.dynamic, rounding)
+        made = place(model, prepared.ranges, config.target, ignore, prepared.weights, dynamic=dynamic)
+        placed = {**asdict(made), "dynamic": dict.fromkeys(made.dynamic, DYNAMIC)}
+        placed["float"] |= dict.fromkeys(float_fallback, IN_FLOAT)
+        if raised is not None:
+            placed["why"] = raised.why
         placed["folds"] = [{**asdict(fold), "what": fold.what} for fold in prepared.folds]
         placed["hidden"] = [{**asdict(each), "what": each.what} for each in prepared.hidden]
         drop_unused(model)
@@ -135,16 +165,35 @@ def place_graph(
     return placed
 
 
+def _out_of_int8(mixed: Mixed | None, raised: Raised | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The layers in float, and those whose activations the runtime quantizes."""
+    in_float = mixed.float_fallback if mixed is not None else ()
+    if raised is None:
+        return in_float, ()
+    return (raised.layers, ()) if raised.form == "float" else (in_float, raised.layers)
+
+
 def _machine() -> dict[str, str]:
     """The kind of machine where it decides over layers, which on x86 it never did."""
     return {} if family() in ("x86", "") else {"machine": family()}
 
 
+def read_high_precision(folder: Path) -> HighPrecision:
+    """What a search for layers out of plain INT8 found."""
+    return decode(HighPrecision, read_json(folder / HIGH_PRECISION_FILE))
+
+
 def place_step(
-    candidate: Candidate, weight_bits: WeightBits, float_parts: tuple[str, ...] = (), ignore: tuple[str, ...] = ()
+    candidate: Candidate,
+    weight_bits: WeightBits,
+    float_parts: tuple[str, ...] = (),
+    ignore: tuple[str, ...] = (),
+    *,
+    raises: bool = False,
 ) -> Step:
     """The placement of a candidate whose precision is not typed in the graph. `weight_bits`: of INT8 weights;
-    `float_parts`: graphs that stay in float; `ignore`: layers that do."""
+    `float_parts`: graphs that stay in float; `ignore`: layers that do; `raises`: the plan's step for layers out of
+    plain INT8 says which are."""
     quantized, mixed = candidate.precision in QUANTIZED, candidate.precision == "mixed"
     bits = weight_bits if quantized else 8
     parts, left = (float_parts, ignore) if quantized else ((), ())
@@ -154,7 +203,8 @@ def place_step(
         progress(candidate.step("place"), 0, 1)
         calibrated = folders[CALIBRATE].path if quantized else None
         found = decode(Mixed, read_json(folders[candidate.step("search")].path / MIXED_FILE)) if mixed else None
-        place_graphs(config, folders[OPTIMIZE].path, calibrated, out, found)
+        high = read_high_precision(folders[candidate.step("high_precision")].path) if raises else None
+        place_graphs(config, folders[OPTIMIZE].path, calibrated, out, found, high.raised if high else None)
         progress(candidate.step("place"), 1, 1)
 
     return Step(
@@ -162,6 +212,12 @@ def place_step(
         "place",
         write,
         asdict(config),
-        (OPTIMIZE, *((CALIBRATE,) if quantized else ()), *((candidate.step("search"),) if mixed else ())),
+        (OPTIMIZE, *((CALIBRATE,) if quantized else ()), *_searches(candidate, mixed, raises)),
         packages={**package_versions(("onnx", "onnx-ir", "numpy")), **backend_versions(candidate.target), **_machine()},
     )
+
+
+def _searches(candidate: Candidate, mixed: bool, raises: bool) -> tuple[str, ...]:
+    """The names of the steps that search before the placement."""
+    asked = {"search": mixed, "high_precision": raises}
+    return tuple(candidate.step(kind) for kind, wanted in asked.items() if wanted)

@@ -49,7 +49,7 @@ def find_sensitivity(
     progress: Progress = silent,
 ) -> Sensitivity:
     """Writes sensitivity.json: see `search.sensitivity`."""
-    with _trials(config, graph, statistics, samples[:IMAGES], progress) as trials:
+    with open_trials(config, graph, statistics, samples[:IMAGES], progress) as trials:
         found = measure_sensitivity(trials, config.target, progress)
     write_json(out / SENSITIVITY_FILE, encode(found))
     return found
@@ -71,7 +71,7 @@ def find_mixed(
         MissingFileError, InputError, TargetError: `table` is not there, or not of this device and target.
     """
     known = load_table(table, config.target) if table is not None else None
-    with _trials(config, graph, statistics, samples, progress) as trials:
+    with open_trials(config, graph, statistics, samples, progress) as trials:
         latencies = known or measure_latencies(shapes_to_time(trials), config.target, progress=progress)
         sensitivity = measure_sensitivity(trials, config.target, progress)
         mixed = choose_mends(trials, sensitivity, latencies, budget, progress)
@@ -86,13 +86,18 @@ def read_sensitivity(folder: Path) -> Sensitivity:
 
 
 @contextmanager
-def _trials(
-    config: SearchConfig, graph: Path, statistics: Path, samples: Sequence[Sample], progress: Progress
+def open_trials(
+    config: SearchConfig,
+    graph: Path,
+    statistics: Path,
+    samples: Sequence[Sample],
+    progress: Progress,
+    images: int = IMAGES,
 ) -> Iterator[Trials]:
-    """Trials of all layers at once run on all samples, those of single layers on the first few."""
+    """Trials of all layers at once run on all samples, those of single layers on the first few, `images`."""
     progress("open the layers", 0, 1)
     model, known, whole = load_graph(graph), load_statistics(statistics), float_reference_outputs(graph, samples)
-    few = whole.first(IMAGES)
+    few = whole.first(images)
     with opened(model, known, config.target, few, config.ignore, whole, config.weight_bits) as trials:
         progress("open the layers", 1, 1)
         yield trials

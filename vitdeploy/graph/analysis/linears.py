@@ -149,10 +149,12 @@ def _bias_of(add: ir.Node, product: ir.Value, width: int) -> npt.NDArray[np.floa
 
 
 def count_int8(model: ir.Model) -> int:
-    """The number of linears and convolutions that a placement computes in INT8, in either form of placement."""
+    """The number of linears and convolutions that a placement computes in INT8, in any form of placement; the input of
+    a linear may be left to the runtime to quantize."""
     fused = sum(node.op_type == "MatMulIntegerToFloat" for node in model.graph)
     explicit = sum(
-        node.op_type in ("MatMul", "Conv") and is_dequantized(node.inputs[0]) and is_dequantized(node.inputs[1])
+        (node.op_type == "MatMul" or (node.op_type == "Conv" and is_dequantized(node.inputs[0])))
+        and is_dequantized(node.inputs[1])
         for node in model.graph
     )
     return fused + explicit

@@ -35,7 +35,7 @@ FLOATS = {ir.DataType.FLOAT: "fp32", ir.DataType.FLOAT16: "fp16", ir.DataType.BF
 class Work:
     """The work of one query of `batch` images.
 
-    `flops` by the precision that MACs are placed in: "int8" between integers (also as Q/DQ), else the type of their
+    `flops` by the precision that MACs are placed in: "int8" by weights in INT8 (also as Q/DQ), else the type of their
     result. Bytes are those that have to be read or written at least once: weights and constants as they are stored in
     the graph, inputs, outputs. What flows between layers is not in them: it may stay in a cache.
     """
@@ -168,6 +168,8 @@ def _precision(node: ir.Node) -> str:
     if node.op_type in INTEGER:
         return "int8"
     stored = [_stored(value) for value in node.inputs[:2]]
+    if stored[1:] == ["int8"]:  # a float input is quantized by the runtime
+        return "int8"
     if stored[0] is not None and stored[0] == stored[1]:
         return stored[0]
     dtype = node.outputs[0].dtype or next((value.dtype for value in node.inputs if value is not None), None)

@@ -1,0 +1,141 @@
+"""Layers out of plain INT8: measured, placed and computed by the runtimes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.graph.small_graphs import Builder
+from vitdeploy.compilation.engine import compile_engine
+from vitdeploy.data.folder import split
+from vitdeploy.errors import CapabilityError
+from vitdeploy.graph.analysis.linears import count_int8, find_linears
+from vitdeploy.graph.io.files import load_graph, save_graph
+from vitdeploy.quantization.placement import place
+from vitdeploy.quantization.ranges import quantize_weight
+from vitdeploy.runtime.engine import make_runner
+from vitdeploy.search import alternatives
+from vitdeploy.search.raised import Raised
+from vitdeploy.spec import encode
+from vitdeploy.stages import high_precision
+from vitdeploy.stages.calibrate import calibrate
+from vitdeploy.stages.high_precision import HighPrecisionConfig, find_high_precision, form_of, raises_precision
+from vitdeploy.stages.place import PlaceConfig, place_graph, read_high_precision
+
+GROUP = 32
+
+
+@pytest.fixture(scope="module")
+def calibrated(small_export, digits, tmp_path_factory):
+    """The float graph, its statistics, and the images."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    samples = split(digits, "none", calibration=16, evaluation=1, seed=0).calibration
+    calibrate(small_export / "model.onnx", samples, folder)
+    return small_export / "model.onnx", folder / "statistics.npz", samples
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    for name, value in {"ROUNDS": 2, "BLOCK_SECONDS": 0.01, "WARMUP_SECONDS": 0.01, "PROCESSES": 1}.items():
+        monkeypatch.setattr(alternatives, name, value)
+    monkeypatch.setattr(high_precision, "LEAST_MACS", 0)
+    monkeypatch.setattr(high_precision, "ENOUGH", 100.1)
+
+
+@pytest.mark.parametrize("target", ["openvino-cpu", "onnxruntime-cpu"])
+def test_layers_are_tried_timed_and_run(target, calibrated, quick, tmp_path):
+    found = find_high_precision(HighPrecisionConfig(target, 100.0), *calibrated, tmp_path)
+    assert found == read_high_precision(tmp_path)
+    assert (tmp_path / "sensitivity.json").is_file()
+    assert found.images == 16
+    assert found.rungs
+    assert all(len(rung.rounds_ms) == 2 and rung.low <= rung.ratio <= rung.high for rung in found.rungs)
+    assert all(rung.reached.distance != found.int8.distance for rung in found.rungs)
+    if found.layers:
+        assert found.layers in [rung.layers for rung in found.rungs]
+
+
+def test_a_small_model_and_a_good_one_are_left_alone(calibrated, monkeypatch, tmp_path):
+    found = find_high_precision(HighPrecisionConfig("openvino-cpu", 5.0), *calibrated, tmp_path)
+    assert (found.rungs, found.raised) == ((), None)
+    assert "million products at batch 1, which are too few to time layers" in found.why
+    monkeypatch.setattr(high_precision, "LEAST_MACS", 0)
+    monkeypatch.setattr(high_precision, "ENOUGH", 1.0)
+    found = find_high_precision(HighPrecisionConfig("openvino-cpu", 5.0), *calibrated, tmp_path)
+    assert found.why.startswith("plain INT8 is expected to keep ")
+    assert not (tmp_path / "sensitivity.json").exists()
+
+
+def test_the_placement_says_which_layers_and_why(calibrated, tmp_path):
+    graph, statistics, _ = calibrated
+    name = next(each.name for each in find_linears(load_graph(graph)) if each.name.endswith("fc2"))
+    for form in ("dynamic", "float"):
+        out = tmp_path / form
+        out.mkdir()
+        raised = Raised((name,), form, "the reason")
+        place_graph(PlaceConfig("openvino-cpu", "int8"), graph, statistics, out, raised=raised)
+        placed = json.loads((out / "placement.json").read_text(encoding="utf-8"))
+        assert placed["why"] == "the reason"
+        assert name not in placed["int8"]
+        assert (name in placed["dynamic"], name in placed["float"]) == (form == "dynamic", form == "float")
+    both, plain = (count_int8(load_graph(tmp_path / form / graph.name)) for form in ("dynamic", "float"))
+    assert both == plain + 1
+
+
+def test_openvino_quantizes_groups_of_a_row(tmp_path):
+    """The product, by the runtime and by NumPy: each 32 channels of a row in steps of their largest / 127."""
+    if form_of("openvino-cpu", 8) != "dynamic":
+        pytest.skip("this CPU has no VNNI, so OpenVINO computes such a layer in float")
+    b = Builder()
+    model = b.model({"x": ["batch", 5, 128]}, b.linear("x", 128, 64, "layer"))
+    weight = find_linears(model)[0].weight
+    codes, scales = quantize_weight(weight, 1)
+    made = place(model, {}, "openvino-cpu", dynamic=["layer"])
+    assert (made.int8, made.dynamic) == ((), ("layer",))
+    save_graph(model, tmp_path / "model.onnx")
+    (tmp_path / "engine").mkdir()
+    engine = compile_engine(
+        tmp_path / "model.onnx", tmp_path / "engine", target="openvino-cpu", precision="int8", batch=1, placed=1
+    )
+    x = np.random.default_rng(0).normal(size=(1, 5, 128)) * np.linspace(0.1, 9, 128)
+    x = x.astype(np.float32)
+    with make_runner(tmp_path / "engine", engine) as runner:
+        [(_, found)] = runner.infer({"x": x}).items()
+    groups = x.reshape(5, -1, GROUP)
+    step = np.abs(groups).max(axis=-1, keepdims=True) / 127
+    rounded = (np.rint(groups / step) * step).reshape(5, 128)
+    exact = x[0] @ (codes * scales)
+    wanted = rounded @ (codes * scales)
+    bias = found[0] - wanted
+    bias = np.median(bias, axis=0)
+    error = np.abs(found[0] - bias - wanted).max()
+    assert error < 1e-3 * np.abs(wanted).max()
+    assert error < 0.2 * np.abs(exact - wanted).max()
+
+
+def test_onnxruntime_has_no_such_layers():
+    b = Builder()
+    model = b.model({"x": ["batch", 5, 128]}, b.linear("x", 128, 64, "layer"))
+    with pytest.raises(CapabilityError, match="onnxruntime-cpu quantizes no activations by itself"):
+        place(model, {}, "onnxruntime-cpu", dynamic=["layer"])
+    assert form_of("onnxruntime-cpu", 8) == form_of("openvino-cpu", 7) == "float"
+
+
+@pytest.mark.parametrize(
+    ("target", "precision", "task", "price", "wanted"),
+    [
+        ("openvino-cpu", "int8", "classification", 5.0, True),
+        ("onnxruntime-cpu", "int8", "detection", 5.0, True),
+        ("openvino-cpu", "int8", "classification", 0.0, False),
+        ("openvino-cpu", "mixed", "classification", 5.0, False),
+        ("tensorrt", "int8", "classification", 5.0, False),
+        ("openvino-cpu", "int8", "sequence", 5.0, False),
+    ],
+)
+def test_where_precision_is_raised(target, precision, task, price, wanted):
+    assert raises_precision(target, precision, task, price) is wanted
+
+
+def test_why_is_in_the_file(calibrated, tmp_path):
+    found = find_high_precision(HighPrecisionConfig("onnxruntime-cpu", 5.0), *calibrated, tmp_path)
+    assert json.loads((tmp_path / "high_precision.json").read_text(encoding="utf-8")) == encode(found)
