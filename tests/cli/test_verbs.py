@@ -179,6 +179,7 @@ def test_quantize_then_compile_gives_an_int8_engine(here, small_export, digits, 
     assert len(placed["int8"]) >= 8
     assert sorted(path.name for path in (tmp_path / "int8").iterdir()) == [
         "calibration.json",
+        "high_precision.json",
         "model.onnx",
         "placement.json",
     ]
