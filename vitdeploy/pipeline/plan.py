@@ -15,10 +15,11 @@ from vitdeploy.stages.export import export_step
 from vitdeploy.stages.in_parts import splits_rows
 from vitdeploy.stages.optimize import optimize_step
 from vitdeploy.stages.place import place_step
+from vitdeploy.stages.pruning import prune_step, pruning_step
 from vitdeploy.stages.reference import reference_step
 from vitdeploy.stages.row_parts import parts_step
 from vitdeploy.stages.search import search_step
-from vitdeploy.stages.step import QUANTIZED, Candidate, Step
+from vitdeploy.stages.step import QUANTIZED, UNPRUNED, Candidate, Step
 from vitdeploy.stages.typed import typed_step
 from vitdeploy.stages.verify import verify_step
 from vitdeploy.tasks.adapter import Calibration, ImageKit
@@ -49,7 +50,7 @@ def make_plan(job: Job) -> list[Step]:
 def engine_plan(job: Job, contenders: Sequence[Candidate]) -> list[Step]:
     """The plan from the original to the compiled engines of some candidates."""
     recipe = job.recipe
-    steps = [export_step(job.reference_model, export_config_of(recipe)), optimize_step(rewrites_of(recipe.optimize))]
+    steps = [export_step(job.reference_model, export_config_of(recipe)), *float_steps(job)]
     if any(candidate.precision in QUANTIZED for candidate in contenders):
         drive = job.adapter.drive(Calibration(job.data.calibration, texts=job.data.classes))
         steps.append(calibrate_step(job.data, drive))
@@ -67,6 +68,15 @@ def engine_plan(job: Job, contenders: Sequence[Candidate]) -> list[Step]:
             steps.append(parts_step(candidate, recipe.engine_batch))
         steps.append(compile_step(candidate, recipe.engine_batch, recipe.to_build(), recipe.accept_known_bad, parts))
     return steps
+
+
+def float_steps(job: Job) -> list[Step]:
+    """The steps from the export to the float graph that engines are made of; the last one is called OPTIMIZE."""
+    section = job.recipe.optimize
+    if section.prune == "none":
+        return [optimize_step(rewrites_of(section))]
+    unpruned = optimize_step(rewrites_of(section), UNPRUNED)
+    return [unpruned, pruning_step(job.data, UNPRUNED), prune_step(section.prune, job.data)]
 
 
 def row_parts_of(job: Job, candidate: Candidate) -> tuple[int, ...] | Literal["measured"] | None:
