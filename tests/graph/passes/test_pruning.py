@@ -117,6 +117,17 @@ def test_both_halves_of_a_gated_mlp_go_together(one):
     assert part.count == HIDDEN // 2
 
 
+def test_rows_may_be_folded_on_the_way():
+    """As simplifiers write it: rows in one axis for every linear."""
+    b = Builder(3)
+    hidden = b.linear(b.op("Reshape", "x", b.ints(-1, WIDTH)), WIDTH, HIDDEN, "fc1")
+    hidden = b.op("Gelu", b.op("Reshape", hidden, b.ints(-1, 5, HIDDEN)))
+    result = b.linear(b.op("Reshape", hidden, b.ints(-1, HIDDEN)), HIDDEN, WIDTH, "fc2")
+    model = b.model({"x": ["batch", 5, WIDTH]}, b.op("Reshape", result, b.ints(-1, 5, WIDTH)))
+    assert [part.count for part in find_prunable(model)] == [HIDDEN]
+    assert_pruned(model)
+
+
 # --- what is left alone -----------------------------------------------------------------------------------------------
 
 

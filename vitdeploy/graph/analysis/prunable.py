@@ -21,6 +21,7 @@ from vitdeploy.graph.analysis.layout import (
     leaves,
     move,
     origin,
+    reshape_sizes,
     scaled_input,
     slice_bounds,
     static_shape,
@@ -118,7 +119,8 @@ class _Climb:
         self.values[value] = channels
         self.nodes.add(node)
         first = node.inputs[0]
-        if node.op_type in _UNARY and first is not None:
+        rows_alone = node.op_type == "Reshape" and reshape_sizes(node) is not None and dim(first, -1) == width
+        if (node.op_type in _UNARY or rows_alone) and first is not None:
             return self.up(first, channels, width)
         if node.op_type in _BINARY:
             return self._operands(node, value, channels, width)
@@ -155,7 +157,7 @@ def _channels(reader: Linear, by_output: Mapping[ir.Value, Linear]) -> Prunable 
     columns = tuple((linear, np.stack(parts, axis=1)) for linear, parts in climb.columns.values())
     if any(each.size != linear.weight.shape[1] for linear, each in columns):
         return None
-    axes = {value: len(value.shape or ()) - 1 for value in between}
+    axes = {value: len(value.shape) - 1 for value in between if value.shape is not None}
     return Prunable("channels", reader, np.arange(width)[:, None], columns, axes, tuple(climb.splits))
 
 

@@ -42,12 +42,11 @@ def _shrink(editor: Editor, value: ir.Value, axis: int, prunable: Prunable, kept
     if node is not None and sizes is not None and sizes[axis] > 0:
         sizes[axis] = _left(prunable, kept, sizes[axis])
         editor.set_input(node, 1, np.array(sizes, np.int64))
-    assert value.shape is not None
-    shape = list(value.shape)
-    size = shape[axis]
-    assert isinstance(size, int)
-    shape[axis] = _left(prunable, kept, size)
-    value.shape = ir.Shape(shape)
+    shape = list(value.shape or ())
+    size = shape[axis] if shape else None
+    if isinstance(size, int):
+        shape[axis] = _left(prunable, kept, size)
+        value.shape = ir.Shape(shape)
 
 
 def _left(prunable: Prunable, kept: Sequence[int], size: int) -> int:
