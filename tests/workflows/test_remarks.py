@@ -48,6 +48,14 @@ def test_aligned_rows_against_the_same_without():
     ]
 
 
+def test_pruning_against_the_same_without():
+    pruned = Variant("openvino-cpu", "int8", prune=0.4)
+    medians = {FP32.name: rounds(16.0), INT8.name: rounds(5.0), pruned.name: rounds(4.0)}
+    assert remarks([FP32, INT8, pruned], medians) == [
+        "Pruning 40 % of the products pays on openvino-cpu: latency ratio 0.80 [0.75, 0.85] to without."
+    ]
+
+
 def test_a_disturbed_screening_says_nothing_of_times():
     medians = {FP32.name: rounds(16.0), INT8.name: rounds(5.0), MERGED.name: rounds(4.0)}
     [said] = remarks([FP32, INT8, MERGED], medians, "others had 40 % of the CPUs' time: measure again")
@@ -58,5 +66,6 @@ def test_a_disturbed_screening_says_nothing_of_times():
 
 def test_a_name_says_what_is_done():
     assert Variant("openvino-cpu", "int8", rows=200).name == "openvino-cpu-int8 rows 200"
+    assert Variant("openvino-cpu", "int8", prune=0.05).name == "openvino-cpu-int8 pruned 0.05"
     assert MERGED.name == "openvino-cpu-int8 tokens 1:192+6:128"
     assert MERGED.plain == INT8

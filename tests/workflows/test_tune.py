@@ -69,6 +69,20 @@ def test_what_a_machine_or_a_budget_has_no_use_for_is_left_out_with_a_reason(tun
     assert reasons["openvino-cpu-mixed"] == "INT8 is expected to meet the budget as it is"
 
 
+def test_what_can_be_pruned_was_tried_on_calibration_images(tuned):
+    trials = {each["asked"]: each for each in tuned.document["pruning"]}
+    assert all(each["share"] >= asked and each["widths"] for asked, each in trials.items())
+    pruned = [each for each in tuned.document["variants"] if "prune" in each]
+    assert 1 <= len(pruned) <= 2
+    for each in pruned:
+        assert each["name"] == f"openvino-cpu-int8 pruned {each['prune']:g}"
+        assert trials[each["prune"]]["expected"]["agreement"] >= 50
+        plain = next(one for one in tuned.document["variants"] if one["name"] == "openvino-cpu-int8")
+        # Against the graph that is not pruned: about what the trial said, and not less than INT8 alone by far.
+        assert each["distance"] > trials[each["prune"]]["distance"] / 4
+        assert each["bytes"] < plain["bytes"]
+
+
 def test_finalists_are_the_front_and_were_judged_on_evaluation_images(tuned):
     document = tuned.document
     finalists = [each["name"] for each in document["variants"] if each["finalist"]]
@@ -123,10 +137,11 @@ def test_without_time_only_plain_float_and_int8_are_tried(tuned, command):
     assert done.returncode == 5, done.stderr  # so few images do not prove the guard's 95 %
     document = json.loads(done.stdout)
     plain = [each for each in tuned.document["variants"] if each["precision"] != "mixed"]
-    plain = [each["name"] for each in plain if not each["merges"] and not each["rows"]]
+    plain = [each["name"] for each in plain if not each["merges"] and not each["rows"] and "prune" not in each]
     assert [each["name"] for each in document["variants"]] == plain
     reasons = {each["what"]: each["why"] for each in document["left_out"]}
-    for what in ("openvino-cpu-mixed", "aligned rows on openvino-cpu", "token merging on openvino-cpu"):
+    trials = [f"{each} on openvino-cpu" for each in ("aligned rows", "token merging", "pruning")]
+    for what in ("openvino-cpu-mixed", *trials):
         assert reasons[what] == "no time was left for it"
 
 

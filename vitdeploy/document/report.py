@@ -101,6 +101,15 @@ class MergingFacts:
 
 
 @dataclass(frozen=True)
+class PruningFacts:
+    """Pruning of one graph. `share` of its MACs that went. `kept`: by the linear that reads them, "channels" or
+    "heads", how many there were, and how many stay."""
+
+    share: float
+    kept: dict[str, tuple[str, int, int]]
+
+
+@dataclass(frozen=True)
 class OptimizeFacts:
     """By graph: in how many places each rewrite changed it, its nodes before and after, and the largest relative
     difference that the exact rewrites make."""
@@ -109,6 +118,7 @@ class OptimizeFacts:
     nodes: dict[str, tuple[int, int]]
     difference: dict[str, float]
     token_merging: dict[str, MergingFacts] | None = field(default=None, metadata=SPARSE)
+    pruning: dict[str, PruningFacts] | None = field(default=None, metadata=SPARSE)
 
 
 @dataclass(frozen=True)

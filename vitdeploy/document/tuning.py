@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vitdeploy.document.bench import Bench
 from vitdeploy.document.context import Omission
 from vitdeploy.document.report import Judgement, VerdictFacts
 from vitdeploy.search.expected import Expected
+from vitdeploy.search.pruning import Pruning
 from vitdeploy.search.rows import RowTable
 from vitdeploy.search.schedules import Schedule
-from vitdeploy.spec import Budget
+from vitdeploy.spec import SPARSE, Budget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,8 @@ class TuneVerdict(VerdictFacts):
 
 @dataclass(frozen=True)
 class VariantFacts:
-    """One variant. `merges`: (block, tokens that remain) each; `rows`: how many are computed, None as many as tokens.
+    """One variant. `merges`: (block, tokens that remain) each; `rows`: how many are computed, None as many as tokens;
+    `prune`: the least share of MACs that is gone.
     `latency_ms`: the median of `rounds_ms`. `distance` from the original on `images` calibration images, with its 95 %
     interval; `expected` of a classifier's answers."""
 
@@ -41,6 +43,7 @@ class VariantFacts:
     distance: float
     ci95: tuple[float, float]
     expected: Expected | None
+    prune: float | None = field(default=None, metadata=SPARSE)
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class MergingTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class TuneDocument(Judgement):
-    """`unit` of distances; `rows`, `merging`: by target; `recipe`: of what to ship."""
+    """`unit` of distances; `rows`, `merging`: by target; `recipe`: of what to ship; `pruning`: its trials."""
 
     verdict: TuneVerdict
     bench: Bench
@@ -64,3 +67,4 @@ class TuneDocument(Judgement):
     merging: dict[str, MergingTrial]
     left_out: tuple[Omission, ...]
     recipe: dict[str, object]
+    pruning: tuple[Pruning, ...] | None = field(default=None, metadata=SPARSE)

@@ -22,6 +22,7 @@ from vitdeploy.spec import Budget, WeightBits
 from vitdeploy.stages.batches import settle_batch
 from vitdeploy.stages.compile import check_task
 from vitdeploy.stages.place import check_float_parts
+from vitdeploy.stages.pruning import check_prune
 from vitdeploy.stages.reference_model import ReferenceModel, find_reference_model, is_onnx
 from vitdeploy.stages.tools import package_versions
 from vitdeploy.tasks.adapter import Data, TaskAdapter
@@ -91,6 +92,8 @@ def prepare(
     for target in recipe.targets:
         check_task(reference_models[0].task, target, recipe.precision)
     check_float_parts(reference_models[0].task, recipe.float_parts)
+    if recipe.optimize.prune != "none":
+        check_prune(reference_models[0].task, reference_models[0].preprocess)
     if recipe.precision in ("int8", "mixed") and is_onnx(reference_models[0].source):
         reject_quantized(load_graph(Path(str(reference_models[0].source.model))), reference_models[0].name)
     kits = [make_adapter(reference_setting(reference_model)) for reference_model in reference_models]

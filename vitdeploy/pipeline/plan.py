@@ -16,10 +16,11 @@ from vitdeploy.stages.high_precision import high_precision_step, raises_precisio
 from vitdeploy.stages.in_parts import splits_rows
 from vitdeploy.stages.optimize import optimize_step
 from vitdeploy.stages.place import place_step
+from vitdeploy.stages.pruning import prune_step, pruning_step
 from vitdeploy.stages.reference import reference_step
 from vitdeploy.stages.row_parts import parts_step
 from vitdeploy.stages.search import search_step
-from vitdeploy.stages.step import QUANTIZED, Candidate, Step
+from vitdeploy.stages.step import QUANTIZED, UNPRUNED, Candidate, Step
 from vitdeploy.stages.typed import typed_step
 from vitdeploy.stages.verify import verify_step
 from vitdeploy.tasks.adapter import Calibration, ImageKit
@@ -50,7 +51,7 @@ def make_plan(job: Job) -> list[Step]:
 def engine_plan(job: Job, contenders: Sequence[Candidate]) -> list[Step]:
     """The plan from the original to the compiled engines of some candidates."""
     recipe = job.recipe
-    steps = [export_step(job.reference_model, export_config_of(recipe)), optimize_step(rewrites_of(recipe.optimize))]
+    steps = [export_step(job.reference_model, export_config_of(recipe)), *float_steps(job)]
     if any(candidate.precision in QUANTIZED for candidate in contenders):
         drive = job.adapter.drive(Calibration(job.data.calibration, texts=job.data.classes))
         steps.append(calibrate_step(job.data, drive))
@@ -76,6 +77,15 @@ def placement_plan(job: Job, candidate: Candidate) -> list[Step]:
     place = place_step(candidate, bits, recipe.float_parts, recipe.ignore, raises=raises)
     found = [high_precision_step(candidate, price, batch, bits, job.data, recipe.ignore)] if raises else []
     return [*found, place]
+
+
+def float_steps(job: Job) -> list[Step]:
+    """The steps from the export to the float graph that engines are made of; the last one is called OPTIMIZE."""
+    section = job.recipe.optimize
+    if section.prune == "none":
+        return [optimize_step(rewrites_of(section))]
+    unpruned = optimize_step(rewrites_of(section), UNPRUNED)
+    return [unpruned, pruning_step(job.data, UNPRUNED), prune_step(section.prune, job.data)]
 
 
 def row_parts_of(job: Job, candidate: Candidate) -> tuple[int, ...] | Literal["measured"] | None:

@@ -157,7 +157,8 @@ class OptimizeSection(Section):
     """Graph rewrites: see `graph.passes.optimize.OptimizeOptions`. All but `token_merging` are exact; that is none, or
     the tokens that remain after the attention of each block, as {1: 192, 6: 128}. `align_rows`: none, or how many.
     `split_rows`: none, the parts in which INT8 engines compute the rows of their tokens, as [192, 5], or auto: those
-    parts of which measuring them on this machine shows that they are faster (OpenVINO on the CPU)."""
+    parts of which measuring them on this machine shows that they are faster (OpenVINO on the CPU). `prune`: none, or
+    the least share of all MACs that goes with hidden channels and heads; not exact either, see `search.pruning`."""
 
     fold_layer_scale: bool = True
     rotate_residual: bool = False
@@ -170,6 +171,7 @@ class OptimizeSection(Section):
     token_merging: Literal["none"] | dict[int, int] = "none"
     align_rows: Literal["none"] | Positive = "none"
     split_rows: Literal["auto", "none"] | Annotated[tuple[Positive, ...], Field(strict=False, min_length=2)] = "auto"
+    prune: Literal["none"] | Annotated[float, Field(gt=0, lt=1)] = "none"
 
     @field_validator("token_merging", mode="before")
     @classmethod

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 from vitdeploy.document.engine import HalfFacts
-from vitdeploy.document.report import MergingFacts, OptimizeFacts, Report
+from vitdeploy.document.report import MergingFacts, OptimizeFacts, PruningFacts, Report
 from vitdeploy.report import measures, quantization, text
 from vitdeploy.report.measures import Measure
 from vitdeploy.report.page import RunPage
@@ -44,6 +44,7 @@ class GraphChanges:
     difference: str
     rewrites: list[tuple[str, str]]
     merging: str
+    pruning: str
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ def graph_changes(facts: OptimizeFacts) -> list[GraphChanges]:
                 if count
             ],
             _merging((facts.token_merging or {}).get(graph)),
+            _pruning((facts.pruning or {}).get(graph)),
         )
         for graph, counts in facts.rewrites.items()
     ]
@@ -110,6 +112,13 @@ def _merging(found: MergingFacts | None) -> str:
         return ""
     steps = [f"{text.number(tokens, 0)} behind block {block}" for block, tokens in found.remaining.items()]
     return f"{text.number(found.tokens, 0)} to {', '.join(steps)}"
+
+
+def _pruning(found: PruningFacts | None) -> str:
+    if found is None:
+        return ""
+    parts = [f"{name} {stay} of {count} {kind}" for name, (kind, count, stay) in found.kept.items()]
+    return f"{text.percent(found.share)} of the products gone; what stays: {', '.join(parts)}"
 
 
 def half_engines(report: Report) -> list[HalfTyped]:

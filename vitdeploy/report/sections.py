@@ -24,7 +24,7 @@ from vitdeploy.report.sizes import sizes_view
 from vitdeploy.report.summary import summary_view
 from vitdeploy.report.sweep import sweep_plots, swept_view
 from vitdeploy.report.table import comparison_view
-from vitdeploy.report.tuning import left_out_view, merging_view, rows_view, variants_view
+from vitdeploy.report.tuning import left_out_view, merging_view, pruning_view, rows_view, variants_view
 
 COMPARED = "Every artifact against the original"
 TIME = "Where the time goes"
@@ -56,6 +56,7 @@ TUNING: tuple[Section[TuneDocument], ...] = (
     Section("plot-{number}", "{view.title}", render_plots, "plot.html.jinja"),
     Section("rows", "Number of rows", rows_view, "aligned_rows.html.jinja"),
     Section("merging", "Token merging", merging_view, "merging.html.jinja"),
+    Section("pruning", "Pruning", pruning_view, "pruning.html.jinja"),
     Section("left-out", "Not tried", left_out_view, "left_out.html.jinja"),
 )
 COMPARISON: tuple[Section[ComparisonDocument], ...] = (

@@ -85,6 +85,24 @@ class MergingView:
 
 
 @dataclass(frozen=True)
+class PruningRow:
+    """One trial of pruning. `kept`: the widths of the parts that lose something."""
+
+    share: str
+    kept: str
+    distance: str
+    expected: str
+
+
+@dataclass(frozen=True)
+class PruningView:
+    """The section on pruning."""
+
+    unit: str
+    rows: list[PruningRow]
+
+
+@dataclass(frozen=True)
 class LeftOutView:
     """The section on what was not tried: (what, why)."""
 
@@ -108,6 +126,20 @@ def merging_view(document: TuneDocument) -> list[MergingView]:
     """The section on token merging; none where no schedule was looked at."""
     found, tokens = schedule_rows(document), {name: each.tokens for name, each in document.merging.items()}
     return [MergingView(document.unit, found, tokens)] if found else []
+
+
+def pruning_view(document: TuneDocument) -> list[PruningView]:
+    """The section on pruning; none where it was not tried."""
+    rows = [
+        PruningRow(
+            text.percent(each.share, 0),
+            ", ".join(f"{name} {width}" for name, width in each.widths.items()),
+            text.small(each.distance),
+            text.MISSING if each.expected is None else text.number(each.expected.agreement),
+        )
+        for each in document.pruning or ()
+    ]
+    return [PruningView(document.unit, rows)] if rows else []
 
 
 def left_out_view(document: TuneDocument) -> list[LeftOutView]:

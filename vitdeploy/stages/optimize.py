@@ -84,11 +84,11 @@ def optimize(
     return facts
 
 
-def optimize_step(options: OptimizeOptions) -> Step:
+def optimize_step(options: OptimizeOptions, name: str = OPTIMIZE) -> Step:
     """The rewritten graphs of the job's export."""
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         optimize(graphs_in(folders[EXPORT].path), options, out, progress)
 
     packages = package_versions(("onnx", "onnxscript", "onnx-ir", "onnxruntime", "numpy"))
-    return Step(OPTIMIZE, "optimize", write, asdict(options), (EXPORT,), packages=packages)
+    return Step(name, "optimize", write, asdict(options), (EXPORT,), packages=packages)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 Folders: TypeAlias = "Mapping[str, Artifact]"
 # Names of steps that a plan has once.
 EXPORT, OPTIMIZE, CALIBRATE, REFERENCE, ATTENTION = "export", "optimize", "calibrate", "reference", "attention"
+# The rewritten graph of a job whose graph is pruned after that; the pruned one is that of OPTIMIZE. Its first word is
+# the kind, so that keys are those of a job that prunes nothing.
+UNPRUNED = f"{OPTIMIZE} unpruned"
 # The name of the original among those of engines.
 ORIGINAL = "original"
 # Precisions that need calibration.

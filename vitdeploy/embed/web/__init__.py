@@ -159,10 +159,11 @@ def _facts(found: Embedded, attention: dict[str, Any]) -> dict[str, Any]:
 
 
 def _float_check(found: Embedded) -> dict[str, Any]:
-    """The tolerance of the float graph against the original. With merged tokens the numbers differ: it may be as far
-    off as was measured for the engine, which merges the same ones."""
+    """The tolerance of the float graph against the original. With merged tokens, or pruned, the numbers differ: it may
+    be as far off as was measured for the engine, which is of the same graph."""
     recipe = found.manifest.provenance.get("recipe") or {}
-    if (recipe.get("optimize") or {}).get("token_merging", "none") == "none":
+    changed = recipe.get("optimize") or {}
+    if all(changed.get(option, "none") == "none" for option in ("token_merging", "prune")):
         return {"tolerance": FLOAT_TOLERANCE, "least_same": len(found.pixels)}
     measured = largest_difference(found.outputs, found.original, found.outputs)
     return {"tolerance": max(FLOAT_TOLERANCE, measured), "least_same": found.least_same}

@@ -50,4 +50,5 @@ def _changed(variant: Variant, medians: Medians) -> str:
     word = "pays" if high < 1 else "does not pay" if low > 1 else "is not provably faster"
     merges = ", then ".join(f"to {count} tokens in block {block}" for block, count in variant.merges)
     what = f"Merging {merges}" if variant.merges else f"Computing {variant.rows} rows"
+    what = what if variant.prune is None else f"Pruning {100 * variant.prune:g} % of the products"
     return f"{what} {word} on {variant.target}: latency ratio {ratio:.2f} [{low:.2f}, {high:.2f}] to without."

@@ -26,12 +26,15 @@ from vitdeploy.pipeline.verdict import engine_gate
 from vitdeploy.progress import Progress
 from vitdeploy.search.expected import Expected
 from vitdeploy.search.front import pareto_front
+from vitdeploy.search.pruning import Pruning
+from vitdeploy.search.pruning import select as select_prunings
 from vitdeploy.search.rows import RowTable
 from vitdeploy.search.schedules import Schedule, select
 from vitdeploy.spec import Budget
 from vitdeploy.stages.answers import read_answers
 from vitdeploy.stages.engines import read_engine
 from vitdeploy.stages.files import read_json
+from vitdeploy.stages.pruning import PRUNING, pruning_step, read_prunings
 from vitdeploy.stages.rows import read_rows, rows_step
 from vitdeploy.stages.schedules import Schedules, read_schedules, schedules_step
 from vitdeploy.stages.score import Score, read_score, score_step
@@ -71,7 +74,7 @@ class Tuned:
     medians_ms: medians of each round of the screening, by name. disturbed: why these are unreliable; empty if they are
         reliable.
     rows: the speed of the model by number of rows, by target.
-    schedules: the trials of token merging, by target.
+    schedules: the trials of token merging, by target. prunings: those of pruning, () where nothing was tried.
     left_out: (what, why).
     """
 
@@ -85,6 +88,7 @@ class Tuned:
     choice: Choice
     rows: dict[str, RowTable]
     schedules: dict[str, Schedules]
+    prunings: tuple[Pruning, ...]
     left_out: tuple[tuple[str, str], ...]
 
     @property
@@ -106,6 +110,7 @@ class Tuner:
     left_out: list[tuple[str, str]] = field(default_factory=list)
     rows: dict[str, RowTable] = field(default_factory=dict)
     schedules: dict[str, Schedules] = field(default_factory=dict)
+    prunings: tuple[Pruning, ...] = ()
     _fresh: set[str] = field(default_factory=set)
     _begun: float = field(default_factory=time.monotonic)
 
@@ -148,6 +153,8 @@ class Tuner:
         yield from (self._mixed(target) for target in needy)
         for target in plain:
             yield from self._merging(target, plain[target].score)
+        for target in plain:
+            yield from self._pruned(target, plain[target].score)
         for target in plain:
             if target not in needy and self._bounded(plain[target].score.expected):
                 self.left_out.append((f"{target}-mixed", "INT8 is expected to meet the budget as it is"))
@@ -196,11 +203,28 @@ class Tuner:
         for schedule in chosen:
             yield Variant(target, "int8", schedule.merges)
 
-    def _acceptable(self, schedule: Schedule, plain: Score) -> bool:
-        """Acceptable by the budget if it bounds answers; else merging may change as much as INT8 does."""
-        if self._bounded(schedule.expected):
-            return self._meets(schedule.expected)
-        return schedule.distance <= plain.distance
+    def _pruned(self, target: str, plain: Score) -> Iterator[Variant]:
+        what = f"pruning on {target}"
+        if self._late():
+            self.left_out.append((what, "no time was left for it"))
+            return
+        try:
+            artifacts = self._run([*engine_plan(self.job, ()), pruning_step(self.job.data)])
+        except GraphError as error:
+            self._refused(what, error)
+            return
+        self.prunings = read_prunings(artifacts[PRUNING].path).prunings
+        chosen = select_prunings(self.prunings, lambda each: self._acceptable(each, plain), plain.distance)
+        if not chosen:
+            self.left_out.append((what, "whatever goes changes too many answers"))
+        for each in chosen:
+            yield Variant(target, "int8", prune=each.asked)
+
+    def _acceptable(self, trial: Schedule | Pruning, plain: Score) -> bool:
+        """Acceptable by the budget if it bounds answers; else a trial may change as much as INT8 does."""
+        if self._bounded(trial.expected):
+            return self._meets(trial.expected)
+        return trial.distance <= plain.distance
 
     def _bounded(self, expected: Expected | None) -> bool:
         return expected is not None and (self.budget.min_agreement, self.budget.max_drop) != (None, None)
@@ -220,7 +244,8 @@ class Tuner:
         except CapabilityError as error:
             self.left_out.append((variant.name, error.message))
             return
-        reference = artifacts[OPTIMIZE] if not variant.merges else self.made[0].artifacts[OPTIMIZE]
+        changed = variant.merges or variant.prune is not None
+        reference = self.made[0].artifacts[OPTIMIZE] if changed else artifacts[OPTIMIZE]
         step = score_step(candidate, reference, job.data)
         artifacts = self._run([step], artifacts)
         self.made.append(Made(variant, job, artifacts, read_score(artifacts[step.name].path)))
@@ -276,5 +301,6 @@ class Tuner:
             choose(finalists, measured),
             self.rows,
             self.schedules,
+            self.prunings,
             tuple(self.left_out),
         )

@@ -15,18 +15,20 @@ FLOATS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
 @dataclass(frozen=True)
 class Variant:
     """One way to run a model. `merges`: of tokens, (block, tokens that remain) each. `rows`: that the blocks compute,
-    None for one per token."""
+    None for one per token. `prune`: the least share of MACs that goes, None for none."""
 
     target: str
     precision: Precision
     merges: tuple[tuple[int, int], ...] = ()
     rows: int | None = None
+    prune: float | None = None
 
     @property
     def name(self) -> str:
         """The artifact name, with the further changes."""
         merged = "+".join(f"{block}:{count}" for block, count in self.merges)
         changes = [f"tokens {merged}"] * bool(merged) + [f"rows {self.rows}"] * (self.rows is not None)
+        changes += [] if self.prune is None else [f"pruned {self.prune:g}"]
         return " ".join([f"{self.target}-{self.precision}", *changes])
 
     @property
@@ -40,7 +42,11 @@ class Variant:
 
     def recipe(self, base: Recipe) -> Recipe:
         """The recipe that makes this variant, for the target alone."""
-        changes = {"token_merging": dict(self.merges) or "none", "align_rows": self.rows or "none"}
+        changes = {
+            "token_merging": dict(self.merges) or "none",
+            "align_rows": self.rows or "none",
+            "prune": self.prune or "none",
+        }
         optimize = base.optimize.model_copy(update=changes)
         return base.model_copy(update={"precision": self.precision, "targets": (self.target,), "optimize": optimize})
 

@@ -116,6 +116,7 @@ def _document(tuned: Tuned) -> TuneDocument:
         left_out=tuple(Omission(what, why) for what, why in tuned.left_out),
         environment={**describe_host(), **tool_versions(TOOLS)},
         recipe=tuned.chosen.variant.recipe(job.recipe).model_dump(mode="json"),
+        pruning=tuned.prunings or None,
     )
 
 
@@ -131,5 +132,6 @@ def _variant(made: Made, tuned: Tuned, finalist: bool) -> VariantFacts:
         rounds_ms=tuple(tuned.medians_ms[variant.name]),
         bytes=engine_bytes(made.artifacts, variant.candidate),
         finalist=finalist,
+        prune=variant.prune,
         **vars(made.score),
     )

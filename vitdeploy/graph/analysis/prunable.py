@@ -1,0 +1,293 @@
+"""Find what structured pruning can remove whole: hidden channels between linears, and heads of attention.
+
+A structure is some input channels of one linear, the reader, with all that is computed for them alone: columns of the
+linears in front of it, and what lies in between. Without these channels every tensor in between is smaller along one
+axis, and the function is that of the whole graph with the reader's rows of these channels set to zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from vitdeploy.graph.analysis.attention import Attention, find_attentions
+from vitdeploy.graph.analysis.layout import (
+    Indices,
+    is_layout,
+    leaves,
+    move,
+    origin,
+    reshape_sizes,
+    scaled_input,
+    slice_bounds,
+    static_shape,
+)
+from vitdeploy.graph.analysis.linears import Linear, find_linears
+from vitdeploy.graph.analysis.work import layer_macs, node_macs
+from vitdeploy.graph.values import dim, is_constant, only_user, scalar_of
+
+# Operators of one input that work on each number alone.
+_SMOOTH = ("Elu", "Erf", "Exp", "Gelu", "Mish", "Sigmoid", "Softplus", "Sqrt", "Swish", "Tanh")
+_UNARY = frozenset((*_SMOOTH, "Abs", "Clip", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Neg", "Relu"))
+_BINARY = ("Add", "Div", "Mul", "Sub")
+
+
+@dataclass(frozen=True)
+class Prunable:
+    """The structures in front of one linear.
+
+    `inputs`: the input channels of `reader` that belong to each structure, [structures, channels of each].
+    `columns`: of each linear in front of it, the output channels of each structure, [structures, any].
+    `axes`: the tensors in between, and the axis of each that holds all structures. `splits`: Splits of such an axis.
+    `products`: MatMul nodes that compute each head alone.
+    """
+
+    kind: Literal["channels", "heads"]
+    reader: Linear
+    inputs: Indices
+    columns: tuple[tuple[Linear, Indices], ...]
+    axes: Mapping[ir.Value, int]
+    splits: tuple[ir.Node, ...] = ()
+    products: tuple[ir.Node, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.reader.name
+
+    @property
+    def count(self) -> int:
+        return len(self.inputs)
+
+    def macs(self, model: ir.Model) -> int | None:
+        """The MACs that go with each structure, at batch 1; None if a size is not known."""
+        shares = [(layer_macs(model, each), own.shape[1], each.weight.shape[1]) for each, own in self.columns]
+        shares.append((layer_macs(model, self.reader), self.inputs.shape[1], len(self.reader.weight)))
+        shares += [(node_macs(model, node), 1, self.count) for node in self.products]
+        if any(macs is None for macs, _, _ in shares):
+            return None
+        return sum((macs or 0) * part // whole for macs, part, whole in shares)
+
+
+def find_prunable(model: ir.Model) -> list[Prunable]:
+    """All structures of a graph as `normalise` leaves it, in graph order. No linear takes part in two of them."""
+    linears = [linear for linear in find_linears(model) if linear.kind == "matmul"]
+    by_output = {linear.output: linear for linear in linears}
+    by_node = {linear.node: linear for linear in linears}
+    found = [_heads(attention, by_output, by_node) for attention in find_attentions(model)]
+    found += [_channels(linear, by_output) for linear in linears]
+    order, taken, free = list(by_node), set[ir.Node](), []
+    for each in sorted((one for one in found if one is not None), key=lambda one: order.index(one.reader.node)):
+        parts = {each.reader.node, *(linear.node for linear, _ in each.columns)}
+        if not parts & taken:
+            taken |= parts
+            free.append(each)
+    return free
+
+
+@dataclass
+class _Climb:
+    """What lies between a reader and the linears in front of it, found on the way up."""
+
+    by_output: Mapping[ir.Value, Linear]
+    nodes: set[ir.Node] = field(default_factory=set)
+    values: dict[ir.Value, Indices] = field(default_factory=dict)
+    splits: dict[ir.Node, None] = field(default_factory=dict)
+    columns: dict[ir.Node, tuple[Linear, list[Indices]]] = field(default_factory=dict)
+
+    def up(self, value: ir.Value, channels: Indices, width: int) -> bool:
+        """Whether `value`, whose `channels` of its last axis of `width` are those of the reader, comes from linears by
+        work on each channel alone."""
+        if dim(value, -1) != width:
+            return False
+        linear = self.by_output.get(value)
+        if linear is not None:
+            _, parts = self.columns.setdefault(linear.node, (linear, []))
+            if not any(np.array_equal(channels, part) for part in parts):
+                parts.append(channels)
+            self.values |= dict.fromkeys((linear.node.outputs[0], value), np.arange(width))
+            self.nodes |= {linear.node} | ({linear.bias_add} if linear.bias_add is not None else set())
+            return True
+        if value in self.values:
+            return np.array_equal(self.values[value], channels)
+        node = value.producer()
+        if node is None or node.domain:
+            return False
+        self.values[value] = channels
+        self.nodes.add(node)
+        first = node.inputs[0]
+        rows_alone = node.op_type == "Reshape" and reshape_sizes(node) is not None and dim(first, -1) == width
+        if (node.op_type in _UNARY or rows_alone) and first is not None:
+            return self.up(first, channels, width)
+        if node.op_type in _BINARY:
+            return self._operands(node, value, channels, width)
+        return node.op_type == "Split" and first is not None and self._split(node, first, value, channels, width)
+
+    def _operands(self, node: ir.Node, value: ir.Value, channels: Indices, width: int) -> bool:
+        computed = [each for each in node.inputs if each is not None and scalar_of(each) is None]
+        shapes = [list(each.shape or ()) for each in computed]
+        if not computed or any(shape != list(value.shape or ()) for shape in shapes) or any(map(is_constant, computed)):
+            return False
+        return all(self.up(each, channels, width) for each in computed)
+
+    def _split(self, node: ir.Node, first: ir.Value, value: ir.Value, channels: Indices, width: int) -> bool:
+        rank, count = len(first.shape or ()), len(node.outputs)
+        along_last = node.attributes.get_int("axis", 0) in (-1, rank - 1)
+        if not along_last or any(dim(each, -1) != width for each in node.outputs):
+            return False
+        self.splits[node] = None
+        return self.up(first, list(node.outputs).index(value) * width + channels, count * width)
+
+
+def _channels(reader: Linear, by_output: Mapping[ir.Value, Linear]) -> Prunable | None:
+    """The hidden channels in front of a linear: those of an MLP, or of both halves of a gated one (GLU)."""
+    width, climb = len(reader.weight), _Climb(by_output)
+    if not _may_read(reader) or not climb.up(reader.input, np.arange(width), width):
+        return None
+    halves = [output for node in climb.splits for output in node.outputs]
+    between = dict.fromkeys((*climb.values, *halves))
+    readers = {node for value in between for node, _ in value.uses()}
+    if any(value.is_graph_output() for value in between) or not readers <= climb.nodes | {reader.node}:
+        return None
+    if [index for node, index in reader.input.uses() if node is reader.node] != [0]:
+        return None
+    columns = tuple((linear, np.stack(parts, axis=1)) for linear, parts in climb.columns.values())
+    if any(each.size != linear.weight.shape[1] for linear, each in columns):
+        return None
+    axes = {value: len(value.shape) - 1 for value in between if value.shape is not None}
+    return Prunable("channels", reader, np.arange(width)[:, None], columns, axes, tuple(climb.splits))
+
+
+def _may_read(reader: Linear) -> bool:
+    """Whether the bias of a linear can be changed: an output of the graph keeps its name."""
+    return reader.bias is not None or not reader.node.outputs[0].is_graph_output()
+
+
+def _heads(
+    attention: Attention, by_output: Mapping[ir.Value, Linear], by_node: Mapping[ir.Node, Linear]
+) -> Prunable | None:
+    """The heads of an attention [batch, heads, tokens, channels], with a linear for each of its operands or for all."""
+    mix, axes, splits = attention.mix.outputs[0], dict[ir.Value, int](), dict[ir.Node, None]()
+    heads, size = dim(mix, 1), dim(mix, 3)
+    if heads is None or size is None or heads < 2 or len(mix.shape or ()) != 4 or not _alike(attention, heads):
+        return None
+    computed = (*(node.outputs[0] for node in (attention.scores, *attention.between, attention.softmax)), mix)
+    axes.update(dict.fromkeys(computed, 1))
+    shape = static_shape(mix)
+    assert shape is not None
+    value, held = mix, np.broadcast_to(np.arange(heads)[:, None, None], shape)
+    while (node := only_user(value)) is not None and is_layout(node) and len(node.outputs) == 1:
+        moved = move(node, held)
+        if moved is None or not _keeps(node, held):
+            return None
+        value, held = node.outputs[0], moved[0]
+        if not _note(axes, value, held):
+            return None
+    reader = by_node.get(node) if node is not None else None
+    if reader is None or reader.input is not value or not _may_read(reader) or axes[value] != held.ndim - 1:
+        return None
+    row = held.reshape(-1, held.shape[-1])[0]
+    inputs = np.stack([np.flatnonzero(row == head) for head in range(heads)])
+    columns = _operand_columns(attention, by_output, heads, axes, splits)
+    if columns is None:
+        return None
+    return Prunable("heads", reader, inputs, columns, axes, tuple(splits), (attention.scores, attention.mix))
+
+
+def _alike(attention: Attention, heads: int) -> bool:
+    """Whether nothing between scores and softmax is another for each head, and nothing else reads the weights."""
+    between = [each for node in attention.between for each in node.inputs if each is not None]
+    own = {attention.scores.outputs[0], *(node.outputs[0] for node in attention.between)}
+    outputs = [*own, attention.softmax.outputs[0]]
+    if any(only_user(each) is None for each in outputs):
+        return False
+    others = [each for each in between if each not in own]
+    return all(each.shape is not None and (len(each.shape) < 3 or dim(each, -3) == 1) for each in others)
+
+
+def _operand_columns(
+    attention: Attention,
+    by_output: Mapping[ir.Value, Linear],
+    heads: int,
+    axes: dict[ir.Value, int],
+    splits: dict[ir.Node, None],
+) -> tuple[tuple[Linear, Indices], ...] | None:
+    """The columns of each head in the linears behind query, key and value; the tensors on the way go to `axes`."""
+    of_column: dict[ir.Value, Indices] = {}
+    for operand in (attention.query, attention.key, attention.value):
+        source = origin(operand, through_scales=True)
+        linear = by_output.get(source)
+        found = leaves(source, through_scales=True) if linear is not None else None
+        leaf = next((each for each in found or () if each.value is operand), None)
+        if linear is None or leaf is None or leaf.source.ndim != 4 or leaf.source.shape[1] != heads:
+            return None
+        owner = of_column.setdefault(source, np.full(linear.weight.shape[1], -1))
+        columns = leaf.source % len(owner)
+        if (columns != columns[:1]).any():
+            return None
+        for head in range(heads):
+            mine = np.unique(columns[0, head])
+            if (owner[mine] >= 0).any():
+                return None
+            owner[mine] = head
+    made = []
+    ends = {attention.scores, attention.mix}
+    for source, owner in of_column.items():
+        counts, linear = np.bincount(owner[owner >= 0], minlength=heads), by_output[source]
+        shape = static_shape(source)
+        if shape is None or (owner < 0).any() or len(set(counts.tolist())) != 1:
+            return None
+        axes[linear.node.outputs[0]] = len(shape) - 1
+        if not _follow(source, np.broadcast_to(owner, shape), ends, axes, splits):
+            return None
+        made.append((linear, np.stack([np.flatnonzero(owner == head) for head in range(heads)])))
+    return tuple(made)
+
+
+def _follow(
+    value: ir.Value, held: Indices, ends: set[ir.Node], axes: dict[ir.Value, int], splits: dict[ir.Node, None]
+) -> bool:
+    """Whether `value`, which holds something of the head `held` in each place, reaches nothing but `ends`."""
+    if value.is_graph_output() or not _note(axes, value, held):
+        return False
+    for node, index in value.uses():
+        if node in ends or node.op_type == "Shape":
+            continue
+        scaled = scaled_input(node) is not None
+        moved = [held] if scaled else move(node, held) if index == 0 else None
+        if moved is None or not (scaled or _keeps(node, held)):
+            return False
+        if node.op_type == "Split" and _varies(held) == [node.attributes.get_int("axis", 0) % held.ndim]:
+            splits[node] = None
+        if not all(_follow(each, part, ends, axes, splits) for each, part in zip(node.outputs, moved, strict=True)):
+            return False
+    return True
+
+
+def _note(axes: dict[ir.Value, int], value: ir.Value, held: Indices) -> bool:
+    """Note the axis of `value` that holds the heads; False unless it is one of a static size."""
+    varies = _varies(held)
+    if len(varies) != 1 or dim(value, varies[0]) != held.shape[varies[0]]:
+        return False
+    axes[value] = varies[0]
+    return True
+
+
+def _varies(held: Indices) -> list[int]:
+    return [axis for axis in range(held.ndim) if (held != held.take([0], axis)).any()]
+
+
+def _keeps(node: ir.Node, held: Indices) -> bool:
+    """Whether a layout operation takes nothing out of the axis that holds the heads by numbers that would be others."""
+    return all(axis not in _varies(held) for axis in _taken(node, held.ndim))
+
+
+def _taken(node: ir.Node, rank: int) -> Iterator[int]:
+    """The axes from which a Slice or Gather takes a part."""
+    if node.op_type == "Gather":
+        yield node.attributes.get_int("axis", 0) % rank
+    elif node.op_type == "Slice":
+        yield from (axis % rank for axis, _ in slice_bounds(node) or [(axis, slice(0)) for axis in range(rank)])
