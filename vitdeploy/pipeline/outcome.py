@@ -39,7 +39,7 @@ from vitdeploy.stages.files import MIXED_FILE, read_json
 from vitdeploy.stages.in_parts import read_parts
 from vitdeploy.stages.place import read_high_precision
 from vitdeploy.stages.search import LATENCY_FILE, SENSITIVITY_FILE
-from vitdeploy.stages.step import CALIBRATE, EXPORT, OPTIMIZE, QUANTIZED, REFERENCE, Candidate
+from vitdeploy.stages.step import CALIBRATE, EXPORT, HIGH_PRECISION, OPTIMIZE, QUANTIZED, REFERENCE, Candidate
 from vitdeploy.store.store import Artifact, list_files
 from vitdeploy.verification.gate import GUARD, Gate, accuracy_gate, guards
 
@@ -142,7 +142,7 @@ def said_of_placement(artifacts: Mapping[str, Artifact], candidate: Candidate) -
 
 def said_of_layers(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
     """A remark on layers that are out of plain INT8."""
-    searched = artifacts.get(candidate.step("high_precision"))
+    searched = artifacts.get(candidate.step(HIGH_PRECISION))
     raised = read_high_precision(searched.path).raised if searched is not None else None
     if raised is None:
         return []

@@ -40,7 +40,7 @@ from vitdeploy.spec import Task, WeightBits, encode
 from vitdeploy.stages.files import HIGH_PRECISION_FILE, MODEL_FILE, STATISTICS_FILE, read_json, write_json
 from vitdeploy.stages.place import PlaceConfig, place_graph
 from vitdeploy.stages.search import SENSITIVITY_FILE, SearchConfig, open_trials
-from vitdeploy.stages.step import CALIBRATE, OPTIMIZE, Candidate, Folders, Step
+from vitdeploy.stages.step import CALIBRATE, HIGH_PRECISION, OPTIMIZE, Candidate, Folders, Step
 from vitdeploy.stages.target_tools import target_tools
 from vitdeploy.stages.tools import package_versions
 
@@ -212,8 +212,8 @@ def high_precision_step(
         find_high_precision(config, graph, statistics, samples, out, progress)
 
     return Step(
-        candidate.step("high_precision"),
-        "high_precision",
+        candidate.step(HIGH_PRECISION),
+        HIGH_PRECISION,
         write,
         asdict(config),
         (OPTIMIZE, CALIBRATE),

@@ -33,7 +33,7 @@ from vitdeploy.stages.files import (
     statistics_file,
     write_json,
 )
-from vitdeploy.stages.step import CALIBRATE, OPTIMIZE, QUANTIZED, Candidate, Folders, Step
+from vitdeploy.stages.step import CALIBRATE, HIGH_PRECISION, OPTIMIZE, QUANTIZED, Candidate, Folders, Step
 from vitdeploy.stages.tools import backend_versions, package_versions
 
 # Why a layer is out of plain INT8.
@@ -203,7 +203,7 @@ def place_step(
         progress(candidate.step("place"), 0, 1)
         calibrated = folders[CALIBRATE].path if quantized else None
         found = decode(Mixed, read_json(folders[candidate.step("search")].path / MIXED_FILE)) if mixed else None
-        high = read_high_precision(folders[candidate.step("high_precision")].path) if raises else None
+        high = read_high_precision(folders[candidate.step(HIGH_PRECISION)].path) if raises else None
         place_graphs(config, folders[OPTIMIZE].path, calibrated, out, found, high.raised if high else None)
         progress(candidate.step("place"), 1, 1)
 
@@ -219,5 +219,5 @@ def place_step(
 
 def _searches(candidate: Candidate, mixed: bool, raises: bool) -> tuple[str, ...]:
     """The names of the steps that search before the placement."""
-    asked = {"search": mixed, "high_precision": raises}
+    asked = {"search": mixed, HIGH_PRECISION: raises}
     return tuple(candidate.step(kind) for kind, wanted in asked.items() if wanted)

@@ -21,6 +21,8 @@ EXPORT, OPTIMIZE, CALIBRATE, REFERENCE, ATTENTION = "export", "optimize", "calib
 # The rewritten graph of a job whose graph is pruned after that; the pruned one is that of OPTIMIZE. Its first word is
 # the kind, so that keys are those of a job that prunes nothing.
 UNPRUNED = f"{OPTIMIZE} unpruned"
+# The kind of the step that takes layers out of plain INT8.
+HIGH_PRECISION = "high_precision"
 # The name of the original among those of engines.
 ORIGINAL = "original"
 # Precisions that need calibration.

@@ -22,6 +22,8 @@ def remarks(variants: Sequence[Variant], medians: Medians, disturbed: str = "") 
         return [f"Which variants are faster than others was not decided: {disturbed}."]
     found = []
     for variant in variants:
+        if variant.raised:  # it is there for the answers, which the table shows
+            continue
         if variant.plain != variant and variant.plain.name in medians:
             found.append(_changed(variant, medians))
         elif variant.precision == "int8":

@@ -34,12 +34,14 @@ from vitdeploy.spec import Budget
 from vitdeploy.stages.answers import read_answers
 from vitdeploy.stages.engines import read_engine
 from vitdeploy.stages.files import read_json
+from vitdeploy.stages.high_precision import raises_precision
+from vitdeploy.stages.place import read_high_precision
 from vitdeploy.stages.pruning import PRUNING, pruning_step, read_prunings
 from vitdeploy.stages.rows import read_rows, rows_step
 from vitdeploy.stages.schedules import Schedules, read_schedules, schedules_step
 from vitdeploy.stages.score import Score, read_score, score_step
 from vitdeploy.stages.screen import SCREEN, SCREEN_FILE, screen_step
-from vitdeploy.stages.step import OPTIMIZE, ORIGINAL, REFERENCE, Step
+from vitdeploy.stages.step import HIGH_PRECISION, OPTIMIZE, ORIGINAL, REFERENCE, Step
 from vitdeploy.store.store import Artifact, Store
 from vitdeploy.verification.gate import GUARD, accuracy_gate, guards
 from vitdeploy.workflows.tuning.choice import Choice, Finalist, choose
@@ -149,6 +151,8 @@ class Tuner:
         plain = {each.variant.target: each for each in self.made if each.variant.precision == "int8"}
         for target in plain:
             yield from self._aligned(target)
+        for target in plain:
+            yield from self._raised(target)
         needy = [target for target in plain if not self._meets(plain[target].score.expected)]
         yield from (self._mixed(target) for target in needy)
         for target in plain:
@@ -163,6 +167,23 @@ class Tuner:
 
     def _mixed(self, target: str) -> Variant:
         return Variant(target, "mixed", rows=self.rows[target].aligned if target in self.rows else None)
+
+    def _raised(self, target: str) -> Iterator[Variant]:
+        what, variant = f"layers out of plain INT8 on {target}", Variant(target, "int8", raised=True)
+        recipe, task = self.job.recipe, self.job.reference_model.task
+        if not raises_precision(target, "int8", task, recipe.high_precision):
+            return
+        if self._late():
+            self.left_out.append((what, "no time was left for it"))
+            return
+        job, step = replace(self.job, recipe=variant.recipe(recipe)), variant.candidate.step(HIGH_PRECISION)
+        plan = engine_plan(job, [variant.candidate])
+        until = [each.name for each in plan].index(step)
+        found = read_high_precision(self._run(plan[: until + 1])[step].path)
+        if found.raised is None:
+            self.left_out.append((what, found.why))
+            return
+        yield variant
 
     def _aligned(self, target: str) -> Iterator[Variant]:
         what = f"aligned rows on {target}"

@@ -15,13 +15,15 @@ FLOATS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
 @dataclass(frozen=True)
 class Variant:
     """One way to run a model. `merges`: of tokens, (block, tokens that remain) each. `rows`: that the blocks compute,
-    None for one per token. `prune`: the least share of MACs that goes, None for none."""
+    None for one per token. `prune`: the least share of MACs that goes, None for none. `raised`: with the layers
+    out of plain INT8 that the recipe's `high_precision` allows."""
 
     target: str
     precision: Precision
     merges: tuple[tuple[int, int], ...] = ()
     rows: int | None = None
     prune: float | None = None
+    raised: bool = False
 
     @property
     def name(self) -> str:
@@ -29,11 +31,12 @@ class Variant:
         merged = "+".join(f"{block}:{count}" for block, count in self.merges)
         changes = [f"tokens {merged}"] * bool(merged) + [f"rows {self.rows}"] * (self.rows is not None)
         changes += [] if self.prune is None else [f"pruned {self.prune:g}"]
+        changes += ["high precision"] * self.raised
         return " ".join([f"{self.target}-{self.precision}", *changes])
 
     @property
     def plain(self) -> Variant:
-        """The same without what changes the graph."""
+        """The same without what changes the graph, and all in plain INT8."""
         return Variant(self.target, self.precision)
 
     @property
@@ -47,8 +50,13 @@ class Variant:
             "align_rows": self.rows or "none",
             "prune": self.prune or "none",
         }
-        optimize = base.optimize.model_copy(update=changes)
-        return base.model_copy(update={"precision": self.precision, "targets": (self.target,), "optimize": optimize})
+        further = {
+            "precision": self.precision,
+            "targets": (self.target,),
+            "optimize": base.optimize.model_copy(update=changes),
+            "high_precision": base.high_precision if self.raised else 0.0,
+        }
+        return base.model_copy(update=further)
 
 
 def float_variants(target: str) -> list[Variant]:
