@@ -10,6 +10,7 @@ import onnx_ir as ir
 from vitdeploy.backends import BackendTable
 from vitdeploy.graph.analysis.linears import Linear
 from vitdeploy.quantization.fold import GainThreshold
+from vitdeploy.quantization.groups import GroupedWeight
 from vitdeploy.quantization.ranges import QuantizedWeight, Range
 from vitdeploy.quantization.scores import Scores
 from vitdeploy.runtime.profiles import Profile
@@ -24,6 +25,15 @@ def _no_scores(model: ir.Model, layers: Collection[str], known: Container[str]) 
 
 
 @dataclass(frozen=True)
+class FourBitForm:
+    """How a back end wants weights of 4 bits: `write` puts those of layers, by name, into a graph of this opset or a
+    later one, in place."""
+
+    write: Callable[[ir.Model, Sequence[Linear], Mapping[str, GroupedWeight]], None]
+    opset: int = 0
+
+
+@dataclass(frozen=True)
 class PlacementBackend:
     """How a back end wants its INT8.
 
@@ -35,6 +45,7 @@ class PlacementBackend:
     scores_in_int8: takes the layers in INT8 and the observed tensors; returns the attentions whose queries and keys
         leave their linears as int8.
     write_fp8: like `write`, in FP8, with weights that it rounds itself; None if the back end has no FP8.
+    int4: the form of INT4 weights; None if the back end has no INT4.
     refuse: raises CapabilityError if a graph, of that name, cannot be built for these shapes.
     """
 
@@ -47,6 +58,7 @@ class PlacementBackend:
     shape: Callable[[ir.Model, Callable[[str], bool]], None] = _as_it_is
     scores_in_int8: Callable[[ir.Model, Collection[str], Container[str]], list[Scores]] = _no_scores
     write_fp8: Callable[[ir.Model, Sequence[Linear], Mapping[str, Range]], None] | None = None
+    int4: FourBitForm | None = None
     refuse: Callable[[ir.Model, Sequence[Profile], str], None] | None = None
 
 

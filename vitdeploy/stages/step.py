@@ -21,7 +21,7 @@ EXPORT, OPTIMIZE, CALIBRATE, REFERENCE, ATTENTION = "export", "optimize", "calib
 # The name of the original among those of engines.
 ORIGINAL = "original"
 # Precisions that need calibration.
-QUANTIZED = ("int8", "mixed", "fp8")
+QUANTIZED = ("int8", "mixed", "fp8", "int4")
 
 
 @dataclass(frozen=True)

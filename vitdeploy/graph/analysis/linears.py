@@ -158,6 +158,15 @@ def count_int8(model: ir.Model) -> int:
     return fused + explicit
 
 
+def count_int4(model: ir.Model) -> int:
+    """The number of linears whose weights a placement has in INT4, in either form of placement."""
+    explicit = sum(
+        node.op_type == "MatMul" and is_dequantized(node.inputs[1]) and not is_dequantized(node.inputs[0])
+        for node in model.graph
+    )
+    return explicit + sum(node.op_type == "MatMulNBits" for node in model.graph)
+
+
 def is_dequantized(value: ir.Value | None) -> bool:
     """Whether a DequantizeLinear of any domain computes `value`."""
     producer = value.producer() if value is not None else None
