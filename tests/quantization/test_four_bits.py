@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from onnx import TensorProto
 
 from tests.graph.small_graphs import Builder
 from tests.quantization.test_rounding import correlated, gathered
@@ -176,3 +177,29 @@ def test_without_a_linear_or_its_statistics_or_a_kernel_it_is_refused(weight):
     with pytest.raises(CapabilityError, match="openvino-cpu did not run the graph in INT4") as caught:
         check_placed(engine, "int4", 2)
     assert caught.value.found == "0 of 2 placed layers in INT4 kernels: {'fp32': 2}"
+
+
+@pytest.mark.parametrize("target", CPU_TARGETS)
+def test_large_tables_of_embeddings_are_stored_in_int8_rows(tmp_path, weight, rows, target):
+    b = Builder()
+    table = np.random.default_rng(2).standard_normal((300, INPUTS)).astype(np.float32)
+    looked_up = b.op("Gather", b.constant(table, "table"), "tokens", name="tokens/Gather")
+    places = b.op("Gather", b.constant(table[:40], "few"), "tokens", name="places/Gather")
+    product = b.linear(b.op("Add", looked_up, places), *weight.shape, "layer", weight=b.constant(weight, "w"))
+    model = b.model({"tokens": (["batch", 5], TensorProto.INT64)}, b.op("Relu", product))
+    linear = find_linears(model)[0]
+    placed = place_four_bits(model, {str(linear.input.name): gathered(rows)}, target)
+    assert placed.embeddings == ("tokens",)
+    save_graph(model, tmp_path / "model.onnx")
+    assert (tmp_path / "model.onnx").stat().st_size < table.nbytes / 4 + weight.nbytes / 6 + table[:40].nbytes + 4000
+    session = open_session(tmp_path / "model.onnx", plain=True)
+    tokens = np.array([[3, 1, 39, 20, 7]])
+    step = np.abs(table).max(axis=1, keepdims=True) / 127
+    read = table[tokens] - (np.rint(table / step) * step)[tokens]
+    assert 0 < np.abs(read).max() <= step.max() / 2
+    rounded = round_groups(weight, gathered(rows), 64).values
+    expected = ((np.rint(table / step) * step)[tokens] + table[tokens]) @ rounded
+    expected += linear.bias + rows.mean(axis=0) @ (weight - rounded)
+    exact = 1e-5 if target == "openvino-cpu" else 1e-2
+    [answer] = session.run(None, {"tokens": tokens})
+    assert np.abs(answer - np.maximum(expected, 0)).max() < exact * np.abs(expected).max()

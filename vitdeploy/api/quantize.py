@@ -295,7 +295,7 @@ def _result(home: Path, how: _How, made: _Made, skipped: Sequence[str]) -> Quant
     if how.typed:
         document["half"] = made.placed["half"]
     if how.precision == "int4":
-        document |= {"int4": list(made.placed["int4"]), "group": made.placed["group"]}
+        document |= {key: made.placed[key] for key in ("int4", "group", "embeddings")}
     for name, found in (("sensitivity", made.costs), ("mixed", made.mixed)):
         if found is not None:
             document[name] = encode(found)
@@ -319,7 +319,8 @@ def _lines(how: _How, made: _Made, warnings: Sequence[str], skipped: Sequence[st
     if how.precision == "int4":
         sizes = " or ".join(str(size) for size in sorted(set(placed["group"].values())))
         groups = f", a scale for {sizes} inputs" if sizes else ""
-        counts = f"{len(placed['int4'])} layers with INT4 weights{groups}, for {how.target}"
+        tables = f"; embeddings in INT8: {', '.join(placed['embeddings'])}" if placed["embeddings"] else ""
+        counts = f"{len(placed['int4'])} layers with INT4 weights{groups}, for {how.target}{tables}"
     lines = [f"{counts}, {len(placed['float'])} in float, {images_used}"]
     if how.typed:
         lines = [*([counts] if placed["int8"] else []), *_half_lines(placed["half"]), images_used]

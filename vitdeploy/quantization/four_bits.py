@@ -17,6 +17,7 @@ from vitdeploy.graph.analysis.linears import Linear, find_linears, is_place, is_
 from vitdeploy.graph.canonical.upgrade import upgrade_opset
 from vitdeploy.graph.edit import Editor, drop_unused
 from vitdeploy.quantization.backend import QUANTIZE
+from vitdeploy.quantization.embeddings import store_embeddings
 from vitdeploy.quantization.groups import GROUPS, group_of, round_groups
 from vitdeploy.quantization.placement import check_calibrated, ignored
 from vitdeploy.quantization.statistics import Statistics
@@ -29,19 +30,21 @@ FEW_WEIGHTS = 1 << 12
 class FourBits:
     """Names of the layers whose weights are in INT4, and of those left in float with the reason.
 
-    `group`: the number of inputs that share a scale, by layer.
+    `group`: the number of inputs that share a scale, by layer. `embeddings`: tables whose rows are in INT8.
     """
 
     target: str
     int4: tuple[str, ...]
     float: dict[str, str]
     group: dict[str, int]
+    embeddings: tuple[str, ...] = ()
 
 
 def place_four_bits(
     model: ir.Model, statistics: Mapping[str, Statistics], target: str, ignore: Sequence[str] = ()
 ) -> FourBits:
-    """Write the weights of linears in INT4 for `target`, in place. Biases take the mean of what rounding does.
+    """Write the weights of linears in INT4 for `target`, in place, and tables of embeddings in INT8. Biases take the
+    mean of what rounding does.
 
     Args:
         statistics: of the input of every layer, by tensor name.
@@ -68,8 +71,10 @@ def place_four_bits(
         if linear.bias is not None or not linear.output.is_graph_output():
             editor.set_linear(linear, bias=moved if linear.bias is None else linear.bias + moved)
     form.write(model, [linear for linear in find_linears(model) if linear.name in weights], weights)
+    embeddings = store_embeddings(model)
     drop_unused(model)
-    return FourBits(target, tuple(weights), left, {name: weight.group for name, weight in weights.items()})
+    sizes = {name: weight.group for name, weight in weights.items()}
+    return FourBits(target, tuple(weights), left, sizes, embeddings)
 
 
 def _left_in_float(model: ir.Model, ignore: Sequence[str]) -> dict[str, str]:

@@ -57,7 +57,7 @@ def place_graphs(
     _check_parts(config, list(graphs))
     whole: Facts = {"target": config.target, "int8": [], "float": {}, "folds": [], "hidden": []}
     if config.precision == "int4":
-        whole |= {"int4": [], "group": {}}
+        whole |= {"int4": [], "group": {}, "embeddings": []}
     for name, file in graphs.items():
         ignore = tuple(each.removeprefix(f"{name}/") for each in config.ignore if each.startswith(f"{name}/"))
         stays = name in config.float_parts
@@ -68,6 +68,7 @@ def place_graphs(
         if "int4" in placed:
             whole["int4"] += [f"{name}/{layer}" for layer in placed["int4"]]
             whole["group"] |= {f"{name}/{layer}": size for layer, size in placed["group"].items()}
+            whole["embeddings"] += [f"{name}/{layer}" for layer in placed["embeddings"]]
         whole["float"] |= {f"{name}/{layer}": reason for layer, reason in placed["float"].items()}
         for fold in placed.get("folds", ()):
             whole["folds"].append({**fold, "layers": [f"{name}/{layer}" for layer in fold["layers"]]})
