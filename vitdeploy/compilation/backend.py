@@ -44,6 +44,14 @@ class TargetState:
     fix: str
 
 
+# What may be wrong where a layer did not run as placed, by its precision.
+LACKING = {
+    "int8": "run `vitdeploy doctor`; the CPU may lack INT8 instructions",
+    "int4": "the runtime has no INT4 kernel for such layers or this CPU: leave layers in float with --ignore LAYER, or "
+    "`ignore: [LAYER]` in a recipe, or choose int8",
+}
+
+
 def check_placed(engine: EngineSpec, asked: Precision, placed: int) -> None:
     """Check that there was no silent fallback: every linear and convolution ran in its assigned precision.
 
@@ -63,7 +71,7 @@ def check_placed(engine: EngineSpec, asked: Precision, placed: int) -> None:
             f"{engine.target} did not run the graph in {name}",
             found=f"{ran} of {placed} placed layers in {name} kernels: {engine.kernels}",
             wanted=f"{placed} in {name}" if placed else f"a layer in {name}",
-            fix=f"run `vitdeploy doctor`; the CPU may lack {'INT8 instructions' if kind == 'int8' else 'the kernel'}"
+            fix=LACKING[kind]
             if placed
             else f"choose fp32 for {engine.target}: the placement leaves every layer in float",
         )

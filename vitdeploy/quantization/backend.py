@@ -27,10 +27,13 @@ def _no_scores(model: ir.Model, layers: Collection[str], known: Container[str]) 
 @dataclass(frozen=True)
 class FourBitForm:
     """How a back end wants weights of 4 bits: `write` puts those of layers, by name, into a graph of this opset or a
-    later one, in place."""
+    later one, in place; `shape` brings the float graph into the form that is fast with them, as that of
+    `PlacementBackend`; `reason_for_float` says why a layer has no such kernel, None where it has."""
 
     write: Callable[[ir.Model, Sequence[Linear], Mapping[str, GroupedWeight]], None]
     opset: int = 0
+    shape: Callable[[ir.Model, Callable[[str], bool]], None] = _as_it_is
+    reason_for_float: Callable[[Linear], str | None] = lambda linear: None
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from vitdeploy.errors import CapabilityError, GraphError
 from vitdeploy.graph.analysis.linears import Linear, find_linears, is_place, is_ranked, reads_image, unplaced_weights
 from vitdeploy.graph.canonical.upgrade import upgrade_opset
 from vitdeploy.graph.edit import Editor, drop_unused
-from vitdeploy.quantization.backend import QUANTIZE
+from vitdeploy.quantization.backend import QUANTIZE, FourBitForm
 from vitdeploy.quantization.embeddings import store_embeddings
 from vitdeploy.quantization.groups import GROUPS, group_of, round_groups
-from vitdeploy.quantization.placement import check_calibrated, ignored
+from vitdeploy.quantization.placement import check_calibrated, ignored, matching
 from vitdeploy.quantization.statistics import Statistics
 
 # Fewer weights than this take up no room that matters.
@@ -59,7 +59,8 @@ def place_four_bits(
     if form is None:
         raise CapabilityError(f"{target} has no INT4", wanted=", ".join(TARGETS[target].precisions))
     upgrade_opset(model, form.opset)
-    left = _left_in_float(model, ignore)
+    form.shape(model, matching(ignore))
+    left = _left_in_float(model, ignore, form)
     editor, weights = Editor(model), {}
     chosen = [linear for linear in editor.linears if linear.name not in left]
     check_calibrated(chosen, statistics)
@@ -77,7 +78,7 @@ def place_four_bits(
     return FourBits(target, tuple(weights), left, sizes, embeddings)
 
 
-def _left_in_float(model: ir.Model, ignore: Sequence[str]) -> dict[str, str]:
+def _left_in_float(model: ir.Model, ignore: Sequence[str], form: FourBitForm) -> dict[str, str]:
     """The layers whose weights stay in float, with the reason.
 
     Raises:
@@ -93,13 +94,13 @@ def _left_in_float(model: ir.Model, ignore: Sequence[str]) -> dict[str, str]:
         )
     asked = ignored([linear.name for linear in linears], ignore)
     for linear in linears:
-        reason = "ignored on request" if linear.name in asked else _reason_for_float(linear)
+        reason = "ignored on request" if linear.name in asked else _reason_for_float(linear, form)
         if reason is not None:
             left[linear.name] = reason
     return left
 
 
-def _reason_for_float(linear: Linear) -> str | None:
+def _reason_for_float(linear: Linear, form: FourBitForm) -> str | None:
     inputs = len(linear.weight)
     if linear.kind != "matmul":
         return f"a {linear.kind} has no INT4 kernel"
@@ -113,4 +114,4 @@ def _reason_for_float(linear: Linear) -> str | None:
         return "its outputs say where features are sampled"
     if not reads_image(linear):
         return "its input is the same for every image, so the runtime computes it once"
-    return None
+    return form.reason_for_float(linear)

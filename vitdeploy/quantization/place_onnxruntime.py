@@ -120,4 +120,6 @@ def _replace(model: ir.Model, linear: Linear, node: ir.Node) -> None:
     ir.convenience.replace_nodes_and_values(model.graph, last, removed, [node], [old], [new])
 
 
-BACKEND = PlacementBackend(GAIN_THRESHOLD, reasons_for_float, write, shape=shape, int4=FourBitForm(write_int4))
+BACKEND = PlacementBackend(
+    GAIN_THRESHOLD, reasons_for_float, write, shape=shape, int4=FourBitForm(write_int4, shape=shape)
+)

@@ -7,7 +7,7 @@ This module holds what all targets share: the choice of layers, and its record. 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -34,7 +34,12 @@ class Placement:
 
 def shape(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> None:
     """Bring the float graph into the form whose INT8 `target` is fast with, in place; exact. To be called first."""
-    QUANTIZE[target].shape(model, lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore))
+    QUANTIZE[target].shape(model, matching(ignore))
+
+
+def matching(patterns: Sequence[str]) -> Callable[[str], bool]:
+    """Whether a name matches one of these."""
+    return lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def choose(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> Placement:
