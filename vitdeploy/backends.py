@@ -53,7 +53,7 @@ _BUILT_IN = {
             extra="onnxruntime",
             package="onnxruntime",
             module="onnxruntime",
-            precisions=("fp32", "int8", "mixed"),
+            precisions=("fp32", "int8", "mixed", "int4"),
         ),
         Target(
             name="openvino-cpu",
@@ -63,7 +63,7 @@ _BUILT_IN = {
             package="openvino",
             module="openvino",
             # Half precision is a runtime hint; whether this CPU has it is asked of the runtime when compiling.
-            precisions=("fp32", "fp16", "bf16", "int8", "mixed"),
+            precisions=("fp32", "fp16", "bf16", "int8", "mixed", "int4"),
         ),
         Target(
             name="openvino-gpu",

@@ -143,7 +143,7 @@ def test_a_recipe_cannot_be_changed_after_it_was_checked(load):
 
 def test_all_problems_are_told_at_once_each_with_its_path(problems):
     found = problems(
-        EXAMPLE.replace("precision: int8", "precision: int4")
+        EXAMPLE.replace("precision: int8", "precision: int3")
         .replace("seed: 7", "seed: -1")
         .replace("openvino-cpu, ", "openvino-tpu, ")
         .replace("name: vit-base", "nam: vit-base")
@@ -156,7 +156,7 @@ def test_all_problems_are_told_at_once_each_with_its_path(problems):
         "$.nam",
     ]
     assert found[0] == "$.name: missing"
-    assert "'fp32', 'fp16', 'bf16', 'fp8', 'int8' or 'mixed' (found 'int4')" in found[2]
+    assert "'fp32', 'fp16', 'bf16', 'fp8', 'int8', 'mixed' or 'int4' (found 'int3')" in found[2]
 
 
 @pytest.mark.parametrize(

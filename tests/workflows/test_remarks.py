@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitdeploy.workflows.tuning.remarks import remarks
+from vitdeploy.workflows.tuning.remarks import Traits, four_bits_remarks, remarks
 from vitdeploy.workflows.tuning.variants import Variant
 
 FP32, BF16, INT8 = (Variant("openvino-cpu", precision) for precision in ("fp32", "bf16", "int8"))
@@ -69,3 +69,17 @@ def test_a_name_says_what_is_done():
     assert Variant("openvino-cpu", "int8", prune=0.05).name == "openvino-cpu-int8 pruned 0.05"
     assert MERGED.name == "openvino-cpu-int8 tokens 1:192+6:128"
     assert MERGED.plain == INT8
+
+
+def test_int4_weights_are_told_with_what_they_save_and_cost():
+    int4 = Variant("openvino-cpu", "int4")
+    traits = [Traits(INT8, 0.004, 7_200_000, True), Traits(int4, 0.1, 4_400_000, False), Traits(MERGED, 0.01, 1, True)]
+    medians = {INT8.name: rounds(4.0), int4.name: rounds(6.0)}
+    [said] = four_bits_remarks(traits, medians, "KL, nats")
+    assert said == (
+        "INT4 weights on openvino-cpu against INT8: 4.4 MB for 7.2, latency ratio 1.50 [1.41, 1.60], "
+        "KL, nats 0.1 for 0.004: no finalist, as another one is nearer to the original and as fast."
+    )
+    [told] = four_bits_remarks([traits[0], Traits(int4, 0.1, 4_400_000, True)], medians, "KL, nats", "others were busy")
+    assert "4.4 MB for 7.2, times not decided, KL, nats 0.1 for 0.004: a finalist." in told
+    assert four_bits_remarks(traits[1:], medians, "KL, nats") == []

@@ -50,13 +50,15 @@ def test_the_folder_holds_the_document_the_page_and_the_recipe(tuned):
 
 def test_every_variant_is_made_once_and_scored_on_calibration_images(tuned):
     names = [each["name"] for each in tuned.document["variants"]]
-    assert {"openvino-cpu-fp32", "openvino-cpu-int8"} <= set(names)
+    assert {"openvino-cpu-fp32", "openvino-cpu-int8", "openvino-cpu-int4"} <= set(names)
     assert len(names) == len(set(names))
     for each in tuned.document["variants"]:
         assert each["images"] == 32
         assert min(each["latency_ms"], each["bytes"]) > 0
     distances = {each["name"]: each["distance"] for each in tuned.document["variants"]}
     assert distances["openvino-cpu-fp32"] < 1e-8 < distances["openvino-cpu-int8"]
+    [said] = [each for each in tuned.document["verdict"]["remarks"] if each.startswith("INT4 weights on openvino-cpu")]
+    assert f"KL, nats {distances['openvino-cpu-int4']:.3g} for {distances['openvino-cpu-int8']:.3g}: " in said
 
 
 def test_what_a_machine_or_a_budget_has_no_use_for_is_left_out_with_a_reason(tuned):
@@ -136,12 +138,12 @@ def test_without_time_only_plain_float_and_int8_are_tried(tuned, command):
     done = command("tune", "recipe.yaml", *options, "-o", "short", "--json")
     assert done.returncode == 5, done.stderr  # so few images do not prove the guard's 95 %
     document = json.loads(done.stdout)
-    plain = [each for each in tuned.document["variants"] if each["precision"] != "mixed"]
+    plain = [each for each in tuned.document["variants"] if each["precision"] not in ("mixed", "int4")]
     plain = [each["name"] for each in plain if not each["merges"] and not each["rows"] and "prune" not in each]
     assert [each["name"] for each in document["variants"]] == plain
     reasons = {each["what"]: each["why"] for each in document["left_out"]}
     trials = [f"{each} on openvino-cpu" for each in ("aligned rows", "token merging", "pruning")]
-    for what in ("openvino-cpu-mixed", *trials):
+    for what in ("openvino-cpu-mixed", "openvino-cpu-int4", *trials):
         assert reasons[what] == "no time was left for it"
 
 

@@ -114,7 +114,7 @@ def deploy(
         data: images, as `vitdeploy.images` takes them: some calibrate, the others are judged on.
         folder: of the bundle; by default a temporary one that lasts as long as this process.
         targets: such as ["openvino-cpu"]; None: all of the CPU whose runtimes are installed.
-        precision: "fp32", "fp16", "bf16", "int8", "mixed" or "fp8".
+        precision: "fp32", "fp16", "bf16", "int8", "mixed", "int4" or "fp8".
         max_drop: points of top-1 (or the task's metric) that may be lost at most.
         min_agreement: percent of the original's answers, at least.
         max_latency: milliseconds, p50 of a single stream.

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from vitdeploy.tasks.adapter import DataChoice, TaskAdapter
     from vitdeploy.tasks.drive import Drive
 
-QuantizedPrecision = Literal["int8", "mixed", "fp16", "bf16", "fp8"]
+QuantizedPrecision = Literal["int8", "mixed", "int4", "fp16", "bf16", "fp8"]
 LISTED_LAYERS = 8
 
 
 @dataclass(frozen=True, repr=False)
 class QuantizedGraph(Graph):
     """A graph that was placed for one target. `int8` names the layers in 8 bits, `dynamic` those of them whose
-    activations the runtime quantizes, `float` those left in float, with the reason; `warnings` are about the
-    calibration images and this machine."""
+    activations the runtime quantizes, `int4` those with weights of 4, `float` those left in float, with the reason;
+    `warnings` are about the calibration images and this machine."""
 
     int8: tuple[str, ...] = ()
     float: Mapping[str, str] = field(default_factory=dict)
@@ -42,6 +42,7 @@ class QuantizedGraph(Graph):
     mixed: Mixed | None = None
     dynamic: tuple[str, ...] = ()
     high_precision: HighPrecision | None = None
+    int4: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def quantize(
     image_size: tuple[int, int] | None = None,
     progress: bool | Reporter = True,
 ) -> QuantizedGraph:
-    """Convert a float graph to INT8, FP8 or half precision for one target, with calibration images.
+    """Convert a float graph to INT8, INT4 weights, FP8 or half precision for one target, with calibration images.
 
     Args:
         graph: from `export` or `optimize`, its folder, or an ONNX file of a float image model. What such a file does
@@ -101,8 +102,8 @@ def quantize(
         target: such as "openvino-cpu"; `vitdeploy doctor` lists them.
         folder: as for `export`.
         precision: "mixed" gives single layers a precision override, the cheapest first by measured time, until
-            `min_agreement` is expected to be met; without it, as long as an override pays. The last three are for
-            NVIDIA GPUs.
+            `min_agreement` is expected to be met; without it, as long as an override pays. "int4" is for the weights of
+            linears alone. The last three are for NVIDIA GPUs.
         num_samples: number of calibration images, chosen by `seed`; None takes all.
         vnni: whether the device's CPU has VNNI; None: like this machine.
         ignore: names or patterns of layers to leave in float; of a model of several graphs as "graph/layer".
@@ -217,6 +218,8 @@ def _check_arguments(
 
     if precision != "mixed" and (min_agreement is not None or latency_table is not None):
         raise InputError("min_agreement and latency_table need the precision mixed", found=f"precision {precision}")
+    if precision == "int4" and (vnni is not None or sensitivity):
+        raise InputError("vnni and sensitivity are of INT8", found="precision int4")
     if TARGETS[target].typed and (vnni is not None or sensitivity):
         raise InputError(f"vnni and sensitivity are for the targets of the CPU, not for {target}")
 
@@ -291,7 +294,7 @@ def _result(home: Path, how: _How, made: _Made, skipped: Sequence[str]) -> Quant
     from vitdeploy.runtime.host import describe_host
     from vitdeploy.runtime.weight_bits import saturation_warning
 
-    saturation = None if how.typed else saturation_warning(how.bits, describe_host()["isa"])
+    saturation = None if how.typed or how.precision == "int4" else saturation_warning(how.bits, describe_host()["isa"])
     warnings = (*made.calibrated["warnings"], *([saturation] if saturation else []))
     document: dict[str, Any] = {
         "target": how.target,
@@ -309,6 +312,8 @@ def _result(home: Path, how: _How, made: _Made, skipped: Sequence[str]) -> Quant
         document["half"] = made.placed["half"]
     if made.placed.get("dynamic"):
         document["dynamic"] = list(made.placed["dynamic"])
+    if how.precision == "int4":
+        document |= {key: made.placed[key] for key in ("int4", "group", "embeddings")}
     for name, found in (("sensitivity", made.costs), ("mixed", made.mixed), ("high_precision", made.high)):
         if found is not None:
             document[name] = encode(found)
@@ -324,19 +329,23 @@ def _result(home: Path, how: _How, made: _Made, skipped: Sequence[str]) -> Quant
         mixed=made.mixed,
         dynamic=tuple(made.placed.get("dynamic", ())),
         high_precision=made.high,
+        int4=tuple(made.placed.get("int4", ())),
     )
 
 
 def _lines(how: _How, made: _Made, warnings: Sequence[str], skipped: Sequence[str]) -> list[str]:
     placed, images_used = made.placed, f"{made.calibrated['images']} calibration images"
-    dynamic = placed.get("dynamic", {})
-    counts = (
-        f"{len(placed['int8']) + len(dynamic)} layers in {'FP8' if how.precision == 'fp8' else 'INT8'} for {how.target}"
-    )
+    dynamic, kind = placed.get("dynamic", {}), "FP8" if how.precision == "fp8" else "INT8"
+    counts = f"{len(placed['int8']) + len(dynamic)} layers in {kind} for {how.target}"
+    if how.precision == "int4":
+        sizes = " or ".join(str(size) for size in sorted(set(placed["group"].values())))
+        groups = f", a scale for {sizes} inputs" if sizes else ""
+        tables = f"; embeddings in INT8: {', '.join(placed['embeddings'])}" if placed["embeddings"] else ""
+        counts = f"{len(placed['int4'])} layers with INT4 weights{groups}, for {how.target}{tables}"
     lines = [f"{counts}, {len(placed['float'])} in float, {images_used}"]
     if how.typed:
         lines = [*([counts] if placed["int8"] else []), *_half_lines(placed["half"]), images_used]
-    if how.bits < 8:
+    if how.bits < 8 and how.precision != "int4":
         lines.append(f"weights of {how.bits} bits, for CPUs without VNNI")
     lines += [f"  activations quantized at run time: {name} ({reason})" for name, reason in dynamic.items()]
     lines += [f"  float: {name} ({reason})" for name, reason in placed["float"].items()]

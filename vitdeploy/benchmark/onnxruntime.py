@@ -22,6 +22,7 @@ from vitdeploy.runtime.ort import OnnxRuntimeRunner, open_session
 from vitdeploy.runtime.ort_profile import (
     FLOAT_CONVOLUTIONS,
     FLOAT_PRODUCTS,
+    INT4_KERNELS,
     INT8_KERNELS,
     SUFFIX,
     Event,
@@ -33,7 +34,7 @@ from vitdeploy.runtime.runner import Array
 
 # Operators that multiply matrices.
 PRODUCTS = {
-    *(INT8_KERNELS | FLOAT_PRODUCTS | FLOAT_CONVOLUTIONS),
+    *(INT8_KERNELS | INT4_KERNELS | FLOAT_PRODUCTS | FLOAT_CONVOLUTIONS),
     *("MultiHeadAttention", "Attention", "QAttention", "ConvTranspose", "Einsum"),
 }
 # The number of nodes in the graph that measures the profiler's own overhead.

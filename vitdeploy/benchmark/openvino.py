@@ -71,6 +71,9 @@ def _layer(counter: Any, milliseconds: float, nodes: Mapping[str, Any], kinds: M
     if kind == "Subgraph" and inside:
         kind = f"Subgraph of {', '.join(inside)}"
     suffix = counter.exec_type.rpartition("_")[2].lower()
+    stored = node.get_rt_info()["runtimePrecision"].value if node is not None else ""
+    if KERNEL_PRECISIONS.get(stored) == "int4":  # of weights, which the type of the kernel does not say
+        suffix = stored
     return profiled_layer(
         name,
         kind,

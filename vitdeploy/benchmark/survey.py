@@ -106,8 +106,10 @@ def _named(candidate: BenchCandidate) -> dict[str, Any]:
 
 
 def precisions_of(engine: EngineSpec) -> set[str]:
-    """The precisions of an engine's matrix products: that of its weights, and that of products without weights."""
-    return {*engine.kernels, RUNTIME[engine.target].float_precision(engine.options)}
+    """The precisions of an engine's matrix products: that of its weights, and that of products without weights. INT4 is
+    of weights alone: such kernels multiply in INT8."""
+    kernels = {"int8" if each == "int4" else each for each in engine.kernels}
+    return {*kernels, RUNTIME[engine.target].float_precision(engine.options)}
 
 
 def _answers(asks: Sequence[Ask], timeout: float, tell: Callable[[Ask], None]) -> list[Any]:

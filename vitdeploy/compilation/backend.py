@@ -44,25 +44,34 @@ class TargetState:
     fix: str
 
 
+# What may be wrong where a layer did not run as placed, by its precision.
+LACKING = {
+    "int8": "run `vitdeploy doctor`; the CPU may lack INT8 instructions",
+    "int4": "the runtime has no INT4 kernel for such layers or this CPU: leave layers in float with --ignore LAYER, or "
+    "`ignore: [LAYER]` in a recipe, or choose int8",
+}
+
+
 def check_placed(engine: EngineSpec, asked: Precision, placed: int) -> None:
     """Check that there was no silent fallback: every linear and convolution ran in its assigned precision.
 
     Args:
         engine: its `kernels` say what ran.
         asked: the requested precision.
-        placed: how many linears and convolutions the placement has in INT8.
+        placed: how many linears and convolutions the placement has in INT8, or in INT4.
 
     Raises:
         CapabilityError: one did not.
     """
-    int8 = engine.kernels.get("int8", 0)
-    integer = asked in ("int8", "mixed")
-    if integer and (int8 < placed or (asked == "int8" and not placed)):
+    integer = asked in ("int8", "mixed", "int4")
+    kind = "int4" if asked == "int4" else "int8"
+    ran, name = engine.kernels.get(kind, 0), kind.upper()
+    if integer and (ran < placed or (asked != "mixed" and not placed)):
         raise CapabilityError(
-            f"{engine.target} did not run the graph in INT8",
-            found=f"{int8} of {placed} placed layers in INT8 kernels: {engine.kernels}",
-            wanted=f"{placed} in INT8" if placed else "a layer in INT8",
-            fix="run `vitdeploy doctor`; the CPU may lack INT8 instructions"
+            f"{engine.target} did not run the graph in {name}",
+            found=f"{ran} of {placed} placed layers in {name} kernels: {engine.kernels}",
+            wanted=f"{placed} in {name}" if placed else f"a layer in {name}",
+            fix=LACKING[kind]
             if placed
             else f"choose fp32 for {engine.target}: the placement leaves every layer in float",
         )

@@ -36,7 +36,7 @@ def compile_engine(
         out: an existing empty folder; gets `graph.onnx` and what the runtime loads.
         precision: the requested one.
         batch: the batch to compile at; a dynamic batch in the graph is pinned to it.
-        placed: how many linears and convolutions the placement has in INT8.
+        placed: how many linears and convolutions the placement has in INT8, or in INT4.
         bare: whether the graph has no linear or convolution, so that no kernel of one can be found.
         build: how TensorRT builds; defaults as in `compilation.tensorrt.BuildOptions`.
         progress: called with the steps of a long build: (what, done, total).

@@ -17,6 +17,7 @@ from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.ort_profile import (
     FLOAT_CONVOLUTIONS,
     FLOAT_PRODUCTS,
+    INT4_KERNELS,
     INT8_KERNELS,
     Event,
     precision_of,
@@ -76,7 +77,7 @@ def count_kernels(events: Sequence[Event]) -> dict[str, int]:
     for event in events:
         kind = event["args"]["op_name"]
         linear = kind in FLOAT_PRODUCTS and not _between_activations(event)
-        if kind in INT8_KERNELS or kind in FLOAT_CONVOLUTIONS or linear:
+        if kind in INT8_KERNELS | INT4_KERNELS | FLOAT_CONVOLUTIONS or linear:
             counts[precision_of(event)] += 1
     return dict(sorted(counts.items()))
 

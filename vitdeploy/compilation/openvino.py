@@ -27,7 +27,7 @@ from vitdeploy.runtime.openvino import (
 from vitdeploy.spec import EngineSpec, Precision
 
 IR_FILES = ("model.xml", "model.bin")
-CAPABILITIES = {"fp16": "FP16", "bf16": "BF16", "int8": "INT8", "mixed": "INT8"}
+CAPABILITIES = {"fp16": "FP16", "bf16": "BF16", "int8": "INT8", "mixed": "INT8", "int4": "INT8"}
 
 
 def compile_graph(request: CompileRequest) -> EngineSpec:
@@ -116,7 +116,7 @@ def probe(target: str) -> TargetState:
     if result.tolist() != [0.0, 2.0]:
         raise RuntimeError(f"a probe gave {result.tolist()} instead of [0.0, 2.0]")
     version = openvino.get_version().split("-")[0]
-    usable = tuple(p for p in TARGETS[target].precisions if ("int8" if p == "mixed" else p) in capabilities)
+    usable = tuple(p for p in TARGETS[target].precisions if CAPABILITIES.get(p, p.upper()).lower() in capabilities)
     return TargetState(True, version, usable, f"{version}, a probe ran on the CPU; {', '.join(usable)}", "")
 
 

@@ -20,8 +20,8 @@ def within(engine: EngineSpec, name: str) -> EngineSpec:
 
 
 def joined(parts: Sequence[EngineSpec], sequence: SequenceSpec | None) -> EngineSpec:
-    """One engine of several graphs that run together; `sequence` where a part repeats. Its precision is INT8 where one
-    part's is, else the first part's."""
+    """One engine of several graphs that run together; `sequence` where a part repeats. Its precision is INT8 or
+    INT4 where one part's is, else the first part's."""
     first, graphs = parts[0], tensors_of(parts)
     flow = flow_of_graphs(graphs)
     inputs, outputs = inputs_of(flow, graphs), outputs_of(flow, graphs)
@@ -34,7 +34,7 @@ def joined(parts: Sequence[EngineSpec], sequence: SequenceSpec | None) -> Engine
         kernels.update(part.kernels)
     return EngineSpec(
         target=first.target,
-        precision=next((part.precision for part in parts if part.precision == "int8"), first.precision),
+        precision=next((part.precision for part in parts if part.precision in ("int8", "int4")), first.precision),
         graph=first.graph,
         files=tuple(file for part in parts for file in part.files),
         batch=first.batch,

@@ -39,12 +39,13 @@ class HiddenFacts:
 @dataclass(frozen=True)
 class Quantization:
     """The layers in INT8, and those left in float with the reason for each. Mixed precision adds what its choice was
-    based on; the typed INT8 of TensorRT does not."""
+    based on; the typed INT8 of TensorRT does not. `int4`: the layers whose weights alone are in INT4."""
 
     int8: tuple[str, ...]
     float: dict[str, str]
     folds: tuple[FoldFacts, ...]
     hidden: tuple[HiddenFacts, ...]
+    int4: tuple[str, ...] | None = field(default=None, metadata=SPARSE)
     sensitivity: Sensitivity | None = field(default=None, metadata=SPARSE)
     mixed: Mixed | None = field(default=None, metadata=SPARSE)
     latency: LatencyTable | None = field(default=None, metadata=SPARSE)

@@ -12,7 +12,7 @@ from vitdeploy.runtime.backend import require_runtime
 from vitdeploy.stages.capability import check_precision, check_target
 
 # What stands in a graph: `quantize` makes it. The other precisions are those of `compile`.
-_QUANTIZED = ("int8", "mixed", "fp8")
+_QUANTIZED = ("int8", "mixed", "fp8", "int4")
 
 
 def check_placed(target: str, precision: str) -> None:

@@ -26,6 +26,7 @@ TOLERANCE = {
     "fp8": 1e-1,
     "int8": 1e-1,
     "mixed": 1e-1,
+    "int4": 1e-1,
 }
 # How seldom an engine that gives as many of the original's answers as it must is to fail on a few golden ones.
 FALSE_ALARM = 0.01

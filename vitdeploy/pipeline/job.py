@@ -94,7 +94,7 @@ def prepare(
     check_float_parts(reference_models[0].task, recipe.float_parts)
     if recipe.optimize.prune != "none":
         check_prune(reference_models[0].task, reference_models[0].preprocess)
-    if recipe.precision in ("int8", "mixed") and is_onnx(reference_models[0].source):
+    if recipe.precision in ("int8", "mixed", "int4") and is_onnx(reference_models[0].source):
         reject_quantized(load_graph(Path(str(reference_models[0].source.model))), reference_models[0].name)
     kits = [make_adapter(reference_setting(reference_model)) for reference_model in reference_models]
     data = kits[0].load(choice_of(recipe), skip_bad=skip_bad, progress=progress)

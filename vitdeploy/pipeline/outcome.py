@@ -130,14 +130,15 @@ def said_of_weights(artifacts: Mapping[str, Artifact], candidate: Candidate) -> 
 
 
 def said_of_placement(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
-    """A remark on an engine that is INT8 in name alone."""
-    if candidate.precision != "int8":
+    """A remark on an engine that is INT8 or INT4 in name alone."""
+    if candidate.precision not in ("int8", "int4"):
         return []
     placed = read_json(artifacts[candidate.step("place")].path / "placement.json")
-    if placed["int8"] or placed.get("dynamic"):
+    if placed[candidate.precision] or placed.get("dynamic"):
         return []
     reasons = Counter(placed["float"].values()).most_common(1)
-    return [f"{candidate.artifact} has nothing in INT8: {reasons[0][0] if reasons else 'it has no such layer'}."]
+    why = reasons[0][0] if reasons else "it has no such layer"
+    return [f"{candidate.artifact} has nothing in {candidate.precision.upper()}: {why}."]
 
 
 def said_of_layers(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
@@ -292,7 +293,7 @@ def _quantization(
     """Which layers were quantized; None for a float engine. Mixed precision adds what its choice was based on."""
     if candidate.precision not in QUANTIZED:
         return None
-    found = {key: placed[key] for key in ("int8", "float", "folds", "hidden")}
+    found = {key: placed[key] for key in ("int8", "float", "folds", "hidden", "int4") if key in placed}
     search = artifacts.get(candidate.step("search"))
     if search is not None:
         files = {"sensitivity": SENSITIVITY_FILE, "mixed": MIXED_FILE, "latency": LATENCY_FILE}

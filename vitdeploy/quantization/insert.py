@@ -1,16 +1,18 @@
-"""Write Q/DQ for placements: one QuantizeLinear per tensor, and 8-bit weights behind a DequantizeLinear."""
+"""Write Q/DQ for placements: one QuantizeLinear per tensor, and weights of 8 or 4 bits behind a DequantizeLinear."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from vitdeploy.graph.analysis.linears import Linear
 from vitdeploy.graph.edit import Names
+from vitdeploy.quantization.groups import GroupedWeight
 from vitdeploy.quantization.ranges import ActivationScale, Range, activation_scale
 
 
@@ -47,6 +49,21 @@ def dequantized_weight(
         [names.constant(codes, f"{stem}.{codes.dtype.name}"), names.constant(scales, f"{stem}.scale")],
         f"{stem}/DequantizeLinear",
         {"axis": linear.out_axis},
+        output=f"{stem}/dequantized",
+    )
+    model.graph.insert_before(linear.node, node)
+    return node.outputs[0]
+
+
+def dequantized_groups(model: ir.Model, linear: Linear, weight: GroupedWeight) -> ir.Value:
+    """The weight of a linear as constants of int4 in front of it, with a scale for each group of inputs (opset 21)."""
+    stem, names = f"{linear.name}.weight", Names(model)
+    codes = names.constant(weight.codes.astype(ml_dtypes.int4), f"{stem}.int4")
+    node = names.node(
+        "DequantizeLinear",
+        [codes, names.constant(weight.scales, f"{stem}.scale")],
+        f"{stem}/DequantizeLinear",
+        {"axis": 0, "block_size": weight.group},
         output=f"{stem}/dequantized",
     )
     model.graph.insert_before(linear.node, node)

@@ -25,15 +25,19 @@ from vitdeploy.graph.analysis.work import layer_macs
 from vitdeploy.graph.edit import Editor, Names
 from vitdeploy.graph.passes.image_norm import takes_pixels
 from vitdeploy.graph.passes.joined_levels import join_before_transpose
-from vitdeploy.quantization.backend import PlacementBackend
+from vitdeploy.graph.values import rank_of
+from vitdeploy.quantization.backend import FourBitForm, PlacementBackend
 from vitdeploy.quantization.fold import GainThreshold
-from vitdeploy.quantization.insert import Quantizers, dequantized_weight
+from vitdeploy.quantization.groups import GroupedWeight
+from vitdeploy.quantization.insert import Quantizers, dequantized_groups, dequantized_weight
 from vitdeploy.quantization.ranges import QuantizedWeight, Range, symmetric_step
 from vitdeploy.quantization.scores import Scores, find_scores, output_of, separate_scores
 from vitdeploy.runtime.emulation import family
 
 # A Mul and an Add behind an activation become part of the product in front of it.
 GAIN_THRESHOLD = GainThreshold(scale=1.1, copies=1.2)
+# DequantizeLinear reads int4, and a scale for each block, from this opset on.
+BLOCKED_OPSET = 21
 # A layer is small if it has fewer weights, and fewer MACs at batch 1, the latter also as a share of the model's.
 FEW_WEIGHTS, FEW_PRODUCTS, SMALL_SHARE = 1 << 14, 1_000_000, 1 / 400
 
@@ -166,6 +170,27 @@ def _in_unit_range(model: ir.Model, linear: Linear, ranges: dict[str, Range]) ->
     return replace(linear, input=node.outputs[0])
 
 
+def no_int4(linear: Linear) -> str | None:
+    """Why the plugin has no INT4 kernel for a layer: behind a Reshape to two axes it unpacks the weights to float, those
+    in INT8 too (OpenVINO 2026.4)."""
+    before = linear.input.producer()
+    flat = before is not None and before.op_type in ("Reshape", "Flatten") and rank_of(linear.input) in (2, None)
+    return "OpenVINO has it in float, as its input is flattened to two axes" if flat else None
+
+
+def write_int4(model: ir.Model, linears: Sequence[Linear], weights: Mapping[str, GroupedWeight]) -> None:
+    """Put a DequantizeLinear of int4 in front of the given layers, in place. The plugin leaves the weights packed, and
+    quantizes rows to INT8, 32 inputs at a time (its DYNAMIC_QUANTIZATION_GROUP_SIZE)."""
+    for linear in linears:
+        linear.node.replace_input_with(1, dequantized_groups(model, linear, weights[linear.name]))
+
+
 BACKEND = PlacementBackend(
-    GAIN_THRESHOLD, reasons_for_float, write, shape=shape, scores_in_int8=scores_in_int8, dynamic=True
+    GAIN_THRESHOLD,
+    reasons_for_float,
+    write,
+    shape=shape,
+    scores_in_int8=scores_in_int8,
+    dynamic=lambda linear: linear.kind == "matmul" and no_int4(linear) is None,
+    int4=FourBitForm(write_int4, BLOCKED_OPSET, reason_for_float=no_int4),
 )

@@ -7,7 +7,7 @@ This module holds what all targets share: the choice of layers, and its record. 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -37,7 +37,12 @@ class Placement:
 
 def shape(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> None:
     """Bring the float graph into the form whose INT8 `target` is fast with, in place; exact. To be called first."""
-    QUANTIZE[target].shape(model, lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore))
+    QUANTIZE[target].shape(model, matching(ignore))
+
+
+def matching(patterns: Sequence[str]) -> Callable[[str], bool]:
+    """Whether a name matches one of these."""
+    return lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def choose(model: ir.Model, target: str, ignore: Sequence[str] = (), dynamic: Collection[str] = ()) -> Placement:
@@ -116,7 +121,7 @@ def place(
         CapabilityError: FP8, or layers that are `dynamic`, for a target that has none.
     """
     backend, placement, rounded = QUANTIZE[target], choose(model, target, ignore, dynamic), dict(weights or {})
-    if placement.dynamic and not backend.dynamic:
+    if placement.dynamic and backend.dynamic is None:
         raise CapabilityError(f"{target} quantizes no activations by itself", found=", ".join(placement.dynamic[:3]))
     linears = find_linears(model)
     chosen = [linear for linear in linears if linear.name in placement.int8]

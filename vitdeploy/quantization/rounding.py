@@ -85,7 +85,7 @@ def round_weight(
         taps: rows in succession that multiply the same channel at other positions. Each position is rounded by itself:
             how positions go together is not observed.
     """
-    if found.covariance.ndim == 1 or found.rows < ROWS_PER_CHANNEL * len(found.mean):
+    if not knows_covariance(found):
         return quantize_weight(weight, 1, bits)
     hessian = found.covariance + noise * np.eye(len(found.mean))
     # What clipping does to neighbouring positions, which go together, would add up: such weights are not clipped.
@@ -93,8 +93,13 @@ def round_weight(
     scales = _scales(weight, power, largest) if taps == 1 else _unclipped(weight, largest)
     rounded = np.empty(weight.shape, np.int8)
     for tap in range(taps):
-        rounded[tap::taps] = _compensated(weight[tap::taps].astype(np.float64), scales, hessian, largest)
+        rounded[tap::taps] = compensated(weight[tap::taps].astype(np.float64), scales, hessian, (-largest, largest))
     return rounded, scales
+
+
+def knows_covariance(found: Statistics) -> bool:
+    """Whether so many rows were seen that their covariance is worth rounding by."""
+    return found.covariance.ndim > 1 and found.rows >= ROWS_PER_CHANNEL * len(found.mean)
 
 
 def _unclipped(weight: npt.NDArray[np.float32], largest: int) -> npt.NDArray[np.float32]:
@@ -118,13 +123,20 @@ def _scales(weight: npt.NDArray[np.float32], power: Numbers, largest: int) -> np
     return scales
 
 
-def _compensated(
-    weight: Numbers, scales: npt.NDArray[np.float32], hessian: Numbers, largest: int
+def compensated(
+    weight: Numbers, scales: npt.NDArray[np.float32], hessian: Numbers, bounds: tuple[int, int]
 ) -> npt.NDArray[np.int8]:
-    """GPTQ with the channels of most power first, so that the later ones make up for the largest errors."""
+    """GPTQ with the channels of most power first, so that the later ones make up for the largest errors.
+
+    Args:
+        weight: [in, out].
+        scales: [out], or [in, out].
+        bounds: the least and the largest integer.
+    """
     power = np.diag(hessian)
     order = np.argsort(-power)
     weight, hessian = weight[order].copy(), hessian[np.ix_(order, order)]
+    steps = np.broadcast_to(scales, weight.shape)[order]
     damping = DAMPING * max(float(power.mean()), TINY)
     upper = _cholesky_of_inverse(hessian + damping * np.eye(len(hessian)))
     rounded = np.empty(weight.shape, np.int8)
@@ -132,8 +144,8 @@ def _compensated(
         end = min(start + BLOCK, len(weight))
         errors = np.empty((end - start, weight.shape[1]))
         for i in range(start, end):
-            rounded[i] = np.clip(np.rint(weight[i] / scales), -largest, largest)
-            errors[i - start] = (weight[i] - rounded[i] * scales.astype(np.float64)) / upper[i, i]
+            rounded[i] = np.clip(np.rint(weight[i] / steps[i]), *bounds)
+            errors[i - start] = (weight[i] - rounded[i] * steps[i].astype(np.float64)) / upper[i, i]
             weight[i + 1 : end] -= np.outer(upper[i, i + 1 : end], errors[i - start])
         weight[end:] -= upper[start:end, end:].T @ errors
     result = np.empty_like(rounded)

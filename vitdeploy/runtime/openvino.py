@@ -28,9 +28,17 @@ DTYPES = {
     "boolean": "bool",
 }
 HALVES = {"f16": "fp16", "bf16": "bf16"}
-PRECISION_HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32", "mixed": "f32"}
-# What the plugin calls the type that a kernel computes in, by the precision that it is.
-KERNEL_PRECISIONS = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "u8": "int8", "i8": "int8"}
+PRECISION_HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32", "mixed": "f32", "int4": "f32"}
+# What the plugin calls the type that a kernel computes in, or of weights that it unpacks, by the precision that it is.
+KERNEL_PRECISIONS = {
+    "f32": "fp32",
+    "f16": "fp16",
+    "bf16": "bf16",
+    "u8": "int8",
+    "i8": "int8",
+    "u4": "int4",
+    "i4": "int4",
+}
 
 
 def float_precision(options: Mapping[str, str]) -> str:

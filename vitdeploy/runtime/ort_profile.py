@@ -19,7 +19,9 @@ INT8_KERNELS = {
     "MatMulInteger",
     "ConvInteger",
 }
-FLOAT_PRODUCTS = {"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "MatMulBnb4", "MatMulNBits"}
+FLOAT_PRODUCTS = {"MatMul", "FusedMatMul", "Gemm", "FusedGemm"}
+# Ours are of 4 bits, and no graph with operators that others quantized is taken.
+INT4_KERNELS = {"MatMulNBits"}
 FLOAT_CONVOLUTIONS = {"Conv", "FusedConv", "NhwcFusedConv"}
 # Types of a profile by the precision that they are.
 TYPES = {"float": "fp32", "float16": "fp16", "bfloat16": "bf16", "uint8": "int8", "int8": "int8"}
@@ -51,8 +53,11 @@ def end_profile(session: Any) -> list[Event]:
 
 
 def precision_of(event: Event) -> str:
-    """The precision that a kernel ran in: of those that multiply integers INT8, else that of its first input."""
+    """The precision that a kernel ran in: INT8 or INT4 of those that multiply such weights, else that of its first
+    input."""
     if event["args"]["op_name"] in INT8_KERNELS:
         return "int8"
+    if event["args"]["op_name"] in INT4_KERNELS:
+        return "int4"
     first = next((name for entry in event["args"].get("input_type_shape", []) for name in entry), "float")
     return TYPES.get(first, first)

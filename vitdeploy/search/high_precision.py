@@ -65,8 +65,7 @@ def ladder(
     """
     linears = find_linears(model)
     macs = {linear.name: layer_macs(model, linear) or 0 for linear in linears}
-    dynamic = {linear.name for linear in linears if linear.kind == "matmul" and linear.name not in kept}
-    allowed = dynamic if form == "dynamic" else None
+    allowed = {linear.name for linear in linears if linear.name not in kept} if form == "dynamic" else None
     discount = cheaper if form == "dynamic" else ()
     found = [
         tuple(high_precision_layers(model, costs, share, cheaper=discount, allowed=allowed)) for share in SHARES[form]

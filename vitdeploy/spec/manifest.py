@@ -14,7 +14,8 @@ from vitdeploy.spec.texts import SequenceSpec
 
 MANIFEST_FORMAT = 1
 
-Precision = Literal["fp32", "fp16", "bf16", "fp8", "int8", "mixed"]
+# "int4": of the weights of linears; what flows between layers is float.
+Precision = Literal["fp32", "fp16", "bf16", "fp8", "int8", "mixed", "int4"]
 # Of INT8 weights, whose largest is 2^(bits - 1) - 1: 127, or 63 for CPUs on which products of more bits saturate.
 WeightBits = Literal[7, 8]
 # Whether a budget is met: proven, disproven, neither, or there is none.

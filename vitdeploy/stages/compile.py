@@ -14,7 +14,7 @@ from vitdeploy.compilation.build_options import BuildOptions
 from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.compilation.parts import joined, within
 from vitdeploy.errors import CapabilityError, TargetError
-from vitdeploy.graph.analysis.linears import count_int8, find_linears, unplaced_weights
+from vitdeploy.graph.analysis.linears import count_int4, count_int8, find_linears, unplaced_weights
 from vitdeploy.graph.io.files import GraphMetadata, fixed_batch, get_metadata, graph_spec, load_graph
 from vitdeploy.known_bad.entries import digest_of
 from vitdeploy.known_bad.find import matches_on, refuse_known_bad
@@ -99,7 +99,7 @@ def compile_graph(
     entries of the table of runtimes known to be wrong that are no reason to refuse. With `row_parts` the engine
     computes the rows of its tokens in these parts; graph.onnx stays the placement.
 
-    Where INT8 was asked and every layer is faster in float, all must run in float: the engine's kernels say so.
+    Where INT8 or INT4 was asked and every layer is faster in float, all must run in float: the engine's kernels say so.
 
     Raises:
         KnownBadError: the installed release of the runtime is known to compute such a graph wrongly.
@@ -118,13 +118,14 @@ def compile_graph(
     shapes, refuse = COMPILE[target].profiles, QUANTIZE[target].refuse
     if shapes is not None and refuse is not None:
         refuse(model, shapes(spec.inputs, build, batch), str(graph))
-    precision, placed = metadata.precision or "fp32", count_int8(model)
+    precision = metadata.precision or "fp32"
+    placed = (count_int4 if precision == "int4" else count_int8)(model)
     platform = platform_here(target, precision)
     taken = refuse_known_bad(matches_on(model, platform), platform, f"{metadata.name} ({graph.name})", accepted)
     compiling = functools.partial(
         compile_engine,
         target=target,
-        precision="fp32" if precision == "int8" and not placed else precision,
+        precision="fp32" if precision in ("int8", "int4") and not placed else precision,
         batch=batch,
         bare=not (placed or find_linears(model) or unplaced_weights(model)),
         build=build,

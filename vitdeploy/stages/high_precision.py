@@ -126,7 +126,7 @@ def _find(
         costs = measure_sensitivity(trials, config.target, progress)
         write_json(out / SENSITIVITY_FILE, encode(costs))
         split = {each.layer for each in trials.prepared.hidden}
-        sets = ladder(shaped, costs, form, split, _of_scores(shaped, config.target, statistics))
+        sets = ladder(shaped, costs, form, split, _kept(shaped, config.target, statistics))
         if not sets:
             return HighPrecision(*about, "no layer costs more answers than its share of the products", int8)
         rungs, int8, disturbed = _climb(config, form, graph, statistics, sets, trials, progress)
@@ -138,14 +138,16 @@ def form_of(target: str, bits: WeightBits) -> Form:
     """The form of layers that cost too much in plain INT8: where the runtime quantizes activations itself on this CPU
     that, else float."""
     here = set(describe_host()["isa"].split())
-    return "dynamic" if QUANTIZE[target].dynamic and bits == 8 and VNNI & here else "float"
+    return "dynamic" if QUANTIZE[target].dynamic is not None and bits == 8 and VNNI & here else "float"
 
 
-def _of_scores(shaped: ir.Model, target: str, statistics: Path) -> set[str]:
-    """The queries and keys whose scores are in INT8: scores of others would not be, which costs more than the layer."""
-    names = {linear.name for linear in find_linears(shaped)}
-    found = QUANTIZE[target].scores_in_int8(shaped, names, load_statistics(statistics))
-    return {linear.name for scores in found for linear in (scores.query, scores.key)}
+def _kept(shaped: ir.Model, target: str, statistics: Path) -> set[str]:
+    """The layers whose inputs the runtime does not quantize; and queries and keys whose scores are in INT8, as those of
+    others would not be, which costs more than the layer."""
+    linears, is_dynamic = find_linears(shaped), QUANTIZE[target].dynamic
+    scores = QUANTIZE[target].scores_in_int8(shaped, {each.name for each in linears}, load_statistics(statistics))
+    other = {each.name for each in linears if is_dynamic is not None and not is_dynamic(each)}
+    return other | {linear.name for each in scores for linear in (each.query, each.key)}
 
 
 def _images(macs: int) -> int:

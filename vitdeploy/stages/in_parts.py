@@ -20,7 +20,7 @@ PARTS_FILE = "row_parts.json"
 
 def splits_rows(target: str, precision: str, task: Task) -> bool:
     """Whether an engine may compute the rows of its tokens in parts: INT8, of one graph, where the back end does."""
-    return COMPILE[target].splits_rows and precision in QUANTIZED and task not in FLOWS
+    return COMPILE[target].splits_rows and precision in QUANTIZED and precision != "int4" and task not in FLOWS
 
 
 def read_parts(folder: Path) -> PartsTable:

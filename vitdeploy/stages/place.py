@@ -13,6 +13,7 @@ from vitdeploy.graph.edit import drop_unused
 from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph, set_metadata
 from vitdeploy.graph.passes.pixel_cast import cast_pixels_first
 from vitdeploy.progress import Progress
+from vitdeploy.quantization.four_bits import place_four_bits
 from vitdeploy.quantization.placement import choose, place, shape
 from vitdeploy.quantization.prepare import prepare
 from vitdeploy.quantization.rounding import Rounded
@@ -74,6 +75,8 @@ def place_graphs(
         return place_graph(config, graphs["model"], statistics, out, mixed, raised)
     _check_parts(config, list(graphs))
     whole: Facts = {"target": config.target, "int8": [], "float": {}, "folds": [], "hidden": []}
+    if config.precision == "int4":
+        whole |= {"int4": [], "group": {}, "embeddings": []}
     for name, file in graphs.items():
         ignore = tuple(each.removeprefix(f"{name}/") for each in config.ignore if each.startswith(f"{name}/"))
         stays = name in config.float_parts
@@ -81,6 +84,10 @@ def place_graphs(
         statistics = calibrated / statistics_file(name) if calibrated is not None else None
         placed = place_graph(own, file, statistics, out)
         whole["int8"] += [f"{name}/{layer}" for layer in placed["int8"]]
+        if "int4" in placed:
+            whole["int4"] += [f"{name}/{layer}" for layer in placed["int4"]]
+            whole["group"] |= {f"{name}/{layer}": size for layer, size in placed["group"].items()}
+            whole["embeddings"] += [f"{name}/{layer}" for layer in placed["embeddings"]]
         whole["float"] |= {f"{name}/{layer}": reason for layer, reason in placed["float"].items()}
         for fold in placed.get("folds", ()):
             whole["folds"].append({**fold, "layers": [f"{name}/{layer}" for layer in fold["layers"]]})
@@ -141,9 +148,13 @@ def place_graph(
     bits = None
     if TARGETS[config.target].typed:
         cast_pixels_first(model)
-    if config.precision in ("int8", "mixed"):
-        if statistics is None:
-            raise GraphError("INT8 needs calibration", wanted="images", fix="--data DIR")
+    if config.precision in QUANTIZED and statistics is None:
+        kind = "INT4" if config.precision == "int4" else "INT8"
+        raise GraphError(f"{kind} needs calibration", wanted="images", fix="--data DIR")
+    if config.precision == "int4" and statistics is not None:
+        four = place_four_bits(model, load_statistics(statistics), config.target, config.ignore)
+        placed = {**asdict(four), "int8": (), "folds": (), "hidden": ()}
+    if config.precision in ("int8", "mixed") and statistics is not None:
         float_fallback, dynamic = _out_of_int8(mixed, raised)
         ignore = (*config.ignore, *map(glob.escape, float_fallback))
         shape(model, config.target, config.ignore)

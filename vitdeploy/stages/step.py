@@ -26,7 +26,7 @@ HIGH_PRECISION = "high_precision"
 # The name of the original among those of engines.
 ORIGINAL = "original"
 # Precisions that need calibration.
-QUANTIZED = ("int8", "mixed", "fp8")
+QUANTIZED = ("int8", "mixed", "fp8", "int4")
 
 
 @dataclass(frozen=True)

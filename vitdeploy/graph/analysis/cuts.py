@@ -11,7 +11,7 @@ from vitdeploy.graph.analysis.linears import find_linears, layer_name
 from vitdeploy.graph.values import array_of, only_user
 
 # What computes a linear or a convolution, in any form that placements have.
-LAYERS = ("MatMul", "Conv", "MatMulIntegerToFloat")
+LAYERS = ("MatMul", "Conv", "MatMulIntegerToFloat", "MatMulNBits")
 
 
 def single_cuts(model: ir.Model) -> list[str]:

@@ -155,9 +155,23 @@ def count_int8(model: ir.Model) -> int:
     explicit = sum(
         (node.op_type == "MatMul" or (node.op_type == "Conv" and is_dequantized(node.inputs[0])))
         and is_dequantized(node.inputs[1])
+        and not _is_int4(node.inputs[1])
         for node in model.graph
     )
     return fused + explicit
+
+
+def count_int4(model: ir.Model) -> int:
+    """The number of linears whose weights a placement has in INT4, in either form of placement."""
+    explicit = sum(node.op_type == "MatMul" and _is_int4(node.inputs[1]) for node in model.graph)
+    return explicit + sum(node.op_type == "MatMulNBits" for node in model.graph)
+
+
+def _is_int4(value: ir.Value | None) -> bool:
+    """Whether a DequantizeLinear makes `value` of constants of int4."""
+    producer = value.producer() if value is not None else None
+    codes = producer.inputs[0] if producer is not None and producer.op_type == "DequantizeLinear" else None
+    return codes is not None and codes.const_value is not None and codes.const_value.dtype == ir.DataType.INT4
 
 
 def is_dequantized(value: ir.Value | None) -> bool:

@@ -21,13 +21,20 @@ from vitdeploy.graph.values import weight_bytes
 
 # The position of the second operand.
 MATMULS = {"MatMul": 1, "MatMulInteger": 1, "QLinearMatMul": 3, "MatMulIntegerToFloat": 1}
+# Rows are quantized to INT8 by the kernel, whose products are those of INT8.
+GROUPED = "MatMulNBits"
 CONVOLUTIONS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3}
 INTEGER = {"MatMulInteger", "QLinearMatMul", "MatMulIntegerToFloat", "ConvInteger", "QLinearConv"}
 # Operators of ONNX with MACs, or with graphs, inside that are not counted.
 UNCOUNTED = {"Attention", "DeformConv", "Einsum", "GRU", "If", "LSTM", "Loop", "RNN", "Scan", "SequenceMap"}
 STANDARD = ("", "ai.onnx")
-OURS = {("com.microsoft", "MatMulIntegerToFloat"), ("com.microsoft", "MultiHeadAttention")}
-STORED = {ir.DataType.INT8: "int8", ir.DataType.UINT8: "int8", ir.DataType.FLOAT8E4M3FN: "fp8"}
+OURS = {("com.microsoft", kind) for kind in ("MatMulIntegerToFloat", "MultiHeadAttention", GROUPED)}
+STORED = {
+    ir.DataType.INT8: "int8",
+    ir.DataType.UINT8: "int8",
+    ir.DataType.FLOAT8E4M3FN: "fp8",
+    ir.DataType.INT4: "int4",
+}
 FLOATS = {ir.DataType.FLOAT: "fp32", ir.DataType.FLOAT16: "fp16", ir.DataType.BFLOAT16: "bf16"}
 
 
@@ -35,9 +42,9 @@ FLOATS = {ir.DataType.FLOAT: "fp32", ir.DataType.FLOAT16: "fp16", ir.DataType.BF
 class Work:
     """The work of one query of `batch` images.
 
-    `flops` by the precision that MACs are placed in: "int8" by weights in INT8 (also as Q/DQ), else the type of their
-    result. Bytes are those that have to be read or written at least once: weights and constants as they are stored in
-    the graph, inputs, outputs. What flows between layers is not in them: it may stay in a cache.
+    `flops` by the precision that MACs are placed in: "int8" by weights in INT8 or INT4 (also as Q/DQ), else the type of
+    their result. Bytes are those that have to be read or written at least once: weights and constants as they are
+    stored in the graph, inputs, outputs. What flows between layers is not in them: it may stay in a cache.
     """
 
     batch: int
@@ -141,6 +148,8 @@ def _macs(node: ir.Node, sizes: _Sizes) -> int:
     kind, inputs = node.op_type, node.inputs
     if kind in MATMULS:
         return math.prod(sizes(node.outputs[0])) * (sizes(inputs[MATMULS[kind]])[-2:])[0]
+    if kind == GROUPED:
+        return math.prod(sizes(node.outputs[0])) * (node.attributes.get_int("K", 0) or 0)
     if kind == "Gemm":
         return math.prod(sizes(node.outputs[0])) * sizes(inputs[0])[0 if node.attributes.get_int("transA", 0) else 1]
     if kind in CONVOLUTIONS:
@@ -165,10 +174,9 @@ def _query_key_value(node: ir.Node) -> list[ir.Value | None]:
 
 
 def _precision(node: ir.Node) -> str:
-    if node.op_type in INTEGER:
-        return "int8"
     stored = [_stored(value) for value in node.inputs[:2]]
-    if stored[1:] == ["int8"]:  # a float input is quantized by the runtime
+    # A float input of weights in INT8 or INT4 is quantized by the runtime.
+    if node.op_type in INTEGER or node.op_type == GROUPED or stored[1:] in (["int8"], ["int4"]):
         return "int8"
     if stored[0] is not None and stored[0] == stored[1]:
         return stored[0]

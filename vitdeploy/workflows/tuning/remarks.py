@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from vitdeploy.benchmark.paired import ratio_of_medians
 from vitdeploy.workflows.tuning.variants import FLOATS, Variant
 
 Medians = Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a variant is judged by besides its times: the distance of its answers, and the bytes of its engine."""
+
+    variant: Variant
+    distance: float
+    bytes: int
+    finalist: bool
 
 
 def remarks(variants: Sequence[Variant], medians: Medians, disturbed: str = "") -> list[str]:
@@ -54,3 +65,30 @@ def _changed(variant: Variant, medians: Medians) -> str:
     what = f"Merging {merges}" if variant.merges else f"Computing {variant.rows} rows"
     what = what if variant.prune is None else f"Pruning {100 * variant.prune:g} % of the products"
     return f"{what} {word} on {variant.target}: latency ratio {ratio:.2f} [{low:.2f}, {high:.2f}] to without."
+
+
+def four_bits_remarks(traits: Sequence[Traits], medians: Medians, unit: str, disturbed: str = "") -> list[str]:
+    """A sentence on INT4 weights for each target: what they save and cost against plain INT8.
+
+    Args:
+        traits: of everything that was made.
+        unit: of distances.
+        medians, disturbed: as in `remarks`.
+    """
+    plain = {each.variant.target: each for each in traits if each.variant == Variant(each.variant.target, "int8")}
+    found = []
+    for each in traits:
+        target = each.variant.target
+        if each.variant.precision != "int4" or target not in plain:
+            continue
+        int8 = plain[target]
+        times = "times not decided"
+        if not disturbed:
+            ratio, low, high = ratio_of_medians(medians[each.variant.name], medians[int8.variant.name]).interval
+            times = f"latency ratio {ratio:.2f} [{low:.2f}, {high:.2f}]"
+        end = "a finalist" if each.finalist else "no finalist, as another one is nearer to the original and as fast"
+        found.append(
+            f"INT4 weights on {target} against INT8: {each.bytes / 1e6:.1f} MB for {int8.bytes / 1e6:.1f}, {times}, "
+            f"{unit} {each.distance:.3g} for {int8.distance:.3g}: {end}."
+        )
+    return found

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.candidate import engine_candidate
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.document.bench import Bench
@@ -140,14 +141,27 @@ class Tuner:
                 self._make(variant)
         medians, disturbed = self._screen()
         front = pareto_front(
-            self.made,
+            self._small_enough(),
             lambda made: (max(made.score.distance, SAME_DISTANCE), float(np.median(medians[made.variant.name]))),
         )
         return self._judge(front, medians, disturbed)
 
+    def _small_enough(self) -> list[Made]:
+        """What is within the bound of size; everything where nothing is, or there is none."""
+        bound = self.budget.max_size
+        if bound is None:
+            return self.made
+        sizes = {each.variant.name: engine_bytes(each.artifacts, each.variant.candidate) for each in self.made}
+        small = [each for each in self.made if sizes[each.variant.name] <= bound]
+        if small:
+            large = [name for name, size in sizes.items() if size > bound]
+            self.left_out += [(f"{name} as a finalist", f"{sizes[name]:,} bytes, max_size {bound:,}") for name in large]
+        return small or self.made
+
     def _further(self, targets: Sequence[str]) -> Iterator[Variant]:
         """Trials beyond plain float and INT8: first the fastest number of rows, which changes no answer; then fixes for
-        INT8 if it needs them, because nothing else helps without them; then what makes it faster."""
+        INT8 if it needs them, because nothing else helps without them; then what makes it faster; last INT4 weights,
+        which are smaller, and faster where few rows are multiplied."""
         plain = {each.variant.target: each for each in self.made if each.variant.precision == "int8"}
         for target in plain:
             yield from self._aligned(target)
@@ -164,6 +178,7 @@ class Tuner:
                 self.left_out.append((f"{target}-mixed", "INT8 is expected to meet the budget as it is"))
             elif target not in needy:
                 yield self._mixed(target)
+        yield from (Variant(target, "int4") for target in plain if "int4" in TARGETS[target].precisions)
 
     def _mixed(self, target: str) -> Variant:
         return Variant(target, "mixed", rows=self.rows[target].aligned if target in self.rows else None)
@@ -258,12 +273,17 @@ class Tuner:
         return self.seconds is not None and time.monotonic() - self._begun > SEARCH_SHARE * self.seconds
 
     def _make(self, variant: Variant) -> None:
-        """Make and score a variant, unless this machine or its runtime cannot."""
+        """Make and score a variant, unless this machine or its runtime cannot, or the graph has nothing for it."""
         job, candidate = replace(self.job, recipe=variant.recipe(self.job.recipe)), variant.candidate
         try:
             artifacts = self._run(engine_plan(job, [candidate]))
         except CapabilityError as error:
             self.left_out.append((variant.name, error.message))
+            return
+        except GraphError as error:
+            if variant.precision != "int4":  # anything else takes every graph that came so far
+                raise
+            self._refused(variant.name, error)
             return
         changed = variant.merges or variant.prune is not None
         reference = self.made[0].artifacts[OPTIMIZE] if changed else artifacts[OPTIMIZE]

@@ -32,7 +32,7 @@ from vitdeploy.runtime.host import describe_host
 from vitdeploy.spec import encode
 from vitdeploy.stages.files import RECIPE_FILE as RECIPE_FILE
 from vitdeploy.stages.files import TUNED_NAMES
-from vitdeploy.workflows.tuning.remarks import remarks
+from vitdeploy.workflows.tuning.remarks import Traits, four_bits_remarks, remarks
 from vitdeploy.workflows.tuning.tuner import Made, Tuned
 
 UNITS = {"classification": "KL, nats"}
@@ -83,7 +83,14 @@ def _document(tuned: Tuned) -> TuneDocument:
     """The parts that report.json has too have its names there, for the same tables and plots show them."""
     job, choice = tuned.job, tuned.choice
     finalists = {each.variant: each for each in tuned.front}
+    unit = UNITS.get(job.reference_model.task, "relative squared error")
     said = remarks([each.variant for each in tuned.made], tuned.medians_ms, tuned.disturbed)
+    traits = [
+        Traits(each.variant, each.score.distance, engine_bytes(each.artifacts, each.variant.candidate), kept)
+        for each in tuned.made
+        for kept in [each.variant in finalists]
+    ]
+    said += four_bits_remarks(traits, tuned.medians_ms, unit, tuned.disturbed)
     for each in tuned.finals:
         said += [text for text in said_of_weights(each.artifacts, each.variant.candidate) if text not in said]
     return TuneDocument(
@@ -103,7 +110,7 @@ def _document(tuned: Tuned) -> TuneDocument:
         warnings=warnings_of(job, tuned.finals[0].artifacts, tuned.finals[0].variant.candidate),
         budget=job.recipe.to_budget(),
         data=data_facts(job),
-        unit=UNITS.get(job.reference_model.task, "relative squared error"),
+        unit=unit,
         variants=tuple(_variant(each, tuned, each.variant in finalists) for each in tuned.made),
         engines=tuple(
             replace(engine_facts(made.artifacts, made.variant.candidate, found.gate), artifact=found.name)
