@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
@@ -30,6 +31,8 @@ UNCERTAIN = 0.02
 ROUNDED = 0.25
 TINY = float(np.finfo(np.float64).tiny)
 
+Flags = npt.NDArray[np.bool_]
+
 
 @dataclass(frozen=True)
 class Folds:
@@ -46,7 +49,7 @@ class Folds:
     own: Floats
     moved: Floats
     added: Floats
-    free: np.ndarray
+    free: Flags
     absorbs: bool = False
 
     @property
@@ -242,8 +245,8 @@ def _settled(known: Known, linear: Linear, folds: Folds) -> Folds:
     return replace(folds, moved=moved, added=np.where(folds.free, 0.0, folds.added))
 
 
-def _marked(free: np.ndarray, columns: Indices) -> np.ndarray:
-    marked = free.copy()
+def _marked(free: Flags, columns: Indices) -> Flags:
+    marked: Flags = free.copy()
     marked[columns] = True
     return marked
 

@@ -143,14 +143,16 @@ class Quantization(nn.Module):
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, axis: int, apply: Apply) -> Tensor:
         """What `apply(input, weight, bias)` gives for each part; `axis` is that of channels."""
-        outputs, read = [], dict[InputQuantizer | None, Tensor]()
+        outputs: list[Tensor] = []
+        read: dict[int, Tensor] = {}  # parts that read one tensor share its quantizer
         for part in self.parts:
             assert isinstance(part, Part)
-            if part.read not in read:
-                read[part.read] = x if part.read is None else part.read(x, axis)
+            key = id(part.read)
+            if key not in read:
+                read[key] = x if part.read is None else part.read(x, axis)
             own = part.own(weight)
             own = own if part.weight is None else part.weight(own)
-            y = apply(read[part.read], own, None if bias is None else part.own(bias))
+            y = apply(read[key], own, None if bias is None else part.own(bias))
             outputs.append(y if part.output is None else part.output(y))
         if self.order is None:
             return outputs[0]
