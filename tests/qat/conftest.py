@@ -19,7 +19,7 @@ class Block(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.fc1, self.fc2 = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.fc1, self.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.scale = nn.Parameter(torch.rand(width) + 0.5)
         self.drop = nn.Dropout(0.1)
 
@@ -54,8 +54,8 @@ def net() -> Net:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-            if name == "blocks.0.fc1.bias":
-                parameter[3] += 12  # a hidden channel that reaches far: it becomes copies
+            if name == "blocks.0.fc1.weight":
+                parameter[3] *= 10  # a hidden channel that reaches far: it becomes copies
     return model.eval()
 
 

@@ -1,7 +1,6 @@
 """A module with a placement's quantizers: it gives the graph's answers, trains, and becomes the same graph again."""
 
 import copy
-import pickle
 
 import numpy as np
 import pytest
@@ -10,10 +9,11 @@ from PIL import Image
 from torch import nn
 
 import vitdeploy as vd
-from tests.qat.conftest import PREPROCESS, Net
+from tests.qat.conftest import PREPROCESS
 from vitdeploy import qat
 from vitdeploy.errors import CapabilityError, GraphError, InputError, NonFiniteWeightsError
 from vitdeploy.graph.io.files import load_graph
+from vitdeploy.qat.source import placed_file
 from vitdeploy.runtime.preprocess import normalise
 
 TARGETS = ("onnxruntime-cpu", "openvino-cpu")
@@ -78,7 +78,7 @@ def test_untrained_it_is_the_graph_with_all_its_integers(prepared, placed, net, 
     assert set(again) == set(wanted)
     copies = "blocks.0.fc2"  # whose copies the placement rounds each by itself
     for name, array in wanted.items():
-        if array.dtype == np.int8 and copies in name and array.shape[0] > 128:
+        if array.dtype == np.int8 and copies in name and array.shape[0] > 256:
             assert np.abs(again[name].astype(int) - array).max() <= 1
         elif array.dtype in (np.int8, np.uint8):
             assert np.array_equal(again[name], array), name
@@ -87,9 +87,9 @@ def test_untrained_it_is_the_graph_with_all_its_integers(prepared, placed, net, 
     assert all(torch.equal(net.state_dict()[name], each) for name, each in before.items())
 
 
-def test_every_form_of_fold_is_among_what_these_tests_read(placed):
-    words = str([placed[target].document.get("folds") or nodes(placed[target]) for target in TARGETS])
-    assert "fc2.hidden" in words
+def test_copies_of_hidden_channels_are_among_what_these_tests_read(placed):
+    shapes = {each.shape for target in TARGETS for name, each in constants(placed[target]).items() if "fc2" in name}
+    assert any(shape and shape[0] > 256 for shape in shapes)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -115,14 +115,15 @@ def test_training_moves_steps_weights_and_norms_and_so_the_graph(exported, place
     assert all("patch" in name for name in frozen) and all(each.any() for name, each in moved.items() if "norm" in name)
 
 
-def test_a_state_dict_brings_what_was_learned_into_another_copy(prepared, trained, images):
+def test_a_state_dict_brings_what_was_learned_into_another_copy(prepared, trained, images, tmp_path):
     module, learned = copy.deepcopy(prepared["onnxruntime-cpu"]), trained["onnxruntime-cpu"]
     image = torch.from_numpy(np.ascontiguousarray(normalise(images[0][:4], PREPROCESS)))
     module.load_state_dict(learned.state_dict())
-    for other in (module, pickle.loads(pickle.dumps(learned))):
+    torch.save(learned, tmp_path / "whole.pt")  # the whole module, as other processes of a training get it
+    for other in (module, torch.load(tmp_path / "whole.pt", weights_only=False)):
         with torch.no_grad():
             assert torch.equal(other.eval()(image), learned(image))
-    assert qat.export(pickle.loads(pickle.dumps(learned))).int8
+    assert qat.steps(other).keys() == qat.steps(learned).keys()
 
 
 def test_parameters_keep_their_names_and_the_module_its_training_mode(net, placed, prepared):
@@ -196,8 +197,8 @@ def test_a_step_that_is_no_number_is_refused(prepared):
 
 def test_bundles_are_taken_and_those_without_int8_refused(net, placed, float_graph):
     bundle = vd.compile(placed["onnxruntime-cpu"], "onnxruntime-cpu", progress=False)
-    own = qat.prepare(net, bundle)
-    assert isinstance(own, Net)
+    assert placed_file(bundle, None) == placed_file(bundle.folder, "onnxruntime-cpu")
+    assert load_graph(placed_file(bundle, None)).graph.name == load_graph(placed["onnxruntime-cpu"].file).graph.name
     plain = vd.compile(float_graph, "onnxruntime-cpu", progress=False)
     with refused(GraphError, "no engine in INT8", "onnxruntime-cpu-fp32"):
         qat.prepare(net, plain.folder)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitdeploy.errors import GraphError, InputError
 from vitdeploy.graph.analysis.linears import Linear, find_linears
 from vitdeploy.graph.passes.optimize import OptimizeOptions
-from vitdeploy.models.external.module import require_module
+from vitdeploy.models.external.module import copied, require_module
 from vitdeploy.qat.check import check_same
 from vitdeploy.qat.float_graph import Placement, export_like, find_options, read_placement, whole
 from vitdeploy.qat.folds import Folds, Known, constant, find_folds, spread
@@ -53,7 +53,7 @@ def prepare(module: nn.Module, graph: Graphs, *, target: str | None = None) -> n
         GraphError: the graph has no INT8, or is not this module's: another network, other weights.
         InputError: the module is prepared already, or wrapped by DataParallel or torch.compile.
         CapabilityError: the graph's form has no training. ExportError: the module cannot be exported, or a layer is
-            bypassed. UserCodeError: no module.
+            bypassed. UserCodeError: no module, or one that cannot be copied.
     """
     require_module(module, "what is given is no module")
     _refuse_wrapped(module)
@@ -64,7 +64,8 @@ def prepare(module: nn.Module, graph: Graphs, *, target: str | None = None) -> n
             fix="prepare the float module; load_state_dict brings what was learned into it",
         )
     placement = read_placement(placed_file(graph, target))
-    prepared = copy.deepcopy(module)
+    place = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+    prepared = copied(module, type(module).__name__).to(place)
     known, linears, options = _known(prepared, placement)
     _refuse_unmatched(known, prepared)
     folds = find_folds(known, linears, read_norms(placement.model))
