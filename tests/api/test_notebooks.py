@@ -27,6 +27,7 @@ SAYS = {
     "own_module": "% of the answers are the module's, of 640 images",
     "int8_accuracy": "% of the answers are the float graph's",
     "compare_versions": "latency ",
+    "quantization_aware_training": "% of 640 held-out digits",
 }
 
 
@@ -58,6 +59,10 @@ def test_a_notebook_runs_and_shows_its_values(path, tmp_path, shared_store, monk
     if path.stem == "own_module":
         share = float(said.partition(SAYS["own_module"])[0].split()[-1])
         assert share > 98 and "<svg" in said
+    if path.stem == "quantization_aware_training":
+        shares = [float(part.split()[-1]) for part in said.split(SAYS[path.stem])[:-1]]
+        first, calibrated, trained, longer = shares
+        assert calibrated < first - 10 and trained > calibrated + 20 and trained > longer - 10
     if path.stem == "int8_accuracy":
         assert "gate        fail" in said and "\npass " in f"\n{said}"
 

@@ -183,17 +183,29 @@ def _places(copies: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
 
 def _write(editor: Editor, first: Linear, second: Linear, split: ChannelSplit) -> ir.Value:
     """Copy the columns and rows of the two layers, and scale them; returns what the second one reads now."""
-    source = split.source
-    if len(source) > len(split.scale):
-        editor.set_linear(first, first.weight[:, source], None if first.bias is None else first.bias[source])
-        for value in (first.node.outputs[0], first.output, second.input):
-            if value.shape is not None:
-                value.shape = ir.Shape([*list(value.shape)[:-1], len(source)])
+    if len(split.source) > len(split.scale):
+        copy_columns(editor, first, second, split.source)
+    value = insert_scale(editor, second, split.factor, split.offsets)
+    editor.set_linear(second, split.weight(second.weight))
+    return value
+
+
+def copy_columns(editor: Editor, first: Linear, second: Linear, source: npt.NDArray[np.int64]) -> None:
+    """Give the output channels of `first` copies; `second`, whose input they become, still has its old weight."""
+    editor.set_linear(first, first.weight[:, source], None if first.bias is None else first.bias[source])
+    for value in (first.node.outputs[0], first.output, second.input):
+        if value.shape is not None:
+            value.shape = ir.Shape([*list(value.shape)[:-1], len(source)])
+
+
+def insert_scale(
+    editor: Editor, second: Linear, factor: npt.NDArray[np.floating], offsets: npt.NDArray[np.floating]
+) -> ir.Value:
+    """Put a Mul, and an Add unless all its numbers are zero, in front of `second`; returns what it reads now."""
     value, shape, name = second.input, second.input.shape, f"{second.name}.hidden"
-    for operator, constant in (("Mul", split.factor), ("Add", split.offsets)):
+    for operator, constant in (("Mul", factor), ("Add", offsets)):
         if operator == "Mul" or constant.any():
             vector = editor.constant(constant.astype(np.float32), f"{name}.{operator.lower()}")
             [value] = editor.node(second.node, operator, [value, vector], name, shape)
     second.node.replace_input_with(0, value)
-    editor.set_linear(second, split.weight(second.weight))
     return value

@@ -95,16 +95,22 @@ def _error(found: Statistics, layers: Sequence[Products], shift: Numbers, scale:
 
 def _write(editor: Editor, tensor: _Tensor, shift: Numbers, scale: Numbers) -> ir.Value:
     """Returns what the layers read now: (x - shift) / scale."""
-    value, first = tensor.value, tensor.linears[0]
-    name = f"{first.name}.channels"
-    wide = (-1, *(1,) * (first.weight.ndim - 2))
-    for operator, numbers in (("Mul", 1 / scale), ("Add", -shift / scale)):
-        if operator == "Mul" or numbers.any():
-            vector = editor.constant(numbers.astype(np.float32).reshape(wide), f"{name}.{operator.lower()}")
-            [value] = editor.node(first.node, operator, [value, vector], name, tensor.value.shape)
+    value = insert_channels(editor, tensor.linears, 1 / scale, -shift / scale)
     for linear, layer in zip(tensor.linears, tensor.layers, strict=True):
-        linear.node.replace_input_with(0, value)
         moved = layer.of_constant(shift)
         weight = weight_of(linear, layer.scaled(scale).weights)
         editor.set_linear(linear, weight, moved if linear.bias is None else linear.bias + moved)
+    return value
+
+
+def insert_channels(editor: Editor, linears: Sequence[Linear], factor: Numbers, offset: Numbers) -> ir.Value:
+    """Put x * factor + offset, both [channels], in front of the layers that read x; returns what they read now."""
+    first = linears[0]
+    value, name, wide = first.input, f"{first.name}.channels", (-1, *(1,) * (first.weight.ndim - 2))
+    for operator, numbers in (("Mul", factor), ("Add", offset)):
+        if operator == "Mul" or numbers.any():
+            vector = editor.constant(numbers.astype(np.float32).reshape(wide), f"{name}.{operator.lower()}")
+            [value] = editor.node(first.node, operator, [value, vector], name, first.input.shape)
+    for linear in linears:
+        linear.node.replace_input_with(0, value)
     return value

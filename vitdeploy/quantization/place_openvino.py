@@ -171,8 +171,8 @@ def _in_unit_range(model: ir.Model, linear: Linear, ranges: dict[str, Range]) ->
 
 
 def no_int4(linear: Linear) -> str | None:
-    """Why the plugin has no INT4 kernel for a layer: behind a Reshape to two axes it unpacks the weights to float, those
-    in INT8 too (OpenVINO 2026.4)."""
+    """Why the plugin has no INT4 kernel for a layer: behind a Reshape to two axes it unpacks weights to float, those in
+    INT8 too (OpenVINO 2026.4)."""
     before = linear.input.producer()
     flat = before is not None and before.op_type in ("Reshape", "Flatten") and rank_of(linear.input) in (2, None)
     return "OpenVINO has it in float, as its input is flattened to two axes" if flat else None

@@ -1,0 +1,217 @@
+"""A module with a placement's quantizers: it gives the graph's answers, trains, and becomes the same graph again."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import vitdeploy as vd
+from tests.qat.conftest import PREPROCESS
+from vitdeploy import qat
+from vitdeploy.errors import CapabilityError, GraphError, InputError, NonFiniteWeightsError
+from vitdeploy.graph.io.files import load_graph
+from vitdeploy.qat.source import placed_file
+from vitdeploy.runtime.preprocess import normalise
+
+TARGETS = ("onnxruntime-cpu", "openvino-cpu")
+
+
+@pytest.fixture(scope="module")
+def images(digits):
+    """uint8 [32, 32, 32, 1] and their classes."""
+    files = sorted((digits / "training").glob("*/*.png"))[::32][:32]
+    pixels = [np.asarray(Image.open(file).convert("L").resize((32, 32))) for file in files]
+    return np.stack(pixels)[..., None], torch.tensor([int(file.parent.name) for file in files])
+
+
+@pytest.fixture(scope="module")
+def prepared(net, placed):
+    return {target: qat.prepare(net, placed[target]) for target in TARGETS}
+
+
+@pytest.fixture(scope="module")
+def trained(prepared, images):
+    """After some steps of the user's own loop."""
+    found, (pixels, labels) = {}, images
+    tensors = torch.from_numpy(np.ascontiguousarray(normalise(pixels, PREPROCESS)))
+    for target, module in prepared.items():
+        torch.manual_seed(0)
+        own = copy.deepcopy(module).train()
+        optimizer = torch.optim.AdamW(own.parameters(), lr=2e-3)
+        for _ in range(6):
+            loss = nn.functional.cross_entropy(own(tensors), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        found[target] = own.eval()
+    return found
+
+
+@pytest.fixture(scope="module")
+def exported(trained, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    return {target: qat.export(module, folder / target) for target, module in trained.items()}
+
+
+def constants(graph):
+    model = load_graph(graph.file)
+    return {str(each.name): each.const_value.numpy() for each in model.graph.initializers.values()}
+
+
+def nodes(graph):
+    return [(node.op_type, str(node.name)) for node in load_graph(graph.file).graph]
+
+
+def on_runtime(graph, target, pixels):
+    pytest.importorskip(target.split("-")[0])
+    with vd.compile(graph, target, split_rows="none", progress=False).load() as predictor:
+        return predictor.runner.infer({"image": pixels[:1]})["logits"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_untrained_it_is_the_graph_with_all_its_integers(prepared, placed, net, target):
+    before = {name: each.clone() for name, each in net.state_dict().items()}
+    again, wanted = constants(qat.export(prepared[target])), constants(placed[target])
+    assert set(again) == set(wanted)
+    copies = "blocks.0.fc2"  # whose copies the placement rounds each by itself
+    for name, array in wanted.items():
+        if array.dtype == np.int8 and copies in name and array.shape[0] > 256:
+            assert np.abs(again[name].astype(int) - array).max() <= 1
+        elif array.dtype in (np.int8, np.uint8):
+            assert np.array_equal(again[name], array), name
+        elif array.dtype == np.float32:
+            assert np.allclose(again[name], array, rtol=1e-5, atol=1e-6 * np.abs(array).max()), name
+    assert all(torch.equal(net.state_dict()[name], each) for name, each in before.items())
+
+
+def test_copies_of_hidden_channels_are_among_what_these_tests_read(placed):
+    shapes = {each.shape for target in TARGETS for name, each in constants(placed[target]).items() if "fc2" in name}
+    assert any(shape and shape[0] > 256 for shape in shapes)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_trained_it_gives_what_the_runtime_gives(trained, exported, placed, images, target):
+    assert nodes(exported[target]) == nodes(placed[target])
+    assert exported[target].int8 == placed[target].int8
+    pixels = images[0]
+    with torch.no_grad():
+        wanted = trained[target](torch.from_numpy(np.ascontiguousarray(normalise(pixels[:1], PREPROCESS)))).numpy()
+    found = on_runtime(exported[target], target, pixels)
+    assert np.linalg.norm(found - wanted) < 5e-3 * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_training_moves_steps_weights_and_norms_and_so_the_graph(exported, placed, trained, target):
+    before, after = constants(placed[target]), constants(exported[target])
+    integers = [name for name, each in before.items() if each.dtype == np.int8 and each.ndim == 2]
+    assert all((before[name] != after[name]).any() for name in integers)
+    scales = [name for name in before if "norm1" in name and name.endswith(".scale")]
+    assert scales and all(before[name] != after[name] for name in scales)
+    moved = qat.steps(trained[target])
+    frozen = [name for name, each in moved.items() if not each.requires_grad]
+    assert all("patch" in name for name in frozen) and all(each.any() for name, each in moved.items() if "norm" in name)
+
+
+def test_a_state_dict_brings_what_was_learned_into_another_copy(prepared, trained, images, tmp_path):
+    module, learned = copy.deepcopy(prepared["onnxruntime-cpu"]), trained["onnxruntime-cpu"]
+    image = torch.from_numpy(np.ascontiguousarray(normalise(images[0][:4], PREPROCESS)))
+    module.load_state_dict(learned.state_dict())
+    torch.save(learned, tmp_path / "whole.pt")  # the whole module, as other processes of a training get it
+    for other in (module, torch.load(tmp_path / "whole.pt", weights_only=False)):
+        with torch.no_grad():
+            assert torch.equal(other.eval()(image), learned(image))
+    assert qat.steps(other).keys() == qat.steps(learned).keys()
+
+
+def test_parameters_keep_their_names_and_the_module_its_training_mode(net, placed, prepared):
+    own = prepared["onnxruntime-cpu"]
+    assert set(net.state_dict()) <= set(own.state_dict())
+    own.train()
+    image = torch.randn(2, 1, 32, 32)
+    assert not torch.equal(own(image), own(image))  # dropout
+    own.eval()
+    assert torch.equal(own(image), own(image))
+
+
+def test_frozen_layers_stay(net, placed):
+    module = copy.deepcopy(net)
+    module.blocks[0].requires_grad_(False)
+    own = qat.prepare(module, placed["onnxruntime-cpu"])
+    inside = {name: each.requires_grad for name, each in own.blocks[0].named_parameters()}
+    assert not any(inside.values()) and any("log_ratio" in name for name in inside)
+    assert all(each.requires_grad for each in own.blocks[1].parameters())
+
+
+def refused(kind, *words):
+    return pytest.raises(kind, match="(?s)" + ".*".join(words))
+
+
+def test_what_does_not_fit_is_refused(net, placed, float_graph, prepared):
+    graph = placed["onnxruntime-cpu"]
+    with refused(InputError, "prepared already", "blocks.0.qkv"):
+        qat.prepare(prepared["onnxruntime-cpu"], graph)
+    with refused(InputError, "wrapped by DataParallel", r"prepare\(model.module"):
+        qat.prepare(nn.DataParallel(net), graph)
+    with refused(InputError, "wrapped by OptimizedModule", r"prepare\(model._orig_mod"):
+        qat.prepare(torch.compile(net), graph)
+    with refused(InputError, "is not prepared", "Net"):
+        qat.export(net)
+    with refused(GraphError, "has no INT8 to train for", "precision float32"):
+        qat.prepare(net, float_graph)
+    with refused(InputError, "a graph has one target"):
+        qat.prepare(net, graph, target="openvino-cpu")
+
+
+def test_another_module_is_refused(net, placed):
+    graph, other = placed["onnxruntime-cpu"], copy.deepcopy(net)
+    with torch.no_grad():
+        other.blocks[1].fc1.weight.normal_()
+    with refused(GraphError, "the weights of model.blocks.1.fc1 are others", "% apart"):
+        qat.prepare(other, graph)
+    other.blocks = nn.ModuleList([net.blocks[0]])
+    with refused(GraphError, "not the one that was quantized", "model.blocks.1"):
+        qat.prepare(other, graph)
+
+
+class Loose(nn.Linear):
+    """A class of its own."""
+
+
+def test_layers_that_cannot_be_matched_are_named(net, placed):
+    graph, other = placed["onnxruntime-cpu"], copy.deepcopy(net)
+    other.head.__class__ = Loose
+    with refused(GraphError, "model.head is of a class of its own", "Loose"):
+        qat.prepare(other, graph)
+
+
+def test_a_step_that_is_no_number_is_refused(prepared):
+    own = copy.deepcopy(prepared["onnxruntime-cpu"])
+    with torch.no_grad():
+        next(iter(qat.steps(own).values())).fill_(torch.nan)
+    with refused(NonFiniteWeightsError, "1 tensors .* 1 of them steps", "log_ratio", "smaller learning rate"):
+        qat.export(own)
+
+
+def test_bundles_are_taken_and_those_without_int8_refused(net, placed, float_graph):
+    bundle = vd.compile(placed["onnxruntime-cpu"], "onnxruntime-cpu", progress=False)
+    assert placed_file(bundle, None) == placed_file(bundle.folder, "onnxruntime-cpu")
+    assert load_graph(placed_file(bundle, None)).graph.name == load_graph(placed["onnxruntime-cpu"].file).graph.name
+    plain = vd.compile(float_graph, "onnxruntime-cpu", progress=False)
+    with refused(GraphError, "no engine in INT8", "onnxruntime-cpu-fp32"):
+        qat.prepare(net, plain.folder)
+
+
+def test_typed_targets_are_refused(net, placed, monkeypatch):
+    import dataclasses
+
+    from vitdeploy.graph.io.files import get_metadata, save_graph, set_metadata
+
+    model = load_graph(placed["openvino-cpu"].file)
+    set_metadata(model, dataclasses.replace(get_metadata(model, ""), target="tensorrt"))
+    file = placed["openvino-cpu"].folder.parent / "typed.onnx"
+    save_graph(model, file)
+    with refused(CapabilityError, "tensorrt has no quantization-aware training", "openvino-cpu or onnxruntime-cpu"):
+        qat.prepare(net, file)

@@ -1,0 +1,196 @@
+"""The float graph of a module in the form that a placement was made from: exported, rewritten and shaped likewise."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+from torch import nn
+
+from vitdeploy.backends import TARGETS
+from vitdeploy.errors import CapabilityError, GraphError
+from vitdeploy.exporter.torch_onnx import export_graph
+from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.canonical.normalise import normalise
+from vitdeploy.graph.io.admit import admit
+from vitdeploy.graph.io.files import (
+    GraphMetadata,
+    fixed_batch,
+    get_metadata,
+    graph_spec,
+    load_graph,
+    save_graph,
+    serialised,
+)
+from vitdeploy.graph.passes.optimize import OptimizeOptions, optimize
+from vitdeploy.models.external.adapted import Adapted
+from vitdeploy.qat.match import weighted
+from vitdeploy.qat.placed import read_placed
+from vitdeploy.quantization.placement import shape
+from vitdeploy.runtime.flows import FLOWS
+
+# Nodes that no placement adds or removes: with the layers they tell which rewrites ran.
+_STAYING = ("LayerNormalization", "TopK")
+
+
+class Placement:
+    """A placed graph that was read, with its metadata and layers. It is kept as the bytes of its file, which can be
+    pickled with the module that was prepared for it."""
+
+    def __init__(self, model: ir.Model, metadata: GraphMetadata) -> None:
+        self.data = serialised(model)
+        self.metadata = metadata
+        self.layers = read_placed(model)
+
+    @functools.cached_property
+    def model(self) -> ir.Model:
+        model: ir.Model = ir.from_proto(onnx.ModelProto.FromString(self.data))
+        return model
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name != "model"}
+
+    @property
+    def target(self) -> str:
+        assert self.metadata.target is not None
+        return self.metadata.target
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """The layers in float."""
+        return tuple(name for name, layer in self.layers.items() if layer.codes is None)
+
+
+def read_placement(file: Path) -> Placement:
+    """Read the placed graph of one target.
+
+    Raises:
+        GraphError: it is not in INT8. CapabilityError: its form, or its task, is not one that can be trained.
+    """
+    model = load_graph(file)
+    metadata = get_metadata(model, str(file))
+    if metadata.precision not in ("int8", "mixed") or metadata.target is None:
+        raise GraphError(
+            f"{file} has no INT8 to train for",
+            found=f"precision {metadata.precision or 'float32'}",
+            wanted="a graph of vitdeploy quantize, or a bundle with an INT8 engine",
+            fix="vitdeploy quantize GRAPH --data IMAGES --target TARGET -o DIR",
+        )
+    if TARGETS[metadata.target].typed:
+        raise CapabilityError(
+            f"{metadata.target} has no quantization-aware training",
+            found="INT8 typed in the graph together with half precision",
+            wanted="openvino-cpu or onnxruntime-cpu",
+        )
+    if metadata.task in FLOWS or metadata.preprocess is None:
+        raise CapabilityError(
+            "a model of several graphs has no quantization-aware training", found=f"the task {metadata.task}"
+        )
+    return Placement(model, metadata)
+
+
+def whole(module: nn.Module, placement: Placement) -> nn.Module:
+    """The module as it is exported: with its outputs in the order of the graph's, under the graph's names of layers.
+
+    A graph of a built-in model has the paths of its layers as names; one of another module has "model." before them.
+    """
+    paths = weighted(module)
+    if any(name == path or name.startswith(f"{path}.") for name in placement.layers for path in paths):
+        return module
+    return Adapted(module, task=placement.metadata.task)
+
+
+def export_like(module: nn.Module, placement: Placement, file: Path) -> None:
+    """Export a module, whole, to a file as the placed graph's float graph was; ExportError as there."""
+    spec, metadata = graph_spec(placement.model, "the placed graph"), placement.metadata
+    graph = export_graph(
+        module,
+        name=metadata.name,
+        preprocess=metadata.images,
+        image_size=metadata.images.crop,
+        opset=placement.model.opset_imports[""],
+        batch=fixed_batch(spec),
+        in_graph=spec.inputs[0].dtype == "uint8",
+        task=metadata.task,
+        outputs=[tensor.name for tensor in spec.outputs],
+        postprocess=metadata.postprocess,
+    )
+    save_graph(graph, file)
+
+
+def float_graph(file: Path, placement: Placement, options: OptimizeOptions | None) -> ir.Model:
+    """An exported file, rewritten by `options` (None: not at all), in the form that the target wants.
+
+    Raises:
+        GraphError: the rewrites do not apply.
+    """
+    model = load_graph(file)
+    if options is not None:
+        model = admit(file)
+        normalise(model)
+        optimize(model, options)
+        with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
+            rewritten = Path(folder) / "model.onnx"
+            save_graph(model, rewritten)
+            model = load_graph(rewritten)
+            ir.external_data.load_to_model(model)
+    names = {linear.name for linear in find_linears(model)}
+    shape(model, placement.target, [name for name in placement.left if name in names])
+    return model
+
+
+def find_options(file: Path, placement: Placement) -> tuple[OptimizeOptions | None, ir.Model]:
+    """The rewrites that make the placed graph's layers of an exported file, and the graph that they give.
+
+    Raises:
+        GraphError: no choice of rewrites does, with the layers that differ for the usual one.
+    """
+    wanted, missing = _landmarks(placement.model, placement.layers), ""
+    for options in _candidates():
+        try:
+            model = float_graph(file, placement, options)
+        except GraphError:
+            continue
+        found = _landmarks(model, [linear.name for linear in find_linears(model)])
+        if found == wanted:
+            return options, model
+        missing = missing or _different(found, wanted)
+    raise GraphError(
+        "the module's graph is not the one that was quantized",
+        found=missing,
+        wanted="the module that the graph was exported from, with rewrites that are exact and off or on by default",
+        fix="export, optimize and quantize this module, without merged tokens, aligned rows or a rotated stream",
+    )
+
+
+def _candidates() -> Iterator[OptimizeOptions | None]:
+    usual = OptimizeOptions()
+    yield usual
+    yield None
+    yield replace(usual, qkv="merged")
+    yield replace(usual, qkv="separate")
+    for each in fields(usual):
+        if getattr(usual, each.name) is True:
+            switch: dict[str, Any] = {each.name: False}
+            yield replace(usual, **switch)
+
+
+def _landmarks(model: ir.Model, layers: Mapping[str, object] | list[str]) -> set[str]:
+    names = {str(node.name) for node in model.graph if node.op_type in _STAYING}
+    return {f"{name} (layer)" for name in layers} | names
+
+
+def _different(found: set[str], wanted: set[str]) -> str:
+    more, less = sorted(found - wanted), sorted(wanted - found)
+    words = [
+        f"{', '.join(names[:3])} in {where} alone"
+        for names, where in ((less, "the graph"), (more, "the module"))
+        if names
+    ]
+    return "; ".join(words)
