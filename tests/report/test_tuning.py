@@ -63,6 +63,13 @@ DOCUMENT = {
         "onnxruntime-cpu": {"tokens": 197, "schedules": []},
     },
     "left_out": [{"what": "openvino-cpu-bf16", "why": "this CPU has no bf16 for OpenVINO"}],
+    "pruning": [
+        {
+            **{"asked": 0.1, "share": 0.149, "distance": 0.0011, "expected": {"agreement": 99.5, "drop": 0.0}},
+            "widths": {f"blocks.{i}.{name}": 2 for i in range(6) for name in ("attn.proj", "mlp.fc2")},
+        },
+        {"asked": 0.3, "share": 0.31, "distance": 0.02, "expected": None, "widths": {"blocks.0.mlp.fc2": 384}},
+    ],
 }
 
 
@@ -118,6 +125,15 @@ def test_what_a_remark_or_another_line_has_said_is_not_said_again():
     text = page(verdict=verdict, left_out=left).text
     assert text.count("drop 0.5 [0, 1]") == 1
     assert text.count("no time was left for it") == 1 and "one, other: no time" in text
+
+
+def test_what_pruning_would_cost():
+    first, second = tuning.pruning_view(tuned(DOCUMENT))[0].rows
+    assert (first.share, first.distance, first.expected) == ("15 %", "0.0011", "99.50")
+    assert first.kept.startswith("blocks.0.attn.proj 2, blocks.0.mlp.fc2 2, ")
+    assert (second.kept, second.expected) == ("blocks.0.mlp.fc2 384", "–")
+    assert "Products gone" in page().text
+    assert "Products gone" not in page(pruning=None).text
 
 
 def test_numbers_of_rows_with_their_ratios():

@@ -3,18 +3,21 @@
 import json
 import os
 
+import numpy as np
+import onnx_ir as ir
 import pytest
 
 from tests.command_line import command_line
 from vitdeploy.data.folder import split
-from vitdeploy.errors import CapabilityError, GraphError
+from vitdeploy.errors import CapabilityError, DataError, GraphError
 from vitdeploy.graph.analysis.prunable import find_prunable
 from vitdeploy.graph.analysis.work import count_work
+from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.search.pruning import prunable_parts
 from vitdeploy.stages.optimize import optimize
-from vitdeploy.stages.pruning import check_prune, find_prunings, prune, read_prunings
+from vitdeploy.stages.pruning import check_prune, find_prunings, input_moments, prune, read_prunings
 
 RECIPE = """
 vitdeploy: 1
@@ -81,6 +84,26 @@ def test_a_graph_with_nothing_to_prune_is_refused(optimized, samples, tmp_path):
     with pytest.raises(GraphError, match="nothing in this graph can be pruned") as caught:
         find_prunings(tmp_path / "model.onnx", samples, tmp_path)
     assert caught.value.fix == "leave optimize.prune out"
+
+
+def test_a_fixed_batch_of_more_images_than_there_are_is_refused(optimized, samples, tmp_path):
+    model = load_graph(optimized)
+    model.graph.inputs[0].shape = ir.Shape([48, *list(model.graph.inputs[0].shape)[1:]])
+    save_graph(model, tmp_path / "model.onnx")
+    with pytest.raises(GraphError, match="the graph has the fixed batch 48") as caught:
+        input_moments(tmp_path / "model.onnx", samples)
+    assert (caught.value.found, caught.value.wanted) == ("32 images for what is to be pruned", "at least 48")
+
+
+def test_activations_that_are_not_finite_are_refused(optimized, samples, tmp_path):
+    model = load_graph(optimized)
+    part = next(each for each in find_prunable(model) if each.kind == "channels")
+    [(first, _)] = part.columns
+    Editor(model).set_linear(first, bias=np.full_like(first.bias, np.inf))
+    save_graph(model, tmp_path / "model.onnx")
+    with pytest.raises(DataError, match="activations are not finite on the calibration images") as caught:
+        input_moments(tmp_path / "model.onnx", samples)
+    assert caught.value.found.endswith(", on image 1 or one of the 8 from there")
 
 
 def test_a_model_of_several_graphs_is_refused():

@@ -11,7 +11,7 @@ import numpy as np
 
 from vitdeploy.data.folder import Sample
 from vitdeploy.data.pixels import batches
-from vitdeploy.errors import CapabilityError, GraphError
+from vitdeploy.errors import CapabilityError, DataError, GraphError
 from vitdeploy.graph.io.files import fixed_batch, get_metadata, graph_spec, load_graph, save_graph, weights_folder
 from vitdeploy.progress import Counter, Progress, silent
 from vitdeploy.quantization.observer import Observer
@@ -109,7 +109,12 @@ def prune(
 
 
 def input_moments(graph: Path, samples: Sequence[Sample], progress: Progress = silent) -> dict[str, Moments]:
-    """The moments of the input of each linear with something to prune in front of it, by its name."""
+    """The moments of the input of each linear with something to prune in front of it, by its name.
+
+    Raises:
+        GraphError: there is nothing to prune, or the graph has a fixed batch of more images than there are.
+        DataError: an activation is not finite.
+    """
     model = load_graph(graph)
     shown = samples[:-IMAGES] if len(samples) >= 2 * IMAGES else samples
     metadata, readers = get_metadata(model, str(graph)), prunable_parts(model)
@@ -132,6 +137,13 @@ def input_moments(graph: Path, samples: Sequence[Sample], progress: Progress = s
             outputs = runner.infer({taken.name: feed})
             for tensor, observer in observers.items():
                 observer.update(outputs[tensor].astype(np.float32), number)
+                if not observer.finite:
+                    raise DataError(
+                        "the model's activations are not finite on the calibration images",
+                        found=f"{tensor}, on image {number * size + 1} or one of the {len(pixels)} from there",
+                        wanted="finite activations",
+                        fix="check the checkpoint and the preprocessing, or take this image away",
+                    )
             count(len(pixels))
     found = {tensor: observer.statistics() for tensor, observer in observers.items()}
     return {
