@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from vitdeploy.errors import InputError
 from vitdeploy.graph.analysis.linears import find_linears, is_dequantized, layer_name
 from vitdeploy.graph.values import array_of, only_user, stem
 
@@ -52,12 +53,23 @@ class PlacedLayer:
 
 
 def read_placed(model: ir.Model) -> dict[str, PlacedLayer]:
-    """All linears and convolutions of a placement, of OpenVINO's or ONNX Runtime's form, by name."""
+    """All linears and convolutions of a placement, of OpenVINO's or ONNX Runtime's form, by name.
+
+    Raises:
+        InputError: a layer has weights in integers, and no range for its input.
+    """
     found: dict[str, PlacedLayer] = {}
     for node in model.graph:
         if node.op_type == "MatMulIntegerToFloat":
             found[layer_name(node)] = _fused(node)
         elif node.op_type in ("MatMul", "Conv") and is_dequantized(node.inputs[1]):
+            if not is_dequantized(node.inputs[0]):
+                raise InputError(
+                    "the placement leaves the input of a layer to the runtime to quantize",
+                    found=layer_name(node),
+                    wanted="a range for the input of every layer in INT8",
+                    fix="quantize to int8 with --high-precision 0, or high_precision: 0 in the recipe",
+                )
             found[layer_name(node)] = _explicit(node)
     for linear in find_linears(model):
         weight = linear.weight.T if linear.kind == "matmul" else linear.weight

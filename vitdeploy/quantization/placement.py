@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
@@ -19,20 +19,22 @@ from vitdeploy.quantization.backend import QUANTIZE
 from vitdeploy.quantization.insert import dequantized_weight
 from vitdeploy.quantization.ranges import QuantizedWeight, Range, quantize_weight
 
+DYNAMIC = "worth the time in which the runtime quantizes its input"
+
 
 @dataclass(frozen=True)
 class Placement:
     """Names of the layers that are computed in INT8, and of those left in float with the reason.
 
     `scores`: the products of queries and keys that are also in INT8. `dynamic`: layers whose weights are in INT8, and
-    whose activations the runtime quantizes when it has them.
+    whose activations the runtime quantizes when it has them; with the reason.
     """
 
     target: str
     int8: tuple[str, ...]
     float: dict[str, str]
     scores: tuple[str, ...] = ()
-    dynamic: tuple[str, ...] = ()
+    dynamic: dict[str, str] = field(default_factory=dict)
 
 
 def shape(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> None:
@@ -79,7 +81,7 @@ def choose(model: ir.Model, target: str, ignore: Sequence[str] = (), dynamic: Co
         target,
         tuple(name for name in placed if name not in dynamic),
         left,
-        dynamic=tuple(name for name in placed if name in dynamic),
+        dynamic={name: DYNAMIC for name in placed if name in dynamic},
     )
 
 
@@ -122,7 +124,9 @@ def place(
     """
     backend, placement, rounded = QUANTIZE[target], choose(model, target, ignore, dynamic), dict(weights or {})
     if placement.dynamic and backend.dynamic is None:
-        raise CapabilityError(f"{target} quantizes no activations by itself", found=", ".join(placement.dynamic[:3]))
+        raise CapabilityError(
+            f"{target} quantizes no activations by itself", found=", ".join(list(placement.dynamic)[:3])
+        )
     linears = find_linears(model)
     chosen = [linear for linear in linears if linear.name in placement.int8]
     check_calibrated(chosen, ranges)

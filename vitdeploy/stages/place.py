@@ -37,8 +37,7 @@ from vitdeploy.stages.files import (
 from vitdeploy.stages.step import CALIBRATE, HIGH_PRECISION, OPTIMIZE, QUANTIZED, Candidate, Folders, Step
 from vitdeploy.stages.tools import backend_versions, package_versions
 
-# Why a layer is out of plain INT8.
-IN_FLOAT, DYNAMIC = "worth its time in float", "worth the time in which the runtime quantizes its input"
+IN_FLOAT = "worth its time in float"
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,7 @@ def place_graph(
         bits, known = config.weight_bits, load_statistics(statistics)
         prepared = prepare(model, known, layers.int8, config.target, overrides, bits, layers.dynamic, rounding)
         made = place(model, prepared.ranges, config.target, ignore, prepared.weights, dynamic=dynamic)
-        placed = {**asdict(made), "dynamic": dict.fromkeys(made.dynamic, DYNAMIC)}
+        placed = asdict(made)
         placed["float"] |= dict.fromkeys(float_fallback, IN_FLOAT)
         if raised is not None:
             placed["why"] = raised.why

@@ -93,19 +93,21 @@ def test_gemm_and_attention_of_onnx_runtime_are_counted():
 
 
 def test_products_of_integers_are_counted_apart():
-    """Between DequantizeLinear nodes, whose zero points say the type."""
+    """Between DequantizeLinear nodes, whose zero points say the type; a float input is quantized by the runtime."""
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
         helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
         helper.make_node("DequantizeLinear", ["w", "s"], ["e"]),
         helper.make_node("MatMul", ["d", "e"], ["y"]),
-        helper.make_node("MatMul", ["y", "e"], ["u"]),
+        helper.make_node("MatMul", ["y", "e"], ["v"]),
+        helper.make_node("MatMul", ["v", "f"], ["u"]),
     ]
     constants = [("s", np.float32(1)), ("z", np.uint8(0)), ("w", np.zeros((4, 4), np.int8))]
+    constants.append(("f", np.zeros((4, 4), np.float32)))
     model = model_of(nodes, {"x": ["n", 4]}, {"u": ["n", 4]}, constants)
     work = count_work(model, 3)
-    assert work.flops == {"int8": 2 * 3 * 16, "fp32": 2 * 3 * 16}
-    assert work.weight_bytes == 16 + 1 + 4
+    assert work.flops == {"int8": 2 * 2 * 3 * 16, "fp32": 2 * 3 * 16}
+    assert work.weight_bytes == 16 + 1 + 4 + 64
 
 
 @pytest.mark.parametrize(
