@@ -43,6 +43,8 @@ def test_modules_that_are_wrapped_or_prepared_are_refused(net, graph, own):
         qat.prepare(torch.compile(net), graph)
     with refused(InputError, "is not prepared", "Net"):
         qat.export(net)
+    with refused(InputError, "not in float32", "in float16", "autocast"):
+        qat.prepare(copy.deepcopy(net).half(), graph)
 
 
 def changed(graph, file, **metadata):
