@@ -270,7 +270,7 @@ def _part(
     scale = None
     if folds.scale is not None:
         scale = _float(spread(folds.scale, weight, linear.groups))
-    steps = _float(_steps(placed, folds, weight if whole else _all(weight, piece, placed))[piece.columns])
+    steps = _float(_steps(placed, folds, _all(weight, piece, placed))[piece.columns])
     output = None
     if placed.output is not None:
         factor, moved = (_float(each[piece.columns]) for each in (folds.factor, folds.moved))
