@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 import vitdeploy.errors
+import vitdeploy.qat
 import vitdeploy.runtime
 
 pytest.importorskip("sphinx", reason="the dependency group `docs` needs Python 3.11")
@@ -39,7 +40,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "site"
 
 
-@pytest.mark.parametrize("module", [vitdeploy, vitdeploy.runtime, vitdeploy.errors], ids=lambda module: module.__name__)
+PUBLIC = (vitdeploy, vitdeploy.qat, vitdeploy.runtime, vitdeploy.errors)
+
+
+@pytest.mark.parametrize("module", PUBLIC, ids=lambda module: module.__name__)
 def test_the_reference_describes_all_that_is_public(module: ModuleType, site: Path) -> None:
     page = (site / "reference" / f"{module.__name__.rpartition('.')[2]}.html").read_text(encoding="utf-8")
     missing = [name for name in public(module) if f'id="{module.__name__}.{name}"' not in page]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 import vitdeploy as vd
+from vitdeploy import qat
+from vitdeploy.qat import prepared as preparing
 
 PREPROCESS = vd.Preprocess(32, (32, 32), mean=(0.5,), std=(0.4,))
 
@@ -65,8 +71,31 @@ def float_graph(net, tmp_path_factory) -> vd.Graph:
     return vd.optimize(vd.export(vd.model(net, preprocess=PREPROCESS), progress=False), folder / "g", progress=False)
 
 
+# OpenVINO's form has all that ONNX Runtime's has, and queries, keys and pixels in INT8.
+TARGETS = ("openvino-cpu", *(("onnxruntime-cpu",) if "VITDEPLOY_TEST_DEPTH" in os.environ else ()))
+
+
 @pytest.fixture(scope="session")
 def placed(float_graph, digits) -> dict[str, vd.QuantizedGraph]:
     options = {"num_samples": 32, "progress": False, "vnni": True}
-    targets = ("onnxruntime-cpu", "openvino-cpu")
-    return {name: vd.quantize(float_graph, digits / "calibration", name, **options) for name in targets}
+    return {name: vd.quantize(float_graph, digits / "calibration", name, **options) for name in TARGETS}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def probed_once(tmp_path_factory) -> Iterator[None]:
+    """The probes of all tests, which have the same random weights, are one export."""
+    file, export = tmp_path_factory.mktemp("probe") / "probe.onnx", preparing.export_like
+
+    def once(module, placement, to):
+        if not file.exists():
+            export(module, placement, file)
+        shutil.copyfile(file, to)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparing, "export_like", once)
+        yield
+
+
+@pytest.fixture(scope="session")
+def prepared(net, placed) -> dict[str, nn.Module]:
+    return {target: qat.prepare(net, graph) for target, graph in placed.items()}

@@ -17,7 +17,7 @@ from vitdeploy.graph.io.files import save_graph, set_metadata
 from vitdeploy.qat.check import check_same
 from vitdeploy.qat.float_graph import export_like, float_graph, whole
 from vitdeploy.qat.layers import detach
-from vitdeploy.qat.plan import ATTRIBUTE, Plan, plan_of
+from vitdeploy.qat.plan import ATTRIBUTE, Plan, plan_of, refuse_types
 from vitdeploy.qat.trained import place_trained
 from vitdeploy.stages.files import LABELS_FILE, MODEL_FILE, OUTPUT_NAMES, write_json
 
@@ -36,7 +36,8 @@ def export(prepared: nn.Module, folder: str | Path | None = None) -> QuantizedGr
         folder: where the graph is to lie; by default in a temporary folder that lasts as long as this process.
 
     Raises:
-        InputError: the module was not prepared. NonFiniteWeightsError: a step or a weight is no finite number.
+        InputError: the module was not prepared, or is not in float32.
+        NonFiniteWeightsError: a step or a weight is no finite number.
         GraphError: the graph would not be the placement any more. ExportError: it would not be the module's.
         OutputError: `folder` holds something that is not ours to replace.
     """
@@ -46,6 +47,7 @@ def export(prepared: nn.Module, folder: str | Path | None = None) -> QuantizedGr
             break
         prepared = inner
     plan, home = plan_of(prepared), home_of(folder, "quantized", OUTPUT_NAMES)
+    refuse_types(prepared)
     refuse_nonfinite(prepared)
     own = copy.deepcopy(prepared).cpu()
     model, placed = _graph(own, plan)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from vitdeploy.errors import InputError
@@ -50,6 +51,19 @@ def plan_of(module: nn.Module) -> Plan:
             wanted="what vitdeploy.qat.prepare gave, or a copy of it",
         )
     return plan
+
+
+def refuse_types(module: nn.Module) -> None:
+    """Raise InputError if the parameters of a module are not all in float32."""
+    other = {name: each.dtype for name, each in module.named_parameters() if each.dtype != torch.float32}
+    if other:
+        name, kind = next(iter(other.items()))
+        raise InputError(
+            "the module is not in float32",
+            found=f"{name} in {str(kind).removeprefix('torch.')}",
+            wanted="float32: a rounded weight or step is another integer",
+            fix="module.float(); torch.autocast trains such a module in mixed precision",
+        )
 
 
 def first_of(linears: Mapping[str, Linear], second: str) -> str | None:

@@ -30,7 +30,7 @@ from vitdeploy.qat.layers import (
 )
 from vitdeploy.qat.match import Piece, gathered, match, randomise, ratio_of, weighted
 from vitdeploy.qat.placed import Floats, PlacedLayer, read_norms, without_copies
-from vitdeploy.qat.plan import ATTRIBUTE, Plan, first_of, numbers_of, plan_of
+from vitdeploy.qat.plan import ATTRIBUTE, Plan, first_of, numbers_of, plan_of, refuse_types
 from vitdeploy.qat.source import Graphs, placed_file
 from vitdeploy.qat.trained import place_trained
 from vitdeploy.quantization.ranges import TINY, largest_weight
@@ -51,12 +51,13 @@ def prepare(module: nn.Module, graph: Graphs, *, target: str | None = None) -> n
 
     Raises:
         GraphError: the graph has no INT8, or is not this module's: another network, other weights.
-        InputError: the module is prepared already, or wrapped by DataParallel or torch.compile.
+        InputError: the module is prepared already, not in float32, or wrapped by DataParallel or torch.compile.
         CapabilityError: the graph's form has no training. ExportError: the module cannot be exported, or a layer is
             bypassed. UserCodeError: no module, or one that cannot be copied.
     """
     require_module(module, "what is given is no module")
     _refuse_wrapped(module)
+    refuse_types(module)
     if quantized_layers(module):
         raise InputError(
             "the module is prepared already",
@@ -269,7 +270,7 @@ def _part(
     scale = None
     if folds.scale is not None:
         scale = _float(spread(folds.scale, weight, linear.groups))
-    steps = _float(_steps(placed, folds, weight if whole else _all(weight, piece, placed))[piece.columns])
+    steps = _float(_steps(placed, folds, _all(weight, piece, placed))[piece.columns])
     output = None
     if placed.output is not None:
         factor, moved = (_float(each[piece.columns]) for each in (folds.factor, folds.moved))

@@ -163,8 +163,8 @@ def _round(
         part = parts[piece.path, piece.layer]
         assert part.weight is not None
         with torch.no_grad():
-            codes[piece.columns] = part.weight.codes(part.own(tensors[piece.path])).numpy()
-            steps[piece.columns] = part.weight.steps().numpy()
+            codes[piece.columns] = part.weight.codes(part.own(tensors[piece.path])).cpu().numpy()
+            steps[piece.columns] = part.weight.steps().cpu().numpy()
     wide = (-1, *(1,) * (layer.weight.ndim - 1))
     layer.weight = codes * steps.reshape(wide)
     if folds.scale is not None:

@@ -1,0 +1,136 @@
+"""What cannot be prepared or exported is refused, with the reason and the way out."""
+
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.qat.conftest import TARGETS
+from vitdeploy import qat
+from vitdeploy.errors import CapabilityError, ExportError, GraphError, InputError, NonFiniteWeightsError
+from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph, set_metadata
+from vitdeploy.graph.passes.optimize import OptimizeOptions
+from vitdeploy.qat import float_graph as float_graph_of
+from vitdeploy.qat import prepared as preparing
+from vitdeploy.qat.check import check_same
+from vitdeploy.qat.match import Piece
+from vitdeploy.qat.source import placed_file
+
+
+@pytest.fixture(scope="module")
+def graph(placed):
+    return placed[TARGETS[0]]
+
+
+def refused(kind, *words):
+    return pytest.raises(kind, match="(?s)" + ".*".join(words))
+
+
+@pytest.fixture(scope="module")
+def own(prepared):
+    return prepared[TARGETS[0]]
+
+
+def test_modules_that_are_wrapped_or_prepared_are_refused(net, graph, own):
+    with refused(InputError, "prepared already", "blocks.0.qkv"):
+        qat.prepare(own, graph)
+    with refused(InputError, "wrapped by DataParallel", r"prepare\(model.module"):
+        qat.prepare(nn.DataParallel(net), graph)
+    with refused(InputError, "wrapped by OptimizedModule", r"prepare\(model._orig_mod"):
+        qat.prepare(torch.compile(net), graph)
+    with refused(InputError, "is not prepared", "Net"):
+        qat.export(net)
+    with refused(InputError, "not in float32", "in float16", "autocast"):
+        qat.prepare(copy.deepcopy(net).half(), graph)
+
+
+def changed(graph, file, **metadata):
+    model = load_graph(graph.file)
+    set_metadata(model, dataclasses.replace(get_metadata(model, ""), **metadata))
+    save_graph(model, file)
+    return file
+
+
+def test_graphs_without_int8_that_can_be_trained_are_refused(net, graph, float_graph, tmp_path):
+    with refused(GraphError, "has no INT8 to train for", "precision float32"):
+        qat.prepare(net, float_graph)
+    with refused(InputError, "a graph has one target"):
+        qat.prepare(net, graph, target="openvino-cpu")
+    with refused(CapabilityError, "tensorrt has no quantization-aware training", "openvino-cpu or onnxruntime-cpu"):
+        qat.prepare(net, changed(graph, tmp_path / "typed.onnx", target="tensorrt"))
+    with refused(CapabilityError, "a model of several graphs has no", "sequence"):
+        qat.prepare(net, changed(graph, tmp_path / "several.onnx", task="sequence"))
+
+
+def test_another_module_is_refused(net, graph):
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        other.blocks[1].fc1.weight.normal_()
+    with refused(GraphError, "the weights of model.blocks.1.fc1 are others", "% apart"):
+        qat.prepare(other, graph)
+
+
+def test_a_graph_of_another_module_is_refused(net, graph, tmp_path, monkeypatch):
+    model = load_graph(graph.file)
+    next(node for node in model.graph if node.op_type == "LayerNormalization").name = "another"
+    save_graph(model, tmp_path / "other.onnx")
+    monkeypatch.setattr(float_graph_of, "_candidates", lambda: [OptimizeOptions()])
+    with refused(GraphError, "not the one that was quantized", "another in the graph alone; .* in the module alone"):
+        qat.prepare(net, tmp_path / "other.onnx")
+
+
+class Loose(nn.Linear):
+    """A class of its own."""
+
+
+def test_subclasses_are_refused(net, graph):
+    other = copy.deepcopy(net)
+    other.blocks[0].fc1.__class__ = Loose
+    with refused(GraphError, "model.blocks.0.fc1 is of a class of its own", "Loose"):
+        qat.prepare(other, graph)
+
+
+def test_a_step_that_is_no_number_is_refused(own):
+    own = copy.deepcopy(own)
+    with torch.no_grad():
+        next(iter(qat.steps(own).values())).fill_(torch.nan)
+    with refused(NonFiniteWeightsError, "1 tensors .* 1 of them steps", "log_ratio", "smaller learning rate"):
+        qat.export(own)
+
+
+def test_a_bundle_without_int8_is_refused(small_bundle):
+    with refused(GraphError, "no engine in INT8", "onnxruntime-cpu-fp32"):
+        placed_file(small_bundle, None)
+
+
+def test_a_layer_called_twice_is_refused():
+    twice = [Piece(name, "fc", np.arange(4), np.arange(4)) for name in ("fc", "fc_2")]
+    with refused(GraphError, "calls fc more than once", "fc, fc_2", "a layer of its own"):
+        preparing._refuse_layer("fc", nn.Linear(4, 4), twice)
+
+
+def test_weights_outside_of_layers_are_named(net, graph, monkeypatch):
+    match = preparing.match
+    monkeypatch.setattr(preparing, "match", lambda *given: {**match(*given), "model.blocks.0.proj": []})
+    with refused(GraphError, "1 layers of the graph in INT8 are no", "model.blocks.0.proj", "MultiheadAttention"):
+        qat.prepare(net, graph)
+    monkeypatch.setattr(preparing, "_refuse_unmatched", lambda *given: None)
+    with refused(GraphError, "model.blocks.0.proj is no layer of the module, and a fold goes through it"):
+        qat.prepare(net, graph)
+
+
+def test_a_placement_of_other_nodes_is_refused(net, graph, tmp_path):
+    model = load_graph(graph.file)
+    next(node for node in model.graph if node.op_type == "Expand").name = "another"
+    save_graph(model, tmp_path / "other.onnx")
+    with refused(GraphError, "other nodes than the placement", "another less", "without aligned rows"):
+        qat.prepare(net, tmp_path / "other.onnx")
+
+
+def test_a_module_that_does_not_give_what_its_graph_gives_is_refused(net, own):
+    placement = own._vitdeploy_qat.placement
+    with refused(ExportError, "the module does not give what its graph gives", "call the layer"):
+        check_same(net, net, placement.model, placement, "the module")
