@@ -8,7 +8,7 @@ import pytest
 from tests.graph.small_graphs import Builder
 from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.data.folder import split
-from vitdeploy.errors import CapabilityError
+from vitdeploy.errors import CapabilityError, GraphError
 from vitdeploy.graph.analysis.linears import count_int8, find_linears
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.quantization.placement import place
@@ -64,6 +64,22 @@ def test_a_small_model_and_a_good_one_are_left_alone(calibrated, monkeypatch, tm
     found = find_high_precision(HighPrecisionConfig("openvino-cpu", 5.0), *calibrated, tmp_path)
     assert found.why.startswith("plain INT8 is expected to keep ")
     assert not (tmp_path / "sensitivity.json").exists()
+
+
+def test_a_model_too_large_to_try_each_layer_of_is_left_alone():
+    reason = high_precision._too_small_or_large(3_000_000_000_000, 130)
+    assert reason == "3000 billion products in 130 layers, which are too many to try each layer"
+    assert high_precision._too_small_or_large(17_500_000_000, 73) == ""
+
+
+def test_a_graph_that_layers_cannot_be_tried_of_is_quantized_as_before(calibrated, monkeypatch, tmp_path):
+    def refused(*given):
+        raise GraphError("the layer pads by itself", found="SAME_UPPER", wanted="explicit pads")
+
+    monkeypatch.setattr(high_precision, "LEAST_MACS", 0)
+    monkeypatch.setattr(high_precision, "open_trials", refused)
+    found = find_high_precision(HighPrecisionConfig("openvino-cpu", 5.0), *calibrated, tmp_path)
+    assert (found.raised, found.why) == (None, "single layers cannot be tried: the layer pads by itself")
 
 
 def test_the_placement_says_which_layers_and_why(calibrated, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.candidate import BenchCandidate, engine_candidate
 from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.data.folder import Sample
-from vitdeploy.errors import MissingPackageError
+from vitdeploy.errors import GraphError, MissingPackageError
 from vitdeploy.graph.analysis.linears import count_int8, find_linears
 from vitdeploy.graph.analysis.work import layer_macs
 from vitdeploy.graph.io.files import fixed_batch, graph_spec, load_graph
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 LEAST_MACS = 400_000_000
 # A layer is tried on this many images; on fewer if it would take more than so many MACs for each layer.
 MOST_IMAGES, LEAST_IMAGES, TRIAL_MACS = 32, 8, 64_000_000_000
+# With more in all trials of single layers, which takes some ten minutes on two cores, none is tried.
+MOST_MACS = 100_000_000_000_000
 
 
 @dataclass(frozen=True)
@@ -113,12 +116,17 @@ def _find(
     form = form_of(config.target, config.weight_bits)
     shaped = load_graph(graph)
     shape(shaped, config.target, config.ignore)
-    macs = sum(layer_macs(shaped, linear) or 0 for linear in find_linears(shaped))
+    linears = find_linears(shaped)
+    macs = sum(layer_macs(shaped, linear) or 0 for linear in linears)
     about = (config.target, form, config.price, len(samples), now, fingerprint(config.target))
-    if macs < LEAST_MACS:
-        return HighPrecision(*about, f"{macs / 1e6:.0f} million products at batch 1, which are too few to time layers")
+    if reason := _too_small_or_large(macs, len(linears)):
+        return HighPrecision(*about, reason)
     asked = SearchConfig(config.target, config.ignore, config.weight_bits)
-    with open_trials(asked, graph, statistics, samples, progress, _images(macs)) as trials:
+    with contextlib.ExitStack() as stack:
+        try:
+            trials = stack.enter_context(open_trials(asked, graph, statistics, samples, progress, _images(macs)))
+        except GraphError as error:  # plain INT8 takes graphs that single layers cannot be tried of
+            return HighPrecision(*about, f"single layers cannot be tried: {error.message}")
         int8 = _reached(trials, trials.answers({}))
         if int8.expected is not None and int8.expected.agreement >= ENOUGH:
             kept = f"plain INT8 is expected to keep {int8.expected.agreement:.2f} % of the answers"
@@ -148,6 +156,15 @@ def _kept(shaped: ir.Model, target: str, statistics: Path) -> set[str]:
     scores = QUANTIZE[target].scores_in_int8(shaped, {each.name for each in linears}, load_statistics(statistics))
     other = {each.name for each in linears if is_dynamic is not None and not is_dynamic(each)}
     return other | {linear.name for each in scores for linear in (each.query, each.key)}
+
+
+def _too_small_or_large(macs: int, layers: int) -> str:
+    """Why layers of a model with so many MACs are not tried; "" if they are."""
+    if macs < LEAST_MACS:
+        return f"{macs / 1e6:.0f} million products at batch 1, which are too few to time layers"
+    if _images(macs) * macs * layers > MOST_MACS:
+        return f"{macs / 1e9:.0f} billion products in {layers} layers, which are too many to try each layer"
+    return ""
 
 
 def _images(macs: int) -> int:
