@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from vitdeploy.errors import CapabilityError
 from vitdeploy.graph.analysis.linears import find_linears, is_dequantized, layer_name
 from vitdeploy.graph.values import array_of, only_user, stem
 
@@ -52,7 +53,11 @@ class PlacedLayer:
 
 
 def read_placed(model: ir.Model) -> dict[str, PlacedLayer]:
-    """All linears and convolutions of a placement, of OpenVINO's or ONNX Runtime's form, by name."""
+    """All linears and convolutions of a placement, of OpenVINO's or ONNX Runtime's form, by name.
+
+    Raises:
+        CapabilityError: the runtime quantizes what a layer reads by itself.
+    """
     found: dict[str, PlacedLayer] = {}
     for node in model.graph:
         if node.op_type == "MatMulIntegerToFloat":
@@ -132,7 +137,14 @@ def _fused(node: ir.Node) -> PlacedLayer:
 
 
 def _explicit(node: ir.Node) -> PlacedLayer:
-    name, weight, activation = layer_name(node), _producer(node.inputs[1]), _producer(node.inputs[0])
+    name, weight = layer_name(node), _producer(node.inputs[1])
+    if not is_dequantized(node.inputs[0]):
+        raise CapabilityError(
+            f"{name} has its weights alone in 8 bits, which quantization-aware training does not know",
+            wanted="layers whose inputs have a calibrated range, or in float",
+            fix=f"quantize with --ignore {name}",
+        )
+    activation = _producer(node.inputs[0])
     integers, steps = _array(weight.inputs[0]), _array(weight.inputs[1])
     output, bias = node.outputs[0], None
     if node.op_type == "Conv":
