@@ -29,12 +29,16 @@ from vitdeploy.graph.io.files import (
     serialised,
 )
 from vitdeploy.graph.passes.optimize import OptimizeOptions, optimize
+from vitdeploy.graph.values import stem
 from vitdeploy.models.external.adapted import Adapted
 from vitdeploy.qat.match import weighted
-from vitdeploy.qat.placed import read_placed
+from vitdeploy.qat.placed import INSERTED, read_placed
 from vitdeploy.quantization.placement import shape
 from vitdeploy.runtime.flows import FLOWS
 
+# What a placement makes one operator of, with its bias or as attention; and what it adds.
+_FUSED = ("MatMul", "Add", "Softmax", "Transpose", "Reshape", "Split", "Squeeze", "Gather", "Mul", "Div")
+_ADDED = ("QuantizeLinear", "DequantizeLinear", "MatMulIntegerToFloat", "MultiHeadAttention", "Expand", "Split")
 # Nodes that no placement adds or removes: with the layers they tell which rewrites ran.
 _STAYING = ("LayerNormalization", "TopK")
 
@@ -151,16 +155,20 @@ def find_options(file: Path, placement: Placement) -> tuple[OptimizeOptions | No
     Raises:
         GraphError: no choice of rewrites does, with the layers that differ for the usual one.
     """
-    wanted, missing = _landmarks(placement.model, placement.layers), ""
+    wanted, missing, near = _landmarks(placement.model, placement.layers), "", None
     for options in _candidates():
         try:
             model = float_graph(file, placement, options)
         except GraphError:
             continue
         found = _landmarks(model, [linear.name for linear in find_linears(model)])
-        if found == wanted:
+        if found == wanted and _alike(model, placement.model):
             return options, model
+        if found == wanted:
+            near = near or (options, model)
         missing = missing or _different(found, wanted)
+    if near is not None:
+        return near
     raise GraphError(
         "the module's graph is not the one that was quantized",
         found=missing,
@@ -184,6 +192,18 @@ def _candidates() -> Iterator[OptimizeOptions | None]:
 def _landmarks(model: ir.Model, layers: Mapping[str, object] | list[str]) -> set[str]:
     names = {str(node.name) for node in model.graph if node.op_type in _STAYING}
     return {f"{name} (layer)" for name in layers} | names
+
+
+def _alike(model: ir.Model, placed: ir.Model) -> bool:
+    """Whether nothing but what a placement adds, or makes one operator of, differs between two graphs."""
+    before, after = ({str(node.name): node for node in graph.graph} for graph in (model, placed))
+    gone = (node for name, node in before.items() if name not in after)
+    new = (node for name, node in after.items() if name not in before)
+    return all(node.op_type in _FUSED for node in gone) and all(_is_added(node) for node in new)
+
+
+def _is_added(node: ir.Node) -> bool:
+    return node.op_type in _ADDED or stem(node).endswith(INSERTED) or str(node.name).endswith(("/unit", "/keys"))
 
 
 def _different(found: set[str], wanted: set[str]) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from vitdeploy.errors import InputError
+from vitdeploy.errors import CapabilityError
 from vitdeploy.graph.analysis.linears import find_linears, is_dequantized, layer_name
 from vitdeploy.graph.values import array_of, only_user, stem
 
@@ -56,20 +56,13 @@ def read_placed(model: ir.Model) -> dict[str, PlacedLayer]:
     """All linears and convolutions of a placement, of OpenVINO's or ONNX Runtime's form, by name.
 
     Raises:
-        InputError: a layer has weights in integers, and no range for its input.
+        CapabilityError: the runtime quantizes what a layer reads by itself.
     """
     found: dict[str, PlacedLayer] = {}
     for node in model.graph:
         if node.op_type == "MatMulIntegerToFloat":
             found[layer_name(node)] = _fused(node)
         elif node.op_type in ("MatMul", "Conv") and is_dequantized(node.inputs[1]):
-            if not is_dequantized(node.inputs[0]):
-                raise InputError(
-                    "the placement leaves the input of a layer to the runtime to quantize",
-                    found=layer_name(node),
-                    wanted="a range for the input of every layer in INT8",
-                    fix="quantize to int8 with --high-precision 0, or high_precision: 0 in the recipe",
-                )
             found[layer_name(node)] = _explicit(node)
     for linear in find_linears(model):
         weight = linear.weight.T if linear.kind == "matmul" else linear.weight
@@ -144,7 +137,14 @@ def _fused(node: ir.Node) -> PlacedLayer:
 
 
 def _explicit(node: ir.Node) -> PlacedLayer:
-    name, weight, activation = layer_name(node), _producer(node.inputs[1]), _producer(node.inputs[0])
+    name, weight = layer_name(node), _producer(node.inputs[1])
+    if not is_dequantized(node.inputs[0]):
+        raise CapabilityError(
+            f"{name} has its weights alone in 8 bits, which quantization-aware training does not know",
+            wanted="layers whose inputs have a calibrated range, or in float",
+            fix="quantize to int8 with --high-precision 0, or high_precision: 0 in the recipe",
+        )
+    activation = _producer(node.inputs[0])
     integers, steps = _array(weight.inputs[0]), _array(weight.inputs[1])
     output, bias = node.outputs[0], None
     if node.op_type == "Conv":
