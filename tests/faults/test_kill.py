@@ -31,7 +31,7 @@ STEPS = [
     "export",
     "optimize",
     "calibrate",
-    *("place onnxruntime-cpu-int8", "compile onnxruntime-cpu-int8"),
+    *(f"{verb} onnxruntime-cpu-int8" for verb in ("high_precision", "place", "compile")),
     *("place onnxruntime-cpu-fp32", "compile onnxruntime-cpu-fp32"),
     *("verify onnxruntime-cpu-int8", "verify onnxruntime-cpu-fp32"),
     "attention",
