@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from vitdeploy.benchmark.candidate import BenchCandidate
+from vitdeploy.benchmark.candidate import BenchCandidate, engine_candidate
 from vitdeploy.benchmark.decided import disturbed_reason
 from vitdeploy.benchmark.paired import medians_of, ratio_of_rounds
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.quiet import together
 from vitdeploy.benchmark.results import Round
 from vitdeploy.benchmark.run import run_benchmark
+from vitdeploy.compilation.engine import compile_engine
+from vitdeploy.spec import Precision
 from vitdeploy.verification.intervals import student
 
 # A claim of a few percent needs more than one process of each: processes differ by as much.
@@ -29,6 +32,22 @@ class Timing:
     ratio: float = 1.0
     low: float = 1.0
     high: float = 1.0
+
+
+def compiled(
+    graph: Path, out: Path, target: str, precision: Precision, batch: int, placed: int, name: str
+) -> BenchCandidate:
+    """The engine of a placed graph, in the new folder `out`, as a candidate of that name.
+
+    Args:
+        placed: how many linears and convolutions the graph has in INT8.
+
+    Raises:
+        CapabilityError, EngineError: as `compile_engine`.
+    """
+    out.mkdir()
+    engine = compile_engine(graph, out, target=target, precision=precision, batch=batch, placed=placed)
+    return engine_candidate(engine, out, name)
 
 
 def time_alternatives(

@@ -6,18 +6,17 @@ microsecond. The remaining costs predict the remaining distance and error power,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from vitdeploy.runtime.runner import Array
 from vitdeploy.search.latency import LatencyTable
 from vitdeploy.search.layer_graph import Shape
 from vitdeploy.search.overrides import Mixed, PrecisionOverride, Reached, Taken
 from vitdeploy.search.sensitivity import Sensitivity, mean_interval
 from vitdeploy.search.switched import Choice
-from vitdeploy.search.trials import FLOAT, SCALED, Layer, Trials
+from vitdeploy.search.trials import FLOAT, SCALED, Layer, Trials, reached_by
 from vitdeploy.spec import Budget
 
 # Shares of a range that are tried for the most sensitive layers: clipped, and widened.
@@ -78,7 +77,7 @@ class _Search:
         self.choices: dict[str, Choice] = {}
         self.taken: list[Taken] = []
         self.answers = trials.answers({})
-        self.int8 = self._reached(self.answers)
+        self.int8 = reached_by(self.answers, self.trials.whole)
 
     def floats(self) -> Iterator[PrecisionOverride]:
         for name in self.costs:
@@ -136,9 +135,6 @@ class _Search:
         share = sum(self.costs.values()) / self.total
         return Reached(self.int8.distance * share, self.trials.whole.expected(self.answers, share))
 
-    def _reached(self, answers: Mapping[str, Array]) -> Reached:
-        return Reached(float(self.trials.whole.distance(answers).mean()), self.trials.whole.expected(answers))
-
     @property
     def bounded(self) -> bool:
         budget = self.budget
@@ -148,7 +144,7 @@ class _Search:
         """Whether the budget is met, by the prediction and then by the measurement."""
         if not self.bounded or not self._meets(self._foretold()):
             return False
-        return self._meets(self._reached(self.trials.answers(self.choices)))
+        return self._meets(reached_by(self.trials.answers(self.choices), self.trials.whole))
 
     def _meets(self, reached: Reached) -> bool:
         assert reached.expected is not None
@@ -162,7 +158,7 @@ class _Search:
         return max(moved - bare, 0.0) + wider * bare
 
     def result(self) -> Mixed:
-        reached = self._reached(self.trials.answers(self.choices))
+        reached = reached_by(self.trials.answers(self.choices), self.trials.whole)
         return Mixed(
             self.table.target,
             len(self.trials.whole.pixels),

@@ -7,11 +7,10 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from vitdeploy.benchmark.candidate import BenchCandidate, engine_candidate
-from vitdeploy.compilation.engine import compile_engine
+from vitdeploy.benchmark.candidate import BenchCandidate
 from vitdeploy.graph.io.files import get_metadata, load_graph
 from vitdeploy.graph.passes.row_split import parts_of, work_by_tokens
-from vitdeploy.search.alternatives import time_alternatives
+from vitdeploy.search.alternatives import compiled, time_alternatives
 from vitdeploy.search.latency import fingerprint
 from vitdeploy.search.parts import PartsTable, PartsTiming, in_parts
 from vitdeploy.spec import Precision
@@ -69,7 +68,6 @@ def _candidate(
     name = "+".join(map(str, parts))
     written, out = folder / f"{name}.onnx", folder / name
     placed = in_parts(graph, parts if len(parts) > 1 else None, written)
-    out.mkdir()
-    engine = compile_engine(written, out, target=target, precision=precision, batch=batch, placed=placed)
+    candidate = compiled(written, out, target, precision, batch, placed, name)
     written.unlink()
-    return engine_candidate(engine, out, name)
+    return candidate

@@ -24,6 +24,7 @@ from vitdeploy.quantization.scores import output_of
 from vitdeploy.quantization.statistics import Statistics
 from vitdeploy.runtime.runner import Array
 from vitdeploy.search.layer_graph import Shape, shapes_of
+from vitdeploy.search.overrides import Reached
 from vitdeploy.search.reference_outputs import ReferenceOutputs
 from vitdeploy.search.switched import Choice, Form, SwitchedRunner, write_switched
 from vitdeploy.spec import WeightBits
@@ -84,6 +85,11 @@ class Trials:
     def only(self, choices: Mapping[str, Choice]) -> npt.NDArray[np.float64]:
         """The distance per image, [images], with these layers in these forms, and all others in float."""
         return self.distance({**{layer.name: FLOAT for layer in self.layers}, **choices})
+
+
+def reached_by(answers: Mapping[str, Array], whole: ReferenceOutputs) -> Reached:
+    """What answers to all images of the reference outputs say of an engine that gives them."""
+    return Reached(float(whole.distance(answers).mean()), whole.expected(answers))
 
 
 @contextmanager

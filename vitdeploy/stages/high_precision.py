@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.benchmark.candidate import BenchCandidate, engine_candidate
-from vitdeploy.compilation.engine import compile_engine
+from vitdeploy.benchmark.candidate import BenchCandidate
 from vitdeploy.data.folder import Sample
 from vitdeploy.errors import GraphError, MissingPackageError
 from vitdeploy.graph.analysis.linears import count_int8, find_linears
@@ -28,15 +27,14 @@ from vitdeploy.quantization.statistics import load_statistics
 from vitdeploy.runtime.backend import require_runtime
 from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.host import VNNI, describe_host
-from vitdeploy.runtime.runner import Array
-from vitdeploy.search.alternatives import time_alternatives
+from vitdeploy.search.alternatives import compiled, time_alternatives
 from vitdeploy.search.high_precision import ENOUGH, choose_rung, ladder
 from vitdeploy.search.latency import fingerprint
 from vitdeploy.search.overrides import Reached
 from vitdeploy.search.raised import Form, HighPrecision, Raised, Rung
 from vitdeploy.search.sensitivity import measure_sensitivity
 from vitdeploy.search.trial import answers_of
-from vitdeploy.search.trials import Trials
+from vitdeploy.search.trials import Trials, reached_by
 from vitdeploy.spec import Task, WeightBits, encode
 from vitdeploy.stages.files import HIGH_PRECISION_FILE, MODEL_FILE, STATISTICS_FILE, read_json, write_json
 from vitdeploy.stages.place import PlaceConfig, place_graph
@@ -67,14 +65,15 @@ class HighPrecisionConfig:
     weight_bits: WeightBits = 8
 
 
-def raises_precision(target: str, precision: str, task: Task, price: float) -> bool:
-    """Whether layers of a placement may be taken out of plain INT8 by measurement: INT8, of one graph, on a CPU."""
+def raises_precision(target: str, precision: str, task: Task | None, price: float) -> bool:
+    """Whether layers of a placement may be taken out of plain INT8 by measurement: INT8, of one graph, on a CPU. Where
+    no task is given it is one graph."""
     return precision == "int8" and price > 0 and not TARGETS[target].typed and task not in FLOWS
 
 
 def measures(target: str, precision: str, price: float) -> bool:
     """As `raises_precision` for one graph, and whether the target's runtime is here to be measured."""
-    if not raises_precision(target, precision, "classification", price):
+    if not raises_precision(target, precision, None, price):
         return False
     try:
         require_runtime(target)
@@ -127,7 +126,7 @@ def _find(
             trials = stack.enter_context(open_trials(asked, graph, statistics, samples, progress, _images(macs)))
         except GraphError as error:  # plain INT8 takes graphs that single layers cannot be tried of
             return HighPrecision(*about, f"single layers cannot be tried: {error.message}")
-        int8 = _reached(trials, trials.answers({}))
+        int8 = reached_by(trials.answers({}), trials.whole)
         if int8.expected is not None and int8.expected.agreement >= ENOUGH:
             kept = f"plain INT8 is expected to keep {int8.expected.agreement:.2f} % of the answers"
             return HighPrecision(*about, kept, int8)
@@ -192,8 +191,10 @@ def _climb(
             place = PlaceConfig(config.target, "int8", config.ignore, config.weight_bits)
             place_graph(place, graph, statistics, folder, raised=Raised(layers, form), rounding=rounding)
             placed = load_graph(folder / graph.name)
-            reached.append(_reached(trials, answers_of(placed, config.target, "int8", trials.whole)))
-            candidates.append(_candidate(folder / graph.name, count_int8(placed), config, str(done)))
+            reached.append(reached_by(answers_of(placed, config.target, "int8", trials.whole), trials.whole))
+            batch = fixed_batch(graph_spec(placed, MODEL_FILE)) or config.batch
+            made, count = folder / "engine", count_int8(placed)
+            candidates.append(compiled(folder / graph.name, made, config.target, "int8", batch, count, str(done)))
         progress(text, len(sets) + 1, len(sets) + 1)
         timings, disturbed = time_alternatives(candidates, lambda done, total: progress("time them", done, total))
     rungs = [
@@ -201,17 +202,6 @@ def _climb(
         for (layers, share), timing, each in zip(sets, timings[1:], reached[1:], strict=True)
     ]
     return rungs, reached[0], disturbed
-
-
-def _reached(trials: Trials, answers: Mapping[str, Array]) -> Reached:
-    return Reached(float(trials.whole.distance(answers).mean()), trials.whole.expected(answers))
-
-
-def _candidate(graph: Path, placed: int, config: HighPrecisionConfig, name: str) -> BenchCandidate:
-    out, batch = graph.parent / "engine", fixed_batch(graph_spec(load_graph(graph), MODEL_FILE)) or config.batch
-    out.mkdir()
-    engine = compile_engine(graph, out, target=config.target, precision="int8", batch=batch, placed=placed)
-    return engine_candidate(engine, out, name)
 
 
 def high_precision_step(
