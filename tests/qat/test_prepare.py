@@ -11,7 +11,8 @@ from torch import nn
 import vitdeploy as vd
 from tests.qat.conftest import PREPROCESS, TARGETS
 from vitdeploy import qat
-from vitdeploy.graph.io.files import load_graph
+from vitdeploy.graph.edit import drop_unused
+from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.qat.source import placed_file
 from vitdeploy.runtime.preprocess import normalise
 
@@ -137,3 +138,21 @@ def test_frozen_layers_stay(net, placed):
     inside = {name: each.requires_grad for name, each in own.blocks[0].named_parameters()}
     assert not any(inside.values()) and any("log_ratio" in name for name in inside)
     assert all(each.requires_grad for each in own.blocks[1].parameters())
+
+
+def test_a_layer_whose_input_the_runtime_quantizes_trains_its_weights(net, placed, tmp_path):
+    layer, model = "model.blocks.0.fc1", load_graph(placed["openvino-cpu"].file)
+    node = next(node for node in model.graph if node.name == f"{layer}/MatMul")
+    node.replace_input_with(0, node.inputs[0].producer().inputs[0].producer().inputs[0])
+    drop_unused(model)
+    save_graph(model, tmp_path / "dynamic.onnx")
+    prepared = qat.prepare(net, tmp_path / "dynamic.onnx")
+    again = qat.export(prepared)
+    assert again.dynamic == (layer,) and set(again.int8) == set(placed["openvino-cpu"].int8)
+    before, after = (constants(each)[f"{layer}.weight.int8"] for each in (placed["openvino-cpu"], again))
+    assert np.array_equal(before, after)
+    steps = [name for name in qat.steps(prepared) if "blocks.0.fc1" in name]
+    assert len(steps) == 1 and "weight" in steps[0]  # no step of what it reads
+    with torch.no_grad():
+        dict(prepared.named_parameters())["blocks.0.fc1.weight"].mul_(torch.rand(256, 1) + 0.5)
+    assert (constants(qat.export(prepared))[f"{layer}.weight.int8"] != before).any()

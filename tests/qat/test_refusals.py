@@ -106,16 +106,6 @@ def test_a_bundle_without_int8_is_refused(small_bundle):
         placed_file(small_bundle, None)
 
 
-def test_weights_alone_in_8_bits_are_refused(net, graph, tmp_path):
-    model = load_graph(graph.file)
-    node = next(node for node in model.graph if node.name == "model.blocks.0.fc1/MatMul")
-    quantizer = node.inputs[0].producer().inputs[0].producer()
-    node.replace_input_with(0, quantizer.inputs[0])
-    save_graph(model, tmp_path / "weights.onnx")
-    with refused(CapabilityError, "model.blocks.0.fc1 has its weights alone in 8 bits", "--high-precision 0"):
-        qat.prepare(net, tmp_path / "weights.onnx")
-
-
 def test_a_layer_called_twice_is_refused():
     twice = [Piece(name, "fc", np.arange(4), np.arange(4)) for name in ("fc", "fc_2")]
     with refused(GraphError, "calls fc more than once", "fc, fc_2", "a layer of its own"):

@@ -60,10 +60,13 @@ def export(prepared: nn.Module, folder: str | Path | None = None) -> QuantizedGr
         write_json(work / "placement.json", placed)
         if labels := plan.placement.metadata.labels:
             (work / LABELS_FILE).write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
-    line = f"{len(placed['int8'])} layers in INT8 for {placed['target']}, {len(placed['float'])} in float, trained"
-    document = {**placed, "precision": plan.placement.metadata.precision, "path": str(home / MODEL_FILE)}
+    dynamic = tuple(placed["dynamic"])
+    int8 = (*placed["int8"], *dynamic)
+    line = f"{len(int8)} layers in INT8 for {placed['target']}, {len(placed['float'])} in float, trained"
+    document = {**placed, "int8": list(int8), "dynamic": list(dynamic), "precision": plan.placement.metadata.precision}
+    document["path"] = str(home / MODEL_FILE)
     lines = (line, f"largest difference from the module (|a - b| / |b|) {difference:.1e}")
-    return QuantizedGraph(home, document, lines, int8=tuple(placed["int8"]), float=placed["float"])
+    return QuantizedGraph(home, document, lines, int8=int8, float=placed["float"], dynamic=dynamic)
 
 
 def refuse_nonfinite(prepared: nn.Module) -> None:

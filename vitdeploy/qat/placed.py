@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from vitdeploy.errors import CapabilityError
 from vitdeploy.graph.analysis.linears import find_linears, is_dequantized, layer_name
 from vitdeploy.graph.values import array_of, only_user, stem
 
@@ -38,8 +37,9 @@ class PlacedInput:
 class PlacedLayer:
     """One linear or convolution: `weight` as its integers stand for it, [out, in, ...] as PyTorch has it.
 
-    `codes` are the integers in the same shape and `steps` [out] theirs; both None in float, as `read` is. `output` is
-    the step of the layer's own output, of queries and keys in INT8.
+    `codes` are the integers in the same shape and `steps` [out] theirs; both None in float. `read` is None in float, and
+    where the runtime quantizes what the layer reads. `output` is the step of the layer's own output, of queries and
+    keys in INT8.
     """
 
     name: str
@@ -53,11 +53,7 @@ class PlacedLayer:
 
 
 def read_placed(model: ir.Model) -> dict[str, PlacedLayer]:
-    """All linears and convolutions of a placement, of OpenVINO's or ONNX Runtime's form, by name.
-
-    Raises:
-        CapabilityError: the runtime quantizes what a layer reads by itself.
-    """
+    """All linears and convolutions of a placement, of OpenVINO's or ONNX Runtime's form, by name."""
     found: dict[str, PlacedLayer] = {}
     for node in model.graph:
         if node.op_type == "MatMulIntegerToFloat":
@@ -138,13 +134,6 @@ def _fused(node: ir.Node) -> PlacedLayer:
 
 def _explicit(node: ir.Node) -> PlacedLayer:
     name, weight = layer_name(node), _producer(node.inputs[1])
-    if not is_dequantized(node.inputs[0]):
-        raise CapabilityError(
-            f"{name} has its weights alone in 8 bits, which quantization-aware training does not know",
-            wanted="layers whose inputs have a calibrated range, or in float",
-            fix="quantize to int8 with --high-precision 0, or high_precision: 0 in the recipe",
-        )
-    activation = _producer(node.inputs[0])
     integers, steps = _array(weight.inputs[0]), _array(weight.inputs[1])
     output, bias = node.outputs[0], None
     if node.op_type == "Conv":
@@ -156,7 +145,8 @@ def _explicit(node: ir.Node) -> PlacedLayer:
             other = array_of(add.inputs[1] if add.inputs[0] is output else add.inputs[0], overridable=True)
             if other is not None and other.shape == steps.shape:
                 bias, output = other, add.outputs[0]
-    layer = _layer(name, integers, steps, bias, _input(activation.inputs[0]))
+    read = _input(_producer(node.inputs[0]).inputs[0]) if is_dequantized(node.inputs[0]) else None
+    layer = _layer(name, integers, steps, bias, read)
     behind = [use.node for use in output.uses() if use.node.op_type == "QuantizeLinear"]
     zero = _array(behind[0].inputs[2]) if behind else None
     if zero is not None and zero.dtype == np.int8:
@@ -169,7 +159,7 @@ def _layer(
     codes: npt.NDArray[Any],
     steps: npt.NDArray[Any],
     bias: npt.NDArray[Any] | None,
-    read: PlacedInput,
+    read: PlacedInput | None,
 ) -> PlacedLayer:
     wide = steps.astype(np.float64).reshape(-1, *(1,) * (codes.ndim - 1))
     vector = np.zeros(len(codes)) if bias is None else bias.astype(np.float64)

@@ -29,7 +29,7 @@ from vitdeploy.qat.layers import (
     quantized_layers,
 )
 from vitdeploy.qat.match import Piece, gathered, match, randomise, ratio_of, weighted
-from vitdeploy.qat.placed import Floats, PlacedLayer, read_norms, without_copies
+from vitdeploy.qat.placed import Floats, PlacedInput, PlacedLayer, read_norms, without_copies
 from vitdeploy.qat.plan import ATTRIBUTE, Plan, first_of, numbers_of, plan_of, refuse_types
 from vitdeploy.qat.source import Graphs, placed_file
 from vitdeploy.qat.trained import place_trained
@@ -261,10 +261,10 @@ def _part(
     count, learned = len(layer.weight), bool(layer.weight.requires_grad)
     whole = len(piece.rows) == count and (piece.rows == np.arange(count)).all()
     rows = None if whole else torch.from_numpy(piece.rows)
-    if placed.codes is None or placed.read is None:
+    if placed.codes is None:
         return Part(piece.layer, rows)
-    read = inputs.setdefault(placed.read.name, _quantizer(placed, folds))
-    if learned and known.ratios[piece.layer].scale is None:  # pixels are integers already
+    read = inputs.setdefault(placed.read.name, _quantizer(placed.read, placed, folds)) if placed.read else None
+    if read is not None and learned and known.ratios[piece.layer].scale is None:  # pixels are integers already
         read.step.log_ratio.requires_grad_()
     weight = layer.weight.detach().cpu().double().numpy()[piece.rows]
     scale = None
@@ -285,17 +285,16 @@ def _all(weight: Floats, piece: Piece, placed: PlacedLayer) -> Floats:
     return found
 
 
-def _quantizer(placed: PlacedLayer, folds: Folds) -> InputQuantizer:
-    assert placed.read is not None
+def _quantizer(read: PlacedInput, placed: PlacedLayer, folds: Folds) -> InputQuantizer:
     folded: dict[str, Tensor] = {}
     if folds.scale is not None and folds.shift is not None:
         folded = {"scale": _float(folds.scale), "shift": _float(folds.shift)}
-        factor = 1 / folds.scale if placed.read.factor is None else placed.read.factor
-        offset = -folds.shift / folds.scale if placed.read.offset is None else placed.read.offset
+        factor = 1 / folds.scale if read.factor is None else read.factor
+        offset = -folds.shift / folds.scale if read.offset is None else read.offset
         folded |= {"factor": _float(factor), "offset": _float(offset)}
     if placed.source is not None:
         folded["source"] = torch.from_numpy(placed.source)
-    return InputQuantizer(torch.tensor([float(placed.read.step)]), placed.read.zero, (0, 255), folded, learned=False)
+    return InputQuantizer(torch.tensor([float(read.step)]), read.zero, (0, 255), folded, learned=False)
 
 
 def _float(array: Floats) -> Tensor:

@@ -51,7 +51,8 @@ def place_trained(model: ir.Model, plan: Plan, trained: nn.Module) -> dict[str, 
     placement = plan.placement
     ranges, weights = write_trained(model, plan, trained)
     left = [glob.escape(linear.name) for linear in find_linears(model) if plan.layers[linear.name].codes is None]
-    placed = place(model, ranges, placement.target, left, weights)
+    dynamic = [name for name, each in plan.layers.items() if each.codes is not None and each.read is None]
+    placed = place(model, ranges, placement.target, left, weights, dynamic=dynamic)
     drop_unused(model)
     found, wanted = (
         Counter((node.op_type, str(node.name)) for node in each.graph) for each in (model, placement.model)
