@@ -39,7 +39,7 @@ def test_every_alternative_is_measured(placed, monkeypatch):
     table = row_parts.measure_row_parts(
         placed / "model.onnx", "openvino-cpu", 1, progress=lambda *each: told.append(each[0])
     )
-    assert [each.parts for each in table.timings] == [(17,), (16, 1)]
+    assert [each.parts for each in table.timings] == [(17,), (16, 1), (24,), (32,)]
     assert all(len(each.rounds_ms) == 2 and each.low <= each.ratio <= each.high for each in table.timings)
     assert (table.target, table.batch, table.reason, table.device) == (
         "openvino-cpu",
@@ -91,20 +91,22 @@ def test_the_best_parts_are_surely_faster_than_one(milliseconds, disturbed, best
 
 def test_an_engine_in_parts_keeps_the_placement_and_answers_the_same(placed, tmp_path):
     engines, answers = [], []
-    for name, rows in (("whole", None), ("parts", (16, 1))):
+    for name, rows in (("whole", None), ("parts", (16, 1)), ("more", (24,))):
         out = tmp_path / name
         out.mkdir()
         engines.append(compile_graphs(placed, "openvino-cpu", 1, out, row_parts=rows))
         with make_runner(out, engines[-1]) as runner:
             pixels = np.random.default_rng(0).integers(0, 256, (1, 32, 32, 1), np.uint8)
             answers.append(runner.infer({runner.inputs[0].name: pixels}))
-    whole, split_engine = engines
-    assert (whole.row_parts, split_engine.row_parts) == (None, (16, 1))
+    whole, split_engine, more = engines
+    assert (whole.row_parts, split_engine.row_parts, more.row_parts) == (None, (16, 1), (24,))
+    assert (more.kernels, more.rows_told) == (whole.kernels, "24 rows in place of one a token")
     assert "row_parts" not in encode(whole)
     assert split_engine.kernels["int8"] > whole.kernels["int8"]
     assert (tmp_path / "whole" / "graph.onnx").read_bytes() == (tmp_path / "parts" / "graph.onnx").read_bytes()
     for output, array in answers[0].items():
-        np.testing.assert_allclose(answers[1][output], array, rtol=0, atol=1e-5)
+        for other in answers[1:]:
+            np.testing.assert_allclose(other[output], array, rtol=0, atol=1e-5)
     with pytest.raises(GraphError, match="the rows of this graph cannot be split"):
         compile_graphs(placed, "openvino-cpu", 1, tmp_path / "none", row_parts=(192, 5))
     assert load_graph(placed / "model.onnx")
@@ -119,19 +121,19 @@ def test_compile_takes_parts(placed, tmp_path):
     assert given.text[0].endswith("; 17 rows as 16 + 1")
     assert [line for line in inspect(given.folder)[1] if line.endswith("; 17 rows as 16 + 1")]
     assert not [line for line in inspect(by_itself.folder)[1] if " rows as " in line]
-    for rows, said in (((192, 5), "the rows of this graph cannot be split"), ((17,), "rows are split into parts")):
+    for rows, said in (((192, 5), "the rows of this graph cannot be split"), ((17,), "as many rows as tokens already")):
         with pytest.raises(GraphError, match=said):
             vitdeploy.compile(placed, "openvino-cpu", tmp_path / "no", split_rows=rows, progress=False)
         assert not (tmp_path / "no").exists()
 
 
-@pytest.mark.parametrize(("text", "parts"), [("auto", "auto"), ("none", "none"), ("192,5", (192, 5))])
+@pytest.mark.parametrize(("text", "parts"), [("auto", "auto"), ("none", "none"), ("192,5", (192, 5)), ("200", (200,))])
 def test_parts_on_the_command_line(text, parts):
     assert parts_of_text(text) == parts
 
 
 def test_other_text_is_refused():
-    with pytest.raises(click.BadParameter, match="'half' is not auto, none or rows, such as 192,5"):
+    with pytest.raises(click.BadParameter, match="'half' is not auto, none or rows, such as 192,5 or 200"):
         parts_of_text("half")
 
 

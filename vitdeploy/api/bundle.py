@@ -80,7 +80,8 @@ def compile(
         on: the name of a registered device, which compiles the engine; it is fetched.
         accept_known_bad: ids of the table of runtimes known to be wrong that are no reason to refuse.
         split_rows: the parts in which an INT8 engine for openvino-cpu computes the rows of its tokens, such as
-            (192, 5); "auto": those that are measured to be faster on this machine, which a device does not do.
+            (192, 5), or more rows, such as (200,); "auto": what is measured to be faster on this machine, which a
+            device does not do.
         progress: as for `export`.
 
     Raises:

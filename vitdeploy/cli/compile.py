@@ -36,7 +36,8 @@ from vitdeploy.cli.options import accept_option
     default="auto",
     show_default=True,
     metavar="auto|none|A,B",
-    help="The parts in which INT8 on openvino-cpu computes the rows of its tokens, such as 192,5; auto: as measured.",
+    help="How INT8 on openvino-cpu computes the rows of its tokens: in parts, such as 192,5, or more, such as 200; "
+    "auto: as measured.",
 )
 @on_option
 @output_options
@@ -94,5 +95,5 @@ def parts_of_text(text: str) -> Literal["auto", "none"] | tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        said = f"{text!r} is not auto, none or rows, such as 192,5"
+        said = f"{text!r} is not auto, none or rows, such as 192,5 or 200"
         raise click.BadParameter(said, param_hint="--split-rows") from None

@@ -158,16 +158,19 @@ def said_of_runtime(artifacts: Mapping[str, Artifact], candidate: Candidate) -> 
 
 
 def said_of_rows(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
-    """A remark on an engine that computes the rows of its tokens in parts."""
-    rows = read_engine(artifacts[candidate.step("compile")].path).row_parts
+    """A remark on an engine that computes the rows of its tokens in parts, or more of them."""
+    engine = read_engine(artifacts[candidate.step("compile")].path)
+    rows = engine.row_parts
     if rows is None:
         return []
-    said = f"{candidate.artifact} computes the {sum(rows)} rows of its tokens as {' + '.join(map(str, rows))}"
+    said = f"{candidate.artifact} computes {engine.rows_told}"
     measured = artifacts.get(candidate.step("parts"))
     if measured is None:
         return [f"{said}, as the recipe says."]
     found = next(each for each in read_parts(measured.path).timings if each.parts == rows)
-    return [f"{said}: {found.ratio:.2f} [{found.low:.2f}, {found.high:.2f}] of the latency in one part, measured here."]
+    return [
+        f"{said}: {found.ratio:.2f} [{found.low:.2f}, {found.high:.2f}] of the latency with one a token, measured here."
+    ]
 
 
 def _calibration(job: Job, artifacts: Mapping[str, Artifact]) -> CalibrationFacts | None:

@@ -156,8 +156,8 @@ class ExportSection(Section):
 class OptimizeSection(Section):
     """Graph rewrites: see `graph.passes.optimize.OptimizeOptions`. All but `token_merging` are exact; that is none, or
     the tokens that remain after the attention of each block, as {1: 192, 6: 128}. `align_rows`: none, or how many.
-    `split_rows`: none, the parts in which INT8 engines compute the rows of their tokens, as [192, 5], or auto: those
-    parts of which measuring them on this machine shows that they are faster (OpenVINO on the CPU). `prune`: none, or
+    `split_rows`: none, the parts in which INT8 engines compute the rows of their tokens, as [192, 5], or a larger
+    number of rows, as [200], or auto: what is measured here to be faster (OpenVINO on the CPU). `prune`: none, or
     the least share of all MACs that goes with hidden channels and heads; not exact either, see `search.pruning`."""
 
     fold_layer_scale: bool = True
@@ -170,7 +170,7 @@ class OptimizeSection(Section):
     qkv: Literal["keep", "merged", "separate"] = "keep"
     token_merging: Literal["none"] | dict[int, int] = "none"
     align_rows: Literal["none"] | Positive = "none"
-    split_rows: Literal["auto", "none"] | Annotated[tuple[Positive, ...], Field(strict=False, min_length=2)] = "auto"
+    split_rows: Literal["auto", "none"] | Annotated[tuple[Positive, ...], Field(strict=False, min_length=1)] = "auto"
     prune: Literal["none"] | Annotated[float, Field(gt=0, lt=1)] = "none"
 
     @field_validator("token_merging", mode="before")

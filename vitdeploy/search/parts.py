@@ -1,4 +1,4 @@
-"""What was measured of rows in parts, and the placed graph that computes them so."""
+"""What was measured of rows in parts, or of more rows than tokens, and the placed graph that computes them so."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitdeploy.errors import GraphError
 from vitdeploy.graph.analysis.linears import count_int8
 from vitdeploy.graph.io.files import load_graph, save_graph
-from vitdeploy.graph.passes.row_split import split_rows
+from vitdeploy.graph.passes.row_alignment import align_rows
+from vitdeploy.graph.passes.row_split import complete_shapes, split_rows
 
 
 @dataclass(frozen=True)
 class PartsTiming:
-    """The model with its rows in `parts`, all in one where there is one. `rounds_ms`: its median latency in each round.
+    """The model with its rows in `parts`; one number is all rows in one part, of as many tokens or more. `rounds_ms`:
+    its median latency in each round.
     `ratio`, `low`, `high`: its latency over that in one part, with the interval; 1 for that itself."""
 
     parts: tuple[int, ...]
@@ -50,11 +53,22 @@ class PartsTable:
 def in_parts(graph: Path, parts: Sequence[int] | None, out: Path) -> int:
     """Write a placed graph with its rows in parts, None for all at once; give its linears and convolutions in INT8.
 
+    Args:
+        parts: as `split_rows` takes; or one number, for so many rows in place of one a token (`align_rows`).
+
     Raises:
-        GraphError: the rows cannot be split so.
+        GraphError: the rows cannot be split so, or not be so many.
     """
     model = load_graph(graph)
-    if parts is not None:
+    if parts is not None and len(parts) == 1:
+        complete_shapes(model)
+        if not align_rows(model, parts[0]):
+            raise GraphError(
+                "there are as many rows as tokens already",
+                found=str(parts[0]),
+                wanted="more rows, or two or more parts of them",
+            )
+    elif parts is not None:
         split_rows(model, parts)
     save_graph(model, out)
     return count_int8(model)

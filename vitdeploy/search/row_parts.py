@@ -1,4 +1,5 @@
-"""Measures, on the target and the placed model itself, whether its linears are faster with their rows in parts."""
+"""Measures, on the target and the placed model itself, whether its linears are faster with their rows in parts, or with
+more rows than tokens."""
 
 from __future__ import annotations
 
@@ -7,9 +8,13 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import onnx_ir as ir
+
 from vitdeploy.benchmark.candidate import BenchCandidate
+from vitdeploy.errors import GraphError
 from vitdeploy.graph.io.files import get_metadata, load_graph
-from vitdeploy.graph.passes.row_split import parts_of, work_by_tokens
+from vitdeploy.graph.passes.row_alignment import align_rows
+from vitdeploy.graph.passes.row_split import complete_shapes, parts_of, work_by_tokens
 from vitdeploy.search.alternatives import compiled, time_alternatives
 from vitdeploy.search.latency import fingerprint
 from vitdeploy.search.parts import PartsTable, PartsTiming, in_parts
@@ -18,6 +23,8 @@ from vitdeploy.spec import Precision
 # Of products at batch 1 in linears over tokens. Below, calling the kernels twice costs more than fuller tiles save: the
 # digits, 115 million, took 1.19 of their time with 64 and 1 rows.
 LEAST_MACS = 400_000_000
+# Of which kernels may take whole tiles.
+MULTIPLES = (8, 16)
 
 
 def measure_row_parts(
@@ -27,7 +34,8 @@ def measure_row_parts(
     *,
     progress: Callable[[str, int, int], None] = lambda text, done, total: None,
 ) -> PartsTable:
-    """Measure a placed model with its rows in each of `parts_of` against all in one, in alternating blocks.
+    """Measure a placed model with its rows in each of `parts_of`, and with more of them, against one a token, in
+    alternating blocks.
 
     Raises:
         CapabilityError, EngineError, WorkerError: as `compile_engine` and `run_benchmark`.
@@ -37,19 +45,30 @@ def measure_row_parts(
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     device, work = fingerprint(target), work_by_tokens(model)
     tokens = next(iter(work), 1)
-    alternatives = [(tokens,), *parts_of(tokens)]
+    alternatives = [(tokens,), *parts_of(tokens), *((rows,) for rows in _more_rows(model, tokens))]
     if reason := _without_alternative(work, alternatives):
         return PartsTable(target, batch, now, device, reason=reason)
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         candidates = []
         for done, parts in enumerate(alternatives):
             progress(f"prepare rows in parts for {target}", done, len(alternatives))
-            candidates.append(_candidate(graph, parts, target, precision, batch, Path(folder)))
+            candidates.append(_candidate(graph, parts if done else None, target, precision, batch, Path(folder)))
         found, disturbed = time_alternatives(
             candidates, lambda done, total: progress("time the rows in parts", done, total)
         )
     timings = tuple(PartsTiming(parts, **vars(each)) for parts, each in zip(alternatives, found, strict=True))
     return PartsTable(target, batch, now, device, timings, disturbed=disturbed)
+
+
+def _more_rows(model: ir.Model, tokens: int) -> list[int]:
+    """Numbers of rows that may be faster than `tokens`, where the graph can have more at all. Changes the graph."""
+    rounded = {-(-tokens // multiple) * multiple for multiple in MULTIPLES}
+    complete_shapes(model)
+    try:
+        align_rows(model, tokens + 1)
+    except GraphError:
+        return []
+    return sorted(rounded - {tokens})
 
 
 def _without_alternative(work: Mapping[int, int], alternatives: Sequence[tuple[int, ...]]) -> str:
@@ -63,11 +82,11 @@ def _without_alternative(work: Mapping[int, int], alternatives: Sequence[tuple[i
 
 
 def _candidate(
-    graph: Path, parts: tuple[int, ...], target: str, precision: Precision, batch: int, folder: Path
+    graph: Path, parts: tuple[int, ...] | None, target: str, precision: Precision, batch: int, folder: Path
 ) -> BenchCandidate:
-    name = "+".join(map(str, parts))
+    name = "+".join(map(str, parts or ("whole",)))
     written, out = folder / f"{name}.onnx", folder / name
-    placed = in_parts(graph, parts if len(parts) > 1 else None, written)
+    placed = in_parts(graph, parts, written)
     candidate = compiled(written, out, target, precision, batch, placed, name)
     written.unlink()
     return candidate

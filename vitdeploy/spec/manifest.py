@@ -83,7 +83,7 @@ class EngineSpec:
     and that whoever compiled it accepted by name.
 
     `row_parts`: the parts in which `files` compute the rows of the tokens, where they do not compute all at once, as
-    `graph` does (`graph.passes.row_split`).
+    `graph` does (`graph.passes.row_split`); one number: so many rows in place of one a token (`row_alignment`).
     """
 
     target: str
@@ -108,8 +108,10 @@ class EngineSpec:
 
     @property
     def rows_told(self) -> str:
-        """The parts of the rows in words, "197 rows as 192 + 5"; "" where all are computed at once."""
-        parts = self.row_parts
+        """The parts of the rows in words, "197 rows as 192 + 5"; "" where there is a row a token, all at once."""
+        parts = self.row_parts or ()
+        if len(parts) == 1:
+            return f"{parts[0]} rows in place of one a token"
         return f"{sum(parts)} rows as {' + '.join(map(str, parts))}" if parts else ""
 
     @property

@@ -124,7 +124,8 @@ def compile_bundle(
     """Compile a graph (with its sibling, for an encoder-decoder) for `target` into the empty folder `out`.
 
     Args:
-        split_rows: the parts in which an INT8 engine computes the rows of its tokens; "auto": as is measured here.
+        split_rows: the parts in which an INT8 engine computes the rows of its tokens, or one larger number of them;
+            "auto": as is measured here.
 
     Raises:
         GraphError: the rows cannot be split so.

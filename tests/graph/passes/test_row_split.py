@@ -15,7 +15,8 @@ from tests.graph.small_graphs import FORMS, WIDTH, Builder, random_feeds
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.analysis.linears import count_int8, find_linears
 from vitdeploy.graph.edit import drop_unused
-from vitdeploy.graph.passes.row_split import parts_of, split_rows, work_by_tokens
+from vitdeploy.graph.passes.row_alignment import align_rows
+from vitdeploy.graph.passes.row_split import complete_shapes, parts_of, split_rows, work_by_tokens
 from vitdeploy.graph.values import dim
 from vitdeploy.quantization.placement import place, shape
 from vitdeploy.quantization.ranges import Range
@@ -73,12 +74,29 @@ def test_the_function_is_the_same(form, read, parts, batch, int8, seed):
         assert count_int8(model) == integers + linears * (len(parts) - 1)
 
 
-@pytest.mark.parametrize("parts", [(8, 6), (13, 1)])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_placed_graph_takes_more_rows_than_tokens(form):
+    model = placed(vit(form, blocks=2))
+    before, integers = ir.to_proto(model), count_int8(model)
+    complete_shapes(model)
+    assert align_rows(model, 16) >= 2 * 4
+    after, feeds = checked(model), random_feeds(before, 2, 0)
+    np.testing.assert_allclose(as_written(after, feeds), as_written(before, feeds), rtol=0, atol=1e-5)
+    assert count_int8(model) == integers
+    norms = [dim(node.outputs[0], 1) for node in model.graph if node.op_type == "LayerNormalization"]
+    assert norms.count(16) >= 4
+
+
+@pytest.mark.parametrize("parts", [(8, 6), (13, 1), (16,)])
 def test_openvino_answers_the_same(parts):
     """Its products are of integers, so that nothing is left to the order of sums but in attention."""
     model = placed(vit("separate"))
     before = ir.to_proto(model)
-    split_rows(model, parts)
+    if len(parts) > 1:
+        split_rows(model, parts)
+    else:
+        complete_shapes(model)
+        align_rows(model, *parts)
     feeds = random_feeds(before, 1, 0)
     one, other = (on_openvino(proto, feeds) for proto in (before, checked(model)))
     np.testing.assert_allclose(other, one, rtol=0, atol=1e-6)

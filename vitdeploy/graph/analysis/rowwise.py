@@ -105,13 +105,21 @@ def _broadcast(node: ir.Node, axis: int, size: int) -> Rows | None:
     return rows or None
 
 
+def _quantized(node: ir.Node, axis: int, size: int) -> Rows | None:
+    """One scale for the whole tensor, or one for each place of another axis."""
+    scale = node.inputs[1]
+    single = scale is not None and scale.const_value is not None and scale.const_value.size == 1
+    return {0: axis} if single else _along_another_axis(node, axis, size)
+
+
 def _normalised_after(node: ir.Node, axis: int, size: int) -> Rows | None:
     first = _axis(node, -1)
     return {0: axis} if first is not None and axis < first else None
 
 
 def _along_another_axis(node: ir.Node, axis: int, size: int) -> Rows | None:
-    own = _axis(node, -1 if node.op_type in ("Softmax", "LogSoftmax") else 0)
+    defaults = {"Softmax": -1, "LogSoftmax": -1, "QuantizeLinear": 1, "DequantizeLinear": 1}
+    own = _axis(node, defaults.get(node.op_type, 0))
     return {0: axis} if own is not None and own != axis else None
 
 
@@ -204,6 +212,8 @@ _RULES: dict[str, Callable[[ir.Node, int, int], Rows | None]] = {
     "LayerNormalization": _normalised_after,
     "Softmax": _along_another_axis,
     "LogSoftmax": _along_another_axis,
+    "QuantizeLinear": _quantized,
+    "DequantizeLinear": _quantized,
     "Split": _along_another_axis,
     "Concat": _concat,
     "MatMul": _matmul,

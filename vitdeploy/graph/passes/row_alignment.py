@@ -21,6 +21,7 @@ import onnx_ir as ir
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.analysis.attention import Attention, find_attentions
 from vitdeploy.graph.analysis.layout import is_layout
+from vitdeploy.graph.analysis.linears import is_dequantized
 from vitdeploy.graph.analysis.rowwise import Rows, rows_of_inputs
 from vitdeploy.graph.analysis.tokens import TOKENS, reads_first, residual
 from vitdeploy.graph.edit import Editor
@@ -48,7 +49,7 @@ def align_rows(model: ir.Model, rows: int) -> int:
     If tokens are merged, `rows` applies in front of the first merge. Comes after all other rewrites.
 
     Args:
-        model: in canonical form.
+        model: in canonical form, or placed, with the shapes of what is quantized (`row_split.complete_shapes`).
         rows: at least the number of tokens, including class and register tokens, and less than twice as many.
 
     Returns: the number of linears that compute further rows; 0 if there are already `rows` tokens.
@@ -70,7 +71,7 @@ def align_rows(model: ir.Model, rows: int) -> int:
     flow = _follow(model, stream, count)
     _check(attentions, flow, count)
     editor = Editor(model)
-    linears = sum(linear.kind == "matmul" and linear.input in flow.axes for linear in editor.linears)
+    linears = sum(index == 0 and _has_weight(node) for node, index in flow.through)
     ends = _raised(flow, stream)
     _extend(editor, flow, stream, count, rows)
     for value, axis in flow.axes.items():
@@ -168,6 +169,12 @@ def _extend(editor: Editor, flow: _Flow, stream: ir.Value, count: int, rows: int
         assert array is not None
         widths = [(0, rows - count if own == axis else 0) for own in range(array.ndim)]
         editor.set_input(node, index, np.pad(array, widths, mode="reflect"))
+
+
+def _has_weight(node: ir.Node) -> bool:
+    """Whether it is the product of a linear, with a weight of its own, maybe one in INT8."""
+    weight = node.inputs[1] if node.op_type == "MatMul" else None
+    return weight is not None and (is_constant(weight, overridable=True) or is_dequantized(weight))
 
 
 def _shorten(editor: Editor, flow: _Flow, ends: dict[ir.Value, list[Use]], count: int) -> None:
