@@ -5,8 +5,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet
 COMPILE := build/lock/bin/uv pip compile --quiet pyproject.toml --constraint requirements/torch.txt --no-python-downloads
-.PHONY: demo page test test-lowest test-extras docs modules tensorrt-api models-doc known-bad-doc arm64 report-schema train-scenes lock \
-	clean
+.PHONY: demo page test test-lowest test-extras docs modules tensorrt-api models-doc known-bad-doc arm64 faults faults-all sbom audit \
+	report-schema train-scenes lock clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitdeploy run recipes/digits.yaml -o out/digits
@@ -49,6 +49,30 @@ models-doc: $(VENV)/.installed-dev
 # The device zone on emulated arm64 boards; needs root on Linux x86-64 with Debian's apt. The form of .ci/run: SHORT=--short.
 arm64: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.arm64 $(SHORT)
+
+# The reliability gate: malformed files, kills, full disks, contention, flipped bits, long runs, hostile devices; in at most five
+# minutes on two cores, and whole in some hours. One table, and build/faults/faults.json (docs/reliability.md).
+faults: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.faults
+
+faults-all: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.faults --all
+
+# What a device install holds, as CycloneDX: out/sbom.json. And which of the locked versions are known to be vulnerable, where the
+# registry answers that.
+sbom: build/audit/.installed
+	$(PYTHON) -m venv --clear build/device
+	build/device/bin/python -m pip install --quiet '.[onnxruntime,openvino,serve]'
+	mkdir -p out
+	build/audit/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o out/sbom.json build/device/bin/python
+
+audit: build/audit/.installed
+	build/audit/bin/pip-audit --disable-pip --requirement requirements/all.txt
+
+build/audit/.installed:
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/python -m pip install --quiet cyclonedx-bom==7.* pip-audit==2.*
+	touch $@
 
 # The models of drawn scenes, calibration/scenes/models/: about two hours on a quiet core, and other last bits than the committed ones.
 train-scenes: $(VENV)/.installed-dev

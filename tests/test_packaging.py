@@ -66,7 +66,7 @@ def test_the_wheel_holds_nothing_else(wheel):
 
 def test_the_wheel_has_the_command_and_the_license(wheel):
     info = f"vitdeploy-{vitdeploy.__version__}.dist-info"
-    assert "vitdeploy = vitdeploy.cli.main:main" in wheel.read(f"{info}/entry_points.txt").decode()
+    assert "vitdeploy = vitdeploy.cli.watched:main" in wheel.read(f"{info}/entry_points.txt").decode()
     assert f"{info}/licenses/LICENSE" in wheel.namelist()
 
 

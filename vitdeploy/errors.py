@@ -25,7 +25,8 @@ VitdeployError                     exit 1   a bug of ours when raised as such
 │   ├── UntrustedEngineError       VD3104   a native engine that neither this user built nor a named identity signed
 │   ├── SignatureError             VD3105   not signed, signed by somebody else, or changed since
 │   ├── DeviceResultError          VD3106   a device's result that is not what it claims to be
-│   └── ArchiveError               VD3107   a packed bundle that is not byte for byte as one is written
+│   ├── ArchiveError               VD3107   a packed bundle that is not byte for byte as one is written
+│   └── LimitError                 VD3108   a file that takes more time or memory to read than it may
 ├── HostError                      exit 4   this machine lacks something
 │   ├── MissingPackageError        VD4001   a package is not installed; names the extra that installs it
 │   ├── CapabilityError            VD4002   the runtime or CPU cannot do what was asked
@@ -34,7 +35,7 @@ VitdeployError                     exit 1   a bug of ours when raised as such
 │   ├── StorageError               VD4101   the disk is full, read-only or not writable
 │   ├── HubError                   VD4102   a model hub that cannot be reached, or does not have it
 │   ├── EngineError                VD4201   a runtime refused or failed on a graph
-│   ├── WorkerError                VD4202   a measuring or building process died
+│   ├── WorkerError                VD4202   a measuring or building process died, or the command itself
 │   ├── DeviceMemoryError          VD4203   too little memory on the GPU
 │   ├── AnswersError               VD4204   an engine that does not give its golden answers on this machine
 │   └── DeviceError                VD4301   a device that cannot be reached, or whose job was lost
@@ -189,6 +190,10 @@ class DeviceResultError(UnsafeError):
 
 class ArchiveError(UnsafeError):
     code = "VD3107"
+
+
+class LimitError(UnsafeError):
+    code = "VD3108"
 
 
 class HostError(VitdeployError):

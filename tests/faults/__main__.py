@@ -59,7 +59,8 @@ def _figure(name: str, full: bool, output: Path) -> list[Row]:
     started = time.monotonic()
     with log.open("w", encoding="utf-8") as stream:
         try:
-            status = subprocess.run(words, cwd=ROOT, stdout=stream, stderr=stream, timeout=limit, check=False).returncode
+            done = subprocess.run(words, cwd=ROOT, stdout=stream, stderr=stream, timeout=limit, check=False)
+            status = done.returncode
         except subprocess.TimeoutExpired:
             status = -1
     print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)

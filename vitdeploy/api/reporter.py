@@ -8,6 +8,8 @@ import time
 from types import TracebackType
 from typing import Protocol
 
+from vitdeploy import limits
+
 
 class Display(Protocol):
     """Where phases of the work are shown as they move."""
@@ -39,6 +41,7 @@ class Reporter:
 
     def progress(self, text: str, done: int, total: int) -> None:
         """`done` of `total` units of the phase `text`."""
+        limits.phase(text)
         if self.quiet:
             return
         if self._display is not None:

@@ -37,9 +37,9 @@ class PlacedInput:
 class PlacedLayer:
     """One linear or convolution: `weight` as its integers stand for it, [out, in, ...] as PyTorch has it.
 
-    `codes` are the integers in the same shape and `steps` [out] theirs; both None in float. `read` is None in float, and
-    where the runtime quantizes what the layer reads. `output` is the step of the layer's own output, of queries and
-    keys in INT8.
+    `codes` are the integers in the same shape and `steps` [out] theirs; both None in float. `read` is None in float
+    and where the runtime quantizes what the layer reads. `output` is the step of the layer's own output, of queries
+    and keys in INT8.
     """
 
     name: str

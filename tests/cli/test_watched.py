@@ -1,0 +1,152 @@
+"""The process that watches over a command: exit codes, signals, deaths, bounds of time and memory."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vitdeploy import limits
+from vitdeploy.errors import InputError
+from vitdeploy.limits import Board, Doing
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "sigtimedwait"), reason="the command is watched on Linux")
+
+# The program, with something else in the place of the command.
+PROGRAM = """
+import os, signal, sys, time
+import vitdeploy.cli.main as command
+from vitdeploy.cli import watched
+from vitdeploy.limits import bounded, phase
+def run():
+    {body}
+command.main = run
+sys.argv = ["vitdeploy", "inspect", "x", {options}]
+watched.main()
+"""
+HANG = "time.sleep(60)"
+
+
+def program(body, options="", **environment):
+    code = PROGRAM.format(body=body.replace("\n", "\n    "), options=options)
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def ended(process, limit=20):
+    out, error = process.communicate(timeout=limit)
+    return process.returncode, out, error
+
+
+@pytest.mark.parametrize("code", [0, 3, 130])
+def test_its_exit_code_is_that_of_the_command(code):
+    assert ended(program(f"print('said'); sys.exit({code})")) == (code, "said\n", "")
+
+
+def test_a_crash_of_a_native_library_is_told_with_the_phase():
+    body = "phase('compile openvino-cpu-int8')\nos.kill(os.getpid(), signal.SIGSEGV)"
+    code, out, error = ended(program(body, "'--json'"))
+    assert code == 4 and "VD4202" in error and 'SIGSEGV in the phase "compile openvino-cpu-int8"' in error
+    assert json.loads(out)["error"]["found"] == "a crash in a native library"
+
+
+def test_a_kill_while_a_file_is_read_names_the_file_and_its_bound():
+    code, _, error = ended(program("with bounded('read m.onnx'):\n    os.abort()", VITDEPLOY_MAX_SECONDS="7"))
+    assert code == 4 and "SIGABRT while it had to read m.onnx" in error and "it may take 7 s and" in error
+    assert "somebody killed it" in ended(program("os.kill(os.getpid(), signal.SIGKILL)"))[2]
+
+
+def test_what_has_no_end_is_ended():
+    body = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwith bounded('read m.onnx'):\n    " + HANG
+    start = time.monotonic()
+    code, _, error = ended(program(body, VITDEPLOY_MAX_SECONDS="0.5"))
+    assert code == 3 and "VD3108  to read m.onnx takes more than it may" in error and "VITDEPLOY_MAX_SECONDS" in error
+    assert "at most 0.5 s and" in error and time.monotonic() - start < 15
+
+
+def test_only_what_is_bounded_is_ended():
+    body = "for number in range(4):\n    with bounded('read'):\n        time.sleep(0.4)\ntime.sleep(1)\nprint('done')"
+    assert ended(program(body, VITDEPLOY_MAX_SECONDS="1"))[:2] == (0, "done\n")
+
+
+def test_memory_is_bounded_and_what_the_command_had_before_does_not_count():
+    body = "held = bytearray(1 << 29)\nwith bounded('read m.onnx'):\n    {}\nmore = bytearray(1 << 30)\nprint('done')"
+    taken = body.format("try:\n        bytearray(1 << 30)\n    except MemoryError:\n        print('none left')")
+    assert ended(program(taken, VITDEPLOY_MAX_GIB="0.25"))[:2] == (0, "none left\ndone\n")
+    shown = "from vitdeploy.errors import LimitError\ntry:\n    with bounded('read m.onnx'):\n"
+    shown += "        bytearray(1 << 30)\nexcept LimitError as error:\n    print(error.wanted)"
+    assert ended(program(shown, VITDEPLOY_MAX_GIB="0.25"))[1].endswith("s and 0.25 GiB\n")
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_signals_of_other_processes_reach_the_command_once(sent):
+    body = "count = []\nfor each in (signal.SIGTERM, signal.SIGINT):\n"
+    body += "    signal.signal(each, lambda n, f: count.append(n))\n"
+    body += "print('ready', flush=True)\ntime.sleep(1)\nprint(count)"
+    process = program(body)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(sent)
+    assert ended(process)[1] == f"[{int(sent)}]\n"
+
+
+def test_an_interrupt_of_the_terminal_reaches_the_command_once():
+    body = "count = []\nsignal.signal(signal.SIGINT, lambda n, f: count.append(n))\nprint('ready', flush=True)\n"
+    body += "time.sleep(1)\nprint(len(count))"
+    controller, terminal = os.openpty()
+    code = PROGRAM.format(body=body.replace("\n", "\n    "), options="")
+    owns = "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    owns += "os.execv(sys.argv[1], sys.argv[1:])"
+    words = [sys.executable, "-c", owns, sys.executable, "-c", code]
+    process = subprocess.Popen(words, stdin=terminal, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    os.write(controller, b"\x03")
+    out = process.communicate(timeout=20)[0]
+    os.close(controller), os.close(terminal)
+    assert out == "1\n"
+
+
+def test_a_killed_program_leaves_no_command_behind():
+    process = program("print(os.getpid(), flush=True)\n" + HANG)
+    command = int(process.stdout.readline())
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{command}").exists() and "Z" not in Path(f"/proc/{command}/stat").read_text().split()[2]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_setting_that_is_no_number_is_refused(monkeypatch):
+    board = Board()
+    monkeypatch.setattr(limits, "_watched", limits._Watched(board, os.getpid(), Doing()))
+    monkeypatch.setenv("VITDEPLOY_MAX_GIB", "much")
+    with pytest.raises(InputError, match="VITDEPLOY_MAX_GIB is no number above zero"), limits.bounded("read"):
+        pass
+
+
+@given(st.text(max_size=9000), st.integers(0, 2**40), st.floats(0, 1e12), st.integers(0, 2**60))
+def test_a_board_says_what_was_written_last(what, number, seconds, memory):
+    board = Board()
+    board.write(Doing("before", 1))
+    board.write(Doing(what, number, seconds, memory))
+    found = board.read()
+    assert what.startswith(found.what) and (len(what) > 200 or found.what == what)
+    assert (found.number, found.seconds, found.memory) == (number, seconds, memory)
+
+
+def test_a_library_is_not_bounded():
+    with limits.bounded("read"):
+        held = bytearray(1 << 20)
+    assert len(held) == 1 << 20 and limits._watched is None
