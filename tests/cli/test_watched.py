@@ -101,6 +101,15 @@ def test_signals_of_other_processes_reach_the_command_once(sent):
     assert ended(process)[1] == f"[{int(sent)}]\n"
 
 
+def test_what_a_whole_group_is_sent_interrupts_once():
+    body = "try:\n    print('ready', flush=True)\n    time.sleep(20)\nexcept KeyboardInterrupt:\n"
+    body += "    time.sleep(0.3)\n    print('once')"
+    process = program(body)
+    assert process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, signal.SIGINT)
+    assert ended(process)[1] == "once\n"
+
+
 def test_an_interrupt_of_the_terminal_reaches_the_command_once():
     body = "count = []\nsignal.signal(signal.SIGINT, lambda n, f: count.append(n))\nprint('ready', flush=True)\n"
     body += "time.sleep(1)\nprint(len(count))"

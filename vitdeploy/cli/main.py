@@ -187,6 +187,7 @@ class _Terminated(BaseException):
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # whoever sends it to a whole group sends it twice
     raise _Terminated
 
 

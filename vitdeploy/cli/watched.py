@@ -12,12 +12,14 @@ import contextlib
 import ctypes
 import faulthandler
 import json
+import math
 import os
 import re
 import signal
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 
 from vitdeploy.errors import CapabilityError, VitdeployError, WorkerError
 from vitdeploy.limits import Board, Doing, be_watched
@@ -59,10 +61,25 @@ def _fork(board: Board) -> int:
         if os.getppid() != parent:  # it died before that
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as behind &
+            signal.signal(signal.SIGINT, _Interrupt())
         be_watched(board)
         if "-vv" in sys.argv:
             faulthandler.enable()
     return child
+
+
+class _Interrupt:
+    """A KeyboardInterrupt for SIGINT, as Python has it; but one for what came twice, as when both processes were sent
+    it and the parent passed its own on."""
+
+    def __init__(self) -> None:
+        self._last = -math.inf
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        before, self._last = self._last, time.monotonic()
+        if self._last - before > LOOK:
+            raise KeyboardInterrupt
 
 
 def _watch(command: int, board: Board) -> int:
@@ -120,7 +137,7 @@ def _conclude(status: int, doing: Doing, memory_ran_out: bool) -> int:
         WorkerError(
             f"the command was ended by {name}{during}",
             found="somebody killed it" if name == "SIGKILL" else f"a crash in a native library{limit}",
-            fix="the same command goes on from what is stored; -vv shows where a crash is; please report one",
+            fix="call it again: finished stages are stored; -vv shows where a crash is, and please report it",
         )
     )
 
