@@ -67,7 +67,7 @@ sbom: build/audit/.installed
 	build/audit/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o out/sbom.json build/device/bin/python
 
 audit: build/audit/.installed
-	build/audit/bin/pip-audit --disable-pip --requirement requirements/all.txt
+	build/audit/bin/pip-audit --strict --disable-pip --requirement requirements/all.txt
 
 build/audit/.installed:
 	$(PYTHON) -m venv build/audit
