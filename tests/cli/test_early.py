@@ -29,6 +29,7 @@ for arguments in commands:
 print(json.dumps([found, sorted(name for name in heavy if name in sys.modules)]))
 """
 
+LONG = "n" * 300  # more than a file system takes
 RECIPE = {
     "vitdeploy": 1,
     "name": "early",
@@ -52,6 +53,15 @@ COMMANDS = [
     (["tune", "r.yaml", "--set", "data.path=absent"], "VD2002"),
     (["sweep", "r.yaml", "absent.yaml"], "VD2002"),
     (["export", "resnet50", "-o", "out"], "VD2101"),
+    (["export", LONG, "-o", "out"], "VD2101"),
+    (["export", f"{LONG}.onnx", "-o", "out"], "VD2002"),
+    (["export", f"hf:./{LONG}", "-o", "out"], "VD2002"),
+    (["export", "--checkpoint", LONG, "-o", "out"], "VD2002"),
+    (["run", "r.yaml", "--set", f"source.checkpoint={LONG}"], "VD2002"),
+    (["run", "r.yaml", "--set", f"data.path={LONG}"], "VD2002"),
+    (["inspect", LONG], "VD2002"),
+    (["optimize", f"/{LONG}", "-o", "out"], "VD2002"),
+    (["predict", LONG, "image.png"], "VD2002"),
     (["export", "hf:./absent", "-o", "out"], "VD2002"),
     (["export", "--checkpoint", "absent", "-o", "out"], "VD2002"),
     (["optimize", "absent", "-o", "out"], "VD2002"),

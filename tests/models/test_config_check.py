@@ -13,6 +13,7 @@ from tests.models.test_load_folders import LABELS, SHAPE, SWIN, VIT, of_classes,
 from tests.references import reference
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.load import load_model
+from vitdeploy.models.model_folder.config import model_config
 from vitdeploy.models.source import Source
 
 
@@ -195,6 +196,37 @@ def test_a_value_of_another_type_in_timms_config_is_named(changes, found, tmp_pa
     with pytest.raises(CheckpointError, match="has a value that cannot be") as caught:
         load_model(changed(tmp_path, changes))
     assert caught.value.found == found
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"hidden_act": [[[]]]}, "hidden_act"),
+        ({"text_config": {"hidden_act": [[[]]]}}, "hidden_act"),
+        ({"text_config": 7}, "text_config"),
+        ({"vision_config": {"num_hidden_layers": 10**9}}, "num_hidden_layers"),
+        ({"hidden_size": {"a": [{}]}}, "hidden_size"),
+        ({"layer_norm_eps": float("nan")}, "layer_norm_eps"),
+        ({"architectures": {"a": 1}}, "architectures"),
+        ({"num_attention_heads": True}, "num_attention_heads"),
+        ({"image_size": 10**400}, "image_size"),
+        ({"vocab_size": "many"}, "vocab_size"),
+        ({"global_pool": [[]]}, "global_pool"),
+    ],
+)
+def test_values_that_no_model_has_are_named_wherever_they_stand(changes, key, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", **changes}))
+    with pytest.raises(CheckpointError, match="has a value that cannot be") as caught:
+        model_config(tmp_path / "config.json")
+    assert caught.value.found.startswith(f"{key} ") and caught.value.wanted.startswith(f"{key}: ")
+
+
+def test_what_libraries_write_is_taken(tmp_path):
+    nested = {"hidden_sizes": [32, 64], "num_attention_heads": [1, 2], "image_size": [224, 224], "hidden_act": "gelu"}
+    config = {"model_type": "x", "text_config": None, "vision_config": nested, "hidden_size": None, "vocab_size": 5000}
+    config |= {"id2label": {"0": "depth"}, "label2id": {"depth": "many"}, "image_size": {"height": 1, "width": 2}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert model_config(tmp_path / "config.json") == config
 
 
 def test_an_image_size_that_is_none_is_not_compared(tmp_path):

@@ -15,7 +15,6 @@ from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.resolve import at_sizes, choice_of, export_config_of, overrides_of, rewrites_of, source_of
 from vitdeploy.recipe.load import MAX_BYTES, given_recipe, load_recipe, validate
-from vitdeploy.recipe.yaml_values import MAX_DEPTH
 from vitdeploy.spec import (
     Budget,
     DepthSpec,
@@ -28,7 +27,12 @@ from vitdeploy.spec import (
 )
 from vitdeploy.stages.reference_model import Overrides
 from vitdeploy.tasks.adapter import DataChoice
+from vitdeploy.yaml_values import MAX_DEPTH, MAX_VALUES
 
+# Of thousands of digits, in every base that YAML 1.1 has.
+BASES = (("", "7"), ("0x", "f"), ("0b", "1"), ("0", "7"), ("1", ":59"))
+LONG_NUMBERS = [prefix + 5000 * digit for prefix, digit in BASES]
+LONG_NUMBERS += ["-0x" + 5000 * "f", "1" + 5000 * ":59" + ".5", 5000 * "7" + ".5e+3"]
 RECIPES = sorted((Path(vitdeploy.__file__).parents[1] / "recipes").glob("*.yaml"))
 EXAMPLE = """
 vitdeploy: 1
@@ -387,6 +391,11 @@ def test_what_editors_on_windows_write_is_accepted(load, content):
         (b"name: \xff\n", "not UTF-8 at byte 6"),
         (EXAMPLE.encode("utf-16"), "not UTF-8"),
         ("name: \x00\n", "not YAML"),
+        *((LEAST + f"x: {number}\n", "a number of") for number in LONG_NUMBERS),
+        (LEAST + f"x: !!int \"{'7' * 5000}\"\n", "a number of 5,000 characters in line"),
+        ("[" + (MAX_BYTES // 2 - 1) * "a,", f"more than {MAX_VALUES:,} values"),
+        (MAX_BYTES // 5 * "a: 1\n", f"more than {MAX_VALUES:,} values"),
+        (MAX_BYTES // 2 * "-\n", f"more than {MAX_VALUES:,} values"),
     ],
 )
 def test_a_file_that_is_no_recipe_is_refused(problems, content, why):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vitdeploy.errors import ImageError, MissingFileError, TensorError
+from vitdeploy.runtime.predictor import require_several
 from vitdeploy.runtime.preprocess import decode, load_pixels, normalise, resize_and_crop, to_input
 from vitdeploy.spec import PreprocessSpec, TensorSpec
 
@@ -283,6 +284,22 @@ def test_a_bomb_is_refused_by_its_header(size):
     text = rejected(png_with_header(*size))
     assert "VD2302" in text
     assert "too large to decode" in text or "bomb" in text.lower() or "exceeds limit" in text
+
+
+@pytest.mark.parametrize("size", [(1, 64_000_000), (64_000_000, 1), (65_536, 8)])
+def test_an_image_of_more_rows_than_any_is_refused_by_its_header(size):
+    text = rejected(png_with_header(*size))
+    assert f"{size[0]}x{size[1]} pixels" in text and "65,535 a side" in text
+
+
+@pytest.mark.parametrize("kind", [bytearray, memoryview, lambda data: memoryview(data + bytes(8))[: len(data)]])
+def test_a_file_may_be_in_any_bytes(kind):
+    data = file_bytes(noise(16, 16))
+    assert decode(kind(data), 3).tobytes() == decode(data, 3).tobytes()
+    every_second = memoryview(bytes(byte for each in data for byte in (each, 0)))[::2]
+    assert decode(every_second, 3).tobytes() == decode(data, 3).tobytes()
+    with pytest.raises(TensorError, match="not several images"):
+        require_several(kind(data))
 
 
 def test_an_open_image_that_is_too_large_is_refused():

@@ -24,6 +24,7 @@ from typing import Any
 from vitdeploy.bundle.flow import mismatches, tensors_of
 from vitdeploy.bundle.layout import begins_with
 from vitdeploy.errors import DigestError, ManifestError, MissingFileError
+from vitdeploy.paths import is_dir, is_file
 from vitdeploy.spec import (
     MANIFEST_FORMAT,
     POSTPROCESS,
@@ -52,7 +53,7 @@ _SEGMENT = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def is_bundle(folder: Path) -> bool:
-    return (folder / MANIFEST_FILE).is_file()
+    return is_file(folder / MANIFEST_FILE)
 
 
 def read_bundle(folder: Path) -> Manifest:
@@ -63,12 +64,12 @@ def read_bundle(folder: Path) -> Manifest:
         ManifestError: the manifest breaks a rule.
     """
     path = folder / MANIFEST_FILE
-    if not path.is_file():
+    if not is_file(path):
         packed = is_packed(folder)
-        absent = f"no {MANIFEST_FILE} in it" if folder.is_dir() else "no such folder"
+        absent = f"no {MANIFEST_FILE} in it" if is_dir(folder) else "no such folder"
         raise MissingFileError(
             f"{folder} is not a bundle" + (", but a packed one" if packed else ""),
-            found="a file" if folder.is_file() else absent,
+            found="a file" if is_file(folder) else absent,
             wanted="a folder made by `vitdeploy run` or `vitdeploy compile`",
             fix=f"vitdeploy bundle unpack {shlex.quote(str(folder))} -o DIR, or vitdeploy.runtime.unpack"
             if packed
@@ -85,7 +86,7 @@ def read_bundle(folder: Path) -> Manifest:
 
 def is_packed(path: Path) -> bool:
     """Whether a file starts as a packed bundle does; the rest is judged when it is read."""
-    if not path.is_file():
+    if not is_file(path):
         return False
     with path.open("rb") as file:
         return begins_with(file.read(64), MANIFEST_FILE)

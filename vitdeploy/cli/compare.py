@@ -9,6 +9,7 @@ import click
 from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, Number, output_options
 from vitdeploy.cli.options import label_options, trust_option
+from vitdeploy.paths import is_dir
 
 
 @click.command("compare")
@@ -59,7 +60,7 @@ def command(
     from vitdeploy.api.images import images
     from vitdeploy.errors import GateError
 
-    if junit is not None and not junit.parent.is_dir():
+    if junit is not None and not is_dir(junit.parent):
         raise click.BadParameter(f"no folder {junit.parent}", param_hint="--junit")
     if data is None and (labels is not None or annotations is not None):
         raise click.UsageError("--labels and --annotations need --data.")

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from vitdeploy.cli.console import Console, output_options
+from vitdeploy.paths import is_file
 
 
 @click.command("explain")
@@ -25,7 +26,7 @@ def command(console: Console, bundle: Path, image: Path, output: Path) -> None:
     from vitdeploy.errors import MissingFileError
 
     read_bundle(bundle)  # and the image, before what reads graphs is imported
-    if not image.is_file():
+    if not is_file(image):
         raise MissingFileError(f"no image at {image}", fix="check the path")
 
     from vitdeploy.workflows.explain import explain

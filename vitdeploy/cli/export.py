@@ -14,6 +14,7 @@ from vitdeploy.api.tables import Column, Line, Table, human_bytes
 from vitdeploy.cli.complete import complete_models
 from vitdeploy.cli.console import Console, command_line, output_options
 from vitdeploy.cli.sources import NAMES, source_options, to_source
+from vitdeploy.paths import is_file
 from vitdeploy.progress import Progress
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _check_options(name: str, options: dict[str, Any]) -> None:
     if name and options["function"]:
         raise click.UsageError(f"two models are named: {name}, and --model {options['function']}")
     useless = [f"--{key.replace('_', '-')}" for key in NAMES if options[key] and key not in ("image_size", "task")]
-    if (name.endswith(".onnx") or (Path(name) / "model.onnx").is_file()) and useless:
+    if (name.endswith(".onnx") or is_file(Path(name) / "model.onnx")) and useless:
         raise click.UsageError(f"an .onnx file has its own weights; leave out {', '.join(useless)}")
 
 

@@ -12,6 +12,7 @@ import click
 from vitdeploy.api.predict import Input
 from vitdeploy.data.folder import SUFFIXES, other_files, scan
 from vitdeploy.errors import DataError, MissingFileError
+from vitdeploy.paths import exists, is_dir
 
 STDIN = "-"
 TOKENS = {".npz"}
@@ -37,9 +38,9 @@ def _inputs(text: str, note: Callable[[str], None], tokens: bool) -> Iterator[In
         if tokens:
             raise click.UsageError("standard input is for an image; name the .npz file")
         yield Input(text, _standard_input())
-    elif path.is_dir():
+    elif is_dir(path):
         yield from _in_folder(path, note, tokens)
-    elif not path.exists() and any(character in text for character in "*?["):
+    elif not exists(path) and any(character in text for character in "*?["):
         matches = sorted(glob.glob(text, recursive=True))  # noqa: PTH207 - a pattern may be absolute
         if not matches:
             raise MissingFileError(

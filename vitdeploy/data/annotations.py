@@ -15,10 +15,12 @@ import numpy as np
 from vitdeploy.data.folder import OWN_SPLIT, DataSplit, Sample, enough, scan
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import DataError, ImageError, MissingFileError
-from vitdeploy.runtime.preprocess import FORMATS, READ
+from vitdeploy.paths import is_file
+from vitdeploy.runtime.preprocess import FORMATS, READ, check_decodable
 
 # What the label lists of COCO models say for the ids that the data set does not use.
 UNUSED = "n/a"
+MAX_NUMBER = 2**53  # what every reader of JSON takes
 # The types of the values in COCO's files.
 KEYS: dict[str, type] = {
     **dict.fromkeys(("id", "image_id", "category_id", "width", "height", "isthing"), int),
@@ -130,7 +132,10 @@ def image_size(path: Path) -> tuple[int, int]:
     try:
         with Image.open(path, formats=FORMATS) as image:
             width, height = image.size
+            check_decodable(width, height, str(path))
             turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+    except ImageError:
+        raise
     except Exception as error:  # as in `runtime.preprocess`: decoders raise whatever they like
         raise ImageError(
             f"{path} cannot be read as an image",
@@ -201,7 +206,7 @@ def read_json(path: Path, keys: Mapping[str, tuple[str, ...]]) -> dict[str, list
         MissingFileError: no such file.
         DataError: not JSON; a list is not there; an entry lacks a key or holds a value of another type.
     """
-    if not path.is_file():
+    if not is_file(path):
         raise MissingFileError(f"no annotation file at {path}", fix="check the path")
     try:
         document = json.loads(path.read_bytes())
@@ -220,13 +225,17 @@ def read_json(path: Path, keys: Mapping[str, tuple[str, ...]]) -> dict[str, list
 
 def check_keys(path: Path, where: str, entry: object, wanted: tuple[str, ...]) -> None:
     """Raise DataError if an entry of a COCO file lacks a key, or its value has another type."""
-    wrong = [key for key in wanted if not isinstance(entry, dict) or not isinstance(entry.get(key), KEYS[key])]
+    wrong = [key for key in wanted if not isinstance(entry, dict) or not _is_usable(entry.get(key), KEYS[key])]
     if wrong:
         raise DataError(
             f"{path}: {where} has no usable {', '.join(wrong)}",
             found=repr(entry)[:80],
             wanted=", ".join(f"{key} ({KEYS[key].__name__})" for key in wanted),
         )
+
+
+def _is_usable(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and not (isinstance(value, int) and abs(value) > MAX_NUMBER)
 
 
 def nothing_annotated(folder: Path, source: Path, found: str) -> DataError:

@@ -14,6 +14,7 @@ from vitdeploy.data.folder import Sample
 from vitdeploy.data.masks import check_map_size, read_values, with_maps
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import DataError, ImageError
+from vitdeploy.zip_members import DAMAGED
 
 # In the labels' folder: {"scale": metres a unit of the PNGs}, such as 0.001, or 1 / 256 of KITTI's.
 UNITS_FILE = "depth.json"
@@ -86,11 +87,14 @@ def _scale(path: Path) -> float | None:
 
 def _numbers(path: Path) -> npt.NDArray[np.float32]:
     try:
-        values = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        # Mapped: a header that promises more than the file has is found before memory is taken for it.
+        values = np.load(path, mmap_mode="r", allow_pickle=False)
+    except DAMAGED as error:
         raise ImageError(f"{path} cannot be read", found=str(error)[:200], wanted="a .npy of floats") from None
+    if not isinstance(values, np.ndarray):
+        raise ImageError(f"{path} cannot be read", found="an .npz archive", wanted="a .npy of floats")
     if values.dtype.kind not in "fiu":
         raise DataError(f"{path} is no map of numbers", found=str(values.dtype), wanted="a .npy of floats")
-    return np.asarray(
+    return np.array(
         values.reshape(values.shape[:2]) if values.ndim == 3 and values.shape[2] == 1 else values, np.float32
     )

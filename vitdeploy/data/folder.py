@@ -20,6 +20,7 @@ from typing import Literal
 import numpy as np
 
 from vitdeploy.errors import DataError, MissingFileError
+from vitdeploy.paths import is_dir
 from vitdeploy.runtime.topdown import Box
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
@@ -61,7 +62,7 @@ def scan(folder: Path, labels: Labels) -> tuple[list[Sample], tuple[str, ...]]:
         DataError: no image in it, or no class folders if labels come from them: none at all, or the parts of a data
             set.
     """
-    if not folder.is_dir():
+    if not is_dir(folder):
         raise MissingFileError(f"no image folder at {folder}", fix="check the path of the images")
     classes = _class_folders(folder) if labels == "folders" else ()
     if labels == "folders" and not classes:

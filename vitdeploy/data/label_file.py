@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 from vitdeploy.errors import DataError, MissingFileError
+from vitdeploy.paths import is_file
 
 
 def read_labels(file: Path) -> tuple[str, ...]:
@@ -27,7 +28,7 @@ def read_texts(file: Path) -> tuple[str, ...]:
         MissingFileError: no such file.
         DataError: it is not UTF-8, or has no text.
     """
-    if not file.is_file():
+    if not is_file(file):
         raise MissingFileError(f"no texts at {file}", wanted="a text file with one text a line", fix="check the path")
     found = tuple(line for line in read_labels(file) if line.strip())
     if not found:

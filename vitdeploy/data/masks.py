@@ -13,6 +13,8 @@ from vitdeploy.data.annotations import AnnotatedSet, nothing_annotated, size_or_
 from vitdeploy.data.folder import Sample, scan
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import DataError, ImageError, MissingFileError
+from vitdeploy.paths import is_dir
+from vitdeploy.runtime.preprocess import FORMATS, check_decodable
 
 VOID = -1
 # Pillow's modes of one number per pixel.
@@ -73,7 +75,7 @@ def with_maps(
 ) -> tuple[dict[Path, tuple[Path, tuple[int, int]]], int]:
     """The images below `images` that have a file of the same relative name, with one of the suffixes, below `labels`:
     the file and the image's size (width, height); and how many have none. Errors as `read_masks`."""
-    if not labels.is_dir():
+    if not is_dir(labels):
         raise MissingFileError(f"no folder of labels at {labels}", fix="check the path of --annotations")
     found: dict[Path, tuple[Path, tuple[int, int]]] = {}
     missing = 0
@@ -100,8 +102,12 @@ def read_values(path: Path, wanted: str) -> npt.NDArray[Any]:
     from PIL import Image
 
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
+            width, height = image.size
+            check_decodable(width, height, str(path))
             mode, values = image.mode, np.asarray(image)
+    except ImageError:
+        raise
     except Exception as error:  # as in `runtime.preprocess`: decoders raise whatever they like
         raise ImageError(f"{path} cannot be read", found=str(error)[:200], wanted=wanted) from None
     if mode not in MODES:

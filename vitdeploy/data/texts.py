@@ -11,6 +11,7 @@ from typing import Any
 from vitdeploy.data.annotations import AnnotatedSet, folder_images, nothing_annotated
 from vitdeploy.data.folder import Sample
 from vitdeploy.errors import DataError, MissingFileError
+from vitdeploy.paths import is_file
 
 EXAMPLE = '[{"file_name": "line.png", "text": "what is written in it"}, ...]'
 
@@ -48,7 +49,7 @@ def read_written(images: Path, file: Path) -> TextSet:
 
 def _entries(file: Path) -> dict[str, str]:
     """The texts by file name."""
-    if not file.is_file():
+    if not is_file(file):
         raise MissingFileError(f"no file of texts at {file}", wanted=EXAMPLE, fix="check the path of --annotations")
     try:
         document: Any = json.loads(file.read_bytes())

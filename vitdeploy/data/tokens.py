@@ -10,8 +10,8 @@ from its directory and from the arrays' headers before anything is allocated, an
 from __future__ import annotations
 
 import hashlib
+import tokenize
 import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
@@ -20,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.errors import DataError, MissingFileError
+from vitdeploy.paths import is_file
+from vitdeploy.zip_members import DAMAGED, members
 
 MAX_BYTES = 1 << 28  # of one array: 33 million tokens
 MAX_HEADER = 10_000
@@ -50,14 +52,15 @@ def read_tokens(path: Path) -> Tokens:
         DataError: no .npz; no `source`; members with other names; an array with another dtype or number of axes, empty,
             over 256 MiB, or with negative tokens; different numbers of targets and sources.
     """
-    if not path.is_file():
+    if not is_file(path):
         raise MissingFileError(f"no token file at {path}", fix="check the path of the tokens")
     try:
+        listed = members(path)
+        _check_names(path, [info.filename.removesuffix(".npy") for info in listed])
+        found = {info.filename.removesuffix(".npy"): info for info in listed}
         with zipfile.ZipFile(path) as archive:
-            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            _check_names(path, [info.filename.removesuffix(".npy") for info in archive.infolist()])
-            arrays = {name: _read(path, archive, members[name]) for name in members}
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError) as error:
+            arrays = {name: _read(path, archive, info) for name, info in found.items()}
+    except DAMAGED as error:
         raise DataError(
             f"{path} is no whole .npz file",
             found=str(error)[:200] or type(error).__name__,
@@ -109,7 +112,7 @@ def _header(path: Path, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtyp
         version = np.lib.format.read_magic(file)
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
         shape, fortran, dtype = read(file, max_header_size=MAX_HEADER)
-    except (ValueError, KeyError, SyntaxError) as error:
+    except (ValueError, KeyError, SyntaxError, TypeError, OverflowError, tokenize.TokenError) as error:
         raise DataError(
             f"{path} holds something else than arrays", found=str(error).splitlines()[0][:200], wanted="int64 arrays"
         ) from None

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from vitdeploy.data.label_file import read_text
 from vitdeploy.errors import DataError
+from vitdeploy.yaml_values import NOT_YAML, read_yaml
 
 CLASS_NAMES = "classes.txt"
 DATA_FILES = ("data.yaml", "data.yml", "dataset.yaml")
-MAX_BYTES = 1 << 20
+# ImageNet-21k has 21,841 classes, each a number and a name.
+MAX_BYTES, MAX_VALUES = 1 << 20, 60_000
 
 
 def find_names(labels: Path) -> tuple[tuple[str, ...], Path] | None:
@@ -46,8 +46,8 @@ def _read(file: Path) -> tuple[str, ...]:
     if file.name == CLASS_NAMES:
         return tuple(line.strip() for line in read_text(file).strip().splitlines())
     try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8-sig", errors="replace"))
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+        document = read_yaml(file.read_text(encoding="utf-8-sig", errors="replace"), MAX_VALUES)
+    except NOT_YAML as error:
         raise _unreadable(file, " ".join(str(error).split())[:200]) from None
     names = document.get("names") if isinstance(document, Mapping) else None
     return _in_order(file, names) if names else ()

@@ -17,7 +17,8 @@ import vitdeploy
 
 # Folders go with all that is below them.
 ZONE = (
-    *("__init__.py", "backends.py", "errors.py", "extensions.py", "spec", "runtime", "compilation", "benchmark"),
+    *("__init__.py", "backends.py", "errors.py", "extensions.py", "paths.py", "zip_members.py"),
+    *("spec", "runtime", "compilation", "benchmark"),
     *("bundle/__init__.py", "bundle/flow.py", "bundle/layout.py", "bundle/read.py", "bundle/sign.py"),
     *("devices/__init__.py", "devices/agent"),
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitdeploy.errors import CheckpointError, MissingFileError
+from vitdeploy.paths import is_file
 
 MAX_BYTES = 16 << 20
 
@@ -17,7 +18,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         MissingFileError, CheckpointError: no such file, or not a JSON object.
     """
-    if not path.is_file():
+    if not is_file(path):
         raise MissingFileError(f"no {path.name} in {path.parent}", fix="copy the whole folder of the model")
     data = any_json(path)
     if not isinstance(data, dict):

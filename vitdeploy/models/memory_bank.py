@@ -25,6 +25,7 @@ from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.patch_tokens import PatchTokens, patch_tokens
 from vitdeploy.spec import AnomalySpec, TensorSpec
 from vitdeploy.spec.anomaly import DISTANCES, NEIGHBOURS
+from vitdeploy.zip_members import DAMAGED
 
 Floats = npt.NDArray[np.float32]
 
@@ -62,7 +63,7 @@ class MemoryBank:
         try:
             with np.load(path, allow_pickle=False) as file:
                 found = {field.name: file[field.name] for field in dataclasses.fields(cls)}
-        except (ValueError, OSError, EOFError, KeyError) as error:
+        except DAMAGED as error:
             raise CheckpointError(
                 f"{path} is no memory bank", found=str(error)[:200], wanted="the file that a fit wrote"
             ) from None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from vitdeploy.errors import HostError, UnknownModelError
 from vitdeploy.extensions import entry_points_of
 from vitdeploy.models.model_folder.files import CONFIG
+from vitdeploy.paths import is_dir, is_file
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -130,7 +131,7 @@ def is_graph(model: str | None) -> bool:
 def graph_folder(model: str | None) -> Path | None:
     """The folder of an exported model that a name stands for; None for any other name, and for the built-in ones."""
     folder = Path(model) if model is not None else None
-    if folder is None or not (folder / ONNX_FILE).is_file() or is_built_in(str(model)):
+    if folder is None or not is_file(folder / ONNX_FILE) or is_built_in(str(model)):
         return None
     return folder
 
@@ -143,13 +144,13 @@ def check_name(name: str) -> None:
         UnknownModelError: no built-in name, with the nearest ones.
     """
     path = Path(name)
-    if path.is_dir():
+    if is_dir(path):
         if graph_folder(name) is not None:
             return
-        holds_config = (path / CONFIG).is_file()
+        holds_config = is_file(path / CONFIG)
         fix = f"hf:{name}" if holds_config else "hf:FOLDER, with config.json and weights"
         raise _of_another_kind(name, "is a folder", fix)
-    if path.is_file():
+    if is_file(path):
         raise _of_another_kind(name, "is a file", f"--checkpoint {name}, after the model's name or alone")
     if _OWNED.fullmatch(name):
         raise _of_another_kind(name, "is no path here", f"where it is a repository of the Hugging Face hub: hf:{name}")

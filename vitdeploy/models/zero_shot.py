@@ -19,7 +19,9 @@ from torch import Tensor, nn
 
 from vitdeploy.errors import CheckpointError, MissingFileError
 from vitdeploy.models.loaded import LoadedModel
+from vitdeploy.paths import is_file
 from vitdeploy.spec import TensorSpec
+from vitdeploy.zip_members import DAMAGED
 
 # exp(t) at the end of CLIP's training, where t is clipped to log 100.
 SCALE = 100.0
@@ -49,7 +51,7 @@ def with_text_features(original: LoadedModel, path: Path) -> LoadedModel:
         MissingFileError: no such file.
         CheckpointError: the model gives no image features, or the matrix does not fit them.
     """
-    if not path.is_file():
+    if not is_file(path):
         raise MissingFileError(f"no text features at {path}", wanted="a .npy file, float32 [classes, width]")
     output = original.signature.outputs[0]
     if original.signature.task == "sequence" or len(output.shape) != 2:
@@ -61,7 +63,7 @@ def with_text_features(original: LoadedModel, path: Path) -> LoadedModel:
     try:
         # Mapped, so that a header that promises more than the file has is found before memory is taken for it.
         text = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+    except DAMAGED as error:
         raise CheckpointError(f"{path} is not a .npy file", found=str(error)[:200]) from None
     if not isinstance(text, np.ndarray):
         raise CheckpointError(f"{path} is not a .npy file", found="an .npz archive", fix="np.save the matrix alone")

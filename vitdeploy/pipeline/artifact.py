@@ -8,6 +8,7 @@ from typing import Literal
 from vitdeploy.bundle.read import is_bundle, read_bundle, verify_files
 from vitdeploy.bundle.sign import signed_by
 from vitdeploy.models.model_folder.hub import is_hub_name
+from vitdeploy.paths import exists, is_file
 from vitdeploy.runtime.labels import read_labels
 from vitdeploy.spec import Manifest
 from vitdeploy.stages.files import find_graph, is_ours
@@ -22,7 +23,7 @@ def form_of(text: str) -> Literal["bundle", "hub", "path", "name"]:
         return "bundle"
     if is_hub_name(text):
         return "hub"
-    return "path" if path.exists() or path.suffix == ".onnx" or "/" in text else "name"
+    return "path" if exists(path) or path.suffix == ".onnx" or "/" in text else "name"
 
 
 def kind_of(text: str) -> Literal["bundle", "graph", "model"]:
@@ -31,7 +32,7 @@ def kind_of(text: str) -> Literal["bundle", "graph", "model"]:
     form, path = form_of(text), Path(text)
     if form == "bundle":
         return "bundle"
-    foreign = path.suffix == ".onnx" and path.is_file() and not is_ours(path)
+    foreign = path.suffix == ".onnx" and is_file(path) and not is_ours(path)
     return "graph" if form == "path" and not foreign else "model"
 
 
@@ -49,7 +50,7 @@ def float_graph(text: str) -> Path | None:
     from vitdeploy.graph.io.files import read_metadata
 
     path = Path(text)
-    if not path.exists() or (path.is_file() and not is_ours(path)):
+    if not exists(path) or (is_file(path) and not is_ours(path)):
         return None
     file = find_graph(path)
     return file if read_metadata(file).precision is None else None

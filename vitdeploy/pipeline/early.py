@@ -18,6 +18,7 @@ from vitdeploy.errors import MissingFileError
 from vitdeploy.models.checkpoints.shards import require_checkpoint
 from vitdeploy.models.model_folder.hub import is_hub_name, local_folder
 from vitdeploy.models.names import FUNCTION, check_name
+from vitdeploy.paths import exists, is_dir, is_file
 from vitdeploy.pipeline.artifact import form_of
 from vitdeploy.pipeline.available import require_target
 from vitdeploy.runtime.emulation import require_real_times
@@ -95,14 +96,14 @@ def check_data(path: Path) -> None:
         MissingFileError, DataError: there is nothing at the path.
     """
     if path.suffix == ".npz":
-        if not path.is_file():
+        if not is_file(path):
             read_tokens(path)
-    elif not path.is_dir() or next(path.iterdir(), None) is None:
+    elif not is_dir(path) or next(path.iterdir(), None) is None:
         scan(path, "none")
 
 
 def require_annotations(path: Path | None) -> None:
-    if path is not None and not path.exists():
+    if path is not None and not exists(path):
         raise MissingFileError(
             f"no annotations at {path}",
             wanted="YOLO's folder, COCO's JSON file, the folder of maps, or the JSON list of texts or prompts",
@@ -116,13 +117,13 @@ def is_report(path: Path) -> bool:
     Raises:
         MissingFileError: it is neither.
     """
-    if path.is_dir() and is_bundle(path):
+    if is_dir(path) and is_bundle(path):
         return False
-    if (path.suffix == ".json" and path.is_file()) or (path / REPORT_FILE).is_file():
+    if (path.suffix == ".json" and is_file(path)) or is_file(path / REPORT_FILE):
         return True
     raise MissingFileError(
         f"neither a bundle nor a report at {path}",
-        found="no manifest.json and no report.json in it" if path.is_dir() else "no such folder, and no .json file",
+        found="no manifest.json and no report.json in it" if is_dir(path) else "no such folder, and no .json file",
         wanted="a bundle, or a report.json of `vitdeploy run`",
         fix="check the path",
     )

@@ -11,10 +11,11 @@ from pydantic import ValidationError
 
 from vitdeploy.errors import MissingFileError, RecipeError
 from vitdeploy.models.names import graph_folder, is_built_in
+from vitdeploy.paths import is_dir, is_file
 from vitdeploy.recipe.problems import problem_line
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.recipe.sections import FUNCTION
-from vitdeploy.recipe.yaml_values import NOT_YAML, read_yaml
+from vitdeploy.yaml_values import MAX_DEPTH, NOT_YAML, read_yaml
 
 MAX_BYTES = 1 << 20
 # Fields that name files: relative to the recipe, so that it runs from anywhere.
@@ -35,7 +36,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = (), function: str | None 
         MissingFileError: no such file.
         RecipeError: not YAML, or anything that does not fit: all problems at once.
     """
-    if not path.is_file():
+    if not is_file(path):
         raise MissingFileError(f"no recipe at {path}", fix="check the path; `vitdeploy run --help` shows a recipe")
     data = _parse(path)
     _anchor(data, path.parent)
@@ -102,7 +103,7 @@ def _anchored_model(model: str, folder: Path) -> str:
     if model.endswith(".onnx") or (not is_built_in(model) and graph_folder(path) is not None):
         return path
     name = model.removeprefix("hf:")
-    if name != model and (folder / name).is_dir():
+    if name != model and is_dir(folder / name):
         return f"hf:{folder / name}"
     return model
 
@@ -112,6 +113,8 @@ def _set(data: dict[str, Any], override: str, source: str) -> None:
     keys = path.split(".")
     if not separator or not all(keys):
         raise RecipeError(source, [f"--set {override!r}: wanted a.b=value"])
+    if len(keys) > MAX_DEPTH:
+        raise RecipeError(source, [f"--set: {len(keys):,} keys inside each other, at most {MAX_DEPTH} are read"])
     at = data
     for key in keys[:-1]:
         at = at.setdefault(key, {})

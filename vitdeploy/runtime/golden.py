@@ -3,7 +3,6 @@ bundle was made, and the answers with the original's."""
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from vitdeploy.runtime.batches import run_batches
 from vitdeploy.runtime.preprocess import to_input
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import EngineSpec, Manifest, PreprocessSpec
+from vitdeploy.zip_members import DAMAGED, members
 
 MAX_BYTES = 256 << 20
 
@@ -134,13 +134,12 @@ def read_golden(folder: Path, manifest: Manifest, engine: EngineSpec) -> GoldenS
 def _arrays(path: Path) -> dict[str, Array]:
     """The arrays of an .npz file that may come from anywhere."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(entry.file_size for entry in archive.infolist())
+        size = sum(member.file_size for member in members(path))
         if size > MAX_BYTES:
             raise ManifestError(f"{path} is too large", found=f"{size:,} bytes", wanted=f"at most {MAX_BYTES:,}")
         with np.load(path, allow_pickle=False) as arrays:
             return dict(arrays)
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except DAMAGED as error:
         raise ManifestError(f"{path} cannot be read", found=str(error)[:200], wanted="arrays in an .npz file") from None
 
 

@@ -304,7 +304,7 @@ class Predictor:
 def require_several(images: object) -> None:
     """Raise TensorError for one image in the place of several: the rows of an array would be taken for images."""
     array = isinstance(images, np.ndarray) and images.ndim != 4
-    if array or isinstance(images, str | bytes | bytearray | Path) or not isinstance(images, Iterable):
+    if array or isinstance(images, str | bytes | bytearray | memoryview | Path) or not isinstance(images, Iterable):
         raise TensorError(
             "these are not several images",
             found=type_name(images),

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 ORIENTATION = 0x0112  # of EXIF
 MAX_PIXELS = 64_000_000
+# JPEG's largest. Each row of an image costs time and memory of its own: 1 x 64,000,000 pixels take gigabytes.
+MAX_SIDE = 65_535
 MAX_FILE_BYTES = 64 * 1024 * 1024
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
 READ = "JPEG, PNG, WebP, BMP, TIFF or GIF"
@@ -98,9 +100,10 @@ def file_of(source: object) -> bytes | bytearray | memoryview | None:
         return _read(Path(source))
     if not isinstance(source, bytes | bytearray | memoryview):
         return None
-    if len(source) > MAX_FILE_BYTES:
-        raise ImageError("the image bytes are too many", found=f"{len(source):,}", wanted=f"at most {MAX_FILE_BYTES:,}")
-    return source
+    size = source.nbytes if isinstance(source, memoryview) else len(source)
+    if size > MAX_FILE_BYTES:
+        raise ImageError("the image bytes are too many", found=f"{size:,}", wanted=f"at most {MAX_FILE_BYTES:,}")
+    return bytes(source) if isinstance(source, memoryview) else source
 
 
 def _no_image(value: object) -> TensorError:
@@ -120,14 +123,7 @@ def _decode_image(source: Image.Image | io.BytesIO, mode: str, name: str) -> Ima
 
     try:
         image = source if isinstance(source, Image.Image) else Image.open(source, formats=FORMATS)
-        width, height = image.size
-        if width * height > MAX_PIXELS:
-            raise ImageError(
-                f"{name} is too large to decode",
-                found=f"{width}x{height} pixels",
-                wanted=f"at most {MAX_PIXELS:,} pixels",
-                fix="shrink it, or take it out of the folder",
-            )
+        check_decodable(*image.size, name)
         return _to_mode(image, mode)
     except ImageError:
         raise
@@ -146,6 +142,17 @@ def _decode_image(source: Image.Image | io.BytesIO, mode: str, name: str) -> Ima
             wanted=f"a whole {READ} file",
             fix="replace it with one of these, or leave it out",
         ) from None
+
+
+def check_decodable(width: int, height: int, name: str) -> None:
+    """Raise ImageError for an image that takes more than is allowed to decode, of which only the header was read."""
+    if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
+        raise ImageError(
+            f"{name} is too large to decode",
+            found=f"{width}x{height} pixels",
+            wanted=f"at most {MAX_PIXELS:,} pixels, and {MAX_SIDE:,} a side",
+            fix="shrink it, or take it out of the folder",
+        )
 
 
 def _kind_of(source: Image.Image | io.BytesIO) -> str:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vitdeploy.bundle.sign import SIGNATURE_FILE
 from vitdeploy.data.label_file import read_labels
-from vitdeploy.errors import GraphError, MissingFileError
+from vitdeploy.errors import GraphError, MissingFileError, VitdeployError
+from vitdeploy.paths import is_dir, is_file
 from vitdeploy.runtime.flows import PARTS
 from vitdeploy.spec import encode
 
@@ -53,10 +54,10 @@ _OTHERS = {
 def graphs_in(folder: Path) -> dict[str, Path]:
     """The graphs of a stage's folder by name: {"model": ...}, or those of a flow, such as {"encoder": ...,
     "decoder_step": ...}."""
-    if (folder / MODEL_FILE).is_file():
+    if is_file(folder / MODEL_FILE):
         return {"model": folder / MODEL_FILE}
     found = [{part: folder / f"{part}.onnx" for part in parts} for parts in PARTS]
-    return max(({part: file for part, file in each.items() if file.is_file()} for each in found), key=len)
+    return max(({part: file for part, file in each.items() if is_file(file)} for each in found), key=len)
 
 
 def statistics_file(name: str) -> str:
@@ -70,11 +71,11 @@ def find_graph(path: Path) -> Path:
     Raises:
         MissingFileError: neither.
     """
-    file = next(iter(graphs_in(path).values()), path / MODEL_FILE) if path.is_dir() else path
-    if not file.is_file():
+    file = next(iter(graphs_in(path).values()), path / MODEL_FILE) if is_dir(path) else path
+    if not is_file(file):
         raise MissingFileError(
             f"no graph at {path}",
-            found=f"no {MODEL_FILE} in the folder" if path.is_dir() else "no such file",
+            found=f"no {MODEL_FILE} in the folder" if is_dir(path) else "no such file",
             wanted="a folder that holds model.onnx, or an .onnx file",
             fix="vitdeploy export MODEL --checkpoint FILE -o DIR",
         )
@@ -90,12 +91,12 @@ def find_graph(path: Path) -> Path:
 
 
 def require_onnx_file(path: Path) -> None:
-    if not path.is_file():
+    if not is_file(path):
         raise MissingFileError(f"no ONNX file at {path}", fix="check the path")
 
 
 def require_label_file(path: Path) -> None:
-    if not path.is_file():
+    if not is_file(path):
         raise MissingFileError(
             f"no label file at {path}", wanted="a text file with one class name a line", fix="check the path"
         )
@@ -103,15 +104,13 @@ def require_label_file(path: Path) -> None:
 
 def is_ours(file: Path) -> bool:
     """Whether an ONNX file claims that vitdeploy wrote it; False if it cannot be parsed."""
-    import onnx  # where the names of files are all that is wanted, nothing is to wait for it
-
+    from vitdeploy.graph.io.admit import metadata_keys  # where the names of files are all that is wanted, nothing waits
     from vitdeploy.graph.io.files import METADATA_KEY
 
     try:
-        proto = onnx.load(str(file), load_external_data=False)
-    except Exception:  # protobuf's DecodeError has no types
+        return METADATA_KEY in metadata_keys(file)
+    except VitdeployError:
         return False
-    return any(entry.key == METADATA_KEY for entry in proto.metadata_props)
 
 
 def labels_beside(graph: Path) -> tuple[str, ...]:
@@ -121,7 +120,7 @@ def labels_beside(graph: Path) -> tuple[str, ...]:
         DataError: it is not UTF-8.
     """
     file = graph.parent / LABELS_FILE
-    return read_labels(file) if file.is_file() else ()
+    return read_labels(file) if is_file(file) else ()
 
 
 def known_labels(graph: Path, metadata: GraphMetadata) -> tuple[str, ...]:
@@ -148,7 +147,7 @@ def known_labels(graph: Path, metadata: GraphMetadata) -> tuple[str, ...]:
 def copy_labels(source: Path, out: Path) -> None:
     """Copy the file of class names, and that of a tokenizer, along with a graph."""
     for name in (LABELS_FILE, TOKENIZER_FILE):
-        if (source / name).is_file():
+        if is_file(source / name):
             shutil.copyfile(source / name, out / name)
 
 

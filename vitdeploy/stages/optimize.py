@@ -46,7 +46,7 @@ def optimize(
     facts: dict[str, Any] = {"rewrites": {}, "difference": {}, "nodes": {}}
     for done, (name, file) in enumerate(graphs.items()):
         progress("optimize", done, len(graphs))
-        model = admit(file)
+        model = admit(file, image_size if name == "model" else None)
         if name == "model":
             set_image_size(model, image_size)
         before = len(model.graph)

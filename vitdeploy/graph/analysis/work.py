@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -79,7 +80,7 @@ def layer_macs(model: ir.Model, linear: Linear) -> int | None:
     that."""
     try:
         count = math.prod(_Sizes(model, 1)(linear.output))
-    except _Unknown:
+    except UnknownSize:
         return None
     return count * linear.weight.size // linear.weight.shape[linear.out_axis]
 
@@ -89,8 +90,8 @@ def node_macs(model: ir.Model, node: ir.Node) -> int | None:
     if node.domain or node.op_type not in ("MatMul", "Conv"):
         return 0
     try:
-        return _macs(node, _Sizes(model, 1))
-    except _Unknown:
+        return macs_of(node, _Sizes(model, 1))
+    except UnknownSize:
         return None
 
 
@@ -102,15 +103,15 @@ def _try(model: ir.Model, batch: int) -> Counter[str] | None:
         if (domain and (domain, node.op_type) not in OURS) or (not domain and node.op_type in UNCOUNTED):
             raise GraphError("the graph's operations cannot be counted", found=f"{node.op_type} {node.name}")
         try:
-            macs = _macs(node, sizes)
-        except _Unknown:
+            macs = macs_of(node, sizes)
+        except UnknownSize:
             return None
         if macs:
             found[_precision(node)] += 2 * macs
     return found
 
 
-class _Unknown(Exception):
+class UnknownSize(Exception):
     """A size is not known."""
 
 
@@ -125,26 +126,29 @@ class _Sizes:
     def __call__(self, value: ir.Value | None) -> list[int]:
         """
         Raises:
-            _Unknown: of at least one axis.
+            UnknownSize: of at least one axis.
         """
         if value is None:
-            raise _Unknown
+            raise UnknownSize
         if value.shape is not None:
             return [size if isinstance(size, int) else self._number(size) for size in value.shape]
         if value.const_value is not None:
             return [int(size) for size in value.const_value.shape.numpy()]
-        raise _Unknown
+        raise UnknownSize
 
     def _number(self, size: ir.SymbolicDim) -> int:
         """The number in a product as shape inference writes it: "4*batch"."""
         factors = str(size.value).replace(" ", "").split("*")
         if not all(factor.isdecimal() or factor in self._free for factor in factors):
-            raise _Unknown
+            raise UnknownSize
         return math.prod(self._free[factor] if factor in self._free else int(factor) for factor in factors)
 
 
-def _macs(node: ir.Node, sizes: _Sizes) -> int:
-    """The number of MACs of a node."""
+def macs_of(node: ir.Node, sizes: Callable[[ir.Value | None], list[int]]) -> int:
+    """The number of MACs of a node; 0 of one that is not counted here.
+
+    `sizes` raises UnknownSize for a value of unknown shape.
+    """
     kind, inputs = node.op_type, node.inputs
     if kind in MATMULS:
         return math.prod(sizes(node.outputs[0])) * (sizes(inputs[MATMULS[kind]])[-2:])[0]
@@ -165,11 +169,11 @@ def _macs(node: ir.Node, sizes: _Sizes) -> int:
 def _query_key_value(node: ir.Node) -> list[ir.Value | None]:
     """
     Raises:
-        _Unknown: they come in another form than as three tensors [batch, tokens, heads * channels].
+        UnknownSize: they come in another form than as three tensors [batch, tokens, heads * channels].
     """
     found = list(node.inputs[:3])
     if len(found) < 3 or any(value is None or value.shape is None or len(value.shape) != 3 for value in found):
-        raise _Unknown
+        raise UnknownSize
     return found
 
 
@@ -205,5 +209,5 @@ def _nbytes(model: ir.Model, value: ir.Value, batch: int) -> int:
     """
     try:
         return math.ceil(math.prod(_Sizes(model, batch)(value)) * (value.dtype.itemsize if value.dtype else 0))
-    except _Unknown:
+    except UnknownSize:
         raise GraphError("the graph's bytes cannot be counted", found=f"{value.name}: {value.shape}") from None

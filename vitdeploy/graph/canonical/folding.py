@@ -17,6 +17,12 @@ from vitdeploy.graph.values import array_of
 
 # Constants up to this size are computed at export: the largest are position embeddings, not weights.
 FOLD_ELEMENTS = 1 << 26
+# Operators that are computed element by element in Python, about 10^5 elements a second; and how many each may have.
+SLOW = frozenset(
+    {"AveragePool", "Conv", "ConvTranspose", "GridSample", "LRN", "LpPool", "MaxPool", "NonMaxSuppression"}
+)
+SLOW |= {"Resize", "RoiAlign", "ScatterElements", "ScatterND", "Unique", "Upsample"}
+SLOW_ELEMENTS = 1 << 20
 
 
 def lift_constants(model: ir.Model) -> None:
@@ -32,7 +38,7 @@ def fold_constants(model: ir.Model, known: Inference) -> None:
         for output in node.outputs:
             dims = known.dims_of(output)
             size = product(dims) if dims is not None else UNKNOWN
-            if not isinstance(size, int) or size > FOLD_ELEMENTS:
+            if not isinstance(size, int) or size > (SLOW_ELEMENTS if node.op_type in SLOW else FOLD_ELEMENTS):
                 return False
         return None
 

@@ -3,13 +3,15 @@
 A file is of unknown origin, whatever it claims: metadata that name vitdeploy can be copied.
 
 Everything that costs memory or time is bounded before it happens: the size of the file, then its frame (`wire`), then
-what its tensors declare (`stored`), and only then is it parsed into a graph. Declared shapes of inner tensors are
-dropped: a file could lie about them, and `normalise` infers them.
+what its tensors declare (`stored`), only then is it parsed into a graph, and what that asks for when it is run is
+counted (`analysis.demand`) before anything computes a node of it. Declared shapes of inner tensors are dropped: a file
+could lie about them, and `normalise` infers them.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import heapq
 import math
 import os
@@ -20,9 +22,11 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from vitdeploy.errors import GraphError, MissingFileError, UnsafeGraphError
+from vitdeploy.errors import GraphError, MissingFileError, UnsafeGraphError, VitdeployError
+from vitdeploy.graph.analysis.budget import factor
+from vitdeploy.graph.analysis.demand import check_demand
 from vitdeploy.graph.io.stored import check_tensors, graphs, plausible, shown, subgraphs
-from vitdeploy.graph.io.wire import survey
+from vitdeploy.graph.io.wire import survey, top_level
 
 MAX_BYTES = 2**31 - 1
 MAX_NODES = 100_000
@@ -32,22 +36,34 @@ OPSETS = range(11, 24)
 IR_VERSIONS = range(4, onnx.IR_VERSION + 1)
 IMAGE_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.UINT8)
 TOKEN_TYPES = (ir.DataType.INT32, ir.DataType.INT64)
+# Types of attributes that the graphs of models have. Without a type, a reader of ONNX has to guess.
+ATTRIBUTES = frozenset(onnx.AttributeProto.AttributeType.values()) - {
+    onnx.AttributeProto.UNDEFINED,
+    onnx.AttributeProto.SPARSE_TENSOR,
+    onnx.AttributeProto.SPARSE_TENSORS,
+}
+# Graphs that were counted in this process, by what was counted: most are read more than once.
+COUNTED: dict[bytes, None] = {}
+MAX_COUNTED = 256
 # Initializers above this size are no concern of the ONNX checker, which would copy them.
 CHECKED_ELEMENTS = 1024
 
 
-def admit(path: Path) -> ir.Model:
+def admit(path: Path, image_size: tuple[int, int] | None = None) -> ir.Model:
     """Read an ONNX file of any origin, to rewrite it. External weights stay on disk, memory-mapped.
+
+    `image_size`: (height, width) that it is going to be run at, where the file leaves it open.
 
     Raises:
         MissingFileError: the file or one of its weight files does not exist.
         GraphError: not an ONNX file, or one that no target could run: opset, operators, inputs.
-        UnsafeGraphError: sizes or file names that only an attack, or heavy damage, would write.
+        UnsafeGraphError: sizes or file names that only an attack, or heavy damage, would write; or a graph that asks
+            for more than `analysis.budget` allows.
     """
     proto = _safe(path)
     _check_header(proto)
     _check_inputs(proto)
-    return _parsed(proto, path, shapes=False)
+    return _parsed(proto, path, image_size, shapes=False)
 
 
 def read_graph(path: Path) -> ir.Model:
@@ -57,7 +73,23 @@ def read_graph(path: Path) -> ir.Model:
         MissingFileError, UnsafeGraphError: as `admit`.
         GraphError: not an ONNX file, or one that the ONNX checker rejects.
     """
-    return _parsed(_safe(path), path, shapes=True)
+    return _parsed(_safe(path), path, None, shapes=True)
+
+
+def metadata_keys(path: Path) -> set[str]:
+    """The names of the metadata in an ONNX file, of which nothing else is looked at.
+
+    Raises:
+        MissingFileError, GraphError, UnsafeGraphError: as `admit`.
+    """
+    name, number = shown(path.name), onnx.ModelProto.METADATA_PROPS_FIELD_NUMBER
+    try:
+        entries = [entry for field, entry in top_level(_read(path), name) if field == number]
+        return {onnx.StringStringEntryProto.FromString(entry).key for entry in entries}
+    except VitdeployError:
+        raise
+    except Exception as error:  # as in `_safe`
+        raise _invalid(name, str(error)) from None
 
 
 def _safe(path: Path) -> onnx.ModelProto:
@@ -75,22 +107,39 @@ def _safe(path: Path) -> onnx.ModelProto:
     del content
     _check_limits(proto, name)
     _check_names(proto)
+    _check_attributes(proto)
     check_tensors(proto, path.parent)
     return proto
 
 
-def _parsed(proto: onnx.ModelProto, path: Path, *, shapes: bool) -> ir.Model:
+def _parsed(proto: onnx.ModelProto, path: Path, image_size: tuple[int, int] | None, *, shapes: bool) -> ir.Model:
     if not shapes:
         _sort(proto.graph)
     try:
-        onnx.checker.check_model(_without_weights(proto))
+        bare = _without_weights(proto)
+        onnx.checker.check_model(bare)
+        _count(bare, {tensor.name for tensor in proto.graph.initializer}, shown(path.name), image_size)
         for graph in () if shapes else graphs(proto.graph):
             del graph.value_info[:]
         model = ir.from_proto(proto)
+    except VitdeployError:
+        raise
     except Exception as error:  # checker and reader have no common base
         raise _invalid(shown(path.name), str(error) or type(error).__name__) from None
     ir.external_data.set_base_dir(model.graph, path.parent)
     return model
+
+
+def _count(bare: onnx.ModelProto, weights: set[str], name: str, image_size: tuple[int, int] | None) -> None:
+    """Refuse a graph that asks for too much; once for graphs that differ in their large weights alone."""
+    asked = f"{image_size} {factor()} {sorted(weights)}".encode()
+    key = hashlib.sha256(bare.SerializeToString(deterministic=True) + asked).digest()
+    if key in COUNTED:
+        return
+    check_demand(ir.from_proto(bare), weights, name, image_size)
+    while len(COUNTED) >= MAX_COUNTED:
+        COUNTED.pop(next(iter(COUNTED)))
+    COUNTED[key] = None
 
 
 def _sort(graph: onnx.GraphProto) -> None:
@@ -166,6 +215,21 @@ def _check_limits(proto: onnx.ModelProto, name: str) -> None:
             )
     if nodes > MAX_NODES:
         raise UnsafeGraphError(f"{name} has too many nodes", found=f"{nodes:,}", wanted=f"at most {MAX_NODES:,}")
+
+
+def _check_attributes(proto: onnx.ModelProto) -> None:
+    for graph in graphs(proto.graph):
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.type not in ATTRIBUTES or attribute.ref_attr_name:
+                    kind = onnx.AttributeProto.AttributeType.Name(attribute.type)
+                    where = f"{shown(node.op_type)} {shown(node.name)}".strip()
+                    raise GraphError(
+                        f"the attribute {shown(attribute.name)} of {where} has no value of its own",
+                        found="a reference" if attribute.ref_attr_name else f"the type {kind}",
+                        wanted="a number, text, tensor or graph, or a list of these",
+                        fix="export the model again",
+                    )
 
 
 def _check_names(proto: onnx.ModelProto) -> None:

@@ -67,7 +67,7 @@ def import_graph(
         UnsafeGraphError, GraphError, MissingFileError: the file is refused; or its inputs and outputs are of no task,
             or of another than `task`.
     """
-    model = admit(path)
+    model = admit(path, image_size)
     metadata = get_metadata(model, str(path)) if METADATA_KEY in model.metadata_props else None
     notes = []
     drop_overridable(model)

@@ -7,6 +7,7 @@ Source: Protocol Buffers encoding, protobuf.dev/programming-guides/encoding.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import onnx
@@ -64,6 +65,30 @@ def survey(content: bytes, name: str) -> None:
                         f"{name} holds too many packed numbers", wanted=f"at most {MAX_PACKED_BYTES:,} bytes of them"
                     )
             position += size
+
+
+def top_level(content: bytes, name: str) -> Iterator[tuple[int, bytes]]:
+    """The number and the bytes of each text or message of a serialised ModelProto, but for its graph; errors as
+    `survey`."""
+    position, fields, end = 0, 0, len(content)
+    while position < end:
+        fields += 1
+        if fields > MAX_FIELDS:
+            raise UnsafeGraphError(f"{name} has too many parts", wanted=f"at most {MAX_FIELDS:,} fields")
+        tag, position = _varint(content, position, end, name)
+        kind, size = tag & 7, 8 if tag & 7 == _FIXED64 else 4
+        if kind == _VARINT:
+            _, position = _varint(content, position, end, name)
+            continue
+        if kind == _LENGTH:
+            size, position = _varint(content, position, end, name)
+        elif kind not in (_FIXED64, _FIXED32):
+            raise _broken(name, f"a field of unknown kind {kind} at byte {position:,}")
+        if size > end - position:
+            raise _broken(name, f"{size:,} bytes announced at byte {position:,} where {end - position:,} are left")
+        if kind == _LENGTH and tag >> 3 != onnx.ModelProto.GRAPH_FIELD_NUMBER:
+            yield tag >> 3, content[position : position + size]
+        position += size
 
 
 def _varint(content: bytes, position: int, end: int, name: str) -> tuple[int, int]:

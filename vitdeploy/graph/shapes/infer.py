@@ -6,6 +6,7 @@ on a free size, such as batch * windows, or a Reshape to it. Those operators are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,29 +35,16 @@ ELEMENTWISE: dict[str, Callable[..., Extent]] = {
 }
 
 
-class Inference:
-    """The known facts about each value of the main graph: `dims[value]` and `contents[value]`, if present.
+class Facts:
+    """What is known about values so far: `dims[value]` and `contents[value]`, if present.
 
-    Writes inferred types into values that declare none, and shapes into all values. `operators` caches the results for
-    equal nodes, from one inference of a model to the next.
+    `operators` caches the results for equal nodes.
     """
 
-    def __init__(self, model: ir.Model, operators: Operators | None = None) -> None:
+    def __init__(self, operators: Operators) -> None:
         self.dims: dict[ir.Value, Dims] = {}
         self.contents: dict[ir.Value, Contents] = {}
-        self._operators = operators or Operators(model.graph.opset_imports)
-        for value in model.graph.inputs:
-            if value.shape is not None:
-                free = [f"{value.name}.{axis}" for axis in range(len(value.shape))]
-                self.dims[value] = tuple(
-                    size if isinstance(size, int) else Size(1, (size.value or name,))
-                    for size, name in zip(value.shape, free, strict=True)
-                )
-        for node in model.graph:
-            self._visit(node)
-        for value, dims in self.dims.items():
-            if not value.is_graph_input():
-                value.shape = ir.Shape([size if isinstance(size, int) else _symbol(size) for size in dims])
+        self._operators = operators
 
     def dims_of(self, value: ir.Value | None) -> Dims | None:
         if value is not None and value not in self.dims and value.const_value is not None:
@@ -79,12 +67,14 @@ class Inference:
         contents, tensor = self.contents_of(value), value.const_value
         if contents is not None and value.dtype is not None:
             known = all(isinstance(entry, int) for entry in contents.ravel())
-            return contents.astype(value.dtype.numpy()) if known else None
-        if tensor is not None and tensor.size <= CONTENT_LIMIT and not value.is_graph_input():
+            return _as_numbers(contents, value.dtype) if known else None
+        text = tensor is not None and tensor.dtype == ir.DataType.STRING
+        if tensor is not None and not text and tensor.size <= CONTENT_LIMIT and not value.is_graph_input():
             return tensor.numpy()
         return None
 
-    def _visit(self, node: ir.Node) -> None:
+    def visit(self, node: ir.Node) -> None:
+        """Add what follows from the facts about the inputs of a node."""
         self._infer_types(node)
         if node.domain not in ("", "ai.onnx") or len(node.outputs) != 1:
             return
@@ -102,7 +92,8 @@ class Inference:
         try:
             if node.op_type in ELEMENTWISE:
                 operands = [self.contents_of(value) for value in node.inputs]
-                if any(operand is None for operand in operands):
+                shapes = [operand.shape for operand in operands if operand is not None]
+                if len(shapes) < len(operands) or math.prod(np.broadcast_shapes(*shapes)) > CONTENT_LIMIT:
                     return None
                 function = np.frompyfunc(ELEMENTWISE[node.op_type], len(operands), 1)
                 return _as_array(function(*operands))
@@ -132,7 +123,30 @@ class Inference:
         )
 
 
-def _reshape(inference: Inference, node: ir.Node) -> Dims | None:
+class Inference(Facts):
+    """The known facts about each value of the main graph.
+
+    Writes inferred types into values that declare none, and shapes into all values. `operators` caches the results for
+    equal nodes, from one inference of a model to the next.
+    """
+
+    def __init__(self, model: ir.Model, operators: Operators | None = None) -> None:
+        super().__init__(operators or Operators(model.graph.opset_imports))
+        for value in model.graph.inputs:
+            if value.shape is not None:
+                free = [f"{value.name}.{axis}" for axis in range(len(value.shape))]
+                self.dims[value] = tuple(
+                    size if isinstance(size, int) else Size(1, (size.value or name,))
+                    for size, name in zip(value.shape, free, strict=True)
+                )
+        for node in model.graph:
+            self.visit(node)
+        for value, dims in self.dims.items():
+            if not value.is_graph_input():
+                value.shape = ir.Shape([size if isinstance(size, int) else _symbol(size) for size in dims])
+
+
+def _reshape(inference: Facts, node: ir.Node) -> Dims | None:
     data, target = inference.dims_of(node.inputs[0]), inference.contents_of(node.inputs[1])
     if target is None or target.ndim != 1:
         return None
@@ -151,7 +165,7 @@ def _reshape(inference: Inference, node: ir.Node) -> Dims | None:
     return tuple(result)
 
 
-def _flatten(inference: Inference, node: ir.Node) -> Dims | None:
+def _flatten(inference: Facts, node: ir.Node) -> Dims | None:
     data = inference.dims_of(node.inputs[0])
     if data is None:
         return None
@@ -159,24 +173,24 @@ def _flatten(inference: Inference, node: ir.Node) -> Dims | None:
     return sizes.product(data[:axis]), sizes.product(data[axis:])
 
 
-def _expand(inference: Inference, node: ir.Node) -> Dims | None:
+def _expand(inference: Facts, node: ir.Node) -> Dims | None:
     data, target = inference.dims_of(node.inputs[0]), inference.contents_of(node.inputs[1])
     return broadcast(data, tuple(target)) if data is not None and target is not None and target.ndim == 1 else None
 
 
-def _tile(inference: Inference, node: ir.Node) -> Dims | None:
+def _tile(inference: Facts, node: ir.Node) -> Dims | None:
     data, repeats = inference.dims_of(node.inputs[0]), inference.contents_of(node.inputs[1])
     if data is None or repeats is None or len(data) != repeats.size:
         return None
     return tuple(sizes.times(size, count) for size, count in zip(data, repeats, strict=True))
 
 
-def _constant_of_shape(inference: Inference, node: ir.Node) -> Dims | None:
+def _constant_of_shape(inference: Facts, node: ir.Node) -> Dims | None:
     target = inference.contents_of(node.inputs[0])
     return tuple(target) if target is not None and target.ndim == 1 else None
 
 
-def _resize(inference: Inference, node: ir.Node) -> Dims | None:
+def _resize(inference: Facts, node: ir.Node) -> Dims | None:
     """The batch of a Resize is scaled by 1, which ONNX's inference does not carry through for a free size. Where sizes
     are given, they are it."""
     given = inference.contents_of(node.inputs[3]) if len(node.inputs) > 3 else None
@@ -190,7 +204,7 @@ def _resize(inference: Inference, node: ir.Node) -> Dims | None:
     return tuple(own if factor == 1 else size for own, size, factor in zip(data, inferred, factors, strict=True))
 
 
-def _range(inference: Inference, node: ir.Node) -> Dims | None:
+def _range(inference: Facts, node: ir.Node) -> Dims | None:
     """0, 1, 2 ... up to a size."""
     start, limit, step = (inference.contents_of(value) for value in node.inputs)
     if start is None or limit is None or step is None or any(part.size != 1 for part in (start, limit, step)):
@@ -199,7 +213,7 @@ def _range(inference: Inference, node: ir.Node) -> Dims | None:
     return (last,) if first == 0 and by == 1 and isinstance(last, Size) else None
 
 
-_DIMS: dict[str, Callable[[Inference, ir.Node], Dims | None]] = {
+_DIMS: dict[str, Callable[[Facts, ir.Node], Dims | None]] = {
     "Reshape": _reshape,
     "Flatten": _flatten,
     "Expand": _expand,
@@ -210,7 +224,7 @@ _DIMS: dict[str, Callable[[Inference, ir.Node], Dims | None]] = {
 }
 
 
-def _shape(inference: Inference, node: ir.Node) -> Contents | None:
+def _shape(inference: Facts, node: ir.Node) -> Contents | None:
     dims = inference.dims_of(node.inputs[0])
     if dims is None:
         return None
@@ -218,14 +232,14 @@ def _shape(inference: Inference, node: ir.Node) -> Contents | None:
     return _objects(list(taken), (len(taken),))
 
 
-def _gather(inference: Inference, node: ir.Node) -> Contents | None:
+def _gather(inference: Facts, node: ir.Node) -> Contents | None:
     data, indices = inference.contents_of(node.inputs[0]), inference.contents_of(node.inputs[1])
     if data is None or indices is None or not all(isinstance(index, int) for index in indices.ravel()):
         return None
     return _as_array(np.take(data, indices.astype(np.int64), axis=node.attributes.get_int("axis", 0)))
 
 
-def _slice(inference: Inference, node: ir.Node) -> Contents | None:
+def _slice(inference: Facts, node: ir.Node) -> Contents | None:
     parts = [inference.contents_of(value) for value in node.inputs]
     if parts[0] is None or parts[0].ndim != 1 or any(part is None or part.size != 1 for part in parts[1:]):
         return None
@@ -236,13 +250,13 @@ def _slice(inference: Inference, node: ir.Node) -> Contents | None:
     return parts[0][slice(start, end, step)]
 
 
-def _concat(inference: Inference, node: ir.Node) -> Contents | None:
+def _concat(inference: Facts, node: ir.Node) -> Contents | None:
     parts = [inference.contents_of(value) for value in node.inputs]
     known = [part for part in parts if part is not None and part.ndim == 1]
     return np.concatenate(known) if len(known) == len(parts) else None
 
 
-def _viewed(inference: Inference, node: ir.Node) -> Contents | None:
+def _viewed(inference: Facts, node: ir.Node) -> Contents | None:
     """Squeeze, Unsqueeze and Reshape keep the entries; the new shape was inferred before."""
     data, dims = inference.contents_of(node.inputs[0]), inference.dims.get(node.outputs[0])
     if data is None or dims is None or not all(isinstance(size, int) for size in dims):
@@ -250,11 +264,11 @@ def _viewed(inference: Inference, node: ir.Node) -> Contents | None:
     return data.reshape(dims)
 
 
-def _cast(inference: Inference, node: ir.Node) -> Contents | None:
+def _cast(inference: Facts, node: ir.Node) -> Contents | None:
     return inference.contents_of(node.inputs[0]) if node.attributes.get_int("to") in INTEGERS[:2] else None
 
 
-def _filled(inference: Inference, node: ir.Node) -> Contents | None:
+def _filled(inference: Facts, node: ir.Node) -> Contents | None:
     dims = inference.dims.get(node.outputs[0])
     value = node.attributes.get("value")
     if dims is None or value is None or not all(isinstance(size, int) for size in dims):
@@ -265,14 +279,14 @@ def _filled(inference: Inference, node: ir.Node) -> Contents | None:
     return _objects([int(tensor.numpy().item())] * count, dims)
 
 
-def _product(inference: Inference, node: ir.Node) -> Contents | None:
+def _product(inference: Facts, node: ir.Node) -> Contents | None:
     data, dims = inference.contents_of(node.inputs[0]), inference.dims.get(node.outputs[0])
     if data is None or dims is None or any(size != 1 for size in dims):
         return None
     return _objects([sizes.product(tuple(data.ravel()))], tuple(1 for _ in dims))
 
 
-_CONTENTS: dict[str, Callable[[Inference, ir.Node], Contents | None]] = {
+_CONTENTS: dict[str, Callable[[Facts, ir.Node], Contents | None]] = {
     "Shape": _shape,
     "Gather": _gather,
     "Slice": _slice,
@@ -303,3 +317,11 @@ def _as_array(value: Any) -> Contents:
 
 def _symbol(size: Extent) -> ir.SymbolicDim:
     return ir.SymbolicDim(str(size) if isinstance(size, Size) else None)
+
+
+def _as_numbers(contents: Contents, dtype: ir.DataType) -> npt.NDArray[Any] | None:
+    """None if one of them is beyond the type."""
+    try:
+        return contents.astype(dtype.numpy())
+    except OverflowError:
+        return None

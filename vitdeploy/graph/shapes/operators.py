@@ -52,8 +52,8 @@ class Operators:
         proto = onnx.helper.make_node(
             node.op_type, names, [f"o{index}" for index in range(len(node.outputs))], domain=node.domain
         )
-        proto.attribute.extend(ir.serde.serialize_attribute(attribute) for attribute in node.attributes.values())
         try:
+            proto.attribute.extend(ir.serde.serialize_attribute(attribute) for attribute in node.attributes.values())
             schema = onnx.defs.get_schema(node.op_type, self._opsets[node.domain], node.domain)
             found = onnx.shape_inference.infer_node_outputs(schema, proto, types, data, opset_imports=self._imports)
         except Exception:  # an operator without inference, or a node that its inference refuses: nothing is known

@@ -28,6 +28,8 @@ class Unknown:
 
 
 UNKNOWN = Unknown()
+# Of ONNX's integers, and of the names in one product. A file can square a number forty times, and a size as often.
+LARGEST, MAX_NAMES = 2**63 - 1, 16
 Extent = int | Size | Unknown
 Dims = tuple[Extent, ...]
 
@@ -66,7 +68,7 @@ def plus(a: Extent, b: Extent) -> Extent:
     if a == 0 or b == 0:
         return b if a == 0 else a
     if isinstance(a, int) and isinstance(b, int):
-        return a + b
+        return _size(a + b, [])
     if isinstance(a, Size) and isinstance(b, Size) and a.names == b.names:
         return _size(a.factor + b.factor, list(a.names))
     return UNKNOWN
@@ -153,4 +155,6 @@ def view_shape(data: Dims | None, wanted: Dims | None) -> list[int] | None:
 
 
 def _size(factor: int, names: list[str]) -> Extent:
+    if abs(factor) > LARGEST or len(names) > MAX_NAMES:
+        return UNKNOWN
     return Size(factor, tuple(sorted(names))) if names and factor else factor

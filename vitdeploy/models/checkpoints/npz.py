@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import zipfile
-import zlib
 from pathlib import Path
 from typing import IO
 
@@ -14,21 +13,21 @@ from numpy.lib import format as npy
 from torch import Tensor
 
 from vitdeploy.errors import CheckpointError, PickleError
+from vitdeploy.zip_members import DAMAGED, members
 
 # ViT-e, the largest published ViT, has 15.6 GB in float32 (arXiv 2209.06794, table 1).
 MAX_BYTES = 32 << 30
 # Weights hardly compress; deflate can expand a thousandfold.
 MAX_EXPANSION = 100
-SUFFIX = ".npy"
+SUFFIX, SUFFIX_OF_ARCHIVE = ".npy", ".npz"
 
 
 def is_npz(path: Path) -> bool:
     """Whether a file is a zip archive of `.npy` members only, at least one."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
+        names = [member.filename for member in members(path)]
     except (zipfile.BadZipFile, OSError):
-        return False
+        return path.suffix == SUFFIX_OF_ARCHIVE  # whose reader says what is wrong
     return bool(names) and all(name.endswith(SUFFIX) for name in names)
 
 
@@ -40,10 +39,11 @@ def read_npz(path: Path) -> dict[str, Tensor]:
         PickleError: an array of Python objects, which only a pickle can hold.
     """
     try:
+        members(path)
         with zipfile.ZipFile(path) as archive:
             _check_sizes(path, archive)
             return {member.filename.removesuffix(SUFFIX): _read(path, archive, member) for member in archive.infolist()}
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
+    except DAMAGED as error:
         raise CheckpointError(
             f"{path} is not a whole .npz file",
             found=(str(error).splitlines() or [type(error).__name__])[0][:200],
@@ -53,12 +53,12 @@ def read_npz(path: Path) -> dict[str, Tensor]:
 
 
 def _check_sizes(path: Path, archive: zipfile.ZipFile) -> None:
-    members = archive.infolist()
-    others = [member.filename for member in members if not member.filename.endswith(SUFFIX)]
-    if others or not members:
+    found = archive.infolist()
+    others = [member.filename for member in found if not member.filename.endswith(SUFFIX)]
+    if others or not found:
         raise ValueError(f"holds {others[0]!r}" if others else "an empty archive")
     # zipfile never gives more bytes of a member than the directory declares, so these bound what reading can take.
-    expanded, packed = sum(member.file_size for member in members), sum(member.compress_size for member in members)
+    expanded, packed = sum(member.file_size for member in found), sum(member.compress_size for member in found)
     if expanded > MAX_BYTES or expanded > MAX_EXPANSION * max(packed, 1):
         raise CheckpointError(
             f"{path} would expand to an absurd size",

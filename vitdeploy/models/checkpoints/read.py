@@ -15,11 +15,13 @@ from vitdeploy.errors import CheckpointError, MissingFileError
 from vitdeploy.models.checkpoints import prefixes, unsupported
 from vitdeploy.models.checkpoints.npz import is_npz, read_npz
 from vitdeploy.models.checkpoints.pickles import read_pickle
+from vitdeploy.models.checkpoints.safetensors_header import check_header
 from vitdeploy.models.checkpoints.shards import files_of, require_checkpoint
 from vitdeploy.models.checkpoints.unwrap import FILE, unwrap
+from vitdeploy.paths import is_dir, is_file
 
 _ZIP, _PICKLE, _LFS = b"PK\x03\x04", b"\x80", b"version https://git-lfs"
-MAX_HEADER = 100 << 20  # bytes, the safetensors library's own limit
+MAX_HEADER = 100 << 20  # bytes, the safetensors library's own limit: what is longer is no such file
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".ckpt")
 FORMATS = "a .safetensors file, a .pt/.pth with a state dict, or JAX's .npz"
 
@@ -57,7 +59,7 @@ def read_tensors(path: Path, *shards: Path) -> tuple[dict[str, Tensor], tuple[st
 
 
 def _loaded(path: Path) -> object:
-    if path.is_dir():
+    if is_dir(path):
         unsupported.refuse_folder(path)
         raise MissingFileError(
             f"no checkpoint at {path}", found="a folder", wanted="a file with weights", fix=_of_folder(path)
@@ -87,7 +89,7 @@ def _loaded(path: Path) -> object:
 
 
 def _of_folder(path: Path) -> str:
-    if (path / "config.json").is_file():
+    if is_file(path / "config.json"):
         return f"give it as the model: hf:{path}"
     files = sorted(entry.name for entry in path.iterdir() if entry.suffix in SUFFIXES)
     return f"name one of its files, such as {path / files[0]}" if files else "check --checkpoint"
@@ -102,9 +104,10 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    check_header(path)
     try:
         return load_file(path)
-    except (SafetensorError, ValueError) as error:
+    except (SafetensorError, ValueError, OverflowError) as error:
         raise CheckpointError(
             f"{path} is not a whole safetensors file",
             found=str(error)[:200],

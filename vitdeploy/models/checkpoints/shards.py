@@ -7,8 +7,10 @@ from pathlib import Path
 
 from vitdeploy.errors import CheckpointError, MissingFileError
 from vitdeploy.models.json_file import read_json
+from vitdeploy.paths import exists, is_dir, is_file
 
 INDEX = "model.safetensors.index.json"
+MAX_SHARDS, MAX_NAME, SHOWN = 10_000, 255, 500
 SHARD = re.compile(r".+-\d{5}-of-\d{5}\.\w+")
 
 
@@ -19,7 +21,7 @@ def shards_of(index: Path) -> tuple[Path, ...]:
         MissingFileError, CheckpointError: not all of them are there; not an index, or one that names other folders.
     """
     shards = _shards(index)
-    missing = [name for name in shards if not (index.parent / name).is_file()]
+    missing = [name for name in shards if not is_file(index.parent / name)]
     if missing:
         raise MissingFileError(
             f"{len(missing)} of {len(shards)} weight files are not in {index.parent}",
@@ -32,9 +34,9 @@ def shards_of(index: Path) -> tuple[Path, ...]:
 
 def files_of(checkpoint: Path) -> tuple[Path, ...]:
     """The weight files that a checkpoint file stands for: all of its index, whether the index or one part is named."""
-    if checkpoint.name.endswith(".index.json") and checkpoint.is_file():
+    if checkpoint.name.endswith(".index.json") and is_file(checkpoint):
         return shards_of(checkpoint)
-    if SHARD.fullmatch(checkpoint.name) and checkpoint.is_file():
+    if SHARD.fullmatch(checkpoint.name) and is_file(checkpoint):
         for index in sorted(checkpoint.parent.glob("*.index.json")):
             if checkpoint.name in _shards(index):
                 return shards_of(index)
@@ -52,12 +54,25 @@ def _shards(index: Path) -> list[str]:
         names = sorted(set(read_json(index)["weight_map"].values()))
     except (KeyError, AttributeError, TypeError):
         raise CheckpointError(f"{index} is not a weight index", fix="download it again") from None
-    if not names or any(not isinstance(name, str) or name in ("", "..") or Path(name).name != name for name in names):
-        raise CheckpointError(f"{index} names files outside its folder", found=str(names)[:200])
+    if not names or len(names) > MAX_SHARDS or not all(map(_is_name, names)):
+        raise CheckpointError(
+            f"{index} names files outside its folder", found=str(names)[:200], wanted="names of files beside it"
+        )
     return names
 
 
+def _is_name(name: object) -> bool:
+    """Whether it can be a file's in this folder."""
+    plain = isinstance(name, str) and name.isprintable() and len(name.encode("utf-8", "replace")) <= MAX_NAME
+    return plain and name not in ("", "..") and Path(str(name)).name == name
+
+
 def require_checkpoint(path: Path) -> None:
-    """Raise MissingFileError if there is nothing at the path of a checkpoint."""
-    if not path.exists():
-        raise MissingFileError(f"no checkpoint at {path}", fix="check the path of the checkpoint")
+    """Raise MissingFileError if there is nothing at the path of a checkpoint, or a pipe, from which it could be read
+    once only."""
+    if not is_file(path) and not is_dir(path):
+        raise MissingFileError(
+            f"no checkpoint at {str(path)[:SHOWN]}",
+            found="no file" if exists(path) else "",
+            fix="check the path of the checkpoint",
+        )

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.checkpoints.mismatch import listed, patterns
+from vitdeploy.zip_members import members
+
+# Weights hardly compress; deflate can expand a thousandfold.
+MAX_EXPANSION = 100
 
 # How files begin, what they are, and what to do.
 _BEGINNINGS = (
@@ -49,12 +53,21 @@ _KEYS = (
 
 
 def refuse_archive(path: Path) -> None:
-    """Raise CheckpointError if a zip file is something else than `torch.save` writes."""
+    """Raise CheckpointError if a zip file is something else than `torch.save` writes, or not whole."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except (zipfile.BadZipFile, OSError):
-        return  # cut short: the reader says so
+        found = members(path)
+    except (zipfile.BadZipFile, OSError) as error:
+        raise CheckpointError(
+            f"{path} is not a whole PyTorch checkpoint", found=str(error)[:200], fix="download it again"
+        ) from None
+    names, expanded = [member.filename for member in found], sum(member.file_size for member in found)
+    if expanded > MAX_EXPANSION * path.stat().st_size:
+        raise CheckpointError(
+            f"{path} would expand to an absurd size",
+            found=f"{expanded:,} bytes from {path.stat().st_size:,}",
+            wanted=f"at most {MAX_EXPANSION} times the packed size",
+            fix="download it again, from a source that you trust",
+        )
     ends = {name.partition("/")[2] for name in names}
     if "constants.pkl" in ends and any(end.startswith("code/") for end in ends):
         raise CheckpointError(

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.checkpoints.mismatch import listed
+from vitdeploy.models.checkpoints.readable import refuse_unreadable
 
 AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "ema", "teacher")
 PLAIN = ("state_dict", "model_state_dict", "model", "module", "student")
@@ -119,6 +120,7 @@ def _tensors(container: Mapping[Any, Any], notes: list[str]) -> dict[str, Tensor
         raise CheckpointError(
             "the checkpoint's keys are not parameter names", found=listed(wrong), fix="save model.state_dict()"
         )
+    refuse_unreadable(state)
     if others:
         notes.append(f"ignored, not tensors: {listed(others)}")
     return state

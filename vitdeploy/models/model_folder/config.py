@@ -4,23 +4,13 @@ transformers', with "model_type".
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.json_file import read_json
-
-# Keys of config.json that everything else hangs on; transformers writes null for a list that it does not have.
-_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
-    "model_type": ((str,), "text"),
-    "architecture": ((str,), "text"),
-    "architectures": ((list, NoneType), "a list of names"),
-    "model_args": ((dict, NoneType), "an object"),
-    "hidden_act": ((str, NoneType), "text"),
-}
+from vitdeploy.models.model_folder.kinds import Wrong, wrong_value
 
 
 def model_config(path: Path) -> dict[str, Any]:
@@ -30,16 +20,15 @@ def model_config(path: Path) -> dict[str, Any]:
         MissingFileError, CheckpointError: as `read_json`; a value that is of another type.
     """
     config = read_json(path)
-    inner = config.get("vision_config")
-    for values in (config, inner if isinstance(inner, dict) else {}):
-        for key, (kinds, wanted) in _KINDS.items():
-            if key in values and not isinstance(values[key], kinds):
-                raise CheckpointError(
-                    f"{path} has a value that cannot be",
-                    found=f"{key} {json.dumps(values[key])[:200]}",
-                    wanted=f"{key}: {wanted}",
-                    fix=f"correct {key} in it, or download it again",
-                )
+    absent = [key for key in ("model_type", "architecture") if key in config and config[key] is None]
+    wrong = Wrong(absent[0], "null", "text") if absent else wrong_value(config)
+    if wrong is not None:
+        raise CheckpointError(
+            f"{path} has a value that cannot be",
+            found=f"{wrong.key} {wrong.found}",
+            wanted=f"{wrong.key}: {wrong.wanted}",
+            fix=f"correct {wrong.key} in it, or download it again",
+        )
     return config
 
 

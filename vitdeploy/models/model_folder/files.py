@@ -9,6 +9,7 @@ from vitdeploy.errors import CheckpointError, MissingFileError
 from vitdeploy.models.checkpoints.shards import INDEX, files_of
 from vitdeploy.models.checkpoints.unsupported import refuse_folder
 from vitdeploy.models.json_file import any_json
+from vitdeploy.paths import is_file
 
 CONFIG, PREPROCESSOR, PROCESSOR = "config.json", "preprocessor_config.json", "processor_config.json"
 OPEN_CLIP = "open_clip_config.json"
@@ -37,7 +38,7 @@ class ModelFolder:
             CheckpointError: it cannot be parsed, so its origin is unknown.
         """
         path = self.path / CONFIG
-        if not path.is_file():
+        if not is_file(path):
             return self.is_open_clip
         try:
             config = any_json(path)
@@ -49,7 +50,7 @@ class ModelFolder:
     @property
     def is_open_clip(self) -> bool:
         """Whether it is in OpenCLIP's layout; with a config.json it is read as transformers' or timm's."""
-        return (self.path / OPEN_CLIP).is_file() and not (self.path / CONFIG).is_file()
+        return is_file(self.path / OPEN_CLIP) and not is_file(self.path / CONFIG)
 
     @property
     def weights(self) -> tuple[Path, ...]:
@@ -62,7 +63,7 @@ class ModelFolder:
         if self.given:
             return self.given
         for name in OPEN_CLIP_WEIGHTS if self.is_open_clip else WEIGHTS:
-            if (self.path / name).is_file():
+            if is_file(self.path / name):
                 return files_of(self.path / name)
         refuse_folder(self.path)
         raise MissingFileError(
@@ -77,11 +78,11 @@ class ModelFolder:
         """All files that the model is a function of."""
         names = (OPEN_CLIP,) if self.is_open_clip else (CONFIG, PREPROCESSOR, PROCESSOR)
         configs = (self.path / name for name in names)
-        return (*(path for path in configs if path.is_file()), *self.weights)
+        return (*(path for path in configs if is_file(path)), *self.weights)
 
 
 def beside(checkpoint: Path) -> ModelFolder | None:
     """The folder of a checkpoint that is in several files, or lies next to a model's config.json; else None."""
     files = files_of(checkpoint)
     folder = ModelFolder(checkpoint.parent, given=files)
-    return folder if files != (checkpoint,) or (checkpoint.is_file() and folder.has_config) else None
+    return folder if files != (checkpoint,) or (is_file(checkpoint) and folder.has_config) else None

@@ -13,6 +13,8 @@ READ = {
     *("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id", "forced_eos_token_id"),
     *("no_repeat_ngram_size", "max_length", "max_new_tokens", "num_beams", "length_penalty", "early_stopping"),
 }
+WHOLE = ("pad_token_id", "no_repeat_ngram_size", "max_length", "max_new_tokens", "num_beams")
+MOST = 1 << 31
 SILENT = {
     *("_from_model_config", "transformers_version", "use_cache", "output_attentions", "output_hidden_states"),
     *("output_scores", "output_logits", "return_dict_in_generate", "num_return_sequences", "cache_implementation"),
@@ -49,6 +51,11 @@ def searched(config: Any, positions: int) -> tuple[SequenceSpec, tuple[str, ...]
     ]
     if unknown:
         raise _refused(", ".join(unknown)[:200], f"greedy or beam search: {', '.join(sorted(READ))}")
+    for key in (*WHOLE, "length_penalty"):
+        value = given.get(key, 0)
+        kinds = (int,) if key in WHOLE else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kinds) or not abs(value) <= MOST:
+            raise _refused(f"{key} {value!r}"[:200], f"{key}: a number")
     ends = given.get("eos_token_id")
     ends = ends if isinstance(ends, list) else [ends]
     start = given.get("decoder_start_token_id", given.get("bos_token_id"))

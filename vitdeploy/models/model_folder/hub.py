@@ -9,6 +9,7 @@ What was taken is recorded as a commit, so that a second run takes the same.
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from vitdeploy.models.model_folder.files import (
     ModelFolder,
 )
 from vitdeploy.models.model_folder.tokenizer import TOKENIZER, TOKENIZER_CONFIG
+from vitdeploy.paths import is_dir, is_file
 
 WANTED = [
     *(CONFIG, OPEN_CLIP, PREPROCESSOR, PROCESSOR, TOKENIZER, TOKENIZER_CONFIG),
@@ -60,10 +62,12 @@ def local_folder(model: str) -> Path | None:
         MissingFileError: a path that is no folder.
     """
     library, _, name = model.partition(":")
-    folder = Path(name).expanduser()
+    folder = Path(name)
+    with contextlib.suppress(RuntimeError):  # the home of a user that there is not
+        folder = folder.expanduser()
     if library != "hf":
         return None
-    if folder.is_dir():
+    if is_dir(folder):
         return folder
     if name.startswith((".", "/", "~")) or name.partition("@")[0].count("/") != 1:
         raise MissingFileError(
@@ -105,7 +109,7 @@ def _download(repository: str, revision: str | None) -> ModelFolder:
             # Old repositories. Where there is a choice, half of the bytes need not be fetched.
             snapshot_download(repository, revision=path.name, allow_patterns=[PICKLED])
         for name in OPEN_CLIP_WEIGHTS[:2]:
-            if ModelFolder(path).is_open_clip and not any((path / each).is_file() for each in OPEN_CLIP_WEIGHTS):
+            if ModelFolder(path).is_open_clip and not any(is_file(path / each) for each in OPEN_CLIP_WEIGHTS):
                 snapshot_download(repository, revision=path.name, allow_patterns=[name])
     except HFValidationError as error:
         raise HubError(f"{repository!r} is not the name of a repository", found=str(error)[:200]) from None

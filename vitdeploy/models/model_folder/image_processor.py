@@ -20,7 +20,7 @@ from vitdeploy.errors import CheckpointError
 from vitdeploy.models.json_file import read_json
 from vitdeploy.spec import CropRounding, Fit, Interpolation, PreprocessSpec
 
-MAX_SIDE = 1 << 14
+MAX_SIDE, MIN_SHARE = 1 << 14, 0.05
 # Pillow's numbers, which transformers' files use.
 RESAMPLE: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -136,7 +136,7 @@ def timm_preprocess(config: Mapping[str, Any], channels: int, image_size: tuple[
     sizes = [config.get("input_size"), config.get("test_input_size")]
     own, test = (tuple(size[1:]) if isinstance(size, list | tuple) else None for size in sizes)
     tested = config.get("test_crop_pct") if own != test == image_size else None
-    share = _positive(tested or config.get("crop_pct") or 0.875, "crop_pct")
+    share = _share(tested or config.get("crop_pct") or 0.875)
     height, width = (math.floor(side / share) for side in image_size)
     return PreprocessSpec(
         resize=height if mode == "center" and height == width else (height, width),
@@ -394,7 +394,7 @@ def _convnext(config: Mapping[str, Any], side: int) -> tuple[int | tuple[int, in
     """ConvNeXt's processor: below 384 a crop of the resized image, from there on both sides are resized."""
     if side >= 384:
         return (side, side), (side, side)
-    return int(side / _positive(config.get("crop_pct") or 224 / 256, "crop_pct")), (side, side)
+    return int(side / _share(config.get("crop_pct") or 224 / 256)), (side, side)
 
 
 def _scaled(
@@ -449,6 +449,14 @@ def _positive(value: Any, name: str) -> float:
     if number <= 0:
         raise _unsupported(f"{name} {value!r}", "a number above 0")
     return number
+
+
+def _share(value: Any) -> float:
+    """A crop's share of the resized image; above 1 where the image is padded to it."""
+    share = _positive(value, "crop_pct")
+    if not MIN_SHARE <= share <= 1 / MIN_SHARE:
+        raise _unsupported(f"crop_pct {value!r}", f"a number from {MIN_SHARE} to {1 / MIN_SHARE:g}")
+    return share
 
 
 def _per_channel(values: Any, channels: int, name: str) -> tuple[float, ...]:

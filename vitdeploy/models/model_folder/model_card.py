@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
+from vitdeploy.paths import is_file
+from vitdeploy.yaml_values import NOT_YAML, read_yaml
 
-MAX_BYTES = 16 << 20
+# Of a file of results; and of a card's front matter, which lists names and numbers.
+MAX_BYTES, MAX_FRONT = 16 << 20, 1 << 20
 RESULTS = ("eval_results.json", "all_results.json", "trainer_state.json", "config.json")
 KEYS = ("eval_accuracy", "eval_top1", "eval_top_1_accuracy")
 CARD = "README.md"
@@ -56,7 +57,7 @@ def _list(document: Any, key: str) -> list[Any]:
 
 def _percent(value: Any) -> float | None:
     """A share or a percentage as percent."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return 100 * float(value) if 0 < value <= 1 else float(value) if 1 < value <= 100 else None
 
@@ -73,13 +74,14 @@ def _front_matter(file: Path) -> Any:
     if len(parts) < 3 or parts[0].strip():
         return None
     try:
-        return yaml.safe_load(parts[1])
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError):
+        return read_yaml(parts[1]) if len(parts[1]) <= MAX_FRONT else None
+    except NOT_YAML:
         return None
 
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8", errors="replace") if file.stat().st_size <= MAX_BYTES else ""
+        small = is_file(file) and file.stat().st_size <= MAX_BYTES
+        return file.read_text(encoding="utf-8", errors="replace") if small else ""
     except OSError:
         return ""

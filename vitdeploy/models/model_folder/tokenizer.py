@@ -13,6 +13,8 @@ from vitdeploy.models.json_file import read_json
 from vitdeploy.spec import Clean, TextSpec
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+# The largest vocabularies, of 256,000 tokens, take half of that.
+MAX_BYTES = 64 << 20
 # Files that transformers makes a tokenizer.json of.
 OTHER_TOKENIZERS = ("vocab.", "merges.txt", "sentencepiece", "spiece", "tokenizer")
 Side = Literal["left", "right"]
@@ -127,16 +129,22 @@ def tokens_of(file: Path) -> int:
 
 def _content(file: Path) -> Mapping[str, Any]:
     try:
+        if file.stat().st_size > MAX_BYTES:
+            raise ValueError(f"{file.stat().st_size:,} bytes, at most {MAX_BYTES:,} are read")
         found = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is no JSON", found=str(error)[:200], fix="copy it again") from None
-    if not isinstance(found, dict) or not isinstance(found.get("model"), dict):
+    model = found.get("model") if isinstance(found, dict) else None
+    vocabulary, added = (model.get("vocab"), found.get("added_tokens")) if isinstance(model, dict) else (0, 0)
+    if not isinstance(vocabulary, dict | list | None) or not isinstance(added, list | None):
         raise CheckpointError(f"{file} is no tokenizer", wanted="tokenizer.json of the package tokenizers")
     return found
 
 
 def _number(tokenizer: Mapping[str, Any], name: object) -> int | None:
     """The number of a token; None if there is no such token."""
+    if not isinstance(name, str):
+        return None
     added = tokenizer.get("added_tokens") or ()
     for each in added:
         if isinstance(each, Mapping) and each.get("content") == name and isinstance(each.get("id"), int):

@@ -1,0 +1,232 @@
+"""Graphs that ask for more memory or work than a vision model are refused before anything of them is computed."""
+
+import time
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from tests.graph.builder import Builder, values
+from vitdeploy.errors import GraphError, UnsafeGraphError
+from vitdeploy.graph.analysis import budget
+from vitdeploy.graph.canonical.normalise import normalise
+from vitdeploy.graph.io.admit import admit, metadata_keys, read_graph
+
+HUGE = np.array([10**6, 10**6], np.int64)
+FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+
+
+def image(b, batch="batch"):
+    return b.input("x", [batch, 3, 8, 8])
+
+
+def written(tmp_path, proto):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    return path
+
+
+def unchecked(b, *outputs, rank=4):
+    """A model that ONNX's own inference has not seen: some of these would keep it busy."""
+    declared = [helper.make_tensor_value_info(name, FLOAT, [None] * rank) for name in outputs]
+    graph = helper.make_graph(b.nodes, "test", b.inputs, declared, b.initializers)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", b.opset)], ir_version=9)
+
+
+def body(*nodes, carried=(), results=("c_out",), types=()):
+    """A loop's body: trip and condition come in, the condition and what is carried go out."""
+    inputs = [helper.make_tensor_value_info("trip", INT64, []), helper.make_tensor_value_info("c_in", BOOL, [])]
+    inputs += [helper.make_tensor_value_info(name, kind, None) for name, kind in zip(carried, types, strict=True)]
+    outputs = [helper.make_tensor_value_info(results[0], BOOL, [])]
+    outputs += [helper.make_tensor_value_info(name, kind, None) for name, kind in zip(results[1:], types, strict=True)]
+    keep = helper.make_node("Identity", ["c_in"], ["c_out"])
+    return helper.make_graph([keep, *nodes], "body", inputs, outputs)
+
+
+def looped(trips, *, cond=True):
+    """x + 1, so often."""
+    b = Builder(20)
+    x = image(b)
+    plus = helper.make_node("Add", ["state", b.constant(np.float32(1))], ["next"])
+    inner = body(plus, carried=["state"], results=["c_out", "next"], types=[FLOAT])
+    times = trips if isinstance(trips, str) else b.constant(np.int64(trips))
+    return unchecked(b, b.add("Loop", times, b.constant(np.bool_(cond)), x, body=inner))
+
+
+def by_data():
+    """As often as the brightest pixel says."""
+    b = Builder(20)
+    x = image(b)
+    most = b.add("Cast", b.add("ReduceMax", x, keepdims=0), to=INT64)
+    inner = body(carried=["state"], results=["c_out", "state"], types=[FLOAT])
+    return unchecked(b, b.add("Loop", most, np.bool_(True), x, body=inner))
+
+
+def growing(trips):
+    """What is carried is as large again after each trip."""
+    b = Builder(20)
+    x = image(b)
+    twice = helper.make_node("Concat", ["state", "state"], ["next"], axis=0)
+    inner = body(twice, carried=["state"], results=["c_out", "next"], types=[FLOAT])
+    return unchecked(b, b.add("Loop", np.int64(trips), np.bool_(True), x, body=inner))
+
+
+def counting():
+    """n = 2 n, forty times; then a tensor of n."""
+    b = Builder(20)
+    image(b)
+    twice = helper.make_node("Add", ["n", "n"], ["m"])
+    inner = body(twice, carried=["n"], results=["c_out", "m"], types=[INT64])
+    count = b.add("Loop", np.int64(40), np.bool_(True), np.array([1], np.int64), body=inner)
+    return unchecked(b, b.add("ConstantOfShape", count), rank=1)
+
+
+def doubled(operator, times, *, constant=False):
+    b = Builder(20)
+    x = image(b)
+    y = b.constant(values(1, 3, 8, 8)) if constant else x
+    for _ in range(times):
+        y = {
+            "Concat": lambda y: b.add("Concat", y, y, axis=0),
+            "Tile": lambda y: b.add("Tile", y, np.array([1, 1, 2, 1], np.int64)),
+            "Pad": lambda y: b.add("Pad", y, np.array([0, 0, 0, 0, 0, 0, 2**20, 0], np.int64)),
+            "Resize": lambda y: b.add("Resize", y, "", np.array([1, 1, 2, 2], np.float32)),
+            "Sequence": lambda y: b.add("ConcatFromSequence", b.add("SequenceConstruct", y, y), axis=0),
+        }[operator](y)
+    return unchecked(b, y)
+
+
+def made(operator, *inputs, **attributes):
+    """A tensor that is made out of nothing, added to the image."""
+    b = Builder(20)
+    x = image(b)
+    return unchecked(b, b.add("Add", b.add("ReduceMean", x, keepdims=0), b.add(operator, *inputs, **attributes)))
+
+
+def by_floats():
+    """10^3 * 10^3.5, rounded: sizes of Resize are computed so."""
+    b = Builder(20)
+    x = image(b)
+    size = b.add("Mul", np.array([1000.0], np.float32), b.add("Exp", np.array([8.0], np.float32)))
+    sides = b.add("Concat", *2 * [b.add("Cast", b.add("Floor", size), to=INT64)], axis=0)
+    return unchecked(b, b.add("Add", x, b.add("ConstantOfShape", sides)))
+
+
+def large_input(*sizes):
+    b = Builder(20)
+    return unchecked(b, b.add("Relu", b.input("x", list(sizes))))
+
+
+REFUSED = {
+    "a loop of 2^62 trips": lambda: looped(2**62),
+    "a loop of 10^7 trips": lambda: looped(10**7),
+    "a loop that doubles": lambda: growing(40),
+    "a counter that doubles": counting,
+    **{f"{name}, 34 times": lambda name=name: doubled(name, 34) for name in ("Concat", "Tile", "Resize", "Sequence")},
+    "Pad, by a million": lambda: doubled("Pad", 20),
+    "a constant, 34 times": lambda: doubled("Concat", 34, constant=True),
+    "ConstantOfShape": lambda: made("ConstantOfShape", HUGE),
+    "Expand": lambda: made("Expand", np.float32(1), HUGE),
+    "Tile": lambda: made("Tile", values(1, 1), HUGE),
+    "Range": lambda: made("Range", np.float32(0), np.float32(1e12), np.float32(1)),
+    "OneHot": lambda: made("OneHot", np.array([1], np.int64), np.int64(10**12), np.array([0, 1], np.float32)),
+    "RandomNormal": lambda: made("RandomNormal", shape=[10**6, 10**6]),
+    "floats": by_floats,
+    "an input": lambda: large_input(10**6, 3, 8, 8),
+    "all inputs but one axis": lambda: large_input("batch", 3, 10**5, 10**4),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("read", [admit, read_graph])
+def test_what_no_vision_model_asks_for_is_refused_at_once(tmp_path, what, read):
+    path, started = written(tmp_path, REFUSED[what]()), time.process_time()
+    with pytest.raises(UnsafeGraphError, match="more memory or work than a vision model") as caught:
+        read(path)
+    assert time.process_time() - started < 2
+    assert "at most" in str(caught.value) and budget.VARIABLE in caught.value.fix and "at " in caught.value.found
+
+
+@pytest.mark.parametrize("proto", [by_data, lambda: looped("")], ids=["as data says", "without a number"])
+def test_a_loop_that_may_run_for_ever_is_refused(tmp_path, proto):
+    with pytest.raises(GraphError, match="nothing says how often it runs") as caught:
+        admit(written(tmp_path, proto()))
+    assert caught.value.found.startswith("Loop") and "unrolled" in caught.value.fix
+
+
+def scanned():
+    b = Builder(20)
+    x = b.input("x", [4, 3, 8, 8])
+    total, row = (helper.make_tensor_value_info(name, FLOAT, [3, 8, 8]) for name in ("total", "row"))
+    results = [helper.make_tensor_value_info(name, FLOAT, [3, 8, 8]) for name in ("sum", "each")]
+    nodes = [helper.make_node("Add", ["total", "row"], ["sum"]), helper.make_node("Identity", ["row"], ["each"])]
+    inner = helper.make_graph(nodes, "body", [total, row], results)
+    _, each = b.add("Scan", values(3, 8, 8), x, outputs=2, body=inner, num_scan_inputs=1)
+    return unchecked(b, each)
+
+
+@pytest.mark.parametrize(
+    "proto",
+    [(looped, 1000), (growing, 10), (doubled, "Concat", 10), (scanned,), (large_input, 64, 3, 224, 224)],
+    ids=["loop", "growing loop", "doublings", "scan", "batch"],
+)
+def test_what_a_model_may_ask_for_is_admitted(tmp_path, proto):
+    path = written(tmp_path, proto[0](*proto[1:]))
+    assert len(admit(path).graph) and len(read_graph(path).graph)
+
+
+def test_the_limits_are_raised_by_the_user_alone(tmp_path, monkeypatch):
+    path = written(tmp_path, large_input(10**6, 3, 8, 8))
+    monkeypatch.setenv(budget.VARIABLE, "2")
+    assert len(admit(path).graph)
+    for text in ("", "0", "-1", "many", "1" * 20):
+        monkeypatch.setenv(budget.VARIABLE, text)
+        with pytest.raises(UnsafeGraphError, match="more memory or work"):
+            admit(path)
+
+
+def test_the_size_that_it_is_run_at_counts(tmp_path):
+    b = Builder(20)
+    x = b.input("x", ["batch", 3, "height", "width"])
+    for _ in range(3):  # each makes an axis of as many as there are columns
+        x = b.add("Tile", x, b.add("Concat", np.ones(3, np.int64), b.add("Shape", "x", start=3), axis=0))
+    path = written(tmp_path, unchecked(b, x))
+    assert len(admit(path, (16, 16)).graph)
+    with pytest.raises(UnsafeGraphError, match="more memory or work"):
+        admit(path, (448, 448))
+
+
+def test_numbers_that_grow_without_end_are_not_followed(tmp_path):
+    """A number squared eighty times, and a size as often, which a Reshape takes: Python would compute them."""
+    b = Builder(20)
+    x = image(b)
+    number, size = b.constant(np.array([3], np.int64)), b.add("Shape", x, start=0, end=1)
+    for _ in range(80):
+        number, size = b.add("Mul", number, number), b.add("Mul", size, size)
+    target = b.add("Concat", size, number, np.array([-1], np.int64), axis=0)
+    model = admit(written(tmp_path, unchecked(b, b.add("Reshape", x, target), rank=3)))
+    started = time.process_time()
+    normalise(model)
+    assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize("kind", ["UNDEFINED", "SPARSE_TENSOR"])
+def test_an_attribute_without_a_value_is_refused(tmp_path, kind):
+    b = Builder(20)
+    proto = unchecked(b, b.add("Relu", image(b)))
+    attribute = proto.graph.node[0].attribute.add(name="alpha")
+    attribute.type = onnx.AttributeProto.AttributeType.Value(kind)
+    with pytest.raises(GraphError, match=r"attribute alpha of Relu .* has no value of its own") as caught:
+        read_graph(written(tmp_path, proto))
+    assert kind in caught.value.found
+
+
+def test_metadata_are_read_without_the_graph(tmp_path):
+    b = Builder(20)
+    proto = unchecked(b, b.add("Relu", image(b)))
+    helper.set_model_props(proto, {"vitdeploy": "{}", "other": "x"})
+    assert metadata_keys(written(tmp_path, proto)) == {"vitdeploy", "other"}
+    (tmp_path / "cut.onnx").write_bytes(proto.SerializeToString()[:-1])
+    with pytest.raises(GraphError, match="not a valid ONNX file"):
+        metadata_keys(tmp_path / "cut.onnx")

@@ -1,0 +1,453 @@
+"""What a graph asks for, in elements and multiplications, found before any node of it is computed.
+
+All sizes are numbers here. An open batch is one sample; other open sizes are those of an image, or of a text. A size
+that depends on what an image shows is its upper bound (NonZero finds all), and one that nothing bounds counts as the
+largest input of its node. Bodies of loops are followed trip by trip until nothing changes any more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from vitdeploy.graph.analysis import budget
+from vitdeploy.graph.analysis.budget import Budget, label
+from vitdeploy.graph.analysis.effort import effort
+from vitdeploy.graph.analysis.work import MATMULS, UnknownSize
+from vitdeploy.graph.shapes.infer import CONTENT_LIMIT, INTEGERS, Contents, Facts
+from vitdeploy.graph.shapes.operators import Operators
+from vitdeploy.graph.shapes.sizes import Dims
+
+# What open sizes are taken as: of the first axis, of an image and of anything else.
+SAMPLES, CHANNELS, SIDE, LENGTH = 1, 3, 224, 128
+# Nodes in bodies of loops that are looked at again, and trips after which a counter is no longer followed.
+MAX_FOLLOWED, COUNTED_TRIPS = 20_000, 64
+STANDARD = ("", "ai.onnx")
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
+# What makes more elements than it reads by multiplying them.
+PRODUCTS = frozenset(MATMULS) | {
+    *("Gemm", "Conv", "ConvInteger", "QLinearConv", "ConvTranspose", "Einsum", "Attention", "MultiHeadAttention"),
+    "MatMulNBits",
+}
+# What holds all of its inputs, where its shape is not known.
+JOINED = frozenset({"Concat", "ConcatFromSequence", "SequenceConstruct", "SequenceInsert"})
+VIEWS = frozenset({"Squeeze", "Unsqueeze", "Reshape", "Identity"})
+NUMERIC: dict[str, Callable[..., Any]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": np.true_divide,
+    "Pow": np.power,
+    "Min": np.minimum,
+    "Max": np.maximum,
+    "Floor": np.floor,
+    "Ceil": np.ceil,
+    "Round": np.rint,
+    "Sqrt": np.sqrt,
+    "Exp": np.exp,
+    "Log": np.log,
+    "Neg": np.negative,
+    "Abs": np.absolute,
+    "Cast": np.asarray,
+}
+
+
+def check_demand(
+    model: ir.Model, weights: Collection[str], name: str, image_size: tuple[int, int] | None = None
+) -> None:
+    """Refuse a graph that asks for more than a vision model does. Types of values are written into `model`.
+
+    Args:
+        weights: names of inputs that stand for weights.
+        name: of the file, for people.
+        image_size: (height, width), where the graph leaves them open.
+
+    Raises:
+        UnsafeGraphError: it does; says how much of what, at which node.
+        GraphError: a loop that may run for ever.
+    """
+    Demand(model, Budget(name)).follow(model.graph, weights, image_size)
+
+
+class _Known(NamedTuple):
+    """What is known of a value, to hand it on."""
+
+    dims: Dims | None
+    contents: Contents | None
+    array: npt.NDArray[Any] | None
+    elements: int | None
+    type: ir.TypeProtocol | None
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """The same in a form that can be compared."""
+        contents = None if self.contents is None else (self.contents.shape, tuple(self.contents.ravel()))
+        return self.dims, contents, None if self.array is None else self.array.tobytes(), self.elements
+
+
+class Demand(Facts):
+    def __init__(self, model: ir.Model, limits: Budget) -> None:
+        super().__init__(Operators(model.graph.opset_imports))
+        self._budget = limits
+        self._arrays: dict[ir.Value, npt.NDArray[Any]] = {}  # small tensors of floats
+        self._counts: dict[ir.Value, int] = {}  # elements, where the shape is not known
+        self._stored: dict[ir.Value, int] = {}  # of what follows from constants: the elements that they are made of
+        self._followed = 0
+
+    def follow(self, graph: ir.Graph, weights: Collection[str], image_size: tuple[int, int] | None) -> None:
+        named: dict[str, int] = {}
+        total = 0
+        for value in graph.inputs:
+            if value.shape is None:
+                continue
+            assumed = _assumed(value.shape, image_size)
+            self.dims[value] = tuple(
+                size if isinstance(size, int) else named.setdefault(str(size.value or f"{value.name}.{axis}"), usual)
+                for axis, (size, usual) in enumerate(zip(value.shape, assumed, strict=True))
+            )
+            count = self.count(value) or 0
+            if str(value.name) in weights:
+                self._stored[value] = count
+            else:
+                total += count
+        self._budget.check(budget.INPUTS, total, ", ".join(str(value.name)[:40] for value in graph.inputs[:3]))
+        stored = [value.const_value for value in graph.initializers.values()]
+        held = sum(tensor.size for tensor in stored if tensor is not None) + sum(self._stored.values())
+        self._budget.allow(budget.CONSTANTS, 2 * held)
+        self._graph(graph)
+
+    def count(self, value: ir.Value | None) -> int | None:
+        """The number of elements, or an estimate; None if nothing is known."""
+        dims = _numbers_in(self.dims_of(value))
+        if dims is not None:
+            return math.prod(max(size, 0) for size in dims)
+        return self._counts.get(value) if value is not None else None
+
+    def numbers(self, value: ir.Value) -> npt.NDArray[Any] | None:
+        found = self._arrays.get(value)
+        return super().numbers(value) if found is None else found
+
+    def sizes(self, value: ir.Value | None) -> list[int]:
+        """Raises UnknownSize."""
+        dims = _numbers_in(self.dims_of(value))
+        if dims is None:
+            raise UnknownSize
+        return list(dims)
+
+    def entries(self, value: ir.Value | None) -> list[int] | None:
+        """The integers in a small tensor of known content."""
+        found = self.numbers(value) if value is not None else None
+        return [int(entry) for entry in found.ravel()] if found is not None and found.dtype.kind in "iub" else None
+
+    def _graph(self, graph: ir.Graph) -> None:
+        for node in graph:
+            self._node(node)
+
+    def _node(self, node: ir.Node) -> None:
+        standard = node.domain in STANDARD
+        if standard and node.op_type == "Constant":
+            _read_constant(node)
+        elif standard and node.op_type in _CONTROL:
+            _CONTROL[node.op_type](self, node)
+        elif any(each.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for each in node.attributes.values()):
+            raise self._budget.open_loop(label(node))
+        else:
+            self.visit(node)
+            if standard:
+                self._compute(node)
+                self._bound(node)
+            self._estimate(node)
+        self._account(node)
+
+    def _compute(self, node: ir.Node) -> None:
+        """Small tensors of floats, of which Resize and its kind take their sizes."""
+        if len(node.outputs) != 1 or node.outputs[0] in self.contents:
+            return
+        output = node.outputs[0]
+        arrays = [self.numbers(value) if value is not None else None for value in node.inputs]
+        known = [array for array in arrays if array is not None]
+        if node.op_type == "Size" and (count := self.count(node.inputs[0])) is not None:
+            self._keep(output, np.asarray(count))
+        if not known or len(known) < len(arrays):
+            return
+        dims, found = _numbers_in(self.dims.get(output)), None
+        try:
+            with np.errstate(all="ignore"):
+                if node.op_type in VIEWS and dims is not None:
+                    found = known[0].reshape(dims)
+                elif node.op_type == "Concat" and all(array.ndim == 1 for array in known):
+                    found = np.concatenate(known) if sum(map(len, known)) <= CONTENT_LIMIT else None
+                elif node.op_type in NUMERIC and _fits(known):
+                    found = NUMERIC[node.op_type](*known)
+                if found is not None:
+                    self._keep(output, np.asarray(found))
+        except (ValueError, TypeError, OverflowError):  # the file's fault, found by its runtime
+            return
+
+    def _keep(self, value: ir.Value, array: npt.NDArray[Any]) -> None:
+        if value.dtype in INTEGERS:
+            entries = np.empty(array.size, dtype=object)
+            entries[:] = [int(entry) for entry in array.astype(np.int64).ravel()]
+            self.contents[value] = entries.reshape(array.shape)
+        elif value.dtype in FLOATS:
+            self._arrays[value] = array.astype(value.dtype.numpy())
+        else:
+            return
+        self.dims[value] = array.shape
+
+    def _bound(self, node: ir.Node) -> None:
+        rule = _BOUNDS.get(node.op_type)
+        open_ones = [output for output in node.outputs if _numbers_in(self.dims.get(output)) is None]
+        if rule is None or not open_ones:
+            return
+        try:
+            found = rule(self, node)
+        except (UnknownSize, IndexError, ValueError):
+            return
+        self.dims.update(dict.fromkeys(open_ones, found))
+
+    def _estimate(self, node: ir.Node) -> None:
+        """A number of elements for outputs of unknown shape."""
+        counts = [self.count(value) or 0 for value in node.inputs if value is not None]
+        amount = sum(counts) if node.op_type in JOINED else max(counts, default=0)
+        if node.op_type == "Tile" and (repeats := self.entries(node.inputs[1])) is not None:
+            amount *= math.prod(max(each, 0) for each in repeats)
+        for output in node.outputs:
+            if _numbers_in(self.dims.get(output)) is None:
+                self._counts[output] = amount
+
+    def _account(self, node: ir.Node) -> None:
+        where, given = label(node), [value for value in node.inputs if value is not None]
+        largest = max((self.count(value) or 0 for value in given), default=0)
+        stored = self._stored_behind(node, given)
+        for output in node.outputs:
+            amount = self.count(output) or 0
+            if stored is not None:
+                self._stored[output] = stored
+                self._budget.add(budget.CONSTANTS, max(0, amount - stored), where)
+            elif amount > largest:
+                self._budget.check(budget.PRODUCT if node.op_type in PRODUCTS else budget.GROWN, amount, where)
+            self._budget.add(budget.ELEMENTS, amount, where)
+        self._budget.add(budget.STEPS, 1, where)
+        self._budget.add(budget.MACS, effort(node, self.sizes), where)
+
+    def _stored_behind(self, node: ir.Node, given: Sequence[ir.Value]) -> int | None:
+        """The elements of the largest constant that a node's outputs are made of; None if they depend on an input.
+
+        Sizes of tensors are constants to a runtime that knows its input.
+        """
+        if node.op_type == "Constant":
+            held = self.count(node.outputs[0]) or 0
+            self._budget.allow(budget.CONSTANTS, 2 * held)
+            return held
+        if node.op_type in ("Shape", "Size"):
+            return 0
+        found = [
+            value.const_value.size
+            if value.const_value is not None and not value.is_graph_input()
+            else self._stored.get(value)
+            for value in given
+        ]
+        known = [count for count in found if count is not None]
+        return max(known, default=0) if len(known) == len(found) and node.op_type not in _CONTROL else None
+
+    # --- branches and loops ---
+
+    def _known(self, value: ir.Value | None) -> _Known:
+        if value is None:
+            return _Known(None, None, None, None, None)
+        contents, dims = self.contents_of(value), self.dims_of(value)
+        array = self.numbers(value) if contents is None else None
+        return _Known(dims, contents, array, self._counts.get(value), value.type)
+
+    def _set(self, value: ir.Value, known: _Known) -> None:
+        self._forget(value)
+        if known.dims is not None:
+            self.dims[value] = known.dims
+        if known.contents is not None:
+            self.contents[value] = known.contents
+        if known.array is not None:
+            self._arrays[value] = known.array
+        if known.elements is not None:
+            self._counts[value] = known.elements
+        if value.type is None:
+            value.type = known.type
+
+    def _forget(self, value: ir.Value) -> None:
+        self.dims.pop(value, None)
+        self.contents.pop(value, None)
+        self._arrays.pop(value, None)
+        self._counts.pop(value, None)
+        self._stored.pop(value, None)
+
+    def branch(self, node: ir.Node) -> None:
+        """If: both branches, and the larger result of the two."""
+        branches = [node.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
+        for each in branches:
+            self._graph(each)
+        for output, *results in zip(node.outputs, *(each.outputs for each in branches), strict=False):
+            self._set(output, self._known(max(results, key=lambda result: self.count(result) or 0)))
+
+    def loop(self, node: ir.Node) -> None:
+        """Loop: as many trips as its first input says, whatever its condition does."""
+        body = node.attributes["body"].as_graph()
+        trips = self.entries(node.inputs[0])
+        if trips is None or len(trips) != 1:
+            raise self._budget.open_loop(label(node))
+        self._set(body.inputs[0], _Known((), None, None, None, ir.TensorType(ir.DataType.INT64)))
+        self._repeat(node, body, max(0, trips[0]), list(node.inputs)[2:], list(body.inputs)[2:], list(body.outputs)[1:])
+
+    def scan(self, node: ir.Node) -> None:
+        """Scan: a trip for each slice of its last inputs."""
+        body = node.attributes["body"].as_graph()
+        states = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
+        scanned = list(node.inputs)[states:]
+        axes = [int(axis) for axis in node.attributes.get_ints("scan_input_axes", ()) or [0] * len(scanned)]
+        trips = 0
+        for inner, outer, axis in zip(list(body.inputs)[states:], scanned, axes, strict=False):
+            dims = _numbers_in(self.dims_of(outer))
+            if outer is None or dims is None or not -len(dims) <= axis < len(dims):
+                raise self._budget.open_loop(label(node))
+            trips = max(trips, dims[axis])
+            rest = tuple(size for index, size in enumerate(dims) if index != axis % len(dims))
+            self._set(inner, _Known(rest, None, None, None, outer.type))
+        given = list(node.inputs)[:states]
+        self._repeat(node, body, trips, given, list(body.inputs)[:states], list(body.outputs))
+
+    def _repeat(
+        self,
+        node: ir.Node,
+        body: ir.Graph,
+        trips: int,
+        given: Sequence[ir.Value | None],
+        carried: Sequence[ir.Value],
+        results: Sequence[ir.Value],
+    ) -> None:
+        """The trips of a loop, whose first results are carried from one to the next and whose others are stacked."""
+        where, nodes = label(node), max(1, len(body))
+        self._budget.ahead(budget.STEPS, trips * nodes, where)
+        known = [self._known(value) for value in given]
+        for left in range(trips - 1, -1, -1):
+            for inner, each in zip(carried, known, strict=False):
+                self._set(inner, each)
+            for value in (value for inner in body for value in inner.outputs):
+                self._forget(value)
+            mark = self._budget.mark()
+            self._graph(body)
+            found = [self._known(value) for value in results[: len(carried)]]
+            if trips - left > COUNTED_TRIPS:
+                found = [each._replace(contents=None, array=None) for each in found]
+            if [each.state for each in found] == [each.state for each in known]:
+                self._budget.repeat(mark, left, where)
+                break
+            self._followed += nodes
+            if self._followed > MAX_FOLLOWED:
+                raise self._budget.open_loop(f"{where}: tensors that change with each of {trips:,} trips")
+            known = found
+        for output, each in zip(node.outputs, known, strict=False):
+            self._set(output, each)
+        for output, result in zip(node.outputs[len(carried) :], results[len(carried) :], strict=False):
+            dims, count = self.dims_of(result), self.count(result)
+            stacked = None if dims is None else (trips, *dims)
+            self._set(output, _Known(stacked, None, None, None if count is None else trips * count, result.type))
+
+
+def _assumed(shape: ir.Shape, image_size: tuple[int, int] | None) -> list[int]:
+    """A number for each axis of an input, where it is open."""
+    if len(shape) != 4:
+        return [SAMPLES, *[LENGTH] * (len(shape) - 1)][: len(shape)]
+    height, width = image_size or (SIDE, SIDE)
+    last = shape[3] in (1, 3, 4) and shape[1] not in (1, 3, 4)
+    return [SAMPLES, height, width, CHANNELS] if last else [SAMPLES, CHANNELS, height, width]
+
+
+def _numbers_in(dims: Dims | None) -> tuple[int, ...] | None:
+    """A shape, if all of it is known."""
+    known = tuple(size for size in dims if isinstance(size, int)) if dims is not None else ()
+    return known if dims is not None and len(known) == len(dims) else None
+
+
+def _fits(operands: Sequence[npt.NDArray[Any]]) -> bool:
+    return math.prod(np.broadcast_shapes(*(array.shape for array in operands))) <= CONTENT_LIMIT
+
+
+def _read_constant(node: ir.Node) -> None:
+    output = node.outputs[0]
+    try:
+        tensor = ir.convenience.get_const_tensor(output)
+    except (ValueError, TypeError, OverflowError):  # not one value
+        return
+    if tensor is not None:
+        output.const_value = tensor
+        output.type = output.type or ir.TensorType(tensor.dtype)
+
+
+_CONTROL: dict[str, Callable[[Demand, ir.Node], None]] = {
+    "If": Demand.branch,
+    "Loop": Demand.loop,
+    "Scan": Demand.scan,
+}
+
+
+# --- upper bounds of sizes that depend on what an input holds, or that inference does not read ---
+
+
+def _non_zero(demand: Demand, node: ir.Node) -> Dims:
+    dims = demand.sizes(node.inputs[0])
+    return len(dims), math.prod(dims)
+
+
+def _picked(demand: Demand, node: ir.Node) -> Dims:
+    """Compress, Unique: all of it."""
+    dims = demand.sizes(node.inputs[0])
+    return tuple(dims) if "axis" in node.attributes else (math.prod(dims),)
+
+
+def _same(demand: Demand, node: ir.Node) -> Dims:
+    return tuple(demand.sizes(node.inputs[0]))
+
+
+def _boxes(demand: Demand, node: ir.Node) -> Dims:
+    """NonMaxSuppression: [batches * classes * boxes, 3]."""
+    batches, classes, count = demand.sizes(node.inputs[1])
+    most = demand.entries(node.inputs[2]) if len(node.inputs) > 2 else None
+    return batches * classes * (min(count, max(most[0], 0)) if most else count), 3
+
+
+def _one_hot(demand: Demand, node: ir.Node) -> Dims:
+    dims, depth = demand.sizes(node.inputs[0]), demand.numbers(node.inputs[1]) if node.inputs[1] is not None else None
+    if depth is None or depth.size != 1:
+        raise UnknownSize
+    axis = node.attributes.get_int("axis", -1) or 0
+    at = axis % (len(dims) + 1)
+    return (*dims[:at], int(depth.ravel()[0]), *dims[at:])
+
+
+def _told(index: int, *, plane: bool = False) -> Callable[[Demand, ir.Node], Dims]:
+    """The sizes that an input holds; `plane`: of [n, channels, ...] the grid [n, ..., axes]."""
+
+    def dims(demand: Demand, node: ir.Node) -> Dims:
+        entries = demand.entries(node.inputs[index])
+        if entries is None:
+            raise UnknownSize
+        return (entries[0], *entries[2:], len(entries) - 2) if plane else tuple(entries)
+
+    return dims
+
+
+_BOUNDS: dict[str, Callable[[Demand, ir.Node], Dims]] = {
+    "NonZero": _non_zero,
+    "Compress": _picked,
+    "Unique": _picked,
+    "TopK": _same,
+    "NonMaxSuppression": _boxes,
+    "OneHot": _one_hot,
+    "MaxUnpool": _told(2),
+    "AffineGrid": _told(1, plane=True),
+    **dict.fromkeys(("BlackmanWindow", "HammingWindow", "HannWindow"), _told(0)),
+}

@@ -1,0 +1,69 @@
+"""The values of a YAML document that anybody may have written: bounded, without aliases or duplicate keys."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import yaml
+
+# Values, keys among them, and levels inside each other. The largest recipe of ours has 200 values, 4 levels deep.
+MAX_VALUES, MAX_DEPTH = 20_000, 32
+# A number is a date or what a float64 holds; Python would take seconds for one of a million digits.
+MAX_DIGITS = 64
+# yaml's constructors let errors of int(), float(), datetime and their own look-ups through, as of `2001-13-45`.
+NOT_YAML = (yaml.YAMLError, ValueError, ArithmeticError, LookupError, AttributeError, TypeError, RecursionError)
+
+
+def read_yaml(text: str, most: int = MAX_VALUES) -> Any:
+    """The values of one YAML document, `most` at most; raises one of NOT_YAML. The caller bounds the text's length."""
+    _refuse_large(text, most)
+    return yaml.load(text, Loader=_UniqueKeys)  # noqa: S506, TID251 - a SafeLoader that also refuses duplicate keys
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML's safe loader, without duplicate keys, without aliases (an alias bomb grows exponentially), and without
+    numbers that nobody means."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases are not allowed")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = collections.Counter(str(self.construct_object(key, deep=True)) for key, _ in node.value)
+        repeated = sorted(key for key, count in keys.items() if count > 1)
+        if repeated:
+            raise yaml.YAMLError(f"duplicate key {', '.join(repeated)[:200]} in line {node.start_mark.line + 1}")
+        return super().construct_mapping(node, deep)
+
+    def construct_yaml_int(self, node: Any) -> Any:
+        _refuse_long(node)
+        return super().construct_yaml_int(node)
+
+    def construct_yaml_float(self, node: Any) -> Any:
+        _refuse_long(node)
+        return super().construct_yaml_float(node)
+
+
+_UniqueKeys.add_constructor("tag:yaml.org,2002:int", _UniqueKeys.construct_yaml_int)
+_UniqueKeys.add_constructor("tag:yaml.org,2002:float", _UniqueKeys.construct_yaml_float)
+
+
+def _refuse_long(node: Any) -> None:
+    if len(node.value) > MAX_DIGITS:
+        raise yaml.YAMLError(
+            f"a number of {len(node.value):,} characters in line {node.start_mark.line + 1}, not {MAX_DIGITS} at most"
+        )
+
+
+def _refuse_large(text: str, most: int) -> None:
+    """What is counted here has not been built yet."""
+    depth = values = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        values += isinstance(event, yaml.NodeEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if values > most:
+            raise yaml.YAMLError(f"more than {most:,} values")
+        if depth > MAX_DEPTH:
+            raise yaml.YAMLError(f"nested deeper than {MAX_DEPTH}")
