@@ -154,7 +154,7 @@ def prove(engine: Engine, device: Device) -> Proof:
         VitdeployError: what the board reports, but for a precision that its CPU lacks.
     """
     files, golden = entries(engine.shipment.files), engine.golden
-    runner = RemoteRunner(Client(device), engine.shipment.placed, files, lambda *progress: None, name=engine.name)
+    runner = RemoteRunner(Client(device), engine.shipment.placed, files, name=engine.name)
     try:
         with runner:
             found = engine_outputs(runner, engine.manifest.preprocess, golden.inputs[next(iter(golden.inputs))])

@@ -24,11 +24,11 @@ from tests.known_bad.test_commands import RESIZE, kept
 from tests.test_imports import device_python  # noqa: F401  # a Python with numpy and Pillow only
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.bundle.read import read_bundle, verify_files
-from vitdeploy.devices import client as client_module
 from vitdeploy.devices.agent.documents import FORMAT, Result
 from vitdeploy.devices.client import Client, Interrupted
 from vitdeploy.devices.doctor import diagnose
 from vitdeploy.devices.package import agent_package
+from vitdeploy.devices.patience import Patience
 from vitdeploy.devices.registry import Device
 from vitdeploy.errors import DeviceError, DeviceResultError, HostError, StorageError
 from vitdeploy.runtime import load
@@ -45,6 +45,7 @@ from vitdeploy.cli.main import main
 main()
 """
 QUICK = ("--duration", "0.01", "--warmup", "0")
+QUICKLY = Patience(first_retry=0.1)
 
 
 @pytest.fixture
@@ -80,15 +81,14 @@ def _shorten(monkeypatch):
 @pytest.fixture
 def client(board, monkeypatch):
     """A client of the board that needs no ssh, and is quick to look again: for what happens on the board itself."""
-    monkeypatch.setattr(client_module, "FIRST_RETRY", 0.1)
     _at_home(monkeypatch, board.home)
-    return Client(Device("board", python=sys.executable))
+    return Client(Device("board", python=sys.executable), patience=QUICKLY)
 
 
 @pytest.fixture
 def far(board, client):
     """The same over ssh."""
-    return Client(board.device())
+    return Client(board.device(), patience=QUICKLY)
 
 
 @pytest.fixture
@@ -99,10 +99,11 @@ def run(client, compile_job, tmp_path):
     @contextlib.contextmanager
     def running(client=client):
         told, outcome = [], []
+        client.tell = lambda *progress: told.append(progress)
 
         def work():
             try:
-                outcome.append(client.run(job, files, tmp_path, lambda *progress: told.append(progress)))
+                outcome.append(client.run(job, files, tmp_path))
             except Exception as error:
                 outcome.append(error)
 
@@ -260,6 +261,8 @@ def test_jobs_wait_in_the_order_of_their_arrival(client, run, board):
         process = {**json.loads(ticket.read_text())["process"], "pid": older.pid, "started": started}
         (queue / "000000000").write_text(json.dumps({"what": "bench of ann@desk", "process": process}))
         wait_until(lambda: waits_for(first) == "bench of ann@desk")
+        (queue / "0000000000").write_text((queue / "000000000").read_text())
+        wait_until(lambda: waits_for(first) == "bench of ann@desk (2 jobs before this one)")
         older.kill()
         older.wait()
         wait_until(lambda: waits_for(first).startswith(f"process {holder.pid}"))
@@ -447,7 +450,7 @@ def test_a_job_that_is_killed_while_it_measures_leaves_nothing_running(client, b
 
     def work():
         try:
-            outcome.append(client.run(job, files, tmp_path, lambda *progress: None))
+            outcome.append(client.run(job, files, tmp_path))
         except Exception as error:
             outcome.append(error)
 
@@ -495,8 +498,8 @@ def test_an_interrupt_stops_the_job_there_and_says_so(here, board, small_export,
     assert not (tmp_path / "out").exists()
 
 
-def test_a_device_that_stays_away_keeps_its_job(run, board, far, monkeypatch):
-    monkeypatch.setattr(client_module, "PATIENCE_SECONDS", 0.5)
+def test_a_device_that_stays_away_keeps_its_job(run, board, far):
+    far.patience = dataclasses.replace(QUICKLY, lost=0.5)
     with board.lock(), run(far) as (told, outcome):
         status_file(board)
         wait_until(lambda: any("waits for" in text for text, *_ in told))
@@ -513,7 +516,7 @@ def test_cancelled_work_ends(board, compile_job, tmp_path):
     client = Client(board.device())
     client.cancelled.set()
     with pytest.raises(Interrupted):
-        client.run(job, files, tmp_path, lambda *progress: None)
+        client.run(job, files, tmp_path)
 
 
 def test_results_that_were_changed_there_are_refused_and_forgotten(finished, run, board, tmp_path):
@@ -532,3 +535,12 @@ def test_a_link_there_brings_nothing_home(finished, run, tmp_path):
     with run() as (_, outcome):
         pass
     assert isinstance(outcome[0], DeviceResultError) and "other files" in outcome[0].message
+
+
+def test_a_result_that_does_not_fit_on_this_disk_stays_there(finished, client, compile_job, board, tmp_path):
+    finished({})
+    with pytest.raises(StorageError, match="cannot be written") as caught:
+        client.run(*compile_job, tmp_path / "not-there")
+    assert "the same command fetches the result" in caught.value.fix and len(board.jobs) == 1
+    assert client.run(*compile_job, tmp_path).engines["small"].provider == "a provider"
+    assert board.jobs == []

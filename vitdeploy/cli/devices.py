@@ -98,7 +98,7 @@ def doctor(console: Console, name: str) -> None:
     (device,) = devices
     with console:
         console.progress(f"ask {device.name}", 0, 1)
-        probe = Client(device).probe()
+        probe = Client(device, tell=console.progress).probe()
     works, lines, advice = diagnose(device, probe)
     document = {"device": encode(device), "works": works, **encode(probe), "advice": encode(advice)}
     console.finish(document, lines, None)

@@ -51,6 +51,8 @@ def diagnose(device: Device, probe: Probe) -> tuple[bool, list[str], list[Advice
 
 def _mend(seen: Seen, probe: Probe, target: str) -> str:
     """What brings a target's runtime there, with the version that this system still takes."""
+    if target not in TARGETS:
+        return "this vitdeploy does not know the target"
     package = TARGETS[target].package
     if package == "tensorrt" and seen.jetson:
         line = seen.on(environment_line(seen.board))

@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from vitdeploy.benchmark.context import LONGEST_NAME, MOST_FUSED, Context
 from vitdeploy.benchmark.protocol import Protocol, parse_scenario
-from vitdeploy.benchmark.results import BenchRun, Entry
+from vitdeploy.benchmark.results import BenchRun, Entry, Machine
+from vitdeploy.benchmark.row import StageTimes
 from vitdeploy.bundle.read import ENGINE_OPTIONS
 from vitdeploy.compilation.backend import COMPILE
 from vitdeploy.devices.agent.documents import FORMAT, Failure, Job, Placed, Probe, Result, Status
 from vitdeploy.devices.agent.stream import StreamError, read_json
+from vitdeploy.devices.bounds import problem_of, problem_of_line
 from vitdeploy.devices.call import printable
-from vitdeploy.errors import DeviceResultError, VitdeployError, error_with_code
-from vitdeploy.spec import DecodeError, EngineSpec, decode
+from vitdeploy.errors import DeviceError, DeviceResultError, VitdeployError, error_with_code
+from vitdeploy.spec import DecodeError, EngineSpec, TensorSpec, decode
 
 T = TypeVar("T")
 
-# What a device may say of each kind of number: a query of an hour is none.
-LONGEST_SECONDS = 24 * 3600.0
-# Operations or bytes a second, far beyond any machine; layers, and runs, of any model.
-FASTEST, MOST = 1e18, 100_000
+# What a device may say of each kind of number: a query of a day is none, nor one of less than a nanosecond.
+SHORTEST_SECONDS, LONGEST_SECONDS = 1e-9, 24 * 3600.0
+# Operations or bytes a second, far beyond any machine; layers, and runs, of any model; CPUs of any machine.
+FASTEST, MOST, MOST_CPUS = 1e18, 100_000, 4096
+# Of a whole run, and of the CPU time of a block.
+LONGEST_RUN = MOST_CPUS * LONGEST_SECONDS
+# Of the tensors of an engine: how many there are, their axes and sizes, what they take in bytes with dynamic axes of 1.
+MOST_TENSORS, MOST_AXES, LARGEST_AXIS, MOST_TENSOR_BYTES = 1000, 16, 1 << 31, 4 << 30
+BYTES_OF = {
+    **dict.fromkeys(("bool", "int8", "uint8"), 1),
+    **dict.fromkeys(("int16", "uint16", "float16"), 2),
+    **dict.fromkeys(("int32", "uint32", "float32"), 4),
+    **dict.fromkeys(("int64", "uint64", "float64"), 8),
+}
+STAGES = {f.name for f in dataclasses.fields(StageTimes)} - {"end_to_end_p90", "copies", "images"}
+# An engine's files may be so many times larger than what it was made of, and so many bytes.
+GROWTH, SPARE_BYTES = 8, 1 << 30
 
 
 def refuse(device: str, what: str, found: object = "", wanted: object = "") -> DeviceResultError:
@@ -41,8 +58,14 @@ def parse(device: str, line: bytes, kind: type[T]) -> T:
         DeviceResultError: it does not.
         VitdeployError: the error that it reports instead, as the class that has its code.
     """
+    odd = problem_of_line(line)
+    if odd:
+        raise refuse(device, "an answer of absurd sizes", odd)
     try:
         document = read_json(line)
+        odd = problem_of(document)
+        if odd:
+            raise refuse(device, "an answer of absurd sizes", odd)
         if isinstance(document, dict) and set(document) == {"failure"}:
             raise reported(device, decode(Failure, document["failure"]))
         return decode(kind, document)
@@ -53,12 +76,17 @@ def parse(device: str, line: bytes, kind: type[T]) -> T:
 
 
 def reported(device: str, failure: Failure) -> VitdeployError:
-    """The error that a device reports."""
+    """The error that a device reports. One that only a bug explains, or no code of ours, is an error of the device: a
+    bug here, or a gate, is not for it to say."""
     words = {name: printable(getattr(failure, name)) for name in ("message", "found", "wanted", "fix")}
     where = f"{device}: {failure.artifact}: " if failure.artifact else f"{device}: "
     if words["fix"]:
         words["fix"] = f"on {device}: {words['fix']}"
-    return error_with_code(failure.code, printable(where) + words.pop("message"), **words)
+    error = error_with_code(failure.code, printable(where) + words.pop("message"), **words)
+    if error.exit_code in (2, 3, 4):
+        return error
+    fix = words["fix"] or "run the command again; if it comes back, look at the Python there, then please report it"
+    return DeviceError(error.message, found=error.found, wanted=error.wanted, fix=fix)
 
 
 def check_status(status: Status) -> Status:
@@ -69,20 +97,20 @@ def check_status(status: Status) -> Status:
 
 def check_probe(probe: Probe) -> Probe:
     """The same, fit for a terminal."""
-    cleaned: Probe = _clean(probe)
+    cleaned: Probe = clean(probe)
     return cleaned
 
 
-def _clean(value: Any) -> Any:
+def clean(value: Any) -> Any:
     """A tree of plain data with all its texts printable."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):
-        return {printable(str(key)): _clean(item) for key, item in value.items()}
+        return {printable(str(key)): clean(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_clean(item) for item in value)
+        return type(value)(clean(item) for item in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.replace(value, **{f.name: _clean(getattr(value, f.name)) for f in dataclasses.fields(value)})
+        return dataclasses.replace(value, **{f.name: clean(getattr(value, f.name)) for f in dataclasses.fields(value)})
     return value
 
 
@@ -107,7 +135,10 @@ def check_result(device: str, result: Result, job: Job) -> Result:
     given = [entry.path for entry in result.files] if job.kind == "compile" else []
     if sorted(given) != sorted(wanted if job.kind == "compile" else []) or (job.kind == "bench" and result.files):
         raise refuse(device, "other files than those of the engine", ", ".join(given), ", ".join(wanted))
-    return dataclasses.replace(result, host=_clean(result.host), engines=_clean(result.engines))
+    sent, size = sum(entry.bytes for entry in job.files), sum(entry.bytes for entry in result.files)
+    if size > GROWTH * sent + SPARE_BYTES:
+        raise refuse(device, "files of an impossible size", f"{size:,} bytes", f"what {sent:,} bytes can become")
+    return dataclasses.replace(result, host=clean(result.host), engines=clean(result.engines))
 
 
 def product_files(engine: EngineSpec) -> list[str]:
@@ -138,11 +169,47 @@ def check_engine(device: str, engine: EngineSpec, asked: Placed) -> EngineSpec:
     if named - allowed or options - ENGINE_OPTIONS:
         odd = sorted([*(named - allowed), *(options - ENGINE_OPTIONS)])
         raise refuse(device, "an engine that is not allowed", ", ".join(odd), "the files and options of its target")
+    nested, twice = any(part.parts for part in engine.parts), len(set(engine.files)) < len(engine.files)
+    if nested or twice:
+        raise refuse(device, "an engine whose parts have parts, or a file twice", ", ".join(engine.files))
     if parts and {name for part in engine.parts for name in part.files} != set(engine.files):
         raise refuse(device, "an engine whose parts have other files", ", ".join(engine.files))
-    if any(count < 0 for count in engine.kernels.values()):
-        raise refuse(device, "an engine with a negative number of kernels", engine.kernels)
+    if any(not 0 <= count <= MOST for part in (engine, *engine.parts) for count in part.kernels.values()):
+        raise refuse(device, "an engine with an impossible number of kernels", engine.kernels)
+    if engine.sequence not in (None, asked.sequence):
+        raise refuse(device, "an engine whose tokens are chosen in another way", engine.sequence, asked.sequence)
+    for part in (engine, *engine.parts):
+        check_tensors(device, (*part.inputs, *part.outputs))
+        if any(not 1 <= rows < LARGEST_AXIS for rows in part.row_parts or ()):
+            raise refuse(device, "an engine with impossible parts of its rows", part.row_parts)
     return engine
+
+
+def check_tensors(device: str, tensors: Sequence[TensorSpec]) -> None:
+    """Raise DeviceResultError if no engine of ours has such inputs or outputs."""
+    if len(tensors) > MOST_TENSORS:
+        raise refuse(device, "an engine with more tensors than a model has", len(tensors), MOST_TENSORS)
+    for tensor in tensors:
+        sizes = [size for size in tensor.shape if isinstance(size, int)]
+        fits = tensor.dtype in BYTES_OF and len(tensor.shape) <= MOST_AXES and all(0 <= s < LARGEST_AXIS for s in sizes)
+        if not fits or math.prod(sizes) * BYTES_OF[tensor.dtype] > MOST_TENSOR_BYTES:
+            raise refuse(device, "a tensor that no engine has", tensor)
+
+
+def check_named(device: str, found: Sequence[TensorSpec], wanted: Sequence[TensorSpec]) -> None:
+    """Raise DeviceResultError if tensors are not those of the graph that was sent: its names, and its sizes where both
+    are fixed."""
+    theirs = {tensor.name: tensor.shape for tensor in found}
+    fits = len(found) == len(theirs) and set(theirs) == {tensor.name for tensor in wanted}
+    for tensor in wanted if fits else ():
+        shape = theirs[tensor.name]
+        same = len(shape) == len(tensor.shape)
+        fits &= same and not any(
+            isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(shape, tensor.shape, strict=same)
+        )
+    if not fits:
+        words = [", ".join(map(str, each)) for each in (found, wanted)]
+        raise refuse(device, "an engine of another graph", *words)
 
 
 def check_run(device: str, document: Any, protocol: Protocol, names: list[str]) -> BenchRun:
@@ -156,8 +223,10 @@ def check_run(device: str, document: Any, protocol: Protocol, names: list[str]) 
     found = [entry.artifact for entry in bench_run.entries]
     if found != names:
         raise refuse(device, "measurements of other artifacts", ", ".join(found), ", ".join(names))
-    if not 1 <= bench_run.cpus <= 4096:
+    if not 1 <= bench_run.cpus <= MOST_CPUS:
         raise refuse(device, "an impossible number of CPUs", bench_run.cpus)
+    if not 0 <= (bench_run.load_average or 0.0) <= MOST:
+        raise refuse(device, "an impossible load", bench_run.load_average)
     for entry in bench_run.entries:
         _check_entry(device, entry, protocol)
     for name in protocol.scenarios:
@@ -165,12 +234,13 @@ def check_run(device: str, document: Any, protocol: Protocol, names: list[str]) 
             raise refuse(device, f"rounds of {name} that were not measured in turns", sorted(counts))
     if bench_run.context is not None:
         _check_context(device, bench_run.context, protocol, names)
-    cleaned: BenchRun = _clean(bench_run)
+    cleaned: BenchRun = clean(bench_run)
     return cleaned
 
 
 def _check_entry(device: str, entry: Entry, protocol: Protocol) -> None:
     times = [entry.load_seconds, entry.first_inference_ms / 1e3]
+    times += [] if entry.warm_load_seconds is None else [entry.warm_load_seconds]
     if sorted(entry.rounds) != sorted(protocol.scenarios):
         raise refuse(device, "measurements of other scenarios", ", ".join(entry.rounds), ", ".join(protocol.scenarios))
     for name, rounds in entry.rounds.items():
@@ -178,21 +248,51 @@ def _check_entry(device: str, entry: Entry, protocol: Protocol) -> None:
         least, most = protocol.blocks(name), protocol.most_rounds if spread else protocol.blocks(name)
         if not least <= len(rounds) <= most or {block.batch for block in rounds} != {protocol.batch_of(name)}:
             raise refuse(device, f"{len(rounds)} rounds of {name}", wanted=f"{least} to {most}")
+        if not any(block.latencies_ms.size or block.waiting_ms for block in rounds):
+            raise refuse(device, f"rounds of {name} without a query")
         processes = protocol.processes * (protocol.most_sessions if spread else 1)
         for block in rounds:
             if not 0 <= block.process < processes:
                 raise refuse(device, "a block of a process that was not asked for", block.process, processes)
-            if not 0 <= block.begun_seconds < float("inf"):
-                raise refuse(device, "a block of an impossible time", block.begun_seconds)
+            if not 0 <= block.begun_seconds < LONGEST_RUN or not 0 <= block.busy_seconds <= LONGEST_SECONDS:
+                raise refuse(device, "a block of an impossible time", (block.begun_seconds, block.busy_seconds))
+            if any(not 0 <= age < LONGEST_SECONDS * 1e3 for age in block.waiting_ms):
+                raise refuse(device, "a query that has waited for an impossible time")
+            if block.machine is not None:
+                _check_machine(device, block.machine)
             latencies = block.latencies_ms / 1e3
             times += [block.seconds, *latencies.tolist()]
             if parse_scenario(name).kind == "server":
                 continue  # queries may wait since before their block, and there may be none
             if not latencies.size or latencies.sum() > 1.01 * block.seconds:
                 raise refuse(device, "a block without a query, or with queries that took longer than it")
-    impossible = [seconds for seconds in times if not 0 < seconds <= LONGEST_SECONDS]
-    if impossible or any(not 0 <= time < LONGEST_SECONDS * 1e3 for each in entry.stages_ms.values() for time in each):
+    apart = (*entry.stages_ms.values(), *entry.parts_ms.values())
+    impossible = [seconds for seconds in times if not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS]
+    if impossible or any(not 0 <= time < LONGEST_SECONDS * 1e3 for each in apart for time in each):
         raise refuse(device, "impossible times", impossible[:3])
+    unknown = sorted(set(entry.stages_ms) - STAGES)
+    if unknown or not all(apart) or (entry.stages_ms and "end_to_end" not in entry.stages_ms):
+        raise refuse(device, "times of other stages, or of none", ", ".join(entry.stages_ms), ", ".join(sorted(STAGES)))
+
+
+# Of a block, by the field of `Machine`; what is not read is None. Differences of clocks may be slightly below 0.
+POSSIBLE = {
+    **dict.fromkeys(
+        ("own_seconds", "other_seconds", "stolen_seconds"), (-LONGEST_SECONDS, MOST_CPUS * LONGEST_SECONDS)
+    ),
+    **dict.fromkeys(("suspended_seconds", "waited_seconds"), (-1.0, LONGEST_RUN)),
+    "joules": (-1.0, 1e9),
+    **dict.fromkeys(("mhz", "limit_mhz"), (0.0, 1e6)),
+    "celsius": (-273.15, 1000.0),
+    "throttles": (0, 1 << 62),
+}
+
+
+def _check_machine(device: str, machine: Machine) -> None:
+    for name, (least, most) in POSSIBLE.items():
+        value = getattr(machine, name)
+        if value is not None and not least <= value <= most:
+            raise refuse(device, f"impossible {name.replace('_', ' ')} of a block", value)
 
 
 def _check_context(device: str, context: Context, protocol: Protocol, names: list[str]) -> None:

@@ -8,30 +8,35 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from vitdeploy.devices.agent.arrays import read_array
 from vitdeploy.devices.agent.documents import MAX_JOB_BYTES, Placed
 from vitdeploy.devices.agent.stream import BrokenOff, message
-from vitdeploy.devices.call import Call
+from vitdeploy.devices.call import Call, printable
 from vitdeploy.devices.client import Client
-from vitdeploy.devices.results import check_engine, parse, refuse
+from vitdeploy.devices.patience import spelled
+from vitdeploy.devices.results import check_engine, check_named, check_tensors, clean, parse, refuse
+from vitdeploy.devices.transport import Unresponsive
+from vitdeploy.errors import DeviceError
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.spec import EngineSpec, FileEntry, TensorSpec, encode
+from vitdeploy.spec import EngineSpec, FileEntry, GraphSpec, TensorSpec, encode
 
 MAX_OUTPUT_BYTES = 4 << 30
+# An engine takes as many rows of each input as it was compiled for, or as the model has of something else.
+MOST_ROWS = 4096
 # The types that engines return; no graph of ours has another output.
 DTYPES = {"float32", "float16", "int64", "int32", "uint8", "bool"}
 
 
 @dataclass(frozen=True)
 class _Loaded:
-    """The first answer of a session; `waits_for` alone, as often as it changes, before that."""
+    """The first answer of a session. Before that, `waits_for` alone, as often as it changes, then `begun` alone."""
 
     engine: EngineSpec | None = None
     host: dict[str, str] | None = None
@@ -39,6 +44,7 @@ class _Loaded:
     outputs: tuple[TensorSpec, ...] = ()
     provider: str = ""
     waits_for: str = ""
+    begun: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,13 +53,21 @@ class _Outputs:
 
 
 class RemoteRunner(Runner):
-    """`placed` and its files, compiled and run on the device of `client`. `engine` and `host` are known once loaded."""
+    """`placed` and its files, compiled and run on the device of `client`. `engine` and `host` are known once loaded.
+
+    `graphs`: by part, the tensors of what is sent, which the engine must have."""
 
     def __init__(
-        self, client: Client, placed: Placed, files: Mapping[FileEntry, Path], tell: Any, *, name: str
+        self,
+        client: Client,
+        placed: Placed,
+        files: Mapping[FileEntry, Path],
+        *,
+        name: str,
+        graphs: Mapping[str, GraphSpec] | None = None,
     ) -> None:
         super().__init__(name)
-        self._client, self._placed, self._files, self._tell = client, placed, files, tell
+        self._client, self._placed, self._files, self._graphs = client, placed, files, graphs or {}
         self._open: contextlib.ExitStack | None = None
         self._call: Call | None = None
         self.engine: EngineSpec | None = None
@@ -67,34 +81,74 @@ class RemoteRunner(Runner):
         device = self._client.device.name
         request = {"placed": encode(self._placed), "files": encode(list(self._files)), "options": {}}
         with contextlib.ExitStack() as stack:
-            call = stack.enter_context(self._client.started("serve", timeout=None))
-            call.send(self._client.unless_cancelled(message(request, self._files.values())))
-            while True:
-                loaded = parse(device, self._client.line(call, MAX_JOB_BYTES), _Loaded)
-                if not loaded.waits_for:
-                    break
-                self._tell(f"{device}: waits for {loaded.waits_for}", 0, 1)
+            call = stack.enter_context(self._client.started("serve"))
+            call.send(message(request, self._files.values()))
+            loaded = self._first_answer(call)
             if loaded.engine is None or not (loaded.inputs and loaded.outputs):
                 raise refuse(device, "an engine without inputs or outputs")
-            self.engine = check_engine(device, loaded.engine, self._placed)
-            self.inputs, self.outputs, self.provider = loaded.inputs, loaded.outputs, loaded.provider
-            self.host = loaded.host or {}
+            self.engine = clean(check_engine(device, loaded.engine, self._placed))
+            check_tensors(device, (*loaded.inputs, *loaded.outputs))
+            if len(self._graphs) == 1:
+                [graph] = self._graphs.values()
+                check_named(device, loaded.inputs, graph.inputs)
+                check_named(device, loaded.outputs, graph.outputs)
+            most = max(self._placed.batch, MOST_ROWS)
+            if any(isinstance(size, int) and size > most for tensor in loaded.inputs for size in tensor.shape[:1]):
+                raise refuse(device, "an engine for more inputs at once than it was asked for", loaded.inputs, most)
+            if self.inputs and (self.inputs, self.outputs) != (loaded.inputs, loaded.outputs):
+                raise refuse(device, "another engine than before the connection was lost", loaded.inputs, self.inputs)
+            self.inputs, self.outputs, self.provider = loaded.inputs, loaded.outputs, printable(loaded.provider)
+            self.host = clean(loaded.host or {})
             self._call, self._open = call, stack.pop_all()
 
+    def _first_answer(self, call: Call) -> _Loaded:
+        """What the session says once it was its turn and the engine was built.
+
+        Raises:
+            DeviceError: either took longer than anybody waits.
+        """
+        client, device, waits_for = self._client, self._client.device.name, ""
+        limits = {True: client.patience.queue, False: client.patience.work}
+        since: dict[bool, float] = {}
+        while True:
+            queued, now = bool(waits_for), time.monotonic()
+            left = limits[queued] - (now - since.setdefault(queued, now))
+            if left <= 0:
+                raise DeviceError(
+                    f"{device}: no answer for {spelled(limits[queued])}",
+                    found=f"it waits for {waits_for}" if queued else "the engine is not built yet",
+                    wanted="its turn" if queued else "an engine",
+                    fix="run the command again when it is free; `vitdeploy devices doctor` says what runs there",
+                )
+            try:
+                loaded = parse(device, client.line(call, MAX_JOB_BYTES, within=left, talk=True), _Loaded)
+            except Unresponsive:
+                if time.monotonic() - since[queued] < limits[queued]:
+                    raise
+                continue
+            waits_for = printable(loaded.waits_for)
+            if waits_for:
+                client.tell(f"{device}: waits for {waits_for}; for {spelled(limits[True])} at most", 0, 1)
+            elif not loaded.begun:
+                return loaded
+
     def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        return self._client.patiently(lambda: self._ask(feeds), self._tell)
+        return self._client.patiently(lambda: self._ask(feeds))
 
     def _ask(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         if self._call is None:
             self._connect()
         assert self._call is not None
         call, self._call = self._call, None  # of no use any more, unless all of this goes well
-        call.send(self._client.unless_cancelled(_request(feeds)))
-        line = self._client.line(call, MAX_JOB_BYTES)
+        call.send(_request(feeds))
+        line = self._client.line(call, MAX_JOB_BYTES, within=self._client.patience.work)
         found = parse(self._client.device.name, line, _Outputs).outputs
         self._check(found, next(iter(feeds.values())).shape[0])
         try:
-            outputs = {tensor.name: read_array(call.output, tensor) for tensor in found}
+            outputs = {}
+            for tensor in found:
+                call.begin()
+                outputs[tensor.name] = read_array(call.output, tensor)
         except BrokenOff as error:
             raise self._client.ended(call, str(error)) from None
         self._call = call

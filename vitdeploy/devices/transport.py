@@ -25,6 +25,10 @@ class ConnectionLost(DeviceError):
     """ssh could not connect, or its connection broke: trying again may help."""
 
 
+class Unresponsive(ConnectionLost):
+    """The connection stands, but the agent does not speak, or too slowly."""
+
+
 def command(device: Device, arguments: Sequence[str]) -> list[str]:
     """The program here that runs `device.python ARGUMENTS` on the device."""
     if device.host is None:

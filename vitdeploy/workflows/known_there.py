@@ -19,7 +19,6 @@ from vitdeploy.known_bad.engine import accepted_of
 from vitdeploy.known_bad.entries import REFUSED
 from vitdeploy.known_bad.find import Match, matches, refuse_known_bad
 from vitdeploy.known_bad.platform import concerns, for_target, platform_there
-from vitdeploy.progress import Progress
 from vitdeploy.spec import EngineSpec, Precision
 
 
@@ -74,12 +73,12 @@ def suspects_of(shipment: Shipment, accepted: Sequence[str]) -> Suspects:
     return Suspects(placed, graphs, tuple(found), frozenset(accepted))
 
 
-def known_there(client: Client, suspects: Sequence[Suspects], progress: Progress) -> dict[str, KnownBadError]:
+def known_there(client: Client, suspects: Sequence[Suspects]) -> dict[str, KnownBadError]:
     """By name, the refusals of artifacts that the device is known to compute wrongly. It is asked only where an
     artifact is suspect; errors as `Client.probe`."""
     if not any(suspects):
         return {}
-    probe = client.patiently(client.probe, progress)
+    probe = client.probe()
     refused = {}
     for each in suspects:
         try:

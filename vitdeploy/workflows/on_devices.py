@@ -17,13 +17,14 @@ from vitdeploy.benchmark.run import against_last
 from vitdeploy.compilation.build_options import BuildOptions
 from vitdeploy.devices.client import Client
 from vitdeploy.devices.registry import Device
-from vitdeploy.devices.results import check_run, product_files, reported
+from vitdeploy.devices.results import check_named, check_run, product_files, reported
 from vitdeploy.devices.runner import RemoteRunner
 from vitdeploy.devices.shipment import entries, make_job
 from vitdeploy.document.bench import DeviceBench
 from vitdeploy.document.errors import ErrorFacts
 from vitdeploy.document.verification import Verification
 from vitdeploy.errors import VitdeployError
+from vitdeploy.graph.io.files import graph_spec, load_graph
 from vitdeploy.known_bad.engine import accepted_of
 from vitdeploy.known_bad.words import in_spite
 from vitdeploy.pipeline.measure import summarise
@@ -61,13 +62,13 @@ def worst(errors: Sequence[VitdeployError]) -> VitdeployError:
     return min(errors, key=lambda error: WORST.index(error.exit_code))
 
 
-def on_all(devices: Sequence[Device], work: Callable[[Client], T], note: Note) -> list[Outcome[T]]:
+def on_all(devices: Sequence[Device], work: Callable[[Client], T], progress: Progress, note: Note) -> list[Outcome[T]]:
     """Call `work` with a client of each device, at the same time.
 
     An interrupt stops the started jobs on all devices that can be reached, reports this, and propagates.
     """
     cancelled = threading.Event()
-    clients = [Client(device, cancelled) for device in devices]
+    clients = [Client(device, cancelled, progress) for device in devices]
 
     def attempt(client: Client) -> Outcome[T]:
         try:
@@ -112,14 +113,14 @@ def bench_on(
 
     def work(client: Client) -> DeviceBench:
         device = client.device.name
-        refused = known_there(client, tuple(suspects.values()), progress)
+        refused = known_there(client, tuple(suspects.values()))
         sent = [each for each in shipments if each.placed.name not in refused]
         if not sent:
             raise next(iter(refused.values()))
         job, files = make_job("bench", sent, {"protocol": encode(protocol)})
         graphs = {placed.name: files[placed.graphs[0].file] for placed in job.artifacts}
         with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
-            result = client.run(job, files, Path(folder), progress)
+            result = client.run(job, files, Path(folder))
         measured = [name for name in names if name in result.engines]
         engines = {name: suspects[name].known_of(result.engines[name]) for name in measured}
         bench_run = check_run(device, result.bench_run, protocol, measured)
@@ -139,7 +140,7 @@ def bench_on(
             remarks=(*rebuilt, *remarks, *left_out),
         )
 
-    return on_all(devices, work, note)
+    return on_all(devices, work, progress, note)
 
 
 def verify_on(
@@ -160,13 +161,15 @@ def verify_on(
     trial = Trial(ours, theirs, choice, skip_bad=skip_bad, progress=progress)
     for text in trial.foresee(budget):
         note(text)
+    sent = {graph.part: device_artifact.shipment.files[graph.file] for graph in placed.graphs}
+    graphs = {part: graph_spec(load_graph(file), file.name) for part, file in sent.items()}
     suspects = suspects_of(device_artifact.shipment, (*accepted, *device_artifact.accepted))
 
     def work(client: Client) -> tuple[Subject, Answers]:
-        for error in known_there(client, [suspects], progress).values():
+        for error in known_there(client, [suspects]).values():
             raise error
         name = f"{device_artifact.name} on {client.device.name}"
-        runner = RemoteRunner(client, placed, files, progress, name=name)
+        runner = RemoteRunner(client, placed, files, name=name, graphs=graphs)
         there = dataclasses.replace(ours, name=name, runner=lambda: runner)
         answers = trial.answers(there)
         assert runner.engine is not None
@@ -175,7 +178,7 @@ def verify_on(
 
     return [
         Outcome(each.device, trial.judge(*each.found, budget) if each.found else None, each.error)
-        for each in on_all(devices, work, note)
+        for each in on_all(devices, work, progress, note)
     ]
 
 
@@ -215,11 +218,15 @@ def compile_on(
         check_batch(graph, spec, batch or graphs.batch)
     shipment = placed_shipment(name, graphs, batch or graphs.batch, golden)
     job, files = make_job("compile", [shipment], {} if build is None else {"build": encode(build)})
-    (outcome,) = on_all([device], lambda client: client.run(job, files, folder, progress), note)
+    (outcome,) = on_all([device], lambda client: client.run(job, files, folder), progress, note)
     if outcome.error is not None:
         raise outcome.error
     assert outcome.found is not None
     engine = outcome.found.engines[name]
+    for part in engine.parts or (engine,):
+        spec = graph_spec(load_graph(graphs.folder / f"{part.part}.onnx"), part.graph)
+        check_named(device.name, part.inputs, spec.inputs)
+        check_named(device.name, part.outputs, spec.outputs)
     taken = accepted_of(engine, {part: graphs.folder / f"{part}.onnx" for part in graphs.graphs}, name, accepted)
     for part in engine.parts or (engine,):
         _bring_graph(graphs, part, folder)

@@ -1,4 +1,5 @@
 """The agent's commands. Each prints one line, "vitdeploy-agent ok", and then its answer; an error is an answer too.
+While it works on one, beats come first (beat.py).
 
 probe                  what this device is
 status DIGEST          the status of a job
@@ -28,6 +29,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from vitdeploy.devices.agent.beat import BEAT_SECONDS, Beats
 from vitdeploy.devices.agent.board import read_memory
 from vitdeploy.devices.agent.documents import MAX_JOB_BYTES, Job, Status, flat
 from vitdeploy.devices.agent.failures import explained, failure
@@ -56,8 +58,6 @@ KEPT_JOBS = 8
 # Beside the files themselves: copies that compilers make of them, and the runtime's own.
 SPARE_BYTES = 16 << 20
 LOOK_SECONDS = 0.2
-# How often a watched job's progress is reported, which takes the device next to no time.
-TELL_SECONDS = 5.0
 STOP_SECONDS = 5.0
 
 
@@ -76,7 +76,9 @@ def main(agent: str) -> None:
     answers.flush()
     try:
         with explained():
-            for block in _answer(command, arguments, agent, answers):
+            with Beats(answers.fileno()) as beats:
+                blocks = _answer(command, arguments, agent, answers, beats)
+            for block in blocks:
                 answers.write(block)
                 answers.flush()
     except VitdeployError as error:
@@ -87,7 +89,8 @@ def main(agent: str) -> None:
         pass  # nobody is there any more
 
 
-def _answer(command: str, arguments: list[str], agent: str, answers: BinaryIO) -> Iterable[bytes]:
+def _answer(command: str, arguments: list[str], agent: str, answers: BinaryIO, beats: Beats) -> Iterable[bytes]:
+    """What is written once the beats have ended."""
     if command == "probe":
         from vitdeploy.devices.agent.probe import probe
 
@@ -99,7 +102,7 @@ def _answer(command: str, arguments: list[str], agent: str, answers: BinaryIO) -
     if command == "serve":
         from vitdeploy.devices.agent.serve import serve
 
-        serve(sys.stdin.buffer, answers)
+        serve(sys.stdin.buffer, answers, beats)
         return ()
     folder = _folder(arguments[0])
     if command == "fetch":
@@ -235,7 +238,8 @@ def _run(folder: Path) -> None:
 
 
 def _watch(folder: Path) -> Iterator[bytes]:
-    """The status, whenever its state or what it waits for has changed, and now and then for its progress.
+    """The status, whenever its state or what it waits for has changed, and for its progress as often as an agent beats,
+    which takes the device next to no time.
 
     Once nobody listens any more, writing it ends this process.
     """
@@ -243,7 +247,7 @@ def _watch(folder: Path) -> Iterator[bytes]:
     while True:
         status = read_status(folder)
         now, ended = time.monotonic(), status.state not in ("queued", "running")
-        if (status.state, status.detail) != told or now - when >= TELL_SECONDS:
+        if (status.state, status.detail) != told or now - when >= BEAT_SECONDS:
             yield from message(asdict(status))
             told, when = (status.state, status.detail), now
         if ended:

@@ -1,20 +1,23 @@
 """One engine, asked over the connection itself: a placement comes in, then feeds, and outputs go back.
 
-    {"placed": {...}, "files": [...], "options": {}} + files     {"engine": {...}, "host": {...}}
+    {"placed": {...}, "files": [...], "options": {}} + files     {"begun": true}
+                                                                 {"engine": {...}, "host": {...}}
     {"feeds": [{"name", "dtype", "shape"}, ...]} + arrays        {"outputs": [...]} + arrays
 
-While another user has the device, lines {"waits_for": "..."} come first. An error is answered as {"failure": {...}}.
-The session ends with the connection; nothing of it stays.
+While another user has the device, lines {"waits_for": "..."} come first; beats (beat.py) come between any two lines. An
+error is answered as {"failure": {...}}. The session ends with the connection; nothing of it stays.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from vitdeploy.devices.agent.arrays import read_array
+from vitdeploy.devices.agent.beat import Beats
 from vitdeploy.devices.agent.build import make_engine
 from vitdeploy.devices.agent.documents import MAX_JOB_BYTES, Placed
 from vitdeploy.devices.agent.state import scratch
@@ -26,27 +29,33 @@ from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import FileEntry, TensorSpec, decode, encode
 
+Say = Callable[..., None]
 
-def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+
+def serve(requests: BinaryIO, answers: BinaryIO, beats: Beats) -> None:
     """Answer until the connection ends."""
 
     def say(document: Any, arrays: tuple[Array, ...] = ()) -> None:
-        for block in message(document):
-            answers.write(block)
-        for array in arrays:
-            answers.write(array.data)
-        answers.flush()
+        with beats.paused():
+            for block in message(document):
+                answers.write(block)
+            for array in arrays:
+                answers.write(array.data)
+            answers.flush()
 
-    with scratch() as folder, turn("verify", lambda other: say({"waits_for": other})):
-        _answer(folder, requests, say)
+    with scratch() as folder:
+        # All is read before it is our turn: the host sends, and hears nothing before it has done.
+        request = read_json(read_line(requests, MAX_JOB_BYTES))
+        for entry in (decode(FileEntry, each) for each in request["files"]):
+            (folder / entry.path).parent.mkdir(parents=True, exist_ok=True)
+            read_file(requests, entry, folder / entry.path)
+        with turn("verify", lambda other: say({"waits_for": other})):
+            say({"begun": True})
+            _answer(folder, request, requests, say)
 
 
-def _answer(folder: Path, requests: BinaryIO, say: Any) -> None:
-    request = read_json(read_line(requests, MAX_JOB_BYTES))
+def _answer(folder: Path, request: Any, requests: BinaryIO, say: Say) -> None:
     placed = decode(Placed, request["placed"])
-    for entry in (decode(FileEntry, each) for each in request["files"]):
-        (folder / entry.path).parent.mkdir(parents=True, exist_ok=True)
-        read_file(requests, entry, folder / entry.path)
     engine, where = make_engine(placed, folder, folder / "engine", request["options"], lambda *progress: None)
     with make_runner(where, engine) as runner:
         if isinstance(runner, FlowRunner):
@@ -57,7 +66,7 @@ def _answer(folder: Path, requests: BinaryIO, say: Any) -> None:
             _infer(runner, [decode(TensorSpec, each) for each in read_json(line)["feeds"]], requests, say)
 
 
-def _infer(runner: Runner, feeds: list[TensorSpec], requests: BinaryIO, say: Any) -> None:
+def _infer(runner: Runner, feeds: list[TensorSpec], requests: BinaryIO, say: Say) -> None:
     outputs = runner.infer({feed.name: read_array(requests, feed) for feed in feeds})
     found = {name: np.ascontiguousarray(array) for name, array in outputs.items()}
     specs = [encode(TensorSpec(name, array.dtype.name, array.shape)) for name, array in found.items()]

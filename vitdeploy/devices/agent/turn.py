@@ -30,9 +30,10 @@ def turn(what: str, waits_for: Callable[[str], None]) -> Iterator[None]:
     try:
         told = ""
         while True:
-            first = tickets()[0]
-            if first[0] != ticket:
-                found = str(first[1]["what"])
+            before = [other for path, other in tickets() if path < ticket]
+            if before:
+                more = f" ({len(before)} jobs before this one)" if len(before) > 1 else ""
+                found = f"{before[0]['what']}{more}"
             else:
                 ours = MACHINE.take()
                 if ours:

@@ -1,0 +1,139 @@
+"""Every conversation with a device that misbehaves in every way: an end in time, an error that says what was found, no
+process left, no output."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.faults.devices.board import IMPATIENT, Board, judged, wait_for
+from tests.faults.devices.hostile import ACTS
+from tests.faults.devices.model import TARGET, Small
+from tests.faults.gate import Row
+
+# Seconds: each case waits for its device twice, at most 4 s, and most of the time for a core.
+LIMIT = 60.0
+AT_ONCE = 4
+QUICK = ("--duration", "0.01", "--warmup", "0", "--scenario", "single")
+# The verbs of the agent that each command says, but for the last ones with a job that is over.
+VERBS = {
+    "doctor": ("install", "probe"),
+    "compile": ("status", "submit", "watch", "fetch"),
+    "bench": ("status", "submit", "watch", "fetch"),
+    "verify": ("serve",),
+}
+WAITS = ("queues for ever", "runs for ever")
+# One of each way, spread over commands and verbs.
+SHORT = (
+    ("doctor", "install", "mute"),
+    ("doctor", "probe", "drips"),
+    ("doctor", "probe", "floods errors"),
+    ("compile", "status", "noise"),
+    ("compile", "submit", "greets and hangs"),
+    ("compile", "watch", "queues for ever"),
+    ("compile", "fetch", "endless line"),
+    ("bench", "status", "drips its greeting"),
+    ("bench", "watch", "runs for ever"),
+    ("bench", "fetch", "beats for ever"),
+    ("bench", "submit", "shuts its output"),
+    ("verify", "serve", "mute"),
+    ("verify", "serve", "queues for ever"),
+    ("verify", "serve", "flood of beats"),
+)
+ABSURD = {
+    "a size of -1": {"files": [{"path": "model.bin", "bytes": -1, "sha256": "0" * 64}]},
+    "a size of 10^30": {"files": [{"path": "model.bin", "bytes": 10**30, "sha256": "0" * 64}]},
+    "a path out of its folder": {"files": [{"path": "../../stolen", "bytes": 1, "sha256": "0" * 64}]},
+    "a job of another": {"job": "0" * 64},
+    "a list of a million": {"left_out": [1] * 1_000_000},
+}
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What is typed, the verb that misbehaves, and what its device does (hostile.py)."""
+
+    name: str
+    command: str
+    case: dict[str, Any]
+    expected: str = ""
+
+
+def conversations(full: bool) -> list[Conversation]:
+    every = [
+        (command, verb, act)
+        for command, verbs in VERBS.items()
+        for verb in verbs
+        for act in ACTS
+        if act not in WAITS or verb in ("watch", "serve")
+    ]
+    chosen = every if full else SHORT
+    found = [Conversation(f"{a}, {verb}: {act}", a, {"verb": verb, "act": act}) for a, verb, act in chosen]
+    result = {"format": 1, "job": "0" * 64, "host": {}}
+    for name, changes in ABSURD.items() if full else list(ABSURD.items())[:2]:
+        said = json.dumps({**result, **changes}).encode() + b"\n"
+        case = {"verb": "fetch", "say": said.hex(), "then": "endless"}
+        found.append(Conversation(f"compile, fetch: {name}, then an endless stream", "compile", case, "VD3106"))
+    return found
+
+
+def words_of(command: str, small: Small, out: Path) -> Sequence[object]:
+    graph, on = small.graph, ("--on", "board")
+    return {
+        "doctor": ("devices", "doctor", "board"),
+        "compile": ("compile", graph, "--target", TARGET, "-o", out, *on),
+        "bench": ("bench", graph, "--target", TARGET, *QUICK, *on),
+        "verify": ("verify", graph, "--target", TARGET, "--against", graph, "--data", small.images, *on),
+    }[command]
+
+
+def conversations_row(full: bool, work: Path, small: Small) -> Row:
+    cases = conversations(full)
+    row = Row("devices: silence, drips, floods, queues", len(cases) + 2)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for found in pool.map(
+            lambda each: _converse(each[1], work / f"conversation-{each[0]}", small), enumerate(cases)
+        ):
+            row.add(*found)
+        for found in pool.map(lambda mute: _interrupted(mute, work / f"interrupt-{mute}", small), (False, True)):
+            row.add(*found)
+    return row
+
+
+def _converse(each: Conversation, folder: Path, small: Small) -> tuple[Any, ...]:
+    board, out = Board(folder, each.case), folder / "out"
+    done = board.command(*words_of(each.command, small, out), limit=LIMIT)
+    outcome, note = judged(done, (3, 4), each.expected)
+    if outcome == "clean" and (left := board.left()):
+        outcome, note = "wrong", f"left running: {left}"
+    if outcome == "clean" and (out.exists() or (folder.parent / "stolen").exists()):
+        outcome, note = "wrong", "left an output"
+    board.end()
+    return each.name, outcome, done.seconds, done.peak_mb, note
+
+
+def _interrupted(mute: bool, folder: Path, small: Small) -> tuple[Any, ...]:
+    """Ctrl-C while a job is queued: the device stops it, or the user is told how to fetch its result."""
+    waits = {"verb": "watch", "act": "queues for ever"}
+    board, out = Board(folder, waits, {**IMPATIENT, "queue": 3600.0}), folder / "out"
+    behaved = {"verb": "stop", "act": "greets and hangs"} if mute else waits
+
+    def interrupt(process: int, log: Path) -> None:
+        wait_for("waits for bench of somebody")(process, log)
+        board.behave(behaved)
+        os.kill(process, signal.SIGINT)
+
+    done = board.command(*words_of("compile", small, out), limit=LIMIT, meanwhile=interrupt)
+    said = "so its job goes on; the same command fetches the result later" if mute else "the job was stopped"
+    outcome, note = judged(done, (130,), said)
+    if board.left() or out.exists():
+        outcome, note = "wrong", "left a process or an output"
+    board.end()
+    name = f"Ctrl-C, and the device {'does not answer' if mute else 'answers'}"
+    return name, outcome, done.seconds, done.peak_mb, note

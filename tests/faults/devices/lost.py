@@ -1,0 +1,216 @@
+"""What is lost of a job when its device, its connection or this machine dies: the same command afterwards finishes it.
+
+The agent is the real one, and so is the engine that it builds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.faults.devices.board import REAL, Board, Done, judged, wait_for
+from tests.faults.devices.conversations import QUICK
+from tests.faults.devices.model import Small
+from tests.faults.gate import Outcome, Row
+
+LIMIT = 120.0
+AT_ONCE = 2
+SEED = 21
+TARGET = "openvino-cpu"  # whose engine has files of its own
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+# Where the connection is cut, by verb of the agent: after so many lines that it said, and bytes more; after so many
+# bytes that it heard. The greeting is its first line.
+CUTS: dict[str, tuple[dict[str, int], ...]] = {
+    "status": ({}, {"lines": 1}, {"lines": 1, "bytes": 10}, {"lines": 2}),
+    "submit": ({"heard": 0}, {"heard": 1000}, {"heard": 100_000}, {"lines": 1}, {"lines": 1, "bytes": 5}, {"lines": 2}),
+    "watch": ({}, {"lines": 1}, {"lines": 1, "bytes": 5}, {"lines": 2}, {"lines": 3}),
+    "fetch": ({}, {"lines": 1}, {"lines": 1, "bytes": 50}, {"lines": 2}, {"lines": 2, "bytes": 1000}),
+    "remove": ({}, {"lines": 1}),
+    "serve": ({}, {"heard": 1000}, {"lines": 1}, {"lines": 2}, {"lines": 2, "bytes": 50}, {"lines": 3}, {"lines": 4}),
+}
+SHORT_CUTS = (("submit", 1), ("fetch", 4))
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One case: how the device behaves, what happens meanwhile, and how the first command may end."""
+
+    name: str
+    case: dict[str, Any]
+    command: str = "compile"
+    statuses: tuple[int, ...] = (0, 4)
+    expected: str = ""
+    meanwhile: Callable[[Board, int, Path], None] | None = None
+    largest: int = 0
+    around: Callable[[Board], contextlib.AbstractContextManager[object]] = field(default=lambda board: _nothing())
+
+
+@contextlib.contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+def lost_row(full: bool, work: Path, small: Small) -> Row:
+    losses = [*_cuts(full), *_deaths(full)]
+    row = Row("devices: connection cut, host or device dies, disk full", len(losses))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for found in pool.map(lambda each: _lose(each[1], work / f"lost-{each[0]}", small), enumerate(losses)):
+            row.add(*found)
+    return row
+
+
+def _cuts(full: bool) -> list[Loss]:
+    chosen = [(verb, CUTS[verb][number]) for verb, number in SHORT_CUTS]
+    if full:
+        chosen = [(verb, where) for verb, each in CUTS.items() for where in each]
+    return [
+        Loss(
+            f"{verb}: cut after {', '.join(f'{count} {what}' for what, count in where.items()) or 'nothing'}",
+            {"verb": verb, "times": 1, "real": True, **where},
+            "verify" if verb == "serve" else "compile",
+        )
+        for verb, where in chosen
+    ]
+
+
+def _deaths(full: bool) -> list[Loss]:
+    real, chance = {"verb": "none", "real": True}, random.Random(SEED)
+    mute = {"verb": "remove", "act": "greets and hangs", "times": 1, "real": True}
+    small_disk = {"verb": "submit", "times": 1, "largest": 20_000, "real": True}
+    delays = [chance.uniform(0.2, 4.0) for _ in range(20 if full else 1)]
+    killed = [
+        Loss(f"host killed after {delay:.1f} s", real, "compile", (-9, 0), meanwhile=_kill(delay)) for delay in delays
+    ]
+    found = [
+        *killed,
+        Loss("job killed there", real, "compile", (4,), "the job was lost", meanwhile=_kill_job, around=_held),
+        Loss("disk full there", small_disk, "compile", (4,), "VD4101"),
+        Loss("disk full here", real, "compile", (4,), "VD4101.*cannot be written", largest=20_000),
+    ]
+    if not full:
+        return found
+    bench_cut = {"verb": "watch", "times": 1, "real": True, "lines": 2}
+    return [
+        *found,
+        Loss("the last word is never answered", mute, "compile", (0,)),
+        Loss("bench: cut while it is watched", bench_cut, "bench"),
+        Loss("bench: host killed", real, "bench", (-9, 0), meanwhile=_kill(4.0)),
+        Loss("its folder there is emptied while it waits", real, "compile", (4,), meanwhile=_empty, around=_held),
+    ]
+
+
+def _words(command: str, small: Small, out: Path) -> tuple[object, ...]:
+    on = ("--on", "board")
+    return {
+        "compile": ("compile", small.graph, "--target", TARGET, "-o", out, *on),
+        "bench": ("bench", small.graph, "--target", TARGET, *QUICK, *on),
+        "verify": ("verify", small.graph, "--target", TARGET, "--against", small.graph, "--data", small.images, *on),
+    }[command]
+
+
+def _lose(loss: Loss, folder: Path, small: Small) -> tuple[Any, ...]:
+    board, out = Board(folder, loss.case, dict(REAL)), folder / "out"
+    words = _words(loss.command, small, out)
+    happens = loss.meanwhile
+
+    def meanwhile(process: int, log: Path) -> None:
+        if happens is not None:
+            happens(board, process, log)
+
+    with loss.around(board):
+        first = board.command(*words, limit=LIMIT, largest=loss.largest, meanwhile=meanwhile)
+    outcome, note = _first(first, loss)
+    seconds = first.seconds
+    if outcome == "clean":
+        again = board.command(*words, limit=LIMIT)
+        seconds = max(seconds, again.seconds)
+        outcome, note = judged(again, (0,))
+        note = f"the same command: {note}"
+        outcome = "clean" if outcome == "accepted" else outcome
+    if outcome == "clean" and (left := _left(board, loss, out)):
+        outcome, note = "wrong", left
+    board.end()
+    return loss.name, outcome, seconds, first.peak_mb, note
+
+
+def _first(done: Done, loss: Loss) -> tuple[Outcome, str]:
+    """Whether the first command ended as it may."""
+    if done.status == -9 and -9 in loss.statuses:
+        return "clean", "killed"
+    outcome, note = judged(done, loss.statuses, loss.expected)
+    return ("clean" if outcome == "accepted" else outcome), note
+
+
+def _left(board: Board, loss: Loss, out: Path) -> str:
+    """What is wrong afterwards: a job that is still there, an engine that is not whole."""
+    from vitdeploy.bundle.read import read_bundle, verify_files
+
+    if loss.command == "compile":
+        verify_files(out, read_bundle(out))
+    found = board.left()
+    if board.jobs or found:
+        return f"left there: {', '.join(job.name[:8] for job in board.jobs)} {found}"
+    return ""
+
+
+# --- what happens meanwhile -------------------------------------------------------------------------------------------
+
+
+def _kill(delay: float) -> Callable[[Board, int, Path], None]:
+    def kill(board: Board, process: int, log: Path) -> None:
+        time.sleep(delay)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process, signal.SIGKILL)
+
+    return kill
+
+
+def _waits(board: Board, process: int, log: Path) -> Path:
+    """The status of the job, once it waits for the device."""
+    wait_for("board: waits for")(process, log)
+    return board.jobs[0] / "status.json"
+
+
+def _kill_job(board: Board, process: int, log: Path) -> None:
+    status = json.loads(_waits(board, process, log).read_text())
+    os.kill(status["process"]["pid"], signal.SIGKILL)
+
+
+def _empty(board: Board, process: int, log: Path) -> None:
+    import shutil
+
+    status = json.loads(_waits(board, process, log).read_text())
+    shutil.rmtree(board.jobs[0])
+    os.kill(status["process"]["pid"], signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _held(board: Board) -> Iterator[None]:
+    """Somebody else has the device."""
+    from vitdeploy.benchmark.machine_lock import LOCK_NAME
+
+    words = [sys.executable, "-c", HOLD, str(board.folder / "home/tmp" / LOCK_NAME)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdin is not None and holder.stdout is not None
+        holder.stdout.readline()
+        try:
+            yield
+        finally:
+            holder.stdin.close()
