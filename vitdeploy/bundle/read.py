@@ -24,6 +24,7 @@ from typing import Any
 from vitdeploy.bundle.flow import mismatches, tensors_of
 from vitdeploy.bundle.layout import begins_with
 from vitdeploy.errors import DigestError, ManifestError, MissingFileError
+from vitdeploy.publish import restore
 from vitdeploy.spec import (
     MANIFEST_FORMAT,
     POSTPROCESS,
@@ -52,7 +53,9 @@ _SEGMENT = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def is_bundle(folder: Path) -> bool:
-    return (folder / MANIFEST_FILE).is_file()
+    """Whether a bundle lies there. One that was moved aside to be replaced, and was not, has its name again then."""
+    file = folder / MANIFEST_FILE
+    return file.is_file() or (restore(folder) and file.is_file())
 
 
 def read_bundle(folder: Path) -> Manifest:
@@ -63,7 +66,7 @@ def read_bundle(folder: Path) -> Manifest:
         ManifestError: the manifest breaks a rule.
     """
     path = folder / MANIFEST_FILE
-    if not path.is_file():
+    if not is_bundle(folder):
         packed = is_packed(folder)
         absent = f"no {MANIFEST_FILE} in it" if folder.is_dir() else "no such folder"
         raise MissingFileError(
