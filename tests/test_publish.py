@@ -1,18 +1,28 @@
 """Publishing a folder: the old one or the new one, and nothing of anybody else's is touched."""
 
+import contextlib
 import errno
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
+import vitdeploy.publish as module
+from tests.faults.broken_disk import BrokenDisk
+from tests.faults.forking import in_child
 from vitdeploy.errors import OutputError, StorageError
+from vitdeploy.exchange import exchange
 from vitdeploy.publish import (
     check_replaceable,
+    flush,
+    native_writes,
     publish,
     remove_abandoned,
     replacing,
+    replacing_file,
+    restore,
     storage_errors,
     temporary_folder,
 )
@@ -154,7 +164,8 @@ def test_check_replaceable_allows_what_replacing_does(tmp_path):
 
 def test_folders_of_dead_processes_are_removed_and_others_stay(tmp_path):
     dead = dead_process()
-    ours_gone, ours_alive = f".tmp-{dead}-{'a' * 12}", f".tmp-{os.getpid()}-{'b' * 12}"
+    here = module._here()
+    ours_gone, ours_alive = f".tmp-{dead}-{here}aaaaaa", f".tmp-{os.getpid()}-{here}bbbbbb"
     foreign = [f".tmp-{dead}-notes", f".tmp-²-{'c' * 12}", f".tmp-{'9' * 30}-{'d' * 12}", ".tmp-x-y", ".tmp-"]
     for name in (ours_gone, ours_alive, *foreign):
         (tmp_path / name).mkdir()
@@ -188,3 +199,146 @@ def test_another_error_of_the_system_is_not_taken_for_a_full_disk(tmp_path):
         (tmp_path / "absent").read_bytes()
     with pytest.raises(OSError, match="image file is truncated"), storage_errors(tmp_path):
         raise OSError("image file is truncated")
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_a_disk_that_fails_is_said_with_the_reason(tmp_path, number):
+    with pytest.raises(StorageError, match=r"the disk failed when .* was written") as caught, storage_errors(tmp_path):
+        raise OSError(number, os.strerror(number))
+    assert caught.value.found == os.strerror(number)
+
+
+def test_a_file_elsewhere_is_named_instead_of_the_output(tmp_path):
+    with pytest.raises(StorageError) as caught, storage_errors(tmp_path / "out" / "bundle"):
+        raise PermissionError(errno.EACCES, "Permission denied", "/data/images/1.png")
+    assert caught.value.message == "/data/images/1.png cannot be read or written"
+
+
+# --- paths that cannot be an output -----------------------------------------------------------------------------------
+
+
+def below_a_file(path):
+    (path / "file").write_text("mine", encoding="utf-8")
+    return path / "file" / "a" / "bundle"
+
+
+def below_a_link_to_nothing(path):
+    (path / "link").symlink_to(path / "nothing")
+    return path / "link" / "bundle"
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (below_a_file, "Not a directory"),
+        (below_a_link_to_nothing, "link is not a folder"),
+        (lambda path: path / ("n" * 300), "File name too long"),
+    ],
+)
+def test_a_path_that_no_folder_can_have_is_the_wrong_input(tmp_path, make, found):
+    final = make(tmp_path)
+    with pytest.raises(OutputError, match="cannot be made") as caught:
+        check_replaceable(final, OURS)
+    assert found in caught.value.found and "-o" in caught.value.fix
+    if "link" not in found:
+        with pytest.raises(OutputError, match="cannot be made"), replacing_file(final, lambda path: True):
+            pytest.fail("the block must not be entered")
+
+
+def test_the_working_folder_and_a_mount_point_are_not_replaced(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OutputError, match="cannot be replaced") as caught:
+        check_replaceable(module.Path("."), OURS)
+    assert caught.value.fix.endswith("-o bundle")
+    monkeypatch.setattr(os.path, "ismount", lambda path: True)
+    with pytest.raises(OutputError, match="cannot be replaced") as caught:
+        check_replaceable(tmp_path, OURS)
+    assert caught.value.found == "a mount point" and caught.value.fix.endswith(f"-o {tmp_path / 'bundle'}")
+
+
+# --- file systems that cannot do everything ---------------------------------------------------------------------------
+
+
+def test_two_folders_change_places(tmp_path):
+    fill(tmp_path / "a")
+    fill(tmp_path / "b", "new")
+    if not exchange(tmp_path / "a", tmp_path / "b"):
+        pytest.skip("the file system of the tests cannot exchange")
+    assert [names(tmp_path / name)[1] for name in "ab"] == ["new.bin", "old.bin"]
+    with pytest.raises(FileNotFoundError):
+        exchange(tmp_path / "a", tmp_path / "absent")
+
+
+@pytest.mark.parametrize("call", [None, lambda one, other: errno.EINVAL], ids=["no call", "refused"])
+def test_where_folders_cannot_change_places_two_renames_do_it(tmp_path, monkeypatch, call):
+    monkeypatch.setattr("vitdeploy.exchange._system_call", lambda: call)
+    assert not exchange(tmp_path, tmp_path)
+    test_an_own_folder_is_replaced_whole(tmp_path)
+
+
+def kill_between(out):
+    """Replace a folder in two steps, but die after the first one."""
+    module.exchange = lambda one, other: False
+    module._renamed = lambda folder, final: os.kill(os.getpid(), signal.SIGKILL)
+    with replacing(out, OURS) as work:
+        fill(work, "new")
+
+
+def by_looking(out):
+    assert restore(out)
+
+
+def by_a_command(out):
+    with replacing(out.parent / "another", OURS) as work:
+        fill(work, "new")
+
+
+@pytest.mark.parametrize("mend", [by_looking, by_a_command])
+def test_a_kill_between_two_renames_is_mended(tmp_path, mend):
+    out = tmp_path / "out" / "bundle"
+    out.parent.mkdir()
+    fill(out)
+    assert in_child(kill_between, out).status is None
+    assert not out.exists()
+    mend(out)
+    assert names(out) == ["manifest.json", "old.bin"]
+    remove_abandoned(out.parent)
+    assert [name for name in names(out.parent) if name.startswith(".")] == []
+    assert not restore(out) and not restore(tmp_path / "absent" / "bundle")
+
+
+def test_folders_of_another_machine_are_removed_when_they_are_old(tmp_path):
+    """Its processes, or those of another container, have numbers that say nothing here."""
+    other = "000000" if module._here() != "000000" else "111111"
+    young, old = (tmp_path / f".tmp-{dead_process()}-{other}{letter * 6}" for letter in "ab")
+    for folder in (young, old):
+        folder.mkdir()
+    os.utime(old, (0, 0))
+    remove_abandoned(tmp_path)
+    assert names(tmp_path) == [young.name]
+
+
+def test_a_folder_that_cannot_be_flushed_is_passed_over_but_not_a_disk_that_fails(tmp_path, monkeypatch):
+    (tmp_path / "x").write_bytes(b"x")
+    for number, tolerated in ((errno.EINVAL, True), (errno.EIO, False)):
+
+        def fsync(descriptor, number=number):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        with contextlib.nullcontext() if tolerated else pytest.raises(OSError, match="Input/output"):
+            flush(tmp_path)
+        with pytest.raises(OSError, match=os.strerror(number)):
+            flush(tmp_path / "x")
+
+
+def test_what_a_native_library_does_not_say_the_disk_is_asked(tmp_path):
+    with pytest.raises(RuntimeError, match="of its own"), native_writes(tmp_path, 1000):
+        raise RuntimeError("of its own")
+    with pytest.raises(StorageError, match="no space left"), native_writes(tmp_path, 1 << 60):
+        raise RuntimeError("iostream error")  # and what was written is removed, so that a little would find room
+    with native_writes(tmp_path, 1 << 60):
+        pass
+    assert names(tmp_path) == []
+    with BrokenDisk(tmp_path, fails=1), pytest.raises(StorageError, match="no space left"), native_writes(tmp_path, 0):
+        pass

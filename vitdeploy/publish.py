@@ -1,45 +1,116 @@
-"""All or nothing: a folder or file is written under a unique temporary name, flushed to disk, and given its own."""
+"""All or nothing: a folder or file is written under a unique temporary name, flushed to disk, and given its own.
+
+.tmp-PROCESS-ID   being written, or what was replaced: removed when its process is gone
+.old-PROCESS-ID/  what is being replaced, under its own name, where two folders cannot change places in one step
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import hashlib
 import os
 import re
 import shutil
+import stat
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from vitdeploy.errors import OutputError, StorageError
+from vitdeploy.exchange import exchange
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
-# Exactly the names that temporary_folder gives: another program's folder is never removed.
-_TEMPORARY = re.compile(r"\.tmp-([0-9]{1,9})-[0-9a-f]{12}")
+# Exactly the names that _temporary_name gives: another program's folder is never touched.
+_TEMPORARY = re.compile(r"\.(tmp|old)-([0-9]{1,9})-([0-9a-f]{6})[0-9a-f]{6}")
+# The numbers of another machine's processes, or another container's, say nothing here. A stage that writes for longer
+# than the first is none of ours; between the two renames that the second is for lie milliseconds.
+_ELSEWHERE_SECONDS = {"tmp": 7 * 86400.0, "old": 60.0}
+# The answers of a file system whose folders cannot be flushed, or not by who may not list them.
+_NO_FLUSH = {errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.ENOTSUP, errno.EACCES}
+_NO_PATH = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST, errno.ELOOP}
+_PROBE_BYTES = 1 << 16
+
+
+class _Cause(NamedTuple):
+    """Errors of the system that mean the same to a user."""
+
+    numbers: frozenset[int]
+    message: str
+    wanted: str
+    fix: str
+
+
+_PLACES = "with -o, VITDEPLOY_STORE or TMPDIR"
+_CAUSES = (
+    _Cause(
+        frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG}),
+        "no space left to write {path}",
+        "more free space",
+        f"free some, or set another place {_PLACES}",
+    ),
+    _Cause(
+        frozenset({errno.EROFS, errno.EACCES, errno.EPERM}),
+        "{path} cannot be {written}",
+        "a writable folder",
+        f"choose another place {_PLACES}",
+    ),
+    _Cause(
+        frozenset({errno.EIO, errno.ESTALE}),
+        "the disk failed when {path} was {written}",
+        "a disk that reads and writes",
+        f"look at the system's log (dmesg), or choose another place {_PLACES}",
+    ),
+    _Cause(
+        frozenset({errno.EBUSY, errno.EXDEV}),
+        "{path} cannot be replaced",
+        "a folder that is no mount point, and no part of a container's image",
+        "choose a new folder (-o)",
+    ),
+)
+_FULL, _REFUSED = _CAUSES[:2]
 
 
 @contextlib.contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turn a full, read-only or forbidden disk into a StorageError that says so."""
+    """Turn a full, failing, read-only or forbidden disk into a StorageError that says so."""
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL or _numpy_short_write(error):
-            raise StorageError(
-                f"no space left to write {path}",
-                found=_free_space(path),
-                wanted="more free space",
-                fix="free some, or set another place with -o or VITDEPLOY_STORE",
-            ) from error
-        if error.errno in _REFUSED:
-            raise StorageError(
-                f"{path} cannot be written",
-                found=error.strerror or str(error),
-                wanted="a writable folder",
-                fix="choose another place with -o or VITDEPLOY_STORE",
-            ) from error
-        raise
+        found = storage_error(error, path)
+        if found is None:
+            raise
+        raise found from error
+
+
+def storage_error(error: OSError, path: Path | None = None) -> StorageError | None:
+    """What a StorageError says of an error of the system; None if it is about something else than a disk.
+
+    Args:
+        path: what was being written; None: that is not known.
+    """
+    numbered = errno.ENOSPC if _numpy_short_write(error) else error.errno
+    cause = next((cause for cause in _CAUSES if numbered in cause.numbers), None)
+    if cause is None:
+        return None
+    place, written = _named(error, path)
+    refused = cause is _REFUSED and written != "written"
+    return StorageError(
+        cause.message.format(path=place or "a file or what this command prints", written=written),
+        found=_free_space(place) if cause is _FULL and place else error.strerror or str(error),
+        wanted="permission to read or write it" if refused else cause.wanted,
+        fix="change its permissions, or name another one" if refused else cause.fix,
+    )
+
+
+def _named(error: OSError, path: Path | None) -> tuple[Path | None, str]:
+    """The path that an error is about, and what was done with it. Files elsewhere, such as images, are read too."""
+    if not isinstance(error.filename, str):
+        return path, "written"
+    own = path is not None and Path(error.filename).absolute().is_relative_to(path.absolute().parent)
+    return (path, "written") if own else (Path(error.filename), "read or written")
 
 
 def _numpy_short_write(error: OSError) -> bool:
@@ -55,11 +126,39 @@ def _free_space(path: Path) -> str:
 
 
 @contextlib.contextmanager
+def native_writes(folder: Path, size: int) -> Iterator[None]:
+    """Around a native library that writes some `size` bytes in `folder`: whether the disk let it, such a library does
+    not say, or says it without a reason and removes what it had written. So the disk is asked: after a failure for as
+    much, else for a little."""
+    try:
+        yield
+    except Exception:
+        _ask_disk(folder, size)
+        raise
+    _ask_disk(folder, 0)
+
+
+def _ask_disk(folder: Path, size: int) -> None:
+    """Raise StorageError if there is no room for so many bytes and a few more: a file of them is made and removed."""
+    probe = folder / _temporary_name()
+    with storage_errors(folder):
+        try:
+            with probe.open("wb") as file:
+                if size and hasattr(os, "posix_fallocate"):  # not on macOS and Windows
+                    os.posix_fallocate(file.fileno(), 0, size)
+                    file.seek(size)
+                file.write(bytes(_PROBE_BYTES))
+            flush(probe)  # a disk over a network may say it only now
+        finally:
+            probe.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
 def temporary_folder(parent: Path) -> Iterator[Path]:
     """A new folder inside `parent`, with this process's number in its name; removed at the end if still there."""
     with storage_errors(parent):
-        parent.mkdir(parents=True, exist_ok=True)
-        folder = parent / f".tmp-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        make_folder(parent)
+        folder = parent / _temporary_name()
         folder.mkdir()
     try:
         yield folder
@@ -67,17 +166,64 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _temporary_name(kind: str = "tmp") -> str:
+    return f".{kind}-{os.getpid()}-{_here()}{uuid.uuid4().hex[:6]}"
+
+
+@functools.cache
+def _here() -> str:
+    """A digest of where the number of this process means something: this machine, or this container of it."""
+    questions: tuple[Callable[[], str], ...] = (
+        lambda: Path("/etc/machine-id").read_bytes().hex(),
+        lambda: str(Path("/proc/self/ns/pid").stat().st_ino),
+        lambda: os.uname().nodename,
+    )
+    known = []
+    for question in questions:
+        with contextlib.suppress(OSError, AttributeError):
+            known.append(question())
+    return hashlib.sha256(" ".join(known).encode()).hexdigest()[:6]
+
+
 def remove_abandoned(parent: Path) -> None:
-    """Remove the temporary folders of processes that are no longer alive."""
-    for folder in parent.glob(".tmp-*-*"):
-        match = _TEMPORARY.fullmatch(folder.name)
-        if match and not _alive(int(match[1])):
+    """Remove the temporary folders of processes that are no longer alive. What such a process had moved aside, and put
+    nothing in its place, gets its name back."""
+    for folder in parent.glob(".???-*-*"):
+        kind = _abandoned(folder)
+        if kind == "tmp":
             shutil.rmtree(folder, ignore_errors=True)
+        elif kind == "old":
+            _bring_back(folder)
+
+
+def restore(final: Path) -> bool:
+    """Whether `final`, which is not there, was moved aside by a process that ended before it put anything in its place;
+    it has its name again then."""
+    if os.path.lexists(final):
+        return False
+    for aside in final.parent.glob(".old-*-*"):
+        if _abandoned(aside) and (aside / final.name).exists():
+            _bring_back(aside)
+    return os.path.lexists(final)
+
+
+def _abandoned(folder: Path) -> str | None:
+    """The kind of a temporary folder whose process is gone; None of any other path."""
+    match = _TEMPORARY.fullmatch(folder.name)
+    if match is None:
+        return None
+    kind, process, where = match.groups()
+    if where == _here() and os.name == "posix":
+        gone = not _alive(int(process))
+    else:
+        try:
+            gone = time.time() - folder.stat().st_mtime > _ELSEWHERE_SECONDS[kind]
+        except OSError:  # its process has just removed it
+            gone = False
+    return kind if gone else None
 
 
 def _alive(process: int) -> bool:
-    if os.name != "posix":  # there, os.kill is no question
-        return True
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -87,34 +233,76 @@ def _alive(process: int) -> bool:
     return True
 
 
+def _bring_back(aside: Path) -> None:
+    """Give what lies in `aside` its own name if nothing else has that now, and remove the rest."""
+    with contextlib.suppress(OSError):  # it stays for the next one
+        for kept in aside.iterdir():
+            if not os.path.lexists(aside.parent / kept.name):
+                kept.rename(aside.parent / kept.name)
+                flush(aside.parent)
+        shutil.rmtree(aside)
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder that may be absent: it is gone from its name at once, and never there in part."""
+    gone = folder.parent / _temporary_name()
+    try:
+        folder.rename(gone)
+    except FileNotFoundError:
+        return
+    try:
+        flush(folder.parent)  # before anything in it goes
+    finally:
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and its parents where they are missing, and flush the names of the new ones to disk."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        flush(each.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Flush every file below `folder`, then the folders themselves, to disk."""
     for path in sorted(folder.rglob("*"), reverse=True):
-        _sync(path)
-    _sync(folder)
+        flush(path)
+    flush(folder)
 
 
-def _sync(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Flush a file, or the names in a folder, to disk; a folder only where its file system can."""
     if os.name != "posix":  # elsewhere a folder cannot be opened, nor a file be flushed that is open to be read
         return
-    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FLUSH or not path.is_dir():
+            raise
 
 
 def publish(folder: Path, final: Path) -> bool:
     """Move a finished temporary folder to a name that is free. False where another process got there first."""
     with storage_errors(final):
         sync_folder(folder)
-        try:
-            folder.rename(final)
-        except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                return False
-            raise
-        _sync(final.parent)
+        if not _renamed(folder, final):
+            return False
+        flush(final.parent)
+    return True
+
+
+def _renamed(folder: Path, final: Path) -> bool:
+    try:
+        folder.rename(final)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
+        raise
     return True
 
 
@@ -122,32 +310,64 @@ def publish(folder: Path, final: Path) -> bool:
 def replacing(final: Path, ours: tuple[str, ...]) -> Iterator[Path]:
     """A temporary folder that takes the place of `final` when the block ends without an error.
 
-    An existing `final` is replaced only if every name in it is one of `ours`, the names that vitdeploy writes.
+    An existing `final` is replaced only if every name in it is one of `ours`, the names that vitdeploy writes. Whoever
+    looks sees the old folder or the new one, whole, and so it is after a crash at any moment. Only on a file system
+    where two folders cannot change places (`exchange`) there is none for the time between two renames; a crash there is
+    mended by the next command that writes beside it, or `restore`.
 
     Raises:
         OutputError: `final` is a file, a link, or a folder with other things in it.
         StorageError: the disk is full or not writable.
     """
     check_replaceable(final, ours)
-    with storage_errors(final.parent):
-        final.parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(final.parent)
+    _begin(final)
     with temporary_folder(final.parent) as work, storage_errors(final):
         yield work
         check_replaceable(final, ours)  # again: the block may have taken long
-        if final.exists():
-            old = final.parent / f".tmp-{os.getpid()}-{uuid.uuid4().hex[:12]}"
-            sync_folder(work)
-            final.rename(old)
-            try:
-                work.rename(final)
-            except OSError:
-                old.rename(final)
-                raise
-            _sync(final.parent)
-            shutil.rmtree(old, ignore_errors=True)
-        elif not publish(work, final):
+        if not _replace(work, final):
             raise OutputError(f"{final} was made by another process meanwhile", fix="choose another place (-o)")
+
+
+def _begin(final: Path) -> None:
+    """Make the folder that `final` is to lie in, and clear it of what ended processes left."""
+    with storage_errors(final.parent), _paths(final):
+        make_folder(final.parent)
+        remove_abandoned(final.parent)
+
+
+def _replace(work: Path, final: Path) -> bool:
+    """Let `work` take the place of `final`, which is ours if it is there. False where another process was faster."""
+    if not final.exists():
+        return publish(work, final)
+    sync_folder(work)
+    try:
+        exchanged = exchange(work, final)
+    except FileNotFoundError:  # somebody has removed it
+        return publish(work, final)
+    if exchanged:  # `work` is the old one now, and removed as a temporary folder is
+        flush(final.parent)
+        return True
+    return _replace_in_two_steps(work, final)
+
+
+def _replace_in_two_steps(work: Path, final: Path) -> bool:
+    """Move what is there aside, and `work` to its place. Each step is on disk before the next one begins."""
+    aside = final.parent / _temporary_name("old")
+    aside.mkdir()
+    try:
+        flush(final.parent)
+        final.rename(aside / final.name)
+        flush(aside)
+        flush(final.parent)
+        ours = _renamed(work, final)
+        flush(final.parent)
+    except FileNotFoundError:  # another process has moved it
+        ours = publish(work, final)
+    except BaseException:
+        _bring_back(aside)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+    return ours
 
 
 @contextlib.contextmanager
@@ -158,36 +378,66 @@ def replacing_file(final: Path, is_ours: Callable[[Path], bool]) -> Iterator[Pat
         OutputError: `final` is there and no file of ours, as `is_ours` judges.
         StorageError: the disk is full or not writable.
     """
-    if final.is_symlink() or (final.exists() and not is_ours(final)):
+    with storage_errors(final), _paths(final):
+        foreign = final.is_symlink() or (final.exists() and not is_ours(final))
+    if foreign:
         raise OutputError(
             f"{final} is not replaced",
             found="a link" if final.is_symlink() else "a folder" if final.is_dir() else "another file",
             wanted="a new file, or one that this command made",
             fix="choose another place (-o)",
         )
-    with storage_errors(final.parent):
-        final.parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(final.parent)
+    _begin(final)
     with temporary_folder(final.parent) as work, storage_errors(final):
         yield work / final.name
-        _sync(work / final.name)
+        flush(work / final.name)
         (work / final.name).replace(final)
-        _sync(final.parent)
+        flush(final.parent)
+
+
+@contextlib.contextmanager
+def _paths(final: Path) -> Iterator[None]:
+    """Turn a path that no file can have into an OutputError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_PATH:
+            raise
+        raise OutputError(
+            f"{str(final)[:200]} cannot be made",
+            found=error.strerror or str(error),
+            wanted="a path through folders alone, of names that the file system takes",
+            fix="choose another place (-o)",
+        ) from error
 
 
 def check_replaceable(final: Path, ours: tuple[str, ...]) -> None:
     """Raise OutputError unless `final` is absent, empty, or a folder that vitdeploy made: of the names `ours` alone."""
     or_ours = ", or one that vitdeploy made" if ours else ""
-    if not final.exists() and not final.is_symlink():
-        return
-    if final.is_symlink() or not final.is_dir():
+    with storage_errors(final), _paths(final):
+        kind = _kind(final)
+        if kind == "":
+            _check_parents(final)
+            return
+    if kind != "a folder":
         raise OutputError(
             f"{final} is not a folder of ours",
-            found="a link" if final.is_symlink() else "a file",
+            found=kind,
             wanted=f"a new folder{or_ours}",
             fix="choose another place (-o)",
         )
-    foreign = sorted({entry.name for entry in final.iterdir()} - set(ours))
+    if final.name in ("", "..") or os.path.ismount(final):
+        raise OutputError(
+            f"{final} cannot be replaced",
+            found="a mount point" if os.path.ismount(final) else "a folder by another name than its own",
+            wanted="a folder that another one can take the place of",
+            fix=f"choose a folder inside of it: -o {final / 'bundle'}",
+        )
+    with storage_errors(final):
+        try:
+            foreign = sorted({entry.name for entry in final.iterdir()} - set(ours))
+        except FileNotFoundError:  # it has just gone
+            return
     if foreign:
         raise OutputError(
             f"{final} holds other files, so it is not replaced",
@@ -195,3 +445,19 @@ def check_replaceable(final: Path, ours: tuple[str, ...]) -> None:
             wanted="a new folder" + (f", an empty one{or_ours}" if ours else " or an empty one"),
             fix="choose another place (-o)",
         )
+
+
+def _kind(path: Path) -> str:
+    """What is at a path, in words; "" for nothing."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return ""
+    return "a link" if stat.S_ISLNK(mode) else "a folder" if stat.S_ISDIR(mode) else "a file"
+
+
+def _check_parents(final: Path) -> None:
+    """The nearest thing above an absent path that is there must be a folder."""
+    above = next((each for each in final.parents if os.path.lexists(each)), None)
+    if above is not None and not above.is_dir():
+        raise OSError(errno.ENOTDIR, f"{above} is not a folder")

@@ -22,7 +22,14 @@ from tests.faults.gate import Row, load, save, table
 
 ROOT = Path(__file__).parents[2]
 # Each module has `run(full: bool, work: Path) -> list[Row]`; `work` is an empty folder of its own. The longest first.
-FIGURES: dict[str, str] = {"devices": "tests.faults.devices.figure"}
+FIGURES: dict[str, str] = {
+    "devices": "tests.faults.devices.figure",
+    "kills": "tests.faults.kills",
+    "full-disk": "tests.faults.full_disk",
+    "crash-points": "tests.faults.crash_points",
+    "one-key": "tests.faults.one_key",
+    "kills-whole-run": "tests.faults.kills_whole_run",
+}
 AT_ONCE = 2
 # Seconds in which a figure must have ended: far more than any takes.
 SHORT_LIMIT, FULL_LIMIT = 600, 7200

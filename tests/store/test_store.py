@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from vitdeploy.errors import StorageError
+import vitdeploy.store.store as module
+from vitdeploy.errors import DigestError, StorageError
 from vitdeploy.store.store import RECORD_FILE, Store, files_digest, list_files
 
 ROOT = Path(__file__).parent.parent.parent
@@ -299,3 +300,42 @@ def test_an_artifact_on_a_read_only_disk_is_found_and_a_new_one_is_refused(mount
         make(store, "ab" * 32)
     assert "Read-only" in caught.value.found
     assert caught.value.exit_code == 4
+
+
+def test_whoever_comes_second_gets_what_is_there(store):
+    """Stages that measure differ: what later keys are made of must be what lies in the store."""
+
+    def late(folder):
+        write(folder)
+        first.append(make(store, write=lambda other: (other / "x").write_bytes(b"first")))
+
+    first = []
+    assert make(store, write=late) == first[0] == store.find(KEY)
+    assert temporary_folders(store.root) == []
+
+
+def test_a_damaged_entry_that_is_there_first_does_not_win(store):
+    def late(folder):
+        write(folder)
+        truncate(make(store).path)
+
+    made = make(store, write=late)
+    assert made == store.find(KEY)
+    assert (made.path / "model.onnx").read_bytes() == CONTENT["model.onnx"]
+
+
+def test_an_entry_that_was_made_again_meanwhile_is_not_put_aside(store, monkeypatch):
+    truncate(make(store).path)
+    real = module.verify_file
+
+    def slow(folder, entry):
+        monkeypatch.undo()
+        assert store.find(KEY) is None  # another process, which puts it into quarantine and makes it again
+        make(store)
+        real(folder, entry)
+        raise DigestError("what was read before")
+
+    monkeypatch.setattr(module, "verify_file", slow)
+    assert store.find(KEY) is None
+    assert store.find(KEY) is not None
+    assert len(list((store.root / "quarantine").iterdir())) == 1

@@ -25,6 +25,7 @@ from vitdeploy.bundle.flow import mismatches, tensors_of
 from vitdeploy.bundle.layout import begins_with
 from vitdeploy.errors import DigestError, ManifestError, MissingFileError
 from vitdeploy.paths import is_dir, is_file
+from vitdeploy.publish import restore
 from vitdeploy.spec import (
     MANIFEST_FORMAT,
     POSTPROCESS,
@@ -53,7 +54,9 @@ _SEGMENT = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def is_bundle(folder: Path) -> bool:
-    return is_file(folder / MANIFEST_FILE)
+    """Whether a bundle lies there. One that was moved aside to be replaced, and was not, has its name again then."""
+    file = folder / MANIFEST_FILE
+    return is_file(file) or (restore(folder) and is_file(file))
 
 
 def read_bundle(folder: Path) -> Manifest:
@@ -64,7 +67,7 @@ def read_bundle(folder: Path) -> Manifest:
         ManifestError: the manifest breaks a rule.
     """
     path = folder / MANIFEST_FILE
-    if not is_file(path):
+    if not is_bundle(folder):
         packed = is_packed(folder)
         absent = f"no {MANIFEST_FILE} in it" if is_dir(folder) else "no such folder"
         raise MissingFileError(

@@ -24,6 +24,7 @@ from typing import Any
 
 from vitdeploy.bundle.read import SIZES_FOLDER, is_bundle, read_bundle, verify_files
 from vitdeploy.errors import InputError, MissingFileError, MissingPackageError, SignatureError
+from vitdeploy.publish import flush, remove_abandoned, storage_errors, temporary_folder
 
 SIGNATURE_FILE = "model.sig"
 CURVES = "an elliptic-curve key (P-256, P-384 or P-521) as PEM"
@@ -42,7 +43,7 @@ def sign_bundle(folder: Path, key: Path, certificate: Path | None = None, chain:
     Raises:
         MissingFileError, ManifestError, DigestError: no bundle, not an intact one, or no key there.
         InputError: the key or a certificate is not one that can sign.
-        MissingPackageError: model-signing is not installed.
+        MissingPackageError: model-signing is not installed. StorageError: the disk is full or not writable.
     """
     model_signing = _require("signing a bundle")
     verify_files(folder, read_bundle(folder))
@@ -64,14 +65,22 @@ def sign_bundle(folder: Path, key: Path, certificate: Path | None = None, chain:
             wanted=f"{CURVES}, without a password" + ("" if certificate is None else ", and its certificate"),
             fix="openssl ecparam -name prime256v1 -genkey -noout -out KEY.pem",
         ) from None
-    written = folder / f".{SIGNATURE_FILE}-{os.getpid()}"
-    try:
+    home = _beside(folder)
+    remove_abandoned(home)
+    with temporary_folder(home) as work, storage_errors(folder):
         with _quiet():
-            config.sign(folder, written)  # which reads every file before it writes this one
-        written.replace(folder / SIGNATURE_FILE)
-    finally:
-        written.unlink(missing_ok=True)
+            config.sign(folder, work / SIGNATURE_FILE)  # which reads every file before it writes this one
+        flush(work / SIGNATURE_FILE)
+        (work / SIGNATURE_FILE).replace(folder / SIGNATURE_FILE)
+        flush(folder)
     return folder / SIGNATURE_FILE
+
+
+def _beside(folder: Path) -> Path:
+    """Where a file is written before it moves into a folder: not in there, as what a kill leaves would be a file too
+    many. In there all the same where nothing can move between the two."""
+    parent = folder.absolute().parent
+    return folder if os.path.ismount(folder) or not os.access(parent, os.W_OK) else parent
 
 
 def signed_by(folder: Path, trust: Path | None, called: Path | None = None) -> bool:

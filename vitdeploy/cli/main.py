@@ -122,7 +122,7 @@ def main() -> None:
         _locate(error)
         if as_json and not isinstance(error, GateError):  # a gate is judged after the document was printed
             _print_error(error.to_dict())
-        click.echo(str(error), err=True)
+        _say(str(error))
         _trace_if_asked()
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
@@ -133,12 +133,16 @@ def main() -> None:
     except Exception as error:
         if as_json:
             _print_error({"code": "VD1000", "message": repr(error), "exit_code": 1})
-        click.echo(
-            f"VD1000  a bug in vitdeploy: {error!r}\n        fix:    -vv shows where; please report it", err=True
-        )
+        _say(f"VD1000  a bug in vitdeploy: {error!r}\n        fix:    -vv shows where; please report it")
         _trace_if_asked()
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say(text: str) -> None:
+    """A line on standard error, which may lie on the disk that is full: the exit status says it then."""
+    with contextlib.suppress(OSError):
+        click.echo(text, err=True)
 
 
 def _run() -> Any:
@@ -154,6 +158,8 @@ def _run() -> Any:
         if name in EXPORT_MODULES:
             extra = LIGHT.get(_command_of(sys.argv[1:]), "export")
             raise MissingPackageError(name, extra, "this command") from error
+        if isinstance(error, OSError) and (storage := _storage_error(error)) is not None:
+            raise storage from error
         if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # PyTorch's is a RuntimeError
             raise CapabilityError(
                 "this machine has too little memory for that",
@@ -161,6 +167,13 @@ def _run() -> Any:
                 fix="a smaller model or image size, or a machine with more memory",
             ) from error
         raise
+
+
+def _storage_error(error: OSError) -> VitdeployError | None:
+    """What a disk did that no step has explained, as that of temporary files, or of what this command prints."""
+    from vitdeploy.publish import storage_error
+
+    return storage_error(error)
 
 
 def _command_of(arguments: Sequence[str]) -> str:
@@ -207,7 +220,8 @@ def _locate(error: VitdeployError) -> None:
 
 
 def _print_error(error: dict[str, object]) -> None:
-    click.echo(json.dumps({"error": error}))
+    with contextlib.suppress(OSError):
+        click.echo(json.dumps({"error": error}))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ Half precision is the plugin's INFERENCE_PRECISION_HINT, always set; otherwise t
 from __future__ import annotations
 
 import collections
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from vitdeploy.backends import TARGETS
 from vitdeploy.compilation.backend import CompileBackend, CompileRequest, TargetState, check_placed
 from vitdeploy.errors import CapabilityError, EngineError
+from vitdeploy.publish import native_writes
 from vitdeploy.runtime.emulation import family
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.openvino import (
@@ -27,6 +29,7 @@ from vitdeploy.runtime.openvino import (
 from vitdeploy.spec import EngineSpec, Precision
 
 IR_FILES = ("model.xml", "model.bin")
+REST_BYTES = 4 << 20
 CAPABILITIES = {"fp16": "FP16", "bf16": "BF16", "int8": "INT8", "mixed": "INT8", "int4": "INT8"}
 
 
@@ -36,11 +39,13 @@ def compile_graph(request: CompileRequest) -> EngineSpec:
     openvino = require()
     core = openvino.Core()
     require_precision(precision)
-    try:
-        model = core.read_model(str(graph))
-        openvino.save_model(model, str(graph.parent / IR_FILES[0]), compress_to_fp16=False)
-    except Exception as error:
-        raise EngineError("OpenVINO cannot read the graph", found=str(error).strip().splitlines()[-1][:300]) from None
+    with native_writes(graph.parent, ir_bytes(graph)):
+        try:
+            model = core.read_model(str(graph))
+            openvino.save_model(model, str(graph.parent / IR_FILES[0]), compress_to_fp16=False)
+        except Exception as error:
+            found = str(error).strip().splitlines()[-1][:300]
+            raise EngineError("OpenVINO cannot read the graph", found=found) from None
     sized = model.clone()
     set_batch(sized, batch)
     # Recorded, as programs and servers that are given the engine compile it themselves.
@@ -61,6 +66,11 @@ def compile_graph(request: CompileRequest) -> EngineSpec:
             options=options,
             device={**describe_host(), "openvino": openvino.get_version()},
         )
+
+
+def ir_bytes(graph: Path) -> int:
+    """About how many bytes the IR of a graph has: its weights, and some for the rest."""
+    return REST_BYTES + sum(file.stat().st_size for file in graph.parent.glob(f"{graph.name}*"))
 
 
 def require_precision(precision: str) -> None:

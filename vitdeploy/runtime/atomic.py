@@ -6,6 +6,8 @@ import os
 import uuid
 from pathlib import Path
 
+from vitdeploy.publish import flush
+
 
 def write_atomic(path: Path, data: bytes | memoryview, mode: int = 0o666) -> None:
     """Replace the file `path` by `data`. A reader, and a crash at any moment, sees the old file or the new one.
@@ -24,9 +26,4 @@ def write_atomic(path: Path, data: bytes | memoryview, mode: int = 0o666) -> Non
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    if os.name == "posix":  # the new name itself lies in the folder
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    flush(path.parent)  # the new name itself lies in the folder

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import Any
 
 from vitdeploy.bundle.read import file_sha256, verify_file
 from vitdeploy.errors import DigestError
-from vitdeploy.publish import publish, remove_abandoned, storage_errors, temporary_folder
+from vitdeploy.publish import discard, make_folder, publish, remove_abandoned, storage_errors, temporary_folder
 from vitdeploy.spec import DecodeError, FileEntry, decode, encode
 from vitdeploy.store.key import canonical_json
 
@@ -58,7 +59,8 @@ class Store:
     def find(self, key: str) -> Artifact | None:
         """The artifact with this key if it is there and intact; a damaged one is put into quarantine."""
         folder = self._folder(key)
-        if not folder.is_dir():
+        judged = _identity(folder)
+        if judged is None:
             return None
         try:
             record = decode(Record, json.loads((folder / RECORD_FILE).read_text(encoding="utf-8")))
@@ -72,8 +74,9 @@ class Store:
         with storage_errors(self.root):
             quarantine = self.root / "quarantine"
             quarantine.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                folder.rename(quarantine / f"{key}-{uuid.uuid4().hex[:8]}")
+            if _identity(folder) == judged:  # else another process has put it there already, or made it again
+                with contextlib.suppress(FileNotFoundError):
+                    folder.rename(quarantine / f"{key}-{uuid.uuid4().hex[:8]}")
         return None
 
     def make(
@@ -85,24 +88,33 @@ class Store:
         tools: Mapping[str, str],
         write: Callable[[Path], None],
     ) -> Artifact:
-        """Let `write` fill an empty folder, then publish it under `key`. Whoever is first wins; both are equal."""
+        """Let `write` fill an empty folder, then publish it under `key`. Whoever is first wins, with what is intact."""
         folder = self._folder(key)
         with storage_errors(self.root):
-            folder.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(folder.parent)
             remove_abandoned(folder.parent)
         with temporary_folder(folder.parent) as work, storage_errors(self.root):
             write(work)
             files = list_files(work)
             record = Record(1, key, kind, dict(config), dict(inputs), dict(tools), files)
             (work / RECORD_FILE).write_text(canonical_json(encode(record)) + "\n", encoding="utf-8")
-            publish(work, folder)
+            made = self._publish(work, Artifact(folder, key, files_digest(files)))
         shutil.rmtree(self.unfinished(key), ignore_errors=True)
-        return Artifact(folder, key, files_digest(files))
+        return made
+
+    def _publish(self, work: Path, made: Artifact) -> Artifact:
+        """Give the folder its name; or take what another process has made meanwhile, with its own digest, if intact."""
+        while not publish(work, made.path):
+            found = self.find(made.key)
+            if found is not None:
+                return found
+        return made
 
     def remove(self, key: str) -> None:
         """Remove the artifact and its unfinished parts."""
-        for folder in (self._folder(key), self.unfinished(key)):
-            shutil.rmtree(folder, ignore_errors=True)
+        with storage_errors(self.root):
+            discard(self._folder(key))
+        shutil.rmtree(self.unfinished(key), ignore_errors=True)
 
     def unfinished(self, key: str) -> Path:
         """Where a stage may keep what it needs to go on after an interruption; it goes when the artifact is there."""
@@ -110,6 +122,15 @@ class Store:
 
     def _folder(self, key: str) -> Path:
         return self.root / "artifacts" / key[:2] / key
+
+
+def _identity(folder: Path) -> tuple[int, int, int] | None:
+    """What tells a folder from another one that gets its name later; None if there is none."""
+    try:
+        found = folder.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return (found.st_dev, found.st_ino, found.st_ctime_ns) if stat.S_ISDIR(found.st_mode) else None
 
 
 def list_files(folder: Path) -> tuple[FileEntry, ...]:

@@ -69,10 +69,24 @@ def tickets() -> list[tuple[Path, dict[str, Any]]]:
 def _take(what: str) -> Path:
     queue = home() / "queue"
     queue.mkdir(parents=True, exist_ok=True, mode=0o700)
+    temporary = queue / f".{os.getpid()}"
+    temporary.write_text(json.dumps({"what": what, "process": asdict(Process.current())}), encoding="utf-8")
     with (queue / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # given back when the file is closed
-        last = max((int(path.name) for path, _ in tickets()), default=0)
-        ticket, temporary = queue / f"{last + 1:09d}", queue / f".{os.getpid()}"
-        temporary.write_text(json.dumps({"what": what, "process": asdict(Process.current())}), encoding="utf-8")
+        with contextlib.suppress(OSError):  # not every file system has locks
+            fcntl.flock(lock, fcntl.LOCK_EX)  # given back when the file is closed
+        number = max((int(path.name) for path, _ in tickets()), default=0) + 1
+        while not _given(temporary, queue / f"{number:09d}"):
+            number += 1
+    temporary.unlink(missing_ok=True)
+    return queue / f"{number:09d}"
+
+
+def _given(temporary: Path, ticket: Path) -> bool:
+    """Whether a ticket is ours: not even where the lock does nothing have two processes the same one."""
+    try:
+        os.link(temporary, ticket)
+    except FileExistsError:
+        return False
+    except OSError:  # nor has every file system links
         temporary.replace(ticket)
-    return ticket
+    return True
