@@ -22,7 +22,10 @@ from tests.faults.gate import Row, load, save, table
 
 ROOT = Path(__file__).parents[2]
 # Each module has `run(full: bool, work: Path) -> list[Row]`; `work` is an empty folder of its own. The longest first.
-FIGURES: dict[str, str] = {}
+FIGURES: dict[str, str] = {
+    "server": "tests.faults.server",
+    "predictions": "tests.faults.predictions",
+}
 AT_ONCE = 2
 # Seconds in which a figure must have ended: far more than any takes.
 SHORT_LIMIT, FULL_LIMIT = 600, 7200
@@ -59,7 +62,9 @@ def _figure(name: str, full: bool, output: Path) -> list[Row]:
     started = time.monotonic()
     with log.open("w", encoding="utf-8") as stream:
         try:
-            status = subprocess.run(words, cwd=ROOT, stdout=stream, stderr=stream, timeout=limit, check=False).returncode
+            status = subprocess.run(
+                words, cwd=ROOT, stdout=stream, stderr=stream, timeout=limit, check=False
+            ).returncode
         except subprocess.TimeoutExpired:
             status = -1
     print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
