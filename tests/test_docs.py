@@ -23,6 +23,7 @@ ROOT = Path(__file__).parent.parent
 LINKED = {
     "Predictor": "vitdeploy.runtime.Predictor",
     "load": "vitdeploy.runtime.load",
+    "Monitor": "vitdeploy.runtime.Monitor",
     "Preprocess": "vitdeploy.spec.PreprocessSpec",
     "Postprocess": "vitdeploy.spec.PostprocessSpec",
 }

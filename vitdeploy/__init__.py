@@ -33,6 +33,7 @@ _HOMES = {
     **dict.fromkeys(("Tuned", "tune", "tune_recipe"), "api.tune"),
     "Predictor": "runtime.predictor",
     "load": "runtime.load",
+    "Monitor": "runtime.monitor",
     "Preprocess": "spec",
     "Postprocess": "spec",
 }

@@ -11,6 +11,7 @@ import tokenize
 import zipfile
 import zlib
 from pathlib import Path
+from typing import IO
 
 # The list of members, of about 130 bytes each where PyTorch wrote it. Python takes 20 times as much for it.
 MAX_DIRECTORY = 8 << 20
@@ -26,24 +27,29 @@ _SIZE = 5  # of the directory, in what zipfile reads at the end of an archive
 
 
 def members(path: Path) -> list[zipfile.ZipInfo]:
-    """The directory of an archive.
+    """The directory of an archive; raises as `members_of`."""
+    with path.open("rb") as file:
+        return members_of(file)
+
+
+def members_of(file: IO[bytes]) -> list[zipfile.ZipInfo]:
+    """The directory of an archive that is open, or in memory.
 
     Raises:
         zipfile.BadZipFile: no whole archive, or one that is not as NumPy and PyTorch write it; says what.
         OSError: it cannot be read.
     """
-    with path.open("rb") as file:
-        end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
-        if end is not None and end[_SIZE] > MAX_DIRECTORY:
-            raise zipfile.BadZipFile(f"a list of members of {end[_SIZE]:,} bytes, at most {MAX_DIRECTORY:,} are read")
-        try:
-            with zipfile.ZipFile(file) as archive:
-                found = archive.infolist()
-        except UnicodeDecodeError as error:
-            raise zipfile.BadZipFile("a member whose name is not UTF-8") from error
-        except (NotImplementedError, ValueError, OverflowError, struct.error) as error:
-            raise zipfile.BadZipFile(str(error)) from error
-        size = file.seek(0, 2)
+    end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
+    if end is not None and end[_SIZE] > MAX_DIRECTORY:
+        raise zipfile.BadZipFile(f"a list of members of {end[_SIZE]:,} bytes, at most {MAX_DIRECTORY:,} are read")
+    try:
+        with zipfile.ZipFile(file) as archive:
+            found = archive.infolist()
+    except UnicodeDecodeError as error:
+        raise zipfile.BadZipFile("a member whose name is not UTF-8") from error
+    except (NotImplementedError, ValueError, OverflowError, struct.error) as error:
+        raise zipfile.BadZipFile(str(error)) from error
+    size = file.seek(0, 2)
     for member in found:
         if member.flag_bits & ENCRYPTED:
             raise zipfile.BadZipFile(f"an encrypted member, {member.filename!r}")

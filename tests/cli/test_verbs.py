@@ -181,6 +181,7 @@ def test_quantize_then_compile_gives_an_int8_engine(here, small_export, digits, 
         "calibration.json",
         "high_precision.json",
         "model.onnx",
+        "monitor.json",
         "placement.json",
     ]
 
@@ -189,6 +190,8 @@ def test_quantize_then_compile_gives_an_int8_engine(here, small_export, digits, 
     manifest = read_bundle(tmp_path / "engine")
     verify_files(tmp_path / "engine", manifest)
     assert manifest.engines[0].kernels["int8"] >= len(placed["int8"])
+    with load(tmp_path / "engine", monitor=True) as predictor:
+        assert predictor.monitor.watched == ("inputs", "non-finite")  # nobody has seen what the engine says to them
 
 
 def test_compile_takes_the_batch_that_is_asked_for(here, small_export, tmp_path, digits):

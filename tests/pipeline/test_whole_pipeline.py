@@ -11,12 +11,13 @@ import jsonschema
 import numpy as np
 import onnx
 import pytest
+from PIL import Image
 
 from tests.command_line import command_line
 from tests.report_schema import FILE
 from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.document.read import read_report
-from vitdeploy.runtime import load
+from vitdeploy.runtime import Monitor, load
 from vitdeploy.spec import encode
 
 TARGETS = ("openvino-cpu", "onnxruntime-cpu")
@@ -71,7 +72,7 @@ def test_the_bundle_holds_these_files_and_no_other(line):
             "calibration.json",
             *(f"engines/{home}/{file}" for name, home in homes.items() for file in placed[name.rpartition("-")[0]]),
             *(f"golden/{name}.npz" for name in ("inputs", "outputs", *ships)),
-            *("labels.txt", "manifest.json", "model.onnx", "report.html", "report.json"),
+            *("labels.txt", "manifest.json", "model.onnx", "monitor.json", "report.html", "report.json"),
         ]
     )
 
@@ -234,6 +235,22 @@ def test_a_predictor_gives_the_golden_outputs_within_the_tolerance(line, target)
     assert inputs.shape == (8, 32, 32, 1)
     assert logits.shape == outputs.shape == (8, 10)
     assert np.abs(logits - outputs).max() / np.abs(outputs).max() <= 1e-3 <= own.tolerance <= 0.1
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_engine_that_is_watched_knows_its_images_from_others(line, target, digits):
+    images = [
+        np.asarray(Image.open(path).convert("L"))[:, :, None] for path in sorted(digits.glob("evaluation/*/*.png"))
+    ]
+    events = []
+    options = Monitor(window=64, every=20, share=float("inf"), on_event=events.append)
+    with load(line.bundle, target, monitor=options) as predictor:
+        assert predictor.monitor.watched == ("inputs", "outputs", "canary", "non-finite")
+        predictor.predict_batch(images[:: len(images) // 64][:64])
+        assert (predictor.monitor.state, events) == ("steady", [])
+        predictor.predict_batch([255 - image for image in images[:64]])
+        assert (predictor.monitor.state, [event.kind for event in events]) == ("drift", ["inputs"])
+        assert (predictor.monitor.counts.canaries, predictor.monitor.counts.wrong) == (6, 0)
 
 
 def test_an_app_gets_the_engine_that_is_listed_first(line):

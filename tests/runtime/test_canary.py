@@ -38,9 +38,9 @@ def checks(monkeypatch, cache):
     """The engines that golden inputs were run on, in order."""
     seen, check_golden = [], canary.check_golden
 
-    def counted(folder, manifest, engine, runner):
+    def counted(folder, manifest, engine, runner, files=None):
         seen.append(engine.artifact)
-        return check_golden(folder, manifest, engine, runner)
+        return check_golden(folder, manifest, engine, runner, files)
 
     monkeypatch.setattr(canary, "check_golden", counted)
     return seen

@@ -447,7 +447,7 @@ def test_an_engine_is_selected_by_its_name_where_a_target_has_several(bundle):
 def test_a_closed_predictor_has_closed_its_runner(bundle, images):
     with load(bundle) as predictor:
         predictor.predict(images[0])
-    with pytest.raises(RuntimeError, match="load"):
+    with pytest.raises(RuntimeError, match="is closed"):
         predictor.predict(images[0])
 
 

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
@@ -10,7 +11,15 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.graph.builder import Builder, difference, run, values
-from vitdeploy.errors import CapabilityError, EngineError, MissingPackageError, TargetError, TensorError
+from vitdeploy.errors import (
+    CapabilityError,
+    ClosedError,
+    EngineError,
+    MissingPackageError,
+    TargetError,
+    TensorError,
+    VitdeployError,
+)
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import usable_cores
 from vitdeploy.runtime.openvino import OpenVinoRunner
@@ -122,7 +131,7 @@ def test_infer_before_load_is_a_mistake_of_the_caller():
 
 def test_infer_after_close_is_a_mistake_of_the_caller(small):
     small.close()
-    with pytest.raises(RuntimeError, match="load"):
+    with pytest.raises(ClosedError, match="is closed"):
         small.infer({"image": images(2)})
 
 
@@ -244,7 +253,7 @@ def test_closing_waits_for_the_run_of_another_thread_and_none_comes_after_it():
         go_on.set()
         run.result(10), end.result(10)
     assert order == ["ran", "closed"]
-    with pytest.raises(RuntimeError, match="must be called before infer"):
+    with pytest.raises(RuntimeError, match="slow is closed"):
         runner.infer(feeds())
 
 
@@ -434,3 +443,31 @@ def test_a_half_precision_that_this_cpu_lacks_is_told_and_not_replaced(small_exp
         with pytest.raises(CapabilityError, match=f"engine was made for a CPU that has {precision}") as refused:
             runner.load()
         assert refused.value.found.startswith("OpenVINO computes it in ")
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_a_close_under_load_refuses_by_name_what_comes_after_it(runtime, small_export, streams):
+    """Threads ask without a pause, which must neither keep the closing one waiting nor reach a runtime that is gone."""
+    runner = RUNNERS[runtime](small_export / "model.onnx", name="small", batch=2, threads=1, streams=streams).load()
+    wanted, going = runner.infer({"image": images(2)})["logits"], threading.Barrier(5)
+
+    def ask():
+        going.wait(10)
+        for count in range(1_000_000):
+            try:
+                found = runner.infer({"image": images(2)})["logits"]
+            except VitdeployError as error:
+                return count, error
+            assert np.array_equal(found, wanted)
+        raise AssertionError("never closed")
+
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ask) for _ in range(4)]
+        going.wait(10)
+        time.sleep(0.05)
+        runner.close()
+        ends = [each.result(20) for each in asked]
+    assert sum(count for count, _ in ends) > 0
+    assert {(type(error), error.code, error.message.partition(":")[0]) for _, error in ends} == {
+        (ClosedError, "VD2404", "small is closed")
+    }

@@ -191,7 +191,7 @@ def test_tokens_outside_the_vocabulary_are_refused(ort, token):
 def test_a_closed_decoder_closes_its_engines(graphs):
     decoder = SequenceDecoder(*runners("onnxruntime", graphs), START, END, PAD, max_length=20)
     decoder.close()
-    with pytest.raises(RuntimeError, match="load"):
+    with pytest.raises(RuntimeError, match="is closed"):
         decoder.decode(np.ones((1, 2), np.int64))
 
 

@@ -39,7 +39,8 @@ def openvino_bundle(tmp_path_factory) -> Path:
     return make_bundle(tmp_path_factory.mktemp("openvino"), "batch", "openvino-cpu")
 
 
-def make_bundle(root: Path, batch: int | str, target: str = "onnxruntime-cpu") -> Path:
+def make_bundle(root: Path, batch: int | str, target: str = "onnxruntime-cpu", **others) -> Path:
+    """`others`: further arguments of `write_bundle`."""
     onnx = pytest.importorskip("onnx", reason="pip install 'vitdeploy[export]'")
     from onnx import TensorProto, helper, numpy_helper
 
@@ -82,6 +83,7 @@ def make_bundle(root: Path, batch: int | str, target: str = "onnxruntime-cpu") -
         preprocess=PreprocessSpec(SIDE, (SIDE, SIDE), "bicubic", (0.5,), (0.5,)),
         engines=[(spec, root / "engine")],
         labels=LABELS,
+        **others,
     )
     return root / "bundle"
 

@@ -218,6 +218,9 @@ def test_what_is_no_http_or_too_long_a_head_is_refused(server):
     assert heard.startswith(b"HTTP/1.1 400 ")
     heard, _ = talk(server, b"GET / HTTP/1.1\r\na: ", b"x" * 16_400)
     assert heard.startswith(b"HTTP/1.1 431 ") or heard == b"reset"
+    heard, _ = talk(server, b"GET /v2 HTTP/1.1\r\nHost: a\r\na: " + b"x" * 20_000 + b"\r\n\r\n")  # whole, in one part
+    assert heard.startswith(b"HTTP/1.1 431 ") or heard == b"reset"
+    assert server.ask("GET", "/v2?" + "x" * 10_000)[0] == 200
 
 
 def test_a_large_body_is_refused_before_it_came(server):

@@ -70,7 +70,7 @@ def _verify_file(
 def _verify_folder(
     folder: Path, expect: str | None, trust: Path | None, progress: Progress
 ) -> tuple[dict[str, Any], list[str]]:
-    from vitdeploy.bundle.archive import check_digest
+    from vitdeploy.bundle.digests import check_digest
     from vitdeploy.bundle.pack import unlisted_files
     from vitdeploy.bundle.read import MANIFEST_FILE, file_sha256, read_bundle, verify_files
     from vitdeploy.bundle.sign import SIGNATURE_FILE, signed_by

@@ -72,6 +72,7 @@ def predict(
     beams: int | None = None,
     prompt: str | None = None,
     trust: Path | None,
+    expect_digest: str | None = None,
     draw: Path | None = None,
     reporter: Reporter,
 ) -> Predicted:
@@ -86,6 +87,7 @@ def predict(
             segmentation each is a prompt; with points there may be one.
         beams, prompt: of a bundle that writes texts; see `TextPredictor.predict`.
         points: of promptable segmentation: all of them are one prompt.
+        trust, expect_digest: who must have signed the bundle, and the digest of its manifest, as of `runtime.load`.
         draw: a folder for pictures of the answers, made if it is not there.
 
     Raises:
@@ -111,11 +113,11 @@ def predict(
         raise InputError(f"{bundle} writes no texts", found=f"the task {task}", fix=f"leave {asked} out")
     if task == "sequence":
         found = find(True)
-        with reporter, load_sequence(bundle, target, trust=trust) as translator:
+        with reporter, load_sequence(bundle, target, trust=trust, expect_digest=expect_digest) as translator:
             answers = _translate(translator, found, reporter.progress)
             return Predicted(translator.target, translator.why, found, *answers)
     found = find(False)
-    with reporter, load(bundle, target, trust=trust) as predictor:
+    with reporter, load(bundle, target, trust=trust, expect_digest=expect_digest) as predictor:
         if texts:
             predictor.labels = texts
         if task == PROMPTED:

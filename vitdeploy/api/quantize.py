@@ -150,7 +150,6 @@ def quantize(
     from vitdeploy.pipeline.setting import graph_setting
     from vitdeploy.stages.compile import check_task
     from vitdeploy.stages.external import import_external
-    from vitdeploy.stages.files import copy_labels
     from vitdeploy.stages.place import check_float_parts
     from vitdeploy.tasks.adapters import make_adapter
 
@@ -187,8 +186,21 @@ def quantize(
                 made = _make(how, file, metadata.name, found.samples, work, reporter)
             else:
                 made = _make_parts(how, file.parent, drive, work, reporter)
-            copy_labels(given.parent, work)
+            _write_beside(given.parent, found.samples, adapter, work)
     return _result(home, how, made, found.skipped)
+
+
+def _write_beside(folder: Path, samples: Sequence[Sample], adapter: TaskAdapter, work: Path) -> None:
+    """What lies beside the graph in `folder`; and what the calibration images are like, for the bundle that is made
+    of it (`runtime.monitor_reference`)."""
+    from vitdeploy.bundle.read import MONITOR_FILE
+    from vitdeploy.pipeline.monitored import monitor_of_images
+    from vitdeploy.stages.files import copy_labels
+    from vitdeploy.tasks.adapter import ImageKit
+
+    copy_labels(folder, work)
+    if isinstance(adapter, ImageKit) and (text := monitor_of_images(samples, adapter.setting.images)) is not None:
+        (work / MONITOR_FILE).write_text(text, encoding="utf-8")
 
 
 def _choice(chosen: Images, adapter: TaskAdapter, num_samples: int | None, seed: int, reporter: Reporter) -> DataChoice:

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from vitdeploy.bundle.digests import check_digest
 from vitdeploy.bundle.layout import Member, begins_with, directory, local_header, read_local_header
 from vitdeploy.bundle.read import MANIFEST_FILE, MAX_MANIFEST_BYTES, other_file, parse_manifest
 from vitdeploy.bundle.sign import SIGNATURE_FILE
-from vitdeploy.errors import ArchiveError, DigestError, InputError, ManifestError, MissingFileError
+from vitdeploy.errors import ArchiveError, ManifestError, MissingFileError
 from vitdeploy.spec import FileEntry, Manifest
 
 MAX_SIGNATURE_BYTES = 16 * 1024 * 1024
@@ -82,29 +82,6 @@ def read_packed(
     if expect is not None:
         check_digest(file, packed.sha256, expect, "file")
     return packed
-
-
-def digest_hex(text: str) -> str:
-    """The hex, in lower case, of a SHA-256 that is given as "sha256:HEX" or "HEX".
-
-    Raises:
-        InputError: it is none.
-    """
-    found = text.removeprefix("sha256:").lower()
-    if not re.fullmatch(r"[0-9a-f]{64}", found):
-        raise InputError(f"{text!r} is no SHA-256", wanted="sha256: and 64 hexadecimal digits")
-    return found
-
-
-def check_digest(path: Path, found: str, wanted: str, of: str) -> None:
-    """Raise DigestError unless the SHA-256 of what `of` says is the one that the user expects."""
-    if found != wanted:
-        raise DigestError(
-            f"{path} is not the bundle that was expected",
-            found=f"sha256:{found} of the {of}",
-            wanted=f"sha256:{wanted}",
-            fix="get it again from whoever gave you the digest",
-        )
 
 
 def packed_order(manifest: Manifest, path: Path) -> list[FileEntry]:

@@ -7,7 +7,7 @@ Rules of the format, each with its error:
   every part of one, and its files are among the engine's; the tensors of its parts fit the engine's flow.
 - every path is relative, of segments in `[A-Za-z0-9._-]`, none of them `.` or `..`, at most 240 characters.
 - every one of `sizes` is "HEIGHTxWIDTH", and names a bundle of its own in `sizes/`.
-- every file that a graph, engine, golden set, the labels or a tokenizer name stands in `files`.
+- every file that a graph, engine, golden set, the labels, a tokenizer or a monitor name stands in `files`.
 - a listed file is a regular file inside the folder, reached through no link, of the recorded size and SHA-256.
 """
 
@@ -42,6 +42,7 @@ from vitdeploy.spec import (
 MANIFEST_FILE = "manifest.json"
 MAX_MANIFEST_BYTES = 8 * 1024 * 1024
 SIZES_FOLDER = "sizes"
+MONITOR_FILE = "monitor.json"
 MAX_FILES = 10_000
 MAX_SIDE = 8192
 # A runtime has options that name files to read or folders to write; a bundle must not set those.
@@ -66,6 +67,16 @@ def read_bundle(folder: Path) -> Manifest:
         MissingFileError: no such folder, or no manifest in it.
         ManifestError: the manifest breaks a rule.
     """
+    return parse_manifest(manifest_bytes(folder), folder / MANIFEST_FILE)
+
+
+def manifest_bytes(folder: Path) -> bytes:
+    """The bytes of the `manifest.json` of a bundle's folder.
+
+    Raises:
+        MissingFileError: no such folder, or no manifest in it.
+        ManifestError: it is larger than any manifest.
+    """
     path = folder / MANIFEST_FILE
     if not is_bundle(folder):
         packed = is_packed(folder)
@@ -84,7 +95,7 @@ def read_bundle(folder: Path) -> Manifest:
             found=f"{path.stat().st_size:,} bytes",
             wanted=f"at most {MAX_MANIFEST_BYTES:,} bytes",
         )
-    return parse_manifest(path.read_bytes(), path)
+    return path.read_bytes()
 
 
 def is_packed(path: Path) -> bool:
@@ -218,6 +229,7 @@ def _check_paths(path: Path, manifest: Manifest) -> None:
     named += _golden_files(manifest.golden) if manifest.golden else []
     named += [manifest.labels] if manifest.labels else []
     named += [file] if (file := tokenizer_file(manifest.postprocess)) is not None else []
+    named += [manifest.monitor] if manifest.monitor else []
     named += [f"{SIZES_FOLDER}/{size}/{MANIFEST_FILE}" for size in manifest.sizes]
     missing = sorted(set(named) - set(listed))
     if missing:

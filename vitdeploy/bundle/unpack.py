@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vitdeploy.bundle.archive import Packed, Progress, digest_hex, read_packed, silent
+from vitdeploy.bundle.archive import Packed, Progress, read_packed, silent
+from vitdeploy.bundle.digests import digest_hex
 from vitdeploy.bundle.read import MANIFEST_FILE, is_bundle, read_bundle
 from vitdeploy.bundle.sign import SIGNATURE_FILE, signed_by
 from vitdeploy.errors import ManifestError

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.bundle.read import MANIFEST_FILE, file_sha256, read_bundle, verify_files
+from vitdeploy.bundle.read import MANIFEST_FILE, MONITOR_FILE, file_sha256, read_bundle, verify_files
 from vitdeploy.spec import (
     MANIFEST_FORMAT,
     EngineSpec,
@@ -68,6 +68,7 @@ def write_bundle(
     labels: Sequence[str] = (),
     tokenizer: Path | None = None,
     golden: Golden | None = None,
+    monitor: str | None = None,
     documents: Mapping[str, str] | None = None,
     provenance: Mapping[str, Any] | None = None,
     sizes: Sequence[str] = (),
@@ -81,6 +82,7 @@ def write_bundle(
         engines: each with the folder that holds its files, in the order in which an app is to try them. Of several for
             one target the first has `engines/<target>/` and a further one `engines/<artifact>/`.
         tokenizer: the file of a model that takes texts, or writes them.
+        monitor: the text of the reference that a monitor compares with (`runtime.monitor_reference`).
         documents: further text files by name, such as report.html.
         gates, recommended: see `spec.Manifest`.
         sizes: further image sizes, whose bundles lie in `sizes/` of `out` already; nothing else does.
@@ -92,6 +94,8 @@ def write_bundle(
         (out / LABELS_FILE).write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
     if tokenizer is not None and (own := tokenizer_file(postprocess)) is not None:
         shutil.copyfile(tokenizer, out / own)
+    if monitor is not None:
+        (out / MONITOR_FILE).write_text(monitor, encoding="utf-8")
     for file, text in (documents or {}).items():
         (out / file).write_text(text, encoding="utf-8")
     manifest = Manifest(
@@ -112,6 +116,7 @@ def write_bundle(
         sizes=tuple(sizes),
         gates=dict(gates or {}),
         recommended=recommended,
+        monitor=None if monitor is None else MONITOR_FILE,
     )
     text = json.dumps(encode(manifest), indent=1, sort_keys=False, allow_nan=False)
     (out / MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")

@@ -10,7 +10,7 @@ import click
 from vitdeploy.cli.complete import complete_models, complete_targets
 from vitdeploy.cli.console import Console, Number, output_options
 from vitdeploy.cli.on import finish_devices, on_option
-from vitdeploy.cli.options import accept_option, trust_option
+from vitdeploy.cli.options import accept_option, expect_option, trust_option
 from vitdeploy.cli.sources import source_options, to_source
 
 
@@ -89,6 +89,7 @@ class Percents(click.ParamType):  # type: ignore[type-arg]  # generic from click
 )
 @accept_option
 @on_option
+@expect_option
 @trust_option
 @output_options
 def command(
@@ -103,6 +104,7 @@ def command(
     threads: int,
     accept_known_bad: tuple[str, ...],
     on: str | None,
+    expect_digest: str | None,
     trust: Path | None,
     **options: Any,
 ) -> None:
@@ -119,8 +121,10 @@ def command(
         raise click.BadParameter("wanted one or two numbers above 0, such as 1,8", param_hint="--batch")
     from vitdeploy.api.artifacts import Named
     from vitdeploy.api.bench import Benchmark, bench, bench_on
+    from vitdeploy.api.pinned import require_pinned
     from vitdeploy.spec import encode
 
+    require_pinned(expect_digest, artifacts)
     protocol = {
         "scenarios": scenarios,
         "batch": tuple(int(size) for size in sizes),

@@ -9,26 +9,15 @@ import click
 
 from vitdeploy.cli import sign
 from vitdeploy.cli.console import Console, output_options
-from vitdeploy.cli.options import trust_option
+from vitdeploy.cli.options import digest_of, trust_option
 
 SUFFIX = ".vitb"
-
-
-def _digest(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
-    """The hex of a SHA-256."""
-    from vitdeploy.bundle.archive import digest_hex
-    from vitdeploy.errors import InputError
-
-    try:
-        return None if value is None else digest_hex(value)
-    except InputError as error:
-        raise click.BadParameter(f"{error.message}: {error.wanted}.") from None
 
 
 digest_option = click.option(
     "--expect-digest",
     "expect",
-    callback=_digest,
+    callback=digest_of,
     metavar="sha256:HEX",
     help="Refuse any other bundle: the SHA-256 of the packed file, or of a folder's manifest.json.",
 )

@@ -11,7 +11,7 @@ from vitdeploy.cli.build_options import build_options, to_build
 from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, command_line, output_options
 from vitdeploy.cli.on import on_option
-from vitdeploy.cli.options import accept_option
+from vitdeploy.cli.options import accept_option, expect_option
 
 
 @click.command("compile")
@@ -40,6 +40,7 @@ from vitdeploy.cli.options import accept_option
     "auto: as measured.",
 )
 @on_option
+@expect_option
 @output_options
 def command(
     console: Console,
@@ -51,12 +52,13 @@ def command(
     accept_known_bad: tuple[str, ...],
     split_rows: str,
     on: str | None,
+    expect_digest: str | None,
     **options: Any,
 ) -> None:
     """Compile a graph to an engine for one target.
 
-    GRAPH is a folder made by `vitdeploy export` or `vitdeploy quantize`, or its model.onnx. `vitdeploy.runtime.load`,
-    predict, verify and bench load the output.
+    GRAPH is a folder made by `vitdeploy export` or `vitdeploy quantize`, a bundle, whose float graph is taken, or a
+    folder's model.onnx. `vitdeploy.runtime.load`, predict, verify and bench load the output.
 
     A graph that the release of the runtime is known to compute wrongly is refused with the way out, exit code 4.
 
@@ -67,8 +69,10 @@ def command(
     """
     build = to_build(target, options)
     from vitdeploy.api.bundle import compile
+    from vitdeploy.api.pinned import require_pinned
     from vitdeploy.runtime.backend import engine_is_code
 
+    require_pinned(expect_digest, [graph if graph.is_dir() else graph.parent])
     made = compile(
         graph,
         target,

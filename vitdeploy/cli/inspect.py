@@ -9,7 +9,7 @@ import click
 
 from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, output_options
-from vitdeploy.cli.options import trust_option
+from vitdeploy.cli.options import expect_option, trust_option
 
 
 @click.command("inspect")
@@ -17,10 +17,17 @@ from vitdeploy.cli.options import trust_option
 @click.option("--target", shell_complete=complete_targets, help="Judge the graphs by what this target takes: tensorrt.")
 @click.option("--target-version", help="The release to judge by: 10.3, 10.16 or 11.4. Default: all three.")
 @click.option("--check", is_flag=True, help="Run every engine of a bundle on its golden inputs.")
+@expect_option
 @trust_option
 @output_options
 def command(
-    console: Console, path: Path, target: str | None, target_version: str | None, check: bool, trust: Path | None
+    console: Console,
+    path: Path,
+    target: str | None,
+    target_version: str | None,
+    check: bool,
+    expect_digest: str | None,
+    trust: Path | None,
 ) -> None:
     """Show what a bundle or an ONNX file contains, and check every digest of a bundle.
 
@@ -28,6 +35,7 @@ def command(
     engine that works here on the bundle's golden inputs: exit 5 if its outputs differ from those of the build by more
     than the manifest's tolerance, or if its answers are not the original's.
     """
+    from vitdeploy.api.pinned import require_pinned
     from vitdeploy.bundle.read import is_bundle, is_packed, read_bundle
 
     if is_packed(path):
@@ -36,6 +44,7 @@ def command(
         raise click.UsageError("--check runs the engines of a bundle: leave --target out.")
     if trust is not None and not check:
         raise click.UsageError("--trust goes with --check: nothing else of a bundle is run.")
+    require_pinned(expect_digest, [path])
     if target is not None:
         _lint(console, path, target, target_version)
         return

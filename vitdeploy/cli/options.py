@@ -31,6 +31,26 @@ trust_option = click.option(
 )
 
 
+def digest_of(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    """The hex of a SHA-256."""
+    from vitdeploy.bundle.digests import digest_hex
+    from vitdeploy.errors import InputError
+
+    try:
+        return None if value is None else digest_hex(value)
+    except InputError as error:
+        raise click.BadParameter(f"{error.message}: {error.wanted}.") from None
+
+
+# No digest is above that of the manifest, which has those of all other files.
+expect_option = click.option(
+    "--expect-digest",
+    callback=digest_of,
+    metavar="sha256:HEX",
+    help="Refuse any other bundle: the SHA-256 of its manifest.json, as `vitdeploy bundle verify` prints it.",
+)
+
+
 accept_option = click.option(
     "--accept-known-bad",
     multiple=True,

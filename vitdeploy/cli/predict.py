@@ -11,7 +11,7 @@ import click
 from vitdeploy.api.predict import Input, Point, predict
 from vitdeploy.cli.console import Console, output_options
 from vitdeploy.cli.inputs import find_inputs
-from vitdeploy.cli.options import engine_option, trust_option
+from vitdeploy.cli.options import engine_option, expect_option, trust_option
 from vitdeploy.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     metavar="DIR",
     help="Write a picture of each answer there: boxes, segments, classes, depth or masks.",
 )
+@expect_option
 @trust_option
 @output_options
 def command(
@@ -60,6 +61,7 @@ def command(
     beams: int | None,
     prompt: str | None,
     draw: Path | None,
+    expect_digest: str | None,
     trust: Path | None,
 ) -> None:
     """Run a bundle on images, or on the token arrays of .npz files.
@@ -85,6 +87,7 @@ def command(
             beams=beams,
             prompt=prompt,
             trust=trust,
+            expect_digest=expect_digest,
             draw=draw,
             reporter=console,
         )

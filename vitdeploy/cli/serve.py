@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vitdeploy.cli.console import Console, Number, output_options
-from vitdeploy.cli.options import engine_option, trust_option
+from vitdeploy.cli.options import engine_option, expect_option, trust_option
 
 if TYPE_CHECKING:
     from vitdeploy.serve.engines import Engines
@@ -50,6 +50,24 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
     show_default=True,
     help="MiB of embedded images that are kept for further prompts, of promptable segmentation.",
 )
+@click.option(
+    "--monitor", is_flag=True, help="Watch images, answers and golden answers: metrics, and a line in the log."
+)
+@click.option(
+    "--monitor-window",
+    type=click.IntRange(8, 1_000_000),
+    default=256,
+    show_default=True,
+    help="Images that are looked at before it is judged whether they are like those of the calibration.",
+)
+@click.option(
+    "--monitor-every",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
+    help="Runs from one golden input on.",
+)
+@expect_option
 @trust_option
 @output_options
 def command(
@@ -64,6 +82,10 @@ def command(
     max_queue: int,
     max_body: float,
     max_kept: float,
+    monitor: bool,
+    monitor_window: int,
+    monitor_every: int,
+    expect_digest: str | None,
     trust: Path | None,
 ) -> None:
     """Answer HTTP requests with a bundle: the Open Inference Protocol v2, and images at /predict.
@@ -71,11 +93,12 @@ def command(
     Ctrl+C or SIGTERM stops the server; it answers the requests that it has accepted first.
     """
     from vitdeploy.errors import MissingPackageError
+    from vitdeploy.runtime.monitor import Monitor
 
     try:
         from vitdeploy.serve.app import Service
         from vitdeploy.serve.engines import load_engines
-        from vitdeploy.serve.logs import log_to_stderr
+        from vitdeploy.serve.logs import log_event, log_to_stderr
         from vitdeploy.serve.server import address_of, bind, run
         from vitdeploy.serve.settings import MIB, Settings
     except ModuleNotFoundError as error:
@@ -86,7 +109,15 @@ def command(
     with bind(host, port) as taken:
         console.progress("loading and measuring the engine", 0, 1)
         with warnings.catch_warnings(record=True) as heard:
-            engines = load_engines(bundle, target, max_batch=max_batch, threads=threads, trust=trust)
+            engines = load_engines(
+                bundle,
+                target,
+                max_batch=max_batch,
+                threads=threads,
+                trust=trust,
+                expect_digest=expect_digest,
+                monitor=Monitor(monitor_window, every=monitor_every, on_event=log_event) if monitor else None,
+            )
         warned = sorted({str(each.message) for each in heard})
         if host not in LOOPBACK:
             warned.append("everybody who reaches this address may use it: neither TLS nor passwords here")
@@ -106,10 +137,13 @@ def _announce(console: Console, engines: Engines, address: str, warned: list[str
             "why": predictor.why,
             "batches": engines.describe(),
             "max_batch": engines.model.max_batch,
+            "watched": list(predictor.monitor.watched) if predictor.monitor is not None else [],
             "warnings": warned,
         }
         click.echo(json.dumps(document, indent=1))
     lines = [f"{engines.model.name} at {address}", predictor.why, engines.describe()]
+    if predictor.monitor is not None:
+        lines.append(f"watched: {', '.join(predictor.monitor.watched)}")
     for line in [*lines, *(f"warning: {text}" for text in warned)]:
         click.echo(line, err=console.as_json)
     asked = ASKED.get(predictor.task, "")

@@ -10,7 +10,7 @@ import click
 from vitdeploy.cli.complete import complete_models, complete_targets
 from vitdeploy.cli.console import Console, Number, output_options
 from vitdeploy.cli.on import finish_devices, on_option
-from vitdeploy.cli.options import accept_option, label_options, text_options, trust_option
+from vitdeploy.cli.options import accept_option, expect_option, label_options, text_options, trust_option
 from vitdeploy.cli.sources import source_options, to_source
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
 @accept_option
 @on_option
+@expect_option
 @trust_option
 @output_options
 def command(
@@ -65,6 +66,7 @@ def command(
     skip_bad: bool,
     accept_known_bad: tuple[str, ...],
     on: str | None,
+    expect_digest: str | None,
     trust: Path | None,
     **options: Any,
 ) -> None:
@@ -88,9 +90,11 @@ def command(
         raise click.UsageError("--on runs a whole engine: leave --bisect and --emulate out.")
     from vitdeploy.api.artifacts import Named
     from vitdeploy.api.images import images
+    from vitdeploy.api.pinned import require_pinned
     from vitdeploy.api.verify import Verification, verify, verify_on
     from vitdeploy.api.verify import bisect as find_cause
 
+    require_pinned(expect_digest, [artifact])
     original = Named(against, to_source(None, options))
     chosen = images(data, labels, annotations=annotations, texts=texts, template=template)
     common: dict[str, Any] = {

@@ -18,8 +18,8 @@ import vitdeploy
 # Folders go with all that is below them.
 ZONE = (
     *("__init__.py", "backends.py", "errors.py", "extensions.py", "paths.py", "zip_members.py"),
-    *("spec", "runtime", "compilation", "benchmark"),
-    *("bundle/__init__.py", "bundle/flow.py", "bundle/layout.py", "bundle/read.py", "bundle/sign.py"),
+    *("publish.py", "exchange.py", "spec", "runtime", "compilation", "benchmark"),
+    *(f"bundle/{name}.py" for name in ("__init__", "checked", "digests", "flow", "layout", "read", "sign")),
     *("devices/__init__.py", "devices/agent"),
 )
 MAIN = "import sys\nfrom vitdeploy.devices.agent.main import main\n\nmain(sys.argv[0])\n"

@@ -19,6 +19,7 @@ from vitdeploy.pipeline.foresight import foresee
 from vitdeploy.pipeline.golden import golden_of
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.measure import measure, original_candidate
+from vitdeploy.pipeline.monitored import monitor_of
 from vitdeploy.pipeline.outcome import Outcome, conclude
 from vitdeploy.pipeline.plan import candidates, make_plan
 from vitdeploy.pipeline.run import run_plan
@@ -126,6 +127,7 @@ def _write(outcome: Outcome, report: Report, sizes: Sequence[str], work: Path) -
         labels=job.labels,
         tokenizer=artifacts[OPTIMIZE].path / TOKENIZER_FILE,
         golden=golden_of(job, engines, gates),
+        monitor=monitor_of(job, engines),
         documents={
             "report.json": json.dumps(encode(report), indent=1, allow_nan=False) + "\n",
             "report.html": render_html(report, outcome.images),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from vitdeploy.runtime.anomaly import Anomaly
@@ -25,6 +26,7 @@ from vitdeploy.runtime.zero_shot import ZeroShot
 
 if TYPE_CHECKING:
     from vitdeploy.bundle.unpack import unpack
+    from vitdeploy.runtime.monitor import Monitor, MonitorEvent, MonitorWarning
 
 __all__ = [
     "Anomaly",
@@ -34,6 +36,9 @@ __all__ = [
     "Features",
     "Instances",
     "Keypoints",
+    "Monitor",
+    "MonitorEvent",
+    "MonitorWarning",
     "Panoptic",
     "Picture",
     "Predictor",
@@ -50,10 +55,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """`unpack` is imported when it is asked for: most apps load a folder."""
-    if name == "unpack":
-        from vitdeploy.bundle.unpack import unpack
+# What most apps do not use is imported when it is asked for.
+_LATER = {
+    "unpack": "vitdeploy.bundle.unpack",
+    **dict.fromkeys(("Monitor", "MonitorEvent", "MonitorWarning"), "vitdeploy.runtime.monitor"),
+}
 
-        return unpack
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

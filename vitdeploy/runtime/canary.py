@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vitdeploy.backends import TARGETS
+from vitdeploy.bundle.checked import CheckedFiles
 from vitdeploy.errors import AnswersError, StorageError, UnsafeError
 from vitdeploy.runtime.atomic import write_atomic
 from vitdeploy.runtime.backend import RUNTIME
@@ -38,11 +39,14 @@ def require_golden_answers(
     *,
     threads: int = 0,
     allow_failed: bool = False,
+    files: CheckedFiles | None = None,
 ) -> None:
     """Refuse a loaded engine of the bundle in `folder` that does not give its golden answers here.
 
     A bundle of `vitdeploy compile` has none, so nothing can be said of its engines. With `allow_failed` an engine may
     be as far from the original as it was when the bundle was made, but not otherwise than then.
+    `files`: the bundle's, where it is being loaded. With digests that nobody checked nothing is known to have passed
+    before, nor from now on.
 
     Raises:
         AnswersError: it answers otherwise.
@@ -53,10 +57,11 @@ def require_golden_answers(
         return
     facts = _facts(manifest, engine, runner, threads, allow_failed)
     # One that was built again of the bundle's graph has files that the manifest does not list.
-    proof = _proof(facts) if engine in manifest.engines else None
+    known = engine in manifest.engines and (files is None or files.hashed)
+    proof = _proof(facts) if known else None
     if proof is not None and _is_proven(proof):
         return
-    found = check_golden(folder, manifest, engine, runner)
+    found = check_golden(folder, manifest, engine, runner, files)
     if found.as_recorded if allow_failed else found.ok:
         if proof is not None:
             _note(proof, {"bundle": manifest.name, "engine": engine.artifact, **facts["here"], **vars(found)})

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.bundle.read import verify_files
+from vitdeploy.bundle.checked import CheckedFiles
 from vitdeploy.bundle.sign import signed_by
 from vitdeploy.errors import GateError, HostError, TargetError, VitdeployError
 from vitdeploy.runtime.canary import require_golden_answers
@@ -46,13 +46,14 @@ def choose_engine(
     *,
     allow_failed: bool = False,
     streams: int = 1,
+    files: CheckedFiles | None = None,
 ) -> Choice:
     """The first engine of the manifest, for `target` (or of that name) or of all, that works here: its runtime is
     there, loads it, and it gives its golden answers (`canary`).
 
     The manifest lists the recommended engine first. An engine that failed its budget when the bundle was made is
     skipped, unless `allow_failed`. A RuntimeWarning is given if weights saturate on this CPU, or if the engine is not
-    proven to meet its budget.
+    proven to meet its budget. `files`: the bundle's, of `open_checked`, which has asked for the signature of `trust`.
 
     Raises:
         SignatureError: not signed by `trust`.
@@ -62,15 +63,17 @@ def choose_engine(
         AnswersError: the only one gives other answers than the golden ones.
         HostError: none that works here.
     """
-    signed_by(folder, trust)
+    if files is None:
+        signed_by(folder, trust)
+        files = CheckedFiles(folder, manifest)
     failures: list[HostError] = []
     engines = select_engines(manifest, target)
     engines = engines if allow_failed else usable_engines(manifest, engines)
     for engine in engines:
-        verify_files(folder, manifest, engine.files)
+        files.require(engine.files)
         try:
             runner = _answering(make_runner(folder, engine, batch=batch, threads=threads, trust=trust, streams=streams))
-            _checked(folder, manifest, engine, runner, threads, allow_failed)
+            _checked(files, engine, runner, threads, allow_failed)
         except HostError as error:
             failures.append(error)
             continue
@@ -105,12 +108,13 @@ def _answering(runner: Runner) -> Runner:
     return runner
 
 
-def _checked(
-    folder: Path, manifest: Manifest, engine: EngineSpec, runner: Runner, threads: int, allow_failed: bool
-) -> None:
+def _checked(files: CheckedFiles, engine: EngineSpec, runner: Runner, threads: int, allow_failed: bool) -> None:
     """The runner is closed where it is refused."""
     try:
-        require_golden_answers(folder, manifest, engine, runner, threads=threads, allow_failed=allow_failed)
+        files.require_unchanged(engine.files)
+        require_golden_answers(
+            files.folder, files.manifest, engine, runner, threads=threads, allow_failed=allow_failed, files=files
+        )
     except BaseException:
         runner.close()
         raise

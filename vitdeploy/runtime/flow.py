@@ -103,9 +103,10 @@ class LinkedParts:
             return dict(outputs)
 
     def close(self) -> None:
-        self._kept.clear()
-        for runner in self.runners.values():
+        for runner in self.runners.values():  # each waits for its own run; the next part is closed then
             runner.close()
+        with self._turn:  # of a part that ran until now, and keeps what it gave
+            self._kept.clear()
 
 
 def own_arrays(found: Mapping[str, Array]) -> dict[str, Array]:

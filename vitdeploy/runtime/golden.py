@@ -3,20 +3,21 @@ bundle was made, and the answers with the original's."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from vitdeploy.bundle.read import verify_files
+from vitdeploy.bundle.checked import CheckedFiles
 from vitdeploy.errors import InputError, ManifestError
 from vitdeploy.runtime.answers import bound, count_same
 from vitdeploy.runtime.batches import run_batches
 from vitdeploy.runtime.preprocess import to_input
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import EngineSpec, Manifest, PreprocessSpec
-from vitdeploy.zip_members import DAMAGED, members
+from vitdeploy.zip_members import DAMAGED, members_of
 
 MAX_BYTES = 256 << 20
 
@@ -46,15 +47,18 @@ class GoldenCheck:
         return self.difference <= self.tolerance
 
 
-def check_golden(folder: Path, manifest: Manifest, engine: EngineSpec, runner: Runner) -> GoldenCheck:
-    """Run a loaded engine of the bundle in `folder` on the golden inputs.
+def check_golden(
+    folder: Path, manifest: Manifest, engine: EngineSpec, runner: Runner, files: CheckedFiles | None = None
+) -> GoldenCheck:
+    """Run a loaded engine of the bundle in `folder` on the golden inputs. `files`: the bundle's, where it is being
+    loaded.
 
     Raises:
         InputError: the bundle has no golden set, or none for this engine.
         DigestError, ManifestError: its files are not the recorded ones, or no arrays that fit the engine.
         EngineError, TensorError: as `Runner.infer`.
     """
-    golden = read_golden(folder, manifest, engine)
+    golden = read_golden(folder, manifest, engine, files)
     if golden is None:
         raise no_golden(manifest, engine.artifact)
     if len(golden.inputs) != len(runner.inputs) or not golden.inputs:
@@ -114,8 +118,10 @@ class GoldenSet:
     least_same: int
 
 
-def read_golden(folder: Path, manifest: Manifest, engine: EngineSpec) -> GoldenSet | None:
-    """The golden set of one engine of a bundle; None if it has none.
+def read_golden(
+    folder: Path, manifest: Manifest, engine: EngineSpec, files: CheckedFiles | None = None
+) -> GoldenSet | None:
+    """The golden set of one engine of a bundle; None if it has none. `files`: the bundle's, where it is being loaded.
 
     Raises:
         DigestError, ManifestError: the files are not the recorded ones, or hold no arrays.
@@ -124,23 +130,30 @@ def read_golden(folder: Path, manifest: Manifest, engine: EngineSpec) -> GoldenS
     if golden is None or not has_golden(manifest, engine):
         return None
     own, names = golden.engines.get(engine.artifact), golden_files(manifest, engine)
-    verify_files(folder, manifest, names)
-    inputs, original, *others = (_arrays(folder / name) for name in names)
+    files = files or CheckedFiles(folder, manifest)
+    inputs, original, *others = (_arrays(files, name) for name in names)
     if own is None:
         return GoldenSet(inputs, original, original, golden.tolerance[engine.target], 0)
     return GoldenSet(inputs, original, others[0], own.tolerance, own.least_same)
 
 
-def _arrays(path: Path) -> dict[str, Array]:
+def _arrays(files: CheckedFiles, name: str) -> dict[str, Array]:
     """The arrays of an .npz file that may come from anywhere."""
+    path = files.folder / name
+    _require_size(path, next(entry.bytes for entry in files.manifest.files if entry.path == name))
+    data = io.BytesIO(files.read(name))
     try:
-        size = sum(member.file_size for member in members(path))
-        if size > MAX_BYTES:
-            raise ManifestError(f"{path} is too large", found=f"{size:,} bytes", wanted=f"at most {MAX_BYTES:,}")
-        with np.load(path, allow_pickle=False) as arrays:
+        _require_size(path, sum(member.file_size for member in members_of(data)))
+        data.seek(0)
+        with np.load(data, allow_pickle=False) as arrays:
             return dict(arrays)
     except DAMAGED as error:
         raise ManifestError(f"{path} cannot be read", found=str(error)[:200], wanted="arrays in an .npz file") from None
+
+
+def _require_size(path: Path, size: int) -> None:
+    if size > MAX_BYTES:
+        raise ManifestError(f"{path} is too large", found=f"{size:,} bytes", wanted=f"at most {MAX_BYTES:,}")
 
 
 def engine_outputs(runner: Runner, preprocess: PreprocessSpec | None, samples: Array) -> dict[str, Array]:

@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitdeploy.bundle.read import verify_files
+from vitdeploy.bundle.checked import CheckedFiles
 from vitdeploy.errors import ManifestError
 from vitdeploy.spec import Manifest, Postprocess, TensorSpec, last_axis
 
 
-def read_labels(folder: Path, manifest: Manifest) -> list[str] | None:
-    """One label per class, or None if the bundle has none.
+def read_labels(folder: Path, manifest: Manifest, files: CheckedFiles | None = None) -> list[str] | None:
+    """One label per class, or None if the bundle has none. `files`: the bundle's, where it is being loaded.
 
     Raises:
         DigestError, ManifestError: the file is not the recorded one, or has not one line a class.
     """
     if manifest.labels is None:
         return None
-    verify_files(folder, manifest, [manifest.labels])
+    data = (files or CheckedFiles(folder, manifest)).read(manifest.labels)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"{folder / manifest.labels} is not UTF-8", found=str(error)[:200]) from None
     # Not splitlines(): a label may hold other characters that it takes for the end of a line.
-    labels = (folder / manifest.labels).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    labels = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
     for engine in manifest.engines:
         classes = number_of_classes(engine.outputs, manifest.postprocess)
         if classes is not None and classes != len(labels):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from vitdeploy.bundle.read import read_bundle, verify_files
+from vitdeploy.bundle.checked import CheckedFiles, Verify, open_checked
 from vitdeploy.errors import InputError, TargetError
 from vitdeploy.runtime.choice import AUTO, Choice, choose_engine
 from vitdeploy.runtime.labels import read_labels
@@ -22,6 +23,9 @@ from vitdeploy.spec import (
     tokenizer_file,
 )
 
+if TYPE_CHECKING:
+    from vitdeploy.runtime.monitor import Monitor
+
 
 def load(
     path: str | Path,
@@ -33,24 +37,32 @@ def load(
     allow_failed: bool = False,
     streams: int = 1,
     reduced: bool = False,
+    verify: Verify = "used",
+    expect_digest: str | None = None,
+    monitor: Monitor | bool = False,
 ) -> Predictor:
     """The predictor of a bundle folder.
 
     `target` "auto" takes the first engine of the manifest that works here (the manifest lists the recommended one
-    first): its runtime is there, loads it, and has answered once; `Predictor.why` says which and why. The digests of
-    the files that the engine needs are checked before the runtime sees them. `batch` is how many images the engine
-    takes in one run; None leaves what it was compiled at. With `trust`, the file of a public key or
-    certificate, the bundle must be signed by that identity (`bundle.sign.signed_by`). An engine that failed its budget
-    when the bundle was made is refused without `allow_failed`.
+    first): its runtime is there, loads it, and has answered once; `Predictor.why` says which and why. `batch` is how
+    many images the engine takes in one run; None leaves what it was compiled at. With `trust`, the file of a public key
+    or certificate, the bundle must be signed by that identity (`bundle.sign.signed_by`). An engine that failed its
+    budget when the bundle was made is refused without `allow_failed`.
 
     `streams` runs go on at once and share the threads, for `Predictor.stream` and for calls from several threads: more
     answers a second than one run on all threads, each of which takes longer. Engines of one graph on the CPU have them,
     with OpenVINO and ONNX Runtime; others run one at a time. With `reduced`, JPEG files that are much larger than what
     the engine takes are decoded at a part of their size: sooner, and to slightly other pixels (`runtime.reduced`).
 
+    `verify` "used" checks the SHA-256 of each file that is read, before a runtime sees it; "all" of every file of the
+    bundle; "none" of no file, and the engine is asked for its golden answers each time instead. `expect_digest`,
+    "sha256:HEX" of manifest.json, refuses any other bundle, as no digest is above the manifest's.
+
+    With `monitor`, True or a `Monitor`, the images, the answers and golden answers are watched (`Predictor.monitor`).
+
     Raises:
-        InputError: streams below 1.
-        MissingFileError, ManifestError, DigestError: not a bundle, or not an intact one.
+        InputError: streams below 1, or another argument that makes no sense.
+        MissingFileError, ManifestError, DigestError: not a bundle, not an intact one, or not the expected one.
         SignatureError: not signed by `trust`.
         TargetError: the bundle has no such target, or its engine has another batch and a fixed one.
         GateError: every engine of the target failed its budget.
@@ -58,14 +70,40 @@ def load(
     """
     folder = bundle_folder(path)
     require_streams(streams)
-    manifest = read_bundle(folder)
-    preprocess, labels = images_of(manifest), read_labels(folder, manifest)
-    if (tokenizer := tokenizer_file(manifest.postprocess)) is not None:
-        verify_files(folder, manifest, [tokenizer])
-    choice = choose_engine(folder, manifest, target, threads, trust, batch, allow_failed=allow_failed, streams=streams)
-    predictor = _of_task(folder, manifest, choice, preprocess, labels)
+    options = _monitor_of(monitor)
+    files = open_checked(folder, verify, expect_digest, trust)
+    manifest = files.manifest
+    preprocess, labels = images_of(manifest), read_labels(folder, manifest, files)
+    tokenizer = tokenizer_file(manifest.postprocess)
+    data = None if tokenizer is None else files.read(tokenizer)
+    choice = choose_engine(
+        folder, manifest, target, threads, trust, batch, allow_failed=allow_failed, streams=streams, files=files
+    )
+    try:
+        predictor = _of_task(files, choice, preprocess, labels, data)
+        if options is not None:
+            from vitdeploy.runtime.monitor import watch
+
+            predictor.monitor, predictor.canary = watch(files, choice.engine, choice.runner, options)
+    except BaseException:
+        choice.runner.close()
+        raise
     predictor.reduced = reduced
     return predictor
+
+
+def _monitor_of(given: object) -> Monitor | None:
+    if given is None or given is False:
+        return None
+    from vitdeploy.runtime.monitor import Monitor
+
+    if given is True:
+        return Monitor()
+    if isinstance(given, Monitor):
+        return given
+    raise InputError(
+        "monitor says whether images and answers are watched", found=type_name(given), wanted="True, or a Monitor"
+    )
 
 
 def require_streams(streams: object) -> None:
@@ -78,43 +116,46 @@ def require_streams(streams: object) -> None:
 
 
 def _of_task(
-    folder: Path, manifest: Manifest, choice: Choice, preprocess: PreprocessSpec, labels: Sequence[str] | None
+    files: CheckedFiles,
+    choice: Choice,
+    preprocess: PreprocessSpec,
+    labels: Sequence[str] | None,
+    tokenizer: bytes | None,
 ) -> Predictor:
+    """`tokenizer`: what the file of the bundle's tokenizer has."""
+    folder, manifest = files.folder, files.manifest
     if isinstance(manifest.postprocess, ZeroShotSpec | OpenVocabularySpec):
-        return _among_texts(folder, manifest.postprocess, choice, preprocess, labels)
+        return _among_texts(folder, manifest.postprocess, choice, preprocess, labels, tokenizer)
     if isinstance(manifest.postprocess, PromptSpec):
         from vitdeploy.runtime.prompted_predictor import PromptedPredictor
 
         return PromptedPredictor(choice.runner, preprocess, manifest.postprocess, choice.why)
     if isinstance(manifest.postprocess, TextSpec):
-        return _reader(folder, manifest.postprocess, choice, preprocess)
+        return _reader(folder, manifest.postprocess, choice, preprocess, tokenizer)
     return Predictor(choice.runner, preprocess, labels, manifest.task, manifest.postprocess, choice.why)
 
 
 def _among_texts(
-    folder: Path, spec: ReadsTexts, choice: Choice, preprocess: PreprocessSpec, labels: Sequence[str] | None
+    folder: Path,
+    spec: ReadsTexts,
+    choice: Choice,
+    preprocess: PreprocessSpec,
+    labels: Sequence[str] | None,
+    data: bytes | None,
 ) -> Predictor:
     from vitdeploy.runtime.tokenizer import TextTokenizer
     from vitdeploy.runtime.zero_shot_predictor import OpenVocabularyPredictor, ZeroShotPredictor
 
-    try:
-        tokenizer = TextTokenizer(folder / spec.tokenizer, spec)
-    except BaseException:
-        choice.runner.close()
-        raise
+    tokenizer = TextTokenizer(folder / spec.tokenizer, spec, data)
     make = ZeroShotPredictor if isinstance(spec, ZeroShotSpec) else OpenVocabularyPredictor
     return make(choice.runner, preprocess, spec, tokenizer, labels, choice.why)
 
 
-def _reader(folder: Path, spec: TextSpec, choice: Choice, preprocess: PreprocessSpec) -> Predictor:
+def _reader(folder: Path, spec: TextSpec, choice: Choice, preprocess: PreprocessSpec, data: bytes | None) -> Predictor:
     from vitdeploy.runtime.text_predictor import TextPredictor
     from vitdeploy.runtime.tokenizer import TextWriter
 
-    try:
-        writer = TextWriter(folder / spec.tokenizer, spec)
-    except BaseException:
-        choice.runner.close()
-        raise
+    writer = TextWriter(folder / spec.tokenizer, spec, data)
     return TextPredictor(choice.runner, preprocess, spec, writer, choice.why)
 
 

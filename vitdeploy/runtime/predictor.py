@@ -27,6 +27,8 @@ from vitdeploy.spec import Postprocess, PreprocessSpec, Task
 if TYPE_CHECKING:
     from PIL import Image
 
+    from vitdeploy.runtime.monitor import Canary, Monitoring
+
 # How many images a runner with a dynamic batch is given at once.
 DYNAMIC_CHUNK = 8
 
@@ -36,7 +38,8 @@ class Predictor:
 
     All methods may be called from several threads: their images are decoded and prepared at the same time, and the
     engine runs for as many at a time as it has streams, one by default. `why` says why it is this engine. With
-    `reduced`, large JPEG files are decoded at a part of their size (`runtime.reduced`).
+    `reduced`, large JPEG files are decoded at a part of their size (`runtime.reduced`). `monitor` says whether images
+    and answers are as usual, where `load` was asked to watch them.
 
     >>> predictor = load("out/digits")            # doctest: +SKIP
     >>> predictor.predict("seven.png").label      # doctest: +SKIP
@@ -59,6 +62,8 @@ class Predictor:
         self.postprocess = postprocess
         self.why = why
         self.reduced = False
+        self.monitor: Monitoring | None = None
+        self.canary: Canary | None = None
         self._input = runner.inputs[0]
         size = self._input.shape[0]
         self._batch = size if isinstance(size, int) else DYNAMIC_CHUNK
@@ -277,8 +282,14 @@ class Predictor:
     def _infer(self, feed: Array) -> dict[str, Array]:
         start = perf_counter_ns()
         outputs = self.runner.infer({self._input.name: feed})
-        self._stopwatch.add("infer", start)
+        self._ran(feed, outputs, start)
         return outputs
+
+    def _ran(self, feed: Array, outputs: Mapping[str, Array], start: int) -> None:
+        """A run of the engine on images [n, ...], which began at `start`, ends."""
+        elapsed = self._stopwatch.add("infer", start)
+        if self.monitor is not None:
+            self.monitor.saw(feed, outputs, elapsed, self.canary)
 
     def _answers(self, outputs: Mapping[str, Array], sizes: Sequence[tuple[int, int]], top: int) -> list[Result]:
         start = perf_counter_ns()

@@ -84,7 +84,7 @@ class Runner(ABC):
         if not self._loaded:
             self._load()
             self._fixed = _fixed_inputs(self.inputs)
-            self._loaded = True
+            self._loaded, self._closed = True, False
         return self
 
     def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -99,13 +99,18 @@ class Runner(ABC):
             return self._infer(feeds if self._fits_exactly(feeds) else self.check(feeds))
 
     def _require_loaded(self, call: str) -> None:
+        if self._closed:
+            raise ClosedError(
+                f"{self.name} is closed: nothing can be asked of it any more",
+                found=f"{call} after close()",
+                wanted="a runner or predictor that is open",
+                fix="use it within its `with` block, or call close() when no thread has anything to ask any more",
+            )
         if not self._loaded:
             raise ClosedError(
-                f"{self.name}: load() must be called before {call}"
-                + (", and close() after it" if self._closed else ""),
-                found="closed" if self._closed else "not loaded yet",
+                f"{self.name}: load() must be called before {call}",
+                found="not loaded yet",
                 wanted="a runner or predictor that is open",
-                fix="use it within its `with` block, or call close() when nothing is to be asked any more",
             )
 
     def _wanted(self, feeds: Mapping[str, object]) -> dict[str, TensorSpec]:
@@ -149,13 +154,16 @@ class Runner(ABC):
         return True
 
     def close(self) -> None:
-        """Free everything; runs in other threads end first."""
+        """Free everything, once the runs that have begun in other threads have ended; all others are refused. Closing
+        twice is as good as once."""
         with self._ending, contextlib.ExitStack() as turns:
+            if not self._loaded:
+                return
+            self._closed = True  # from now on: a stream of calls must not keep this waiting for its turn
             for _ in range(self.at_once):
                 turns.enter_context(self._turn)
-            if self._loaded:
-                self._loaded, self._closed = False, True
-                self._close()
+            self._loaded = False
+            self._close()
 
     def __enter__(self) -> Runner:
         return self.load()

@@ -6,7 +6,7 @@ from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from types import TracebackType
 
-from vitdeploy.bundle.read import read_bundle
+from vitdeploy.bundle.checked import Verify, open_checked
 from vitdeploy.errors import TargetError
 from vitdeploy.runtime.choice import AUTO, choose_engine
 from vitdeploy.runtime.load import bundle_folder
@@ -55,15 +55,18 @@ def load_sequence(
     threads: int = 0,
     trust: Path | None = None,
     allow_failed: bool = False,
+    verify: Verify = "used",
+    expect_digest: str | None = None,
 ) -> SequencePredictor:
-    """The predictor of an encoder-decoder's bundle; chooses engines and checks files, gates and `trust` as `load`
-    does.
+    """The predictor of an encoder-decoder's bundle; chooses engines and checks files, gates, `trust` and
+    `expect_digest` as `load` does.
 
     Raises:
         TargetError: a bundle for another task. Else as `load`.
     """
     folder = bundle_folder(path)
-    manifest = read_bundle(folder)
+    files = open_checked(folder, verify, expect_digest, trust)
+    manifest = files.manifest
     if manifest.task != "sequence":
         raise TargetError(
             f"the bundle {manifest.name} takes no tokens",
@@ -71,6 +74,6 @@ def load_sequence(
             wanted="a bundle for sequences",
             fix="vitdeploy.runtime.load(BUNDLE)",
         )
-    choice = choose_engine(folder, manifest, target, threads, trust, allow_failed=allow_failed)
+    choice = choose_engine(folder, manifest, target, threads, trust, allow_failed=allow_failed, files=files)
     assert isinstance(choice.runner, SequenceRunner)
     return SequencePredictor(choice.runner, choice.why)

@@ -44,6 +44,7 @@ class SequenceRunner(Runner):
 
     def part_times(self, feeds: Mapping[str, Array]) -> dict[str, float]:
         """Of the encoder, and of all steps that the decoding takes."""
+        self._require_loaded("part_times()")
         assert self.decoder is not None
         return self.decoder.part_times(feeds["source"])
 

@@ -175,6 +175,7 @@ class TensorRtRunner(Runner):
     def stages(self, feeds: Mapping[str, Array]) -> dict[str, float]:
         """By CUDA events between the parts, enqueued one by one: a captured graph has none inside."""
         with self._turn, contextlib.ExitStack() as events:
+            self._require_loaded("stages()")
             marks = [cuda.Event() for _ in range(4)]
             for mark in marks:
                 events.callback(mark.close)

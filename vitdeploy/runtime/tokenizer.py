@@ -29,15 +29,15 @@ _NO_PUNCTUATION = str.maketrans("_", " ", string.punctuation.replace("_", ""))
 class TextTokenizer:
     """Turns texts into token numbers as their spec says. Safe to call from several threads."""
 
-    def __init__(self, file: Path, spec: ReadsTexts) -> None:
-        """Reads the file.
+    def __init__(self, file: Path, spec: ReadsTexts, data: bytes | None = None) -> None:
+        """Reads the file, or takes `data` for what it has.
 
         Raises:
             MissingPackageError: `tokenizers` is not installed.
             MissingFileError, ManifestError: there is no such file, or it is no tokenizer.
         """
         self.spec = spec
-        self._tokenizer = _opened(file)
+        self._tokenizer = _opened(file, data)
         if spec.lowercase:
             package = _require()
             own, lower = self._tokenizer.normalizer, package.normalizers.Lowercase()
@@ -89,10 +89,10 @@ def cleaned(text: str, clean: Clean) -> str:
 class TextWriter:
     """Turns token numbers into texts as `TextSpec` says. Safe to call from several threads."""
 
-    def __init__(self, file: Path, spec: TextSpec) -> None:
-        """Reads the file; errors as `TextTokenizer`."""
+    def __init__(self, file: Path, spec: TextSpec, data: bytes | None = None) -> None:
+        """Reads the file, or takes `data` for what it has; errors as `TextTokenizer`."""
         self.spec = spec
-        self._tokenizer = _opened(file)
+        self._tokenizer = _opened(file, data)
         self._left_out = frozenset(spec.left_out)
 
     @property
@@ -110,17 +110,18 @@ class TextWriter:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def _opened(file: Path) -> Any:
-    """The tokenizer of a file; errors as `TextTokenizer`."""
-    if not file.is_file():
+def _opened(file: Path, data: bytes | None) -> Any:
+    """The tokenizer of a file, or of its bytes; errors as `TextTokenizer`."""
+    if data is None and not file.is_file():
         raise MissingFileError(
             f"no tokenizer at {file}", wanted="tokenizer.json", fix="copy the folder of the model again, whole"
         )
     package = _require()
-    if file.stat().st_size > MAX_BYTES:
-        raise ManifestError(f"{file} is too large", found=f"{file.stat().st_size:,} bytes", wanted=f"{MAX_BYTES:,}")
+    size = file.stat().st_size if data is None else len(data)
+    if size > MAX_BYTES:
+        raise ManifestError(f"{file} is too large", found=f"{size:,} bytes", wanted=f"{MAX_BYTES:,}")
     try:
-        return package.Tokenizer.from_file(str(file))
+        return package.Tokenizer.from_file(str(file)) if data is None else package.Tokenizer.from_buffer(data)
     except Exception as error:  # the bindings raise plain Exception
         raise ManifestError(f"{file} is no tokenizer", found=str(error)[:200], wanted="tokenizer.json") from None
 

@@ -19,7 +19,7 @@ from vitdeploy.serve.engines import Engines
 from vitdeploy.serve.failures import HANDLERS
 from vitdeploy.serve.forms import Asked, asked_of, header_length, top_of
 from vitdeploy.serve.guard import Guard
-from vitdeploy.serve.metrics import Metrics
+from vitdeploy.serve.metrics import Metrics, MonitorMetrics
 from vitdeploy.serve.prompts import PromptAnswerer
 from vitdeploy.serve.protocol import (
     HEADER_LENGTH,
@@ -53,6 +53,8 @@ class Service:
         self._working = 0
         self._answerer = ANSWERERS.get(engines.predictor.task, Answerer)(engines, settings, self.metrics)
         self.metrics.watch(lambda: self._answerer.waiting, lambda: self._working)
+        if engines.predictor.monitor is not None:
+            MonitorMetrics(self.metrics.registry, engines.predictor.monitor)
         self.app = Guard(self._routes(), settings, self.metrics)
 
     def _routes(self) -> Starlette:

@@ -24,6 +24,7 @@ class Connection(HttpToolsProtocol):
         self._settings = settings
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
+        self._too_long = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -36,13 +37,15 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         super().data_received(data)
+        if self.transport.is_closing():
+            return
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_timer()
             self._head_bytes = 0
             return
         self._head_bytes += len(data)
         if self._head_bytes > self._settings.max_head:
-            self._end(431, f"the head of the request is longer than {self._settings.max_head} bytes")
+            self._head_is_long()
         elif self._head_timer is None:
             self._expect_head()
 
@@ -50,8 +53,19 @@ class Connection(HttpToolsProtocol):
         self._stop_timer()
         super().connection_lost(exc)
 
+    def on_headers_complete(self) -> None:
+        """A head that came whole, in one part: nobody has counted it yet. Raising ends in `send_400_response`."""
+        length = len(self.url) + sum(len(name) + len(value) + len(": \r\n") for name, value in self.headers)
+        if length > self._settings.max_head:
+            self._too_long = True
+            raise ValueError("a head that is too long")
+        super().on_headers_complete()
+
     def send_400_response(self, msg: str) -> None:
-        self._end(400, msg)
+        if self._too_long:
+            self._head_is_long()
+        else:
+            self._end(400, msg)
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
@@ -68,6 +82,9 @@ class Connection(HttpToolsProtocol):
     def _head_is_late(self) -> None:
         self._head_timer = None
         self._end(408, f"no whole request within {self._settings.header_time:g} s")
+
+    def _head_is_long(self) -> None:
+        self._end(431, f"the head of the request is longer than {self._settings.max_head} bytes")
 
     def _end(self, status: int, message: str) -> None:
         """Answer outside of any request, and close."""

@@ -6,14 +6,15 @@ import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
-from vitdeploy.bundle.read import read_bundle
+from vitdeploy.bundle.checked import CheckedFiles, open_checked
 from vitdeploy.errors import InputError, TargetError
 from vitdeploy.runtime import Predictor, load
 from vitdeploy.runtime.canary import require_golden_answers
@@ -21,13 +22,14 @@ from vitdeploy.runtime.choice import AUTO
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import usable_cores
 from vitdeploy.runtime.load import images_of
+from vitdeploy.runtime.monitor import Monitor, canary_of, watch
 from vitdeploy.runtime.png import png_bytes
 from vitdeploy.runtime.prompted_predictor import PromptedPredictor
 from vitdeploy.runtime.runner import Array
 from vitdeploy.serve.batcher import ExecutionPlan
 from vitdeploy.serve.protocol import Model
 from vitdeploy.serve.tensors import DATATYPES
-from vitdeploy.spec import EngineSpec, Manifest, TensorSpec
+from vitdeploy.spec import EngineSpec, TensorSpec
 
 # How long each way is tried, in turns, at the start.
 TRIAL_SECONDS = 0.6
@@ -88,6 +90,14 @@ class Engines:
         own = self.model.inputs[0].shape[0]
         return ExecutionPlan(self._alone, own if isinstance(own, int) else 1)
 
+    def watch(self, files: CheckedFiles, engine: EngineSpec, options: Monitor) -> None:
+        """Watch all that run from now on, together; each is asked for golden answers of its own."""
+        monitor, self.predictor.canary = watch(files, engine, self.predictor.runner, options)
+        self.predictor.monitor = monitor
+        for other in (self._large, self._streams):
+            if other is not None:
+                other.monitor, other.canary = monitor, canary_of(files, engine, other.runner)
+
     def describe(self) -> str:
         """Which batches run, in words."""
         limit = self.model.max_batch
@@ -116,15 +126,25 @@ class Engines:
 
 
 def load_engines(
-    bundle: Path, target: str = AUTO, *, max_batch: int = 8, threads: int = 0, trust: Path | None = None
+    bundle: Path,
+    target: str = AUTO,
+    *,
+    max_batch: int = 8,
+    threads: int = 0,
+    trust: Path | None = None,
+    expect_digest: str | None = None,
+    monitor: Monitor | None = None,
 ) -> Engines:
-    """The engine of a bundle of images, loaded, tried and measured.
+    """The engine of a bundle of images, loaded, tried and measured; then watched, with `monitor`. `expect_digest`: as
+    of `runtime.load`.
 
     Raises:
         MissingFileError, ManifestError, DigestError, SignatureError, TargetError, HostError: see `runtime.load`.
     """
-    manifest = read_bundle(bundle)
-    predictor = load(bundle, target, threads=threads, trust=trust)
+    files = open_checked(bundle, expect_digest=expect_digest)
+    manifest = files.manifest
+    how: dict[str, Any] = {"threads": threads, "trust": trust, "expect_digest": expect_digest}
+    predictor = load(bundle, target, **how)
     engine = next(engine for engine in manifest.engines if engine.artifact == predictor.target)
     try:
         _require_known(predictor.runner.inputs + predictor.runner.outputs, manifest.name)
@@ -135,20 +155,23 @@ def load_engines(
         else:
             if engine.batch != 1:
                 predictor.close()
-                predictor = _again(bundle, engine, 1, threads, trust, predictor.why)
+                predictor = _again(bundle, engine, 1, predictor.why, how)
             if max_batch > 1 and not isinstance(predictor, PromptedPredictor):
-                large = _again(bundle, engine, max_batch, threads, trust, predictor.why)
-                streams = _in_streams(bundle, manifest, engine, max_batch, threads)
+                large = _again(bundle, engine, max_batch, predictor.why, how)
+                streams = _in_streams(files, engine, max_batch, threads)
         _load_decoders(predictor)
-        return Engines(predictor, manifest.name, max_batch, large, streams)
+        engines = Engines(predictor, manifest.name, max_batch, large, streams)
+        if monitor is not None:
+            engines.watch(files, engine, monitor)
+        return engines
     except BaseException:
         predictor.close()
         raise
 
 
-def _again(bundle: Path, engine: EngineSpec, batch: int, threads: int, trust: Path | None, why: str) -> Predictor:
-    """The same engine at another batch."""
-    predictor = load(bundle, engine.target, batch=batch, threads=threads, trust=trust)
+def _again(bundle: Path, engine: EngineSpec, batch: int, why: str, how: Mapping[str, Any]) -> Predictor:
+    """The same engine at another batch; `how`: further arguments of `load`."""
+    predictor = load(bundle, engine.target, batch=batch, **how)
     if predictor.target != engine.artifact:
         predictor.close()
         raise TargetError(
@@ -170,14 +193,18 @@ def _load_decoders(predictor: Predictor) -> None:
     predictor.prepare(png_bytes(Image.new("L", (8, 8))))
 
 
-def _in_streams(bundle: Path, manifest: Manifest, engine: EngineSpec, batch: int, threads: int) -> Predictor | None:
+def _in_streams(files: CheckedFiles, engine: EngineSpec, batch: int, threads: int) -> Predictor | None:
     """The same engine with a stream for each thread; None if it has no streams, or there is one thread."""
     count = min(threads or usable_cores(), MOST_STREAMS)
-    runner = make_runner(bundle, engine, batch=batch, threads=threads, streams=count)
+    runner = make_runner(files.folder, engine, batch=batch, threads=threads, streams=count)
     if runner.at_once == 1:
         return None
+    manifest = files.manifest
+    files.require(engine.files)
     with contextlib.ExitStack() as stack:
-        require_golden_answers(bundle, manifest, engine, stack.enter_context(runner), threads=threads)
+        stack.enter_context(runner)
+        files.require_unchanged(engine.files)
+        require_golden_answers(files.folder, manifest, engine, runner, threads=threads, files=files)
         stack.pop_all()
     return Predictor(runner, images_of(manifest))
 

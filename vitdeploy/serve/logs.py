@@ -7,6 +7,8 @@ import logging
 import sys
 import time
 
+from vitdeploy.runtime.monitor import MonitorEvent
+
 LOGGER = logging.getLogger("vitdeploy.serve")
 
 
@@ -38,3 +40,9 @@ def log_to_stderr(quiet: bool) -> None:
         logger.handlers = [handler]
         logger.propagate = False
         logger.setLevel(logging.WARNING if quiet else level)
+
+
+def log_event(event: MonitorEvent) -> None:
+    """A line for what a monitor has found."""
+    told = event.to_dict()
+    LOGGER.warning("%s", told.pop("message"), extra={"fields": {"event": f"monitor {told.pop('kind')}", **told}})

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from vitdeploy.runtime.monitor import Monitoring
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 IMAGES = (1, 2, 4, 8, 16, 32, 64)
@@ -90,3 +94,36 @@ class PromptMetrics:
         start = time.perf_counter()
         yield
         self._decode.observe(time.perf_counter() - start)
+
+
+class MonitorMetrics(Collector):
+    """What a monitor counts, read from it when somebody asks."""
+
+    STATES = ("starting", "steady", "drift", "fault")
+
+    def __init__(self, registry: CollectorRegistry, monitor: Monitoring) -> None:
+        self._monitor = monitor
+        registry.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        counts, state = self._monitor.counts, self._monitor.state
+        told = (
+            ("runs", "Runs of the engine that were watched.", counts.runs),
+            ("images", "Images that were looked at.", counts.looked_at),
+            ("windows", "Windows of images that were judged.", counts.windows),
+            ("drifted_windows", "Windows that were unlike the reference.", counts.drifted),
+            ("golden_answers", "Golden inputs that were run.", counts.canaries),
+            ("wrong_golden_answers", "Golden inputs with wrong answers.", counts.wrong),
+            ("changed_golden_answers", "Golden inputs with right answers of other bits than at first.", counts.changed),
+            ("non_finite_answers", "Outputs with numbers that are not finite.", counts.non_finite),
+        )
+        for name, text, value in told:
+            yield CounterMetricFamily(f"vitdeploy_monitor_{name}", text, value=value)
+        events = CounterMetricFamily("vitdeploy_monitor_events", "What the monitor told.", labels=("kind",))
+        for kind, value in counts.events.items():
+            events.add_metric((kind,), value)
+        yield events
+        states = GaugeMetricFamily("vitdeploy_monitor_state", "1 for the state that it is in.", labels=("state",))
+        for each in self.STATES:
+            states.add_metric((each,), float(each == state))
+        yield states

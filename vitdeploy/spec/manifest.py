@@ -155,6 +155,7 @@ class Manifest:
     `sizes` are further image sizes of the same model, as "384x384" (height, width): `sizes/384x384` is a whole bundle.
     `gates`: by artifact, whether the engine met its budget when the bundle was made. `recommended`: the artifact that
     the verdict recommends, which is the first of `engines`; None where it recommends none of them.
+    `monitor`: the file of what the images that the bundle was verified with are like (`runtime.monitor_reference`).
     """
 
     format: int
@@ -171,6 +172,7 @@ class Manifest:
     sizes: tuple[str, ...] = ()
     gates: dict[str, GateStatus] = field(default_factory=dict)
     recommended: str | None = None
+    monitor: str | None = field(default=None, metadata=SPARSE)
 
     def gate(self, engine: EngineSpec) -> GateStatus:
         """Whether an engine met its budget; "none" where it was never judged."""

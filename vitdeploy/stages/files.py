@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from vitdeploy.bundle.read import MONITOR_FILE
 from vitdeploy.bundle.sign import SIGNATURE_FILE
 from vitdeploy.data.label_file import read_labels
 from vitdeploy.errors import GraphError, MissingFileError, VitdeployError
@@ -35,7 +36,7 @@ OUTPUT_NAMES = (
     ),
     *("export.json", "optimize.json", "placement.json", "calibration.json", "manifest.json"),
     *("sensitivity.json", "sensitivity.html", "latency.json", MIXED_FILE, HIGH_PRECISION_FILE),
-    *("engines", "golden", "sizes", "report.html", "report.json", SIGNATURE_FILE),
+    *("engines", "golden", "sizes", "report.html", "report.json", MONITOR_FILE, SIGNATURE_FILE),
 )
 # The same of `vitdeploy tune`.
 RECIPE_FILE = "recipe.yaml"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from vitdeploy.backends import TARGETS
+from vitdeploy.bundle.read import MONITOR_FILE
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.compilation.build_options import BuildOptions
 from vitdeploy.errors import CapabilityError, TargetError
@@ -172,7 +173,8 @@ def _row_parts(
 
 def bundle_of(placed: PlacedGraphs, engine: EngineSpec, folder: Path, out: Path) -> Manifest:
     """The bundle of one engine, whose files lie in `folder`, in the empty folder `out`."""
-    metadata = placed.metadata
+    metadata, home = placed.metadata, next(graph for graph, _ in placed.graphs.values()).parent
+    monitor = home / MONITOR_FILE  # of `quantize`, which has seen images
     return write_bundle(
         out,
         name=metadata.name if _is_name(metadata.name) else "model",
@@ -180,7 +182,8 @@ def bundle_of(placed: PlacedGraphs, engine: EngineSpec, folder: Path, out: Path)
         graphs=placed.graphs,
         preprocess=metadata.preprocess,
         postprocess=metadata.postprocess,
-        tokenizer=next(graph for graph, _ in placed.graphs.values()).parent / TOKENIZER_FILE,
+        tokenizer=home / TOKENIZER_FILE,
+        monitor=monitor.read_text(encoding="utf-8") if monitor.is_file() else None,
         labels=known_labels(next(graph for graph, _ in placed.graphs.values()), metadata),
         engines=[(engine, folder)],
     )

@@ -1,0 +1,368 @@
+"""Watches an engine while it answers: are the images like those it was calibrated with, are the answers usual, and does
+it still give its golden answers?
+
+What is looked at costs time, which is measured: an image is looked at while all looks together have taken less than
+`share` of what the engine's runs took, and one golden input is run every `every` runs. So large models have every image
+looked at, and the smallest some of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from time import perf_counter_ns
+from typing import Any, Literal
+
+import numpy as np
+
+from vitdeploy.bundle.checked import CheckedFiles
+from vitdeploy.errors import ClosedError, InputError, ManifestError, VitdeployError
+from vitdeploy.runtime.control_limits import Limits, control_limits
+from vitdeploy.runtime.golden import GoldenSet, comparable, engine_outputs, read_golden
+from vitdeploy.runtime.monitor_reference import (
+    Numbers,
+    input_statistics,
+    output_names,
+    output_statistics,
+    read_reference,
+    watched_outputs,
+)
+from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.spec import EngineSpec, PreprocessSpec, Task
+
+Kind = Literal["inputs", "outputs", "canary", "non-finite"]
+# starting: no window is full yet. drift: the last one was out of its limits. fault: the engine gave wrong golden
+# answers, or numbers that are not finite.
+State = Literal["starting", "steady", "drift", "fault"]
+KINDS: tuple[Kind, ...] = ("inputs", "outputs", "canary", "non-finite")
+# The least standard deviations that a reference is believed to have: of inputs, in 0..1, and of outputs, of their size.
+LEAST_INPUT, LEAST_OUTPUT = 0.01, 0.01
+UNLIKE = {
+    "inputs": "these images are unlike those that the engine was calibrated with",
+    "outputs": "the answers are unlike those to the images that the engine was calibrated with",
+}
+
+
+class MonitorWarning(RuntimeWarning):
+    """What a monitor has found, where nobody gave it an `on_event`."""
+
+
+@dataclass(frozen=True)
+class MonitorEvent:
+    """What a monitor found: "inputs" or "outputs" that drifted, a "canary" with wrong answers, or "non-finite" outputs.
+
+    `runs` of the engine came before it. `statistics`: of each that is out of its limits, the furthest first, its mean
+    over the window and its lowest and highest usual value; {} of other kinds.
+    """
+
+    kind: Kind
+    engine: str
+    message: str
+    runs: int
+    statistics: Mapping[str, tuple[float, float, float]]
+
+    def to_dict(self) -> dict[str, Any]:
+        named = {name: dict(zip(("mean", "low", "high"), each, strict=True)) for name, each in self.statistics.items()}
+        return {**asdict(self), "statistics": named}
+
+
+@dataclass(frozen=True)
+class Monitor:
+    """How an engine is watched, for `load(..., monitor=Monitor())`.
+
+    Args:
+        window: images that are looked at before it is judged whether they are usual.
+        false_alarms: the share of windows that are judged wrongly while all is as it was: 0.001 is one of 1,000.
+        every: runs of the engine from one golden input to the next.
+        share: of the time of all runs that looking may take; golden inputs take another 1 / `every`.
+        on_event: called with each MonitorEvent, in the thread whose answer it came with, and what it raises, `predict`
+            raises; None: a MonitorWarning is given.
+    """
+
+    window: int = 256
+    false_alarms: float = 0.001
+    every: int = 1000
+    share: float = 0.005
+    on_event: Callable[[MonitorEvent], object] | None = None
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            InputError: numbers that make no sense.
+        """
+        whole = all(type(value) is int for value in (self.window, self.every))
+        if not whole or self.window < 8 or self.every < 1 or not 1e-4 <= self.false_alarms <= 0.5 or self.share <= 0:
+            raise InputError(
+                "that is no way to watch an engine",
+                found=f"window {self.window}, every {self.every}, false_alarms {self.false_alarms}, share {self.share}",
+                wanted="a window of 8 images or more, every 1 run or more, false_alarms 0.0001 to 0.5, a share above 0",
+            )
+
+
+@dataclass(frozen=True)
+class MonitorCounts:
+    """What a monitor has done so far, since it was made.
+
+    Of each of `looked_at` of the `runs` of the engine one image was looked at; of `windows` of these `drifted` were out
+    of their limits, and `non_finite` had outputs that are not finite. Of `canaries` golden inputs `wrong` had wrong
+    answers, and `changed` had right ones, but not bit for bit those that this process got at first, which not every
+    runtime promises. `events` by kind were told.
+    """
+
+    runs: int
+    looked_at: int
+    windows: int
+    drifted: int
+    canaries: int
+    wrong: int
+    changed: int
+    non_finite: int
+    events: Mapping[Kind, int]
+
+
+class Canary:
+    """The golden answers of one loaded engine, asked for one at a time; in turns, by any thread."""
+
+    def __init__(self, runner: Runner, preprocess: PreprocessSpec, golden: GoldenSet, names: list[str]) -> None:
+        self._runner, self._preprocess, self.tolerance = runner, preprocess, golden.tolerance
+        (self._inputs,) = golden.inputs.values()
+        self._wanted = {name: golden.outputs[name] for name in names}
+        self._scales = {name: max(float(np.abs(each).max(initial=0.0)), 1e-300) for name, each in self._wanted.items()}
+        self._first: dict[int, dict[str, Array]] = {}
+        self._turn = threading.Lock()
+        self._next = 0
+
+    def ask(self) -> tuple[float, bool]:
+        """How far the answer to the next golden input is from the recorded one, of the largest output; not a number
+        where it holds one. And whether it is another one than this process got for it at first."""
+        with self._turn:
+            i, self._next = self._next, (self._next + 1) % len(self._inputs)
+        found = engine_outputs(self._runner, self._preprocess, self._inputs[i : i + 1])
+        first = self._first.setdefault(i, found)
+        changed = any(not np.array_equal(found[name], first[name], equal_nan=True) for name in self._wanted)
+        apart = (np.abs(found[name][0].astype(np.float64) - self._wanted[name][i]) for name in self._wanted)
+        far = [each.max(initial=0.0) / scale for each, scale in zip(apart, self._scales.values(), strict=True)]
+        return float(np.max(far)), changed
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Which engine is watched, and by what. `limits` are of the statistics of inputs, then of those of `outputs`; None
+    without a reference of them. `kinds`: what can be found."""
+
+    engine: str
+    task: Task
+    preprocess: PreprocessSpec
+    limits: Limits | None
+    outputs: list[str] | None
+    kinds: tuple[Kind, ...]
+
+
+class Monitoring:
+    """What watches an engine, `Predictor.monitor`; predictors of one engine may share it. Safe to use from several
+    threads."""
+
+    def __init__(self, options: Monitor, watched: Watched) -> None:
+        self.options, self._watched = options, watched
+        limits, outputs = watched.limits, watched.outputs or []
+        self._width = 0 if limits is None else len(limits.names)
+        self._inputs = self._width - len(output_names(watched.task, outputs))
+        self._lock = threading.Lock()
+        self._runs = self._looked_at = self._windows = self._drifted = 0
+        self._canaries = self._wrong = self._changed = self._non_finite = 0
+        self._events: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+        self._ran, self._spent = 0, 0
+        self._sum, self._held = np.zeros(self._width), 0
+        self._drifts, self._errs, self._broken = False, False, False
+
+    @property
+    def engine(self) -> str:
+        return self._watched.engine
+
+    @property
+    def watched(self) -> tuple[Kind, ...]:
+        """What this monitor can find."""
+        return self._watched.kinds
+
+    @property
+    def state(self) -> State:
+        with self._lock:
+            if self._errs or self._broken:
+                return "fault"
+            if self._drifts:
+                return "drift"
+            return "steady" if self._windows else "starting"
+
+    @property
+    def counts(self) -> MonitorCounts:
+        with self._lock:
+            return MonitorCounts(
+                self._runs,
+                self._looked_at,
+                self._windows,
+                self._drifted,
+                self._canaries,
+                self._wrong,
+                self._changed,
+                self._non_finite,
+                dict(self._events),
+            )
+
+    def saw(self, feed: Array, outputs: Mapping[str, Array], nanoseconds: int, canary: Canary | None = None) -> None:
+        """A run of the engine on `feed` [n, ...] gave `outputs` [n, ...] in so many nanoseconds. Of a batch the first
+        image is looked at: the last ones may be padding."""
+        with self._lock:
+            self._runs += 1
+            runs = self._runs
+            self._ran += nanoseconds
+            looks = self._spent <= self.options.share * self._ran
+        asks = canary is not None and runs % self.options.every == 0
+        if not looks and not asks:
+            return
+        found: list[MonitorEvent] = []
+        if looks:
+            start = perf_counter_ns()
+            found += self._look(feed, outputs, runs)
+            with self._lock:
+                self._spent += perf_counter_ns() - start
+        if asks and canary is not None:
+            found += self._ask(canary, runs)
+        for event in found:
+            self._tell(event)
+
+    def _look(self, feed: Array, outputs: Mapping[str, Array], runs: int) -> list[MonitorEvent]:
+        watched = self._watched
+        names = watched.outputs if watched.outputs is not None else watched_outputs(outputs)
+        some = {name: outputs[name][0] for name in names if name in outputs}
+        numbers = output_statistics(watched.task, some, list(some))
+        if not np.isfinite(numbers).all():
+            return self._non_finite_outputs(runs)
+        seen = input_statistics(feed[0], watched.preprocess) if watched.limits is not None else None
+        row = [] if seen is None else seen if watched.outputs is None else [*seen, *numbers]
+        with self._lock:
+            self._looked_at += 1
+            if len(row) != self._width:  # of tensors that are no images
+                return []
+            self._sum += row
+            self._held += 1
+            if self._held < self.options.window:
+                return []
+            means, self._sum, self._held = self._sum / self._held, np.zeros(self._width), 0
+            self._windows += 1
+            outside = [] if watched.limits is None else watched.limits.outside(means)
+            began, self._drifts, self._broken = bool(outside) and not self._drifts, bool(outside), False
+            self._drifted += bool(outside)
+        return [self._drift(watched.limits, means, outside, runs)] if began and watched.limits is not None else []
+
+    def _drift(self, limits: Limits, means: Numbers, outside: list[int], runs: int) -> MonitorEvent:
+        statistics = {limits.names[i]: (float(means[i]), *limits.bounds(i)) for i in outside}
+        kind: Kind = "inputs" if min(outside) < self._inputs else "outputs"
+        told = [f"{name} {mean:.4g} (usual {low:.4g} to {high:.4g})" for name, (mean, low, high) in statistics.items()]
+        shown = "; ".join(told[:3]) + (f"; and {len(told) - 3} more" if len(told) > 3 else "")
+        message = f"{self.engine}: {UNLIKE[kind]}: over {self.options.window} of them {shown}"
+        return MonitorEvent(kind, self.engine, message, runs, statistics)
+
+    def _non_finite_outputs(self, runs: int) -> list[MonitorEvent]:
+        with self._lock:
+            self._looked_at += 1
+            self._non_finite += 1
+            began, self._broken = not self._broken, True
+            self._sum, self._held = np.zeros(self._width), 0  # the next window is of finite ones alone
+        message = f"{self.engine}: an answer is not finite, which no answer was when the bundle was made"
+        return [MonitorEvent("non-finite", self.engine, message, runs, {})] if began else []
+
+    def _ask(self, canary: Canary, runs: int) -> list[MonitorEvent]:
+        try:
+            difference, changed = canary.ask()
+        except ClosedError:  # by another thread, which is no fault of the engine
+            return []
+        except VitdeployError as error:
+            said = f"it fails: {error.message}" + (f" ({error.found})" if error.found else "")
+            right, changed = False, False
+        else:
+            said = f"{difference:.1e} of the largest output away, allowed {canary.tolerance:.1e}"
+            right = difference <= canary.tolerance  # not of a number that is none
+        with self._lock:
+            self._canaries += 1
+            self._wrong += not right
+            self._changed += right and changed
+            began, self._errs = not right and not self._errs, not right
+        message = f"{self.engine}: it gave a golden answer when it was loaded, and no longer does: {said}"
+        return [MonitorEvent("canary", self.engine, message, runs, {})] if began else []
+
+    def _tell(self, event: MonitorEvent) -> None:
+        with self._lock:
+            self._events[event.kind] += 1
+        if self.options.on_event is not None:
+            self.options.on_event(event)
+        else:
+            warnings.warn(event.message, MonitorWarning, stacklevel=2)
+
+
+def watch(
+    files: CheckedFiles, engine: EngineSpec, runner: Runner, options: Monitor
+) -> tuple[Monitoring, Canary | None]:
+    """What watches a loaded engine of a bundle of images, and the golden answers that it is asked for.
+
+    A RuntimeWarning says so where the bundle keeps no reference: then images and answers are not watched.
+
+    Raises:
+        DigestError, ManifestError: the reference or the golden files are not the recorded ones, or no such files.
+    """
+    manifest = files.manifest
+    assert manifest.preprocess is not None, "of bundles of images"
+    limits, outputs = _limits(files, engine, runner, options)
+    canary = canary_of(files, engine, runner)
+    kinds: list[Kind] = [] if limits is None else ["inputs"]
+    kinds += ["outputs"] if outputs is not None else []
+    kinds += ["canary"] if canary is not None else []
+    if limits is None:
+        warnings.warn(
+            f"the bundle {manifest.name} does not say what its images are like, so these are not watched; "
+            "`vitdeploy run` with 32 calibration images or more makes one that does",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    watched = Watched(engine.artifact, manifest.task, manifest.preprocess, limits, outputs, (*kinds, "non-finite"))
+    return Monitoring(options, watched), canary
+
+
+def canary_of(files: CheckedFiles, engine: EngineSpec, runner: Runner) -> Canary | None:
+    """The golden answers of a loaded engine of one graph; None if the bundle has none, or none that are comparable."""
+    manifest = files.manifest
+    if engine.parts or manifest.preprocess is None:
+        return None
+    golden = read_golden(files.folder, manifest, engine, files)
+    if golden is None or len(golden.inputs) != 1 or set(golden.outputs) != {each.name for each in runner.outputs}:
+        return None
+    names = [name for name in comparable(manifest, golden.outputs) if golden.outputs[name].dtype.kind == "f"]
+    return Canary(runner, manifest.preprocess, golden, names) if names else None
+
+
+def _limits(
+    files: CheckedFiles, engine: EngineSpec, runner: Runner, options: Monitor
+) -> tuple[Limits | None, list[str] | None]:
+    """The limits of what is watched, and the outputs that are; None without a reference of them."""
+    reference = read_reference(files)
+    if reference is None:
+        return None, None
+    own = reference.outputs.get(engine.artifact)
+    columns, floors = dict(reference.inputs), [LEAST_INPUT] * len(reference.inputs)
+    outputs = None
+    if own is not None and not engine.parts:
+        outputs = [name.removesuffix(".min") for name in own if name.endswith(".min")]
+        if list(own) != output_names(files.manifest.task, outputs) or not set(outputs) <= {
+            each.name for each in runner.outputs
+        }:
+            raise ManifestError(
+                f"{files.folder / str(files.manifest.monitor)} is not of the engine {engine.artifact}",
+                found=ascii(", ".join(own))[:200],
+                wanted="the outputs " + ", ".join(each.name for each in runner.outputs),
+                fix="make the bundle again with `vitdeploy run`",
+            )
+        columns |= own
+        floors += [LEAST_OUTPUT * max(float(np.abs(numbers).mean()), 1e-6) for numbers in own.values()]
+    values = np.stack(list(columns.values()), axis=1)
+    return control_limits(list(columns), values, np.array(floors), options.window, options.false_alarms), outputs

@@ -1,0 +1,156 @@
+"""What a monitor looks at in an image and its outputs, and the reference that a bundle keeps of it: `monitor.json`.
+
+Of each image a few numbers, on at most some 1,000 of its pixels, as a monitor may take no more than 1 % of a run:
+
+- `mean.C`, `std.C` of each channel, and `saturated`, the share of values at one of the two ends, all in 0..1;
+- `contrast`: the mean difference of pixels side by side, which blur lowers and noise raises;
+- of a classifier `entropy`: of its softmax, in nats, which grows where it is unsure;
+- of each output `NAME.min` and `NAME.max`.
+
+The reference has these numbers for each of up to 128 images that the bundle was verified with, so that a window of any
+length can be compared (`control_limits`). Images are as the engine sees them: resized and cropped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.bundle.checked import CheckedFiles
+from vitdeploy.errors import ManifestError
+from vitdeploy.runtime.postprocess import softmax
+from vitdeploy.runtime.runner import Array
+from vitdeploy.spec import DecodeError, PreprocessSpec, Task, decode
+
+Numbers = npt.NDArray[np.float64]
+FORMAT = 1
+# Fewer images do not say what is usual; more say little more, and each is a run of every engine when a bundle is made.
+LEAST_IMAGES, MOST_IMAGES = 32, 128
+# Of a file that somebody else wrote.
+MOST_READ, MAX_BYTES = 4096, 16 << 20
+# Pixels a side, numbers of an output, and outputs that are looked at.
+GRID, LOOKED_AT, OUTPUTS = 32, 1 << 14, 8
+LOGITS = "logits"
+
+
+@dataclass(frozen=True)
+class MonitorReference:
+    """`inputs`: by statistic, a number for each of `images` images. `outputs`: by engine and statistic, the same."""
+
+    format: int
+    images: int
+    inputs: dict[str, npt.NDArray[np.float64]]
+    outputs: dict[str, dict[str, npt.NDArray[np.float64]]] = field(default_factory=dict)
+
+
+def input_names(channels: int) -> list[str]:
+    return [f"{kind}.{channel}" for kind in ("mean", "std") for channel in range(channels)] + ["saturated", "contrast"]
+
+
+def input_statistics(image: Array, spec: PreprocessSpec) -> list[float] | None:
+    """The numbers of `input_names` of one image as an engine takes it: uint8 [height, width, channels], or normalised
+    [channels, height, width]; None of anything else."""
+    if image.ndim != 3:
+        return None
+    pixels = image if image.dtype == np.uint8 else image.transpose(1, 2, 0)
+    height, width, channels = pixels.shape
+    if channels != spec.channels or width < 2:
+        return None
+    down, across = max(1, height // GRID), max(1, width // GRID)
+    seen, beside = pixels[::down, : width - 1 : across], pixels[::down, 1::across]
+    if image.dtype == np.uint8:
+        seen, beside = seen.astype(np.float32) / np.float32(255), beside.astype(np.float32) / np.float32(255)
+    else:
+        mean, std = np.asarray(spec.mean, np.float32), np.asarray(spec.std, np.float32)
+        seen, beside = seen.astype(np.float32) * std + mean, beside.astype(np.float32) * std + mean
+    count = seen.shape[0] * seen.shape[1]
+    means = seen.sum(axis=(0, 1)) / count
+    squares = np.square(seen - means).sum(axis=(0, 1)) / count
+    half = 0.5 / 255
+    saturated = np.count_nonzero((seen < half) | (seen > 1 - half)) / seen.size
+    contrast = float(np.abs(seen - beside).sum()) / seen.size
+    return [*means.tolist(), *np.sqrt(squares).tolist(), saturated, contrast]
+
+
+def watched_outputs(outputs: Mapping[str, Array]) -> list[str]:
+    """The outputs whose numbers are looked at: the first few of floats."""
+    return [name for name, array in outputs.items() if array.dtype.kind == "f"][:OUTPUTS]
+
+
+def output_names(task: Task, outputs: Sequence[str]) -> list[str]:
+    named = [f"{name}.{end}" for name in outputs for end in ("min", "max")]
+    return ["entropy", *named] if task == "classification" and LOGITS in outputs else named
+
+
+def output_statistics(task: Task, outputs: Mapping[str, Array], names: Sequence[str]) -> list[float]:
+    """The numbers of `output_names` for the outputs of one sample, of these names; NaN or infinite where they are."""
+    found: list[float] = []
+    if task == "classification" and LOGITS in names:
+        with np.errstate(invalid="ignore"):  # of infinities nothing is a number, which the caller looks for
+            shares = softmax(np.asarray(outputs[LOGITS], np.float64).ravel())
+        found.append(float(-(shares * np.log(np.maximum(shares, 1e-300))).sum()))
+    for name in names:
+        flat = outputs[name].reshape(-1)
+        some = flat[:: max(1, flat.size // LOOKED_AT)]
+        found += [float(some.min()), float(some.max())] if some.size else [0.0, 0.0]
+    return found
+
+
+def reference_text(
+    inputs: Sequence[Sequence[float]], channels: int, outputs: Mapping[str, tuple[Sequence[str], Sequence[list[float]]]]
+) -> str:
+    """The text of `monitor.json`. inputs: `input_statistics` of each image; outputs: by engine the names, and
+    `output_statistics` of each image."""
+
+    def columns(names: Sequence[str], rows: Sequence[Sequence[float]]) -> dict[str, list[float]]:
+        return {name: [float(f"{row[i]:.6g}") for row in rows] for i, name in enumerate(names)}
+
+    document = {
+        "format": FORMAT,
+        "images": len(inputs),
+        "inputs": columns(input_names(channels), inputs),
+        "outputs": {artifact: columns(names, rows) for artifact, (names, rows) in outputs.items()},
+    }
+    return json.dumps(document, allow_nan=False) + "\n"
+
+
+def read_reference(files: CheckedFiles) -> MonitorReference | None:
+    """The reference of a bundle; None if it has none.
+
+    Raises:
+        DigestError: its file is not the recorded one.
+        ManifestError: it is no such reference.
+    """
+    manifest, name = files.manifest, files.manifest.monitor
+    if name is None:
+        return None
+    path = files.folder / name
+    size = next(entry.bytes for entry in manifest.files if entry.path == name)
+    if size > MAX_BYTES:
+        raise ManifestError(f"{path} is too large", found=f"{size:,} bytes", wanted=f"at most {MAX_BYTES:,} bytes")
+    try:
+        found = decode(MonitorReference, json.loads(files.read(name).decode("utf-8")))
+    except (ValueError, RecursionError) as error:  # DecodeError is a ValueError
+        shown = "; ".join(error.problems[:3]) if isinstance(error, DecodeError) else str(error)
+        raise ManifestError(f"{path} is no reference of a monitor", found=ascii(shown[:300])) from None
+    columns = [found.inputs, *found.outputs.values()]
+    lengths = {len(numbers) for each in columns for numbers in each.values()}
+    channels = 0 if manifest.preprocess is None else manifest.preprocess.channels
+    if (
+        found.format != FORMAT
+        or not LEAST_IMAGES <= found.images <= MOST_READ
+        or lengths != {found.images}
+        or list(found.inputs) != input_names(channels)
+    ):
+        raise ManifestError(
+            f"{path} is no reference of a monitor",
+            found=f"format {found.format}, {found.images} images, {ascii(', '.join(found.inputs))[:200]}",
+            wanted=f"format {FORMAT}, {LEAST_IMAGES} to {MOST_READ} images, a number of each for "
+            + ", ".join(input_names(channels)),
+            fix="make the bundle again with `vitdeploy run`",
+        )
+    return found
