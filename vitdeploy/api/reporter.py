@@ -8,6 +8,8 @@ import time
 from types import TracebackType
 from typing import Protocol
 
+from vitdeploy.errors import visible
+
 
 class Display(Protocol):
     """Where phases of the work are shown as they move."""
@@ -82,7 +84,7 @@ class Reporter:
 
     def _print(self, text: str) -> None:
         self._said = time.monotonic()
-        print(text, file=sys.stderr, flush=True)
+        print(visible(text), file=sys.stderr, flush=True)
 
     def _beat(self) -> None:
         """Lines for long silences, until the work ends."""
