@@ -22,7 +22,11 @@ from tests.faults.gate import Row, load, save, table
 
 ROOT = Path(__file__).parents[2]
 # Each module has `run(full: bool, work: Path) -> list[Row]`; `work` is an empty folder of its own. The longest first.
-FIGURES: dict[str, str] = {}
+FIGURES: dict[str, str] = {
+    "malformed": "tests.faults.malformed.figure",
+    "fuzzing": "tests.faults.fuzzing.figure",
+    "flipped-bits": "tests.faults.flipped_bits",
+}
 AT_ONCE = 2
 # Seconds in which a figure must have ended: far more than any takes.
 SHORT_LIMIT, FULL_LIMIT = 600, 7200
