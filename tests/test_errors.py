@@ -87,6 +87,16 @@ def test_lines_that_say_nothing_are_left_out():
     ]
 
 
+def test_what_a_terminal_would_obey_is_escaped():
+    odd = "a\x1b[2J\0b\rc\u202egnp\ud800 é 犬\u200d"
+    error = errors.InputError(f"no {odd}", found=odd)
+    assert str(error).split("\n") == [
+        "VD2000  no a\\x1b[2J\\x00b\\rc\\u202egnp\\ud800 é 犬\u200d",
+        "        found:  a\\x1b[2J\\x00b\\rc\\u202egnp\\ud800 é 犬\u200d",
+    ]
+    assert errors.visible("a\tb\nc") == "a\tb\nc"
+
+
 def test_an_error_as_plain_data_has_every_field():
     error = errors.TargetError("no such target", found="tpu", wanted="openvino-cpu")
     assert error.to_dict() == {

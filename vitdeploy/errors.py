@@ -44,7 +44,17 @@ VitdeployError                     exit 1   a bug of ours when raised as such
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+
+# What a terminal obeys or cannot write: control characters but tabs and ends of lines, what turns the direction of text
+# (Unicode Standard Annex 9, section 2), and halves of surrogate pairs.
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """The text as it may be printed, wherever parts of it come from: what a terminal would obey is escaped."""
+    return _OBEYED.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 class VitdeployError(Exception):
@@ -72,7 +82,7 @@ class VitdeployError(Exception):
             value = getattr(self, name)
             if value:
                 lines.append(f"        {name + ':':<8}{value}")
-        return "\n".join(lines)
+        return visible("\n".join(lines))
 
     def to_dict(self) -> dict[str, object]:
         fields = {"code": self.code, "message": self.message, "exit_code": self.exit_code}

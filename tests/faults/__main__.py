@@ -31,6 +31,9 @@ FIGURES: dict[str, str] = {
     "kills-whole-run": "tests.faults.kills_whole_run",
     "server": "tests.faults.server",
     "predictions": "tests.faults.predictions",
+    "malformed": "tests.faults.malformed.figure",
+    "fuzzing": "tests.faults.fuzzing.figure",
+    "flipped-bits": "tests.faults.flipped_bits",
 }
 AT_ONCE = 2
 # Seconds in which a figure must have ended: far more than any takes.

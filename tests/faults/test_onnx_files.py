@@ -297,6 +297,8 @@ def test_external_data_is_admitted(tmp_path):
         "",
         "a\0b",
         "\\x",
+        "weights.bin/",
+        "weights.bin/.",
     ],
 )
 def test_external_data_outside_the_folder_is_refused(tmp_path, location):

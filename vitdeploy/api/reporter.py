@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Protocol
 
 from vitdeploy import limits
+from vitdeploy.errors import visible
 
 
 class Display(Protocol):
@@ -85,7 +86,7 @@ class Reporter:
 
     def _print(self, text: str) -> None:
         self._said = time.monotonic()
-        print(text, file=sys.stderr, flush=True)
+        print(visible(text), file=sys.stderr, flush=True)
 
     def _beat(self) -> None:
         """Lines for long silences, until the work ends."""

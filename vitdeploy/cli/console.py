@@ -17,6 +17,7 @@ import click
 
 from vitdeploy.api.reporter import Reporter
 from vitdeploy.api.tables import Line, human_bytes, printed
+from vitdeploy.errors import visible
 from vitdeploy.spec import encode
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,7 +42,7 @@ class Console(Reporter):
         if self.as_json:
             click.echo(json.dumps(encode(document), indent=1, allow_nan=False))
         for line in printed(lines, terminal_width(sys.stderr if self.as_json else sys.stdout)):
-            click.echo(line, err=self.as_json)
+            click.echo(visible(line), err=self.as_json)
         if self.quiet:
             return
         size = f", {human_bytes(folder_bytes(path))} in {path}" if path else ""

@@ -155,6 +155,7 @@ def _file_size(name: str, location: str, folder: Path) -> int:
     windows = PureWindowsPath(location)
     parts = PurePosixPath(location).parts
     outside = bool(windows.drive or windows.root or ".." in windows.parts or "\\" in location)
+    outside |= location.endswith(("/", "/."))  # a folder, which the reader of the data would look for
     if not parts or outside or not location.isprintable():
         raise UnsafeGraphError(
             f"the tensor {name} names a file outside the folder of the model",
