@@ -134,6 +134,15 @@ def bounded(what: str, size: int = 0) -> Iterator[None]:
         _tell(watched, before)
 
 
+def size_of(*files: Path) -> int:
+    """Bytes of these files together; what is not there, or has a name that no file can have, is none."""
+    total = 0
+    for file in files:
+        with contextlib.suppress(OSError, ValueError):
+            total += file.stat().st_size
+    return total
+
+
 def _mine() -> _Watched | None:
     return _watched if _watched is not None and _watched.process == os.getpid() else None
 

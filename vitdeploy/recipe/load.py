@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from vitdeploy.errors import MissingFileError, RecipeError
+from vitdeploy.limits import bounded, size_of
 from vitdeploy.models.names import graph_folder, is_built_in
 from vitdeploy.paths import is_dir, is_file
 from vitdeploy.recipe.problems import problem_line
@@ -72,7 +73,8 @@ def _parse(path: Path) -> dict[str, Any]:
     if path.stat().st_size > MAX_BYTES:
         raise RecipeError(str(path), [f"$: {path.stat().st_size:,} bytes, wanted at most {MAX_BYTES:,}"])
     try:
-        data = read_yaml(path.read_text(encoding="utf-8-sig"))
+        with bounded(f"read {path.name}", size_of(path)):
+            data = read_yaml(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
         raise RecipeError(str(path), [f"$: not UTF-8 at byte {error.start}"]) from None
     except NOT_YAML as error:

@@ -17,6 +17,8 @@ from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.graph.passes.optimize import optimize as rewrite
 from vitdeploy.graph.passes.row_alignment import align_rows
 from vitdeploy.graph.passes.token_merging import merge_tokens
+from vitdeploy.graph.values import weight_bytes
+from vitdeploy.limits import bounded
 from vitdeploy.progress import Progress, silent
 from vitdeploy.stages.files import copy_labels, graphs_in, is_ours, write_json
 from vitdeploy.stages.step import EXPORT, OPTIMIZE, Folders, Step
@@ -49,10 +51,10 @@ def optimize(
         model = admit(file, image_size if name == "model" else None)
         if name == "model":
             set_image_size(model, image_size)
-        before = len(model.graph)
-        counts = {**normalise(model).passes, **rewrite(model, options.exact())}
-        made = out / f"{name}.onnx"
-        save_graph(model, made)
+        before, made = len(model.graph), out / f"{name}.onnx"
+        with bounded(f"rewrite {file.name}", weight_bytes(model)):
+            counts = {**normalise(model).passes, **rewrite(model, options.exact())}
+            save_graph(model, made)
         try:
             facts["difference"][name] = compare_graphs(file, made)
         except EngineError as error:

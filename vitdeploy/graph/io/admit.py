@@ -27,6 +27,7 @@ from vitdeploy.graph.analysis.budget import factor
 from vitdeploy.graph.analysis.demand import check_demand
 from vitdeploy.graph.io.stored import check_tensors, graphs, plausible, shown, subgraphs
 from vitdeploy.graph.io.wire import survey, top_level
+from vitdeploy.limits import bounded, size_of
 
 MAX_BYTES = 2**31 - 1
 MAX_NODES = 100_000
@@ -59,11 +60,13 @@ def admit(path: Path, image_size: tuple[int, int] | None = None) -> ir.Model:
         GraphError: not an ONNX file, or one that no target could run: opset, operators, inputs.
         UnsafeGraphError: sizes or file names that only an attack, or heavy damage, would write; or a graph that asks
             for more than `analysis.budget` allows.
+        LimitError: in a command, more memory than `limits` allow.
     """
-    proto = _safe(path)
-    _check_header(proto)
-    _check_inputs(proto)
-    return _parsed(proto, path, image_size, shapes=False)
+    with bounded(f"read {shown(path.name)}", size_of(path)):
+        proto = _safe(path)
+        _check_header(proto)
+        _check_inputs(proto)
+        return _parsed(proto, path, image_size, shapes=False)
 
 
 def read_graph(path: Path) -> ir.Model:
@@ -73,7 +76,8 @@ def read_graph(path: Path) -> ir.Model:
         MissingFileError, UnsafeGraphError: as `admit`.
         GraphError: not an ONNX file, or one that the ONNX checker rejects.
     """
-    return _parsed(_safe(path), path, None, shapes=True)
+    with bounded(f"read {shown(path.name)}", size_of(path)):
+        return _parsed(_safe(path), path, None, shapes=True)
 
 
 def metadata_keys(path: Path) -> set[str]:

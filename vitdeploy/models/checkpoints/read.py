@@ -12,6 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from vitdeploy.errors import CheckpointError, MissingFileError
+from vitdeploy.limits import bounded, size_of
 from vitdeploy.models.checkpoints import prefixes, unsupported
 from vitdeploy.models.checkpoints.npz import is_npz, read_npz
 from vitdeploy.models.checkpoints.pickles import read_pickle
@@ -46,16 +47,17 @@ def read_tensors(path: Path, *shards: Path) -> tuple[dict[str, Tensor], tuple[st
     """`read_checkpoint` without a look at what the tensors are of: a module of the user's own may be of that kind."""
     if not shards:
         path, *shards = files_of(path)  # type: ignore[assignment]
-    loaded = _loaded(path)
-    if shards:
-        parts = [loaded, *map(_loaded, shards)]
-        loaded = {key: value for part in parts if isinstance(part, Mapping) for key, value in part.items()}
-    try:
-        state, notes = unwrap(loaded)
-    except CheckpointError as error:
-        fix = error.fix.replace(FILE, str(path))
-        raise CheckpointError(f"{path}: {error.message}", found=error.found, wanted=error.wanted, fix=fix) from None
-    return state, notes
+    with bounded(f"read {path.name}", size_of(path, *shards)):
+        loaded = _loaded(path)
+        if shards:
+            parts = [loaded, *map(_loaded, shards)]
+            loaded = {key: value for part in parts if isinstance(part, Mapping) for key, value in part.items()}
+        try:
+            return unwrap(loaded)
+        except CheckpointError as error:
+            fix = error.fix.replace(FILE, str(path))
+            said = f"{path}: {error.message}"
+            raise CheckpointError(said, found=error.found, wanted=error.wanted, fix=fix) from None
 
 
 def _loaded(path: Path) -> object:
