@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 # The list of members, of about 130 bytes each where PyTorch wrote it. Python takes 20 times as much for it.
-MAX_DIRECTORY = 8 << 20
+MAX_DIRECTORY, MAX_MEMBERS = 4 << 20, 20_000
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 OTHERS = {zipfile.ZIP_BZIP2: "bzip2", zipfile.ZIP_LZMA: "lzma"}
 ENCRYPTED = 1  # a bit of a member's flags
@@ -56,6 +56,8 @@ def members_of(file: IO[bytes]) -> list[zipfile.ZipInfo]:
         if member.compress_type not in METHODS:
             kind = OTHERS.get(member.compress_type, f"method {member.compress_type}")
             raise zipfile.BadZipFile(f"the member {member.filename!r} is packed by {kind}, not stored or deflated")
+    if len(found) > MAX_MEMBERS:
+        raise zipfile.BadZipFile(f"{len(found):,} members, at most {MAX_MEMBERS:,} are read")
     names = [member.filename for member in found]
     if len(set(names)) < len(names):
         raise zipfile.BadZipFile("two members of one name")

@@ -599,3 +599,9 @@ def test_post_processing_is_that_of_the_fields_that_it_has(load, problems):
     assert told == ["$.postprocess.threshold: unknown field; there are values, resize, max_depth"]
     told = problems(LEAST, "postprocess={ignore: -1, mask_size: [0, 4]}")
     assert [line.partition(":")[0] for line in told] == ["$.postprocess.mask_size[0]", "$.postprocess.ignore"]
+
+
+def test_a_problem_is_told_in_a_short_line(problems):
+    source = f"{{model: {'m' * 100_000}, {'k' * 100_000}: 1, task: {'t' * 100_000}}}"
+    told = problems(LEAST.replace("{model: m}", source))
+    assert told and all(len(line) < 1100 for line in told)

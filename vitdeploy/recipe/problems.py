@@ -9,9 +9,17 @@ from pydantic import BaseModel
 
 from vitdeploy.recipe.postprocess import SECTIONS
 
+# Characters of a line: names and values in it are the file's, and may be as long as that.
+MAX_LINE = 1000
+
 
 def problem_line(error: Any, model: type[BaseModel]) -> str:
     """`$.a.b: found, wanted`, of an error at a field of `model` or below."""
+    line = _line(error, model)
+    return line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}..."
+
+
+def _line(error: Any, model: type[BaseModel]) -> str:
     if error["type"] == "extra_forbidden":
         name, siblings = str(error["loc"][-1]), _fields_at(error["loc"][:-1], model)
         near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)

@@ -166,10 +166,19 @@ def scanned():
     return unchecked(b, each)
 
 
+def attention():
+    """16 heads over 4,096 tokens, as in the global blocks of SAM ViT-H."""
+    b = Builder(20)
+    q = b.add("Reshape", b.input("x", ["batch", 3, 1024, 1024]), np.array([0, 16, 4096, 48], np.int64))
+    scores = b.add("MatMul", q, b.add("Transpose", q, perm=[0, 1, 3, 2]))
+    weights = b.add("Softmax", b.add("Add", scores, values(16, 4096, 1)))
+    return unchecked(b, b.add("MatMul", weights, q))
+
+
 @pytest.mark.parametrize(
     "proto",
-    [(looped, 1000), (growing, 10), (doubled, "Concat", 10), (scanned,), (large_input, 64, 3, 224, 224)],
-    ids=["loop", "growing loop", "doublings", "scan", "batch"],
+    [(attention,), (looped, 1000), (growing, 10), (doubled, "Concat", 10), (scanned,), (large_input, 64, 3, 224, 224)],
+    ids=["attention", "loop", "growing loop", "doublings", "scan", "batch"],
 )
 def test_what_a_model_may_ask_for_is_admitted(tmp_path, proto):
     path = written(tmp_path, proto[0](*proto[1:]))

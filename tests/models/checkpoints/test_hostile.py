@@ -126,8 +126,8 @@ def with_header(path, header, data=b""):
 
 def test_a_header_of_too_many_bytes_or_tensors_is_refused(tmp_path, monkeypatch):
     entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
-    path = with_header(tmp_path / "a.safetensors", {f"k{i}": entry for i in range(60_000)})
-    refused(path, "lists more tensors than any model has", "60,000 tensors", "at most 50,000")
+    path = with_header(tmp_path / "a.safetensors", {f"k{i}": entry for i in range(30_000)})
+    refused(path, "lists more tensors than any model has", "30,000 tensors", "at most 20,000")
     monkeypatch.setattr(safetensors_header, "MAX_HEADER", 1000)
     refused(path, "bytes", "at most 1,000")
 
@@ -148,17 +148,19 @@ def test_what_is_no_header_is_left_to_the_library(tmp_path, header):
 # --- tensors ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("tensor", "kind"),
-    [
-        (torch.zeros(4).to(torch.float8_e4m3fn), "float8_e4m3fn"),
-        (torch.eye(3).to_sparse(), "sparse_coo"),
-        (torch.zeros(4, device="meta"), "meta"),
-    ],
-    ids=["float8", "sparse", "meta"],
-)
-def test_tensors_that_are_no_plain_numbers_are_named(tmp_path, state, tensor, kind):
-    torch.save(state | {"extra": tensor}, tmp_path / "weights.pt")
+FOREIGN = {
+    "float8_e4m3fn": lambda: torch.zeros(4).to(torch.float8_e4m3fn),
+    "sparse_coo": lambda: torch.eye(3).to_sparse(),
+    "meta": lambda: torch.zeros(4, device="meta"),
+    "nested": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
+    "quantized": lambda: torch.quantize_per_tensor(torch.zeros(4), 0.1, 0, torch.qint8),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_tensors_that_are_no_plain_numbers_are_named(tmp_path, state, kind):
+    torch.save(state | {"extra": FOREIGN[kind]()}, tmp_path / "weights.pt")
     for read in (read_checkpoint, read_tensors):
         with pytest.raises(CheckpointError, match="tensors of a type that vitdeploy does not read") as caught:
             read(tmp_path / "weights.pt")

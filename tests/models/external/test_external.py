@@ -355,7 +355,7 @@ def test_a_folder_that_transformers_cannot_load_is_refused_with_its_words(tmp_pa
     with pytest.raises(CheckpointError, match="not all, and only, those of a ViTMSNFor") as caught:
         load_model(Source(model=f"hf:{tmp_path}"))
     assert "37 of another shape: classifier.weight [5, 32] (the model: [5, 64])" in caught.value.found
-    (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_size": "wide"}))
+    (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_act": "none"}))
     with pytest.raises(CheckpointError, match="transformers cannot load") as caught:
         load_model(Source(model=f"hf:{tmp_path}"))
     assert caught.value.found

@@ -55,6 +55,7 @@ NUMERIC: dict[str, Callable[..., Any]] = {
     "Abs": np.absolute,
     "Cast": np.asarray,
 }
+COMPUTED = VIEWS | set(NUMERIC) | {"Concat", "Size"}
 
 
 def check_demand(
@@ -166,7 +167,7 @@ class Demand(Facts):
 
     def _compute(self, node: ir.Node) -> None:
         """Small tensors of floats, of which Resize and its kind take their sizes."""
-        if len(node.outputs) != 1 or node.outputs[0] in self.contents:
+        if node.op_type not in COMPUTED or len(node.outputs) != 1 or node.outputs[0] in self.contents:
             return
         output = node.outputs[0]
         arrays = [self.numbers(value) if value is not None else None for value in node.inputs]

@@ -44,8 +44,8 @@ def refuse_unreadable(state: Mapping[str, Tensor]) -> None:
 
 def _kind(tensor: Tensor) -> str:
     """What is not readable about a tensor; "" for a plain one."""
-    if tensor.is_quantized:
-        return "quantized"
+    if tensor.is_nested or tensor.is_quantized:  # asked first: what else they are is an error of theirs
+        return "nested" if tensor.is_nested else "quantized"
     if tensor.layout != torch.strided:
         return str(tensor.layout).removeprefix("torch.")
     if tensor.device.type == "meta":

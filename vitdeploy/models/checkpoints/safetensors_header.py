@@ -12,7 +12,7 @@ from vitdeploy.errors import CheckpointError
 from vitdeploy.models.checkpoints.mismatch import listed
 
 # The largest models known to us have 2,000 tensors in a file, and 300 kB of header.
-MAX_HEADER, MAX_TENSORS = 8 << 20, 50_000
+MAX_HEADER, MAX_TENSORS = 4 << 20, 20_000
 DTYPES = frozenset({"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL", "C64"})
 FLOAT_FIX = "take the float weights that it was made from: vitdeploy quantises them itself"
 

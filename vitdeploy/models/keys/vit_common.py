@@ -181,7 +181,7 @@ def heads_for(width: int, hints: Hints, configured: int | None, notes: list[str]
             )
         heads = HEADS_OF_WIDTH[width]
         notes.append(f"{heads} heads, as published models of width {width} have; --heads says otherwise")
-    if heads < 1 or width % heads:
+    if not isinstance(heads, int) or heads < 1 or width % heads:
         raise CheckpointError(
             "the number of attention heads does not divide the width",
             found=f"{heads} heads, width {width}",
