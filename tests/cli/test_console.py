@@ -26,6 +26,15 @@ def test_without_a_terminal_a_phase_is_one_line(quiet, capsys):
     assert told.out == ""
 
 
+def test_names_of_strangers_cannot_steer_the_terminal(capsys):
+    console = Console(False, 0, False)
+    console.note("labels: a\x1b[2J\u202eb")
+    console.finish({}, ["labels: a\x1b[2J\u202eb\ud800"], None)
+    told = capsys.readouterr()
+    assert told.err == "labels: a\\x1b[2J\\u202eb\n"
+    assert told.out.splitlines()[0] == "labels: a\\x1b[2J\\u202eb\\ud800"
+
+
 class Screen:
     """A terminal of so many columns, and a clock that stands until it is set."""
 

@@ -93,7 +93,7 @@ class Sandbox:
         """Wait until it ends, or break it off: (the limit that it broke or "", the seconds that it took).
 
         Where this process and all others stand still for a while, as on a machine that is suspended, that is not
-        counted: no step is longer than a few polls.
+        counted: no step is longer than a few polls. Where more wants to run than there are cores, each takes longer.
         """
         handle, poll, taken, at = os.pidfd_open(child), select.poll(), 0.0, time.monotonic()
         poll.register(handle, select.POLLIN)
@@ -105,9 +105,10 @@ class Sandbox:
                 if ended:
                     return "", taken
                 used = _resident_mb(child) - self.bare_mb
-                if taken > seconds or (self.bare_mb and used > megabytes):
+                late = taken > seconds * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+                if late or (self.bare_mb and used > megabytes):
                     _kill_group(child)
-                    return "time" if taken > seconds else f"memory: {used:,.0f} MB", taken
+                    return "time" if late else f"memory: {used:,.0f} MB", taken
         finally:
             os.close(handle)
 
