@@ -214,6 +214,13 @@ def test_a_file_elsewhere_is_named_instead_of_the_output(tmp_path):
     assert caught.value.message == "/data/images/1.png cannot be read or written"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is of Linux")
+def test_a_folder_in_which_nothing_can_be_made_is_said():
+    with pytest.raises(StorageError, match="/proc cannot be") as caught, temporary_folder(module.Path("/proc")):
+        pytest.fail("the block must not be entered")
+    assert caught.value.found == "nothing can be made in there"
+
+
 # --- paths that cannot be an output -----------------------------------------------------------------------------------
 
 

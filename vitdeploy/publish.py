@@ -159,7 +159,10 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
     with storage_errors(parent):
         make_folder(parent)
         folder = parent / _temporary_name()
-        folder.mkdir()
+        try:
+            folder.mkdir()
+        except FileNotFoundError as error:
+            raise OSError(errno.EROFS, "nothing can be made in there", str(folder)) from error  # such as /proc
     try:
         yield folder
     finally:
@@ -340,14 +343,20 @@ def _replace(work: Path, final: Path) -> bool:
     if not final.exists():
         return publish(work, final)
     sync_folder(work)
+    # `work` is the old one then, and removed as a temporary folder is.
+    return swap(work, final) or _replace_in_two_steps(work, final)
+
+
+def swap(folder: Path, other: Path) -> bool:
+    """Let a folder that is on disk change places with another one, in one step that is on disk when this returns. False
+    where the file system cannot do that, or the other one is gone."""
     try:
-        exchanged = exchange(work, final)
-    except FileNotFoundError:  # somebody has removed it
-        return publish(work, final)
-    if exchanged:  # `work` is the old one now, and removed as a temporary folder is
-        flush(final.parent)
-        return True
-    return _replace_in_two_steps(work, final)
+        done = exchange(folder, other)
+    except FileNotFoundError:
+        return False
+    if done:
+        flush(other.parent)
+    return done
 
 
 def _replace_in_two_steps(work: Path, final: Path) -> bool:
@@ -429,7 +438,7 @@ def check_replaceable(final: Path, ours: tuple[str, ...]) -> None:
     if final.name in ("", "..") or os.path.ismount(final):
         raise OutputError(
             f"{final} cannot be replaced",
-            found="a mount point" if os.path.ismount(final) else "a folder by another name than its own",
+            found="a mount point" if os.path.ismount(final) else "the working folder, or one above it",
             wanted="a folder that another one can take the place of",
             fix=f"choose a folder inside of it: -o {final / 'bundle'}",
         )

@@ -145,6 +145,7 @@ class Recorder:
                 found = sorted(entries, key=lambda entry: entry.name)
         except FileNotFoundError:  # another process has just removed it
             return
+        found = [entry for entry in found if not entry.is_symlink()]  # those of ours say nothing after a crash
         for name in sorted(known.keys() - {entry.name for entry in found}):
             self._do(Operation("remove", first=(folder, name), subjects=frozenset({known[name]})))
         for entry in found:

@@ -10,9 +10,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,11 +36,19 @@ FULL = {"pack": 10, "compile": 20, "quantize": 25, "run": 25}
 def run(full: bool, work: Path) -> list[Row]:
     os.environ["XDG_CACHE_HOME"] = str(work / "cache")
     with in_memory(work) as memory:
-        rows = [sweep(full, memory)]
+        swept = _timed(sweep, full, memory)
     work = work.resolve()
     commands = list(_commands(work / "home"))
     counts, drawn = FULL if full else SHORT, random.Random(SEED)
-    return [*rows, _limited(commands, counts, drawn), _mounted(commands, counts, drawn, work / "disk")]
+    limited = _timed(_limited, commands, counts, drawn)
+    return [swept, limited, _timed(_mounted, commands, counts, drawn, work / "disk")]
+
+
+def _timed(figure: Callable[..., Row], *arguments: Any) -> Row:
+    started = time.monotonic()
+    row = figure(*arguments)
+    row.seconds = time.monotonic() - started
+    return row
 
 
 # --- every write call of small plans ----------------------------------------------------------------------------------
@@ -158,7 +167,7 @@ def _commands(home: Path) -> Iterator[Command]:
 
 
 def _judge(row: Row, command: Command, name: str, child: Child, out: Path, disk: Path) -> bool:
-    """Add a case for a command on a disk that was too small; True where it said so."""
+    """Add a case for a command on a disk that is too small; True where it says so."""
     started = time.monotonic()
     status = child.end()
     seconds, text = time.monotonic() - started, "\n".join(child.lines)
@@ -180,8 +189,8 @@ def _again_on(row: Row, command: Command, out: Path, disk: Path | None) -> None:
     """The same command, with enough space: it makes what it always makes."""
     child = command.start(out, disk=disk)
     status = child.end()
-    wrong = "" if status == 0 else f"exit status {status}: {child.lines[-5:]}"
-    row.add(f"{command.name}, again", "wrong" if wrong else "clean", note=wrong or _other_bytes(command, out))
+    wrong = _other_bytes(command, out) if status == 0 else f"exit status {status}: {child.lines[-5:]}"
+    row.add(f"{command.name}, again", "wrong" if wrong else "clean", note=wrong)
 
 
 def _other_bytes(command: Command, out: Path) -> str:

@@ -45,7 +45,11 @@ ALL_STAGES = (*STAGES, "bundle")
 def run(full: bool, work: Path) -> list[Row]:
     work, drawn = work.resolve(), random.Random(SEED)
     os.environ["XDG_CACHE_HOME"] = str(work / "cache")
-    return [*while_replaced(full, work, drawn), in_stages(full, work, drawn)]
+    started, replaced = time.monotonic(), while_replaced(full, work, drawn)
+    replaced.seconds = time.monotonic() - started
+    stages = in_stages(full, work, drawn)
+    stages.seconds = time.monotonic() - started - replaced.seconds
+    return [replaced, stages]
 
 
 def run_whole(full: bool, work: Path) -> list[Row]:
@@ -188,7 +192,7 @@ def _store_before(stage: str, whole: Path, store: Path) -> None:
 # --- a folder that is replaced, and an entry that is made, again and again --------------------------------------------
 
 
-def while_replaced(full: bool, work: Path, drawn: random.Random) -> list[Row]:
+def while_replaced(full: bool, work: Path, drawn: random.Random) -> Row:
     """Processes that publish the old and the new in turn, each killed after a random time."""
     count = REPLACED_FULL if full else REPLACED
     row = Row("SIGKILL while a folder is replaced", 3 * count)
@@ -207,7 +211,7 @@ def while_replaced(full: bool, work: Path, drawn: random.Random) -> list[Row]:
             status = ended(begun).status
             note = wrong(home) if status is None else f"exit status {status}"
             row.add(f"{name}, kill {number}", "wrong" if note else "clean", note=note)
-    return [row]
+    return row
 
 
 def _replace_for_ever(home: Path) -> None:

@@ -41,8 +41,10 @@ def run(full: bool, work: Path) -> list[Row]:
             (Row(f"8 processes in a device's queue{how}", rounds // 10), 8, _queue, _queued),
         )
         for row, count, act, wrong in together:
+            started = time.monotonic()
             for number in range(row.wanted):
                 _round(row, number, count, act, wrong, locked, work / "round")
+            row.seconds = time.monotonic() - started
             rows.append(row)
     return rows
 

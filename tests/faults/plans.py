@@ -37,7 +37,8 @@ LEFTOVER = re.compile(r"\.(?:tmp|old)-\d+-[0-9a-f]{12}")
 class Plan:
     """`before` makes what was there, `act` does it: as a new process does, again after each way to be cut off. `wrong`
     says what is wrong with what is there then, "" if nothing; it is asked of a folder whose process has ended. `made`:
-    the same when it has been done to its end. `around` is entered whenever it acts."""
+    the same when it has been done to its end. `around` is entered whenever it acts. `clears`: it leaves nothing
+    temporary, also of a process that was cut off; the store clears a folder when it makes something in it."""
 
     name: str
     before: Callable[[Path], None]
@@ -45,14 +46,15 @@ class Plan:
     wrong: Callable[[Path], str]
     made: Callable[[Path], str]
     around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    clears: bool = True
 
     def run(self, home: Path) -> None:
         with self.around():
             self.act(home)
 
     def done(self, home: Path) -> str:
-        """What is wrong after a command that nothing has cut off: it leaves nothing temporary, not of others either."""
-        left = leftovers(home)
+        """What is wrong after a command that nothing has cut off."""
+        left = leftovers(home) if self.clears else []
         return self.made(home) or (f"left behind: {', '.join(left)}" if left else "")
 
 
@@ -297,6 +299,7 @@ PLANS = (
         _find_or_make,
         _damaged_is,
         lambda home: _entry_is(home, NEW, kept=True),
+        clears=False,
     ),
     _plan("a plan of three stages", _nothing, _run_plan, _plan_is, NEW, None),
 )

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import vitdeploy.publish as publish
 import vitdeploy.store.store as module
-from vitdeploy.errors import DigestError, StorageError
+from vitdeploy.errors import StorageError
 from vitdeploy.store.store import RECORD_FILE, Store, files_digest, list_files
 
 ROOT = Path(__file__).parent.parent.parent
@@ -156,10 +157,9 @@ def test_a_flipped_bit_is_found_and_the_entry_put_aside_and_made_again(store, na
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     assert store.find(KEY) is None
+    assert make(store) == store.find(KEY)
     (quarantined,) = (store.root / "quarantine").iterdir()
     assert (quarantined / name).read_bytes() == bytes(data)
-    assert store.find(KEY) is None
-    assert make(store) == store.find(KEY)
     assert {name: (store.find(KEY).path / name).read_bytes() for name in CONTENT} == CONTENT
 
 
@@ -194,6 +194,7 @@ def other_key(folder):
 def test_a_damaged_entry_is_never_used(store, damage):
     damage(make(store).path)
     assert store.find(KEY) is None
+    assert make(store) == store.find(KEY)
     assert len(list((store.root / "quarantine").iterdir())) == 1
 
 
@@ -203,6 +204,13 @@ def test_an_undamaged_entry_stays_when_another_is_put_aside(store):
     truncate(make(store).path)
     assert store.find(KEY) is None
     assert store.find(other) == kept
+
+
+def test_a_process_that_died_before_it_put_a_damaged_entry_aside_is_not_waited_for_long(store, monkeypatch):
+    truncate(make(store).path)
+    (store._folder(KEY) / module.CLAIM).symlink_to("1")
+    monkeypatch.setattr(module, "CLAIM_SECONDS", 0.05)
+    assert make(store) == store.find(KEY)
 
 
 def test_what_was_removed_is_not_found(store):
@@ -324,18 +332,21 @@ def test_a_damaged_entry_that_is_there_first_does_not_win(store):
     assert (made.path / "model.onnx").read_bytes() == CONTENT["model.onnx"]
 
 
-def test_an_entry_that_was_made_again_meanwhile_is_not_put_aside(store, monkeypatch):
+@pytest.mark.parametrize("moment", ["verify_file", "swap"])
+@pytest.mark.parametrize("exchanged", [True, False])
+def test_an_entry_that_was_made_again_meanwhile_stays(store, monkeypatch, moment, exchanged):
+    """Another process makes it while this one judges the damaged one, or is about to put it aside."""
     truncate(make(store).path)
-    real = module.verify_file
+    real, first = getattr(module, moment), []
 
-    def slow(folder, entry):
-        monkeypatch.undo()
-        assert store.find(KEY) is None  # another process, which puts it into quarantine and makes it again
-        make(store)
-        real(folder, entry)
-        raise DigestError("what was read before")
+    def late(*arguments):
+        monkeypatch.setattr(module, moment, real)
+        first.append(make(store, write=lambda folder: (folder / "x").write_bytes(b"first")))
+        return real(*arguments)
 
-    monkeypatch.setattr(module, "verify_file", slow)
-    assert store.find(KEY) is None
-    assert store.find(KEY) is not None
+    if not exchanged:
+        monkeypatch.setattr(publish, "exchange", lambda one, other: False)
+    monkeypatch.setattr(module, moment, late)
+    assert make(store) == first[0] == store.find(KEY)
+    assert temporary_folders(store.root) == []
     assert len(list((store.root / "quarantine").iterdir())) == 1

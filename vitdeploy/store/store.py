@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import shutil
-import stat
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,11 +22,22 @@ from typing import Any
 
 from vitdeploy.bundle.read import file_sha256, verify_file
 from vitdeploy.errors import DigestError
-from vitdeploy.publish import discard, make_folder, publish, remove_abandoned, storage_errors, temporary_folder
+from vitdeploy.publish import (
+    discard,
+    flush,
+    make_folder,
+    publish,
+    remove_abandoned,
+    storage_errors,
+    swap,
+    temporary_folder,
+)
 from vitdeploy.spec import DecodeError, FileEntry, decode, encode
 from vitdeploy.store.key import canonical_json
 
 RECORD_FILE = "artifact.json"
+# In a damaged entry, of the process that puts it aside; one that was killed before it did is waited for so long.
+CLAIM, CLAIM_SECONDS, LOOK_SECONDS = ".claim", 10.0, 0.005
 
 
 @dataclass(frozen=True)
@@ -57,10 +69,10 @@ class Store:
         self.root = root
 
     def find(self, key: str) -> Artifact | None:
-        """The artifact with this key if it is there and intact; a damaged one is put into quarantine."""
+        """The artifact with this key if it is there and intact. A damaged one stays until it is made again, and goes
+        into quarantine then: nobody moves what another process may have put there meanwhile."""
         folder = self._folder(key)
-        judged = _identity(folder)
-        if judged is None:
+        if not folder.is_dir():
             return None
         try:
             record = decode(Record, json.loads((folder / RECORD_FILE).read_text(encoding="utf-8")))
@@ -69,15 +81,7 @@ class Store:
             intact = record.key == key
         except (OSError, ValueError, DecodeError, DigestError):
             intact = False
-        if intact:
-            return Artifact(folder, key, files_digest(record.files))
-        with storage_errors(self.root):
-            quarantine = self.root / "quarantine"
-            quarantine.mkdir(parents=True, exist_ok=True)
-            if _identity(folder) == judged:  # else another process has put it there already, or made it again
-                with contextlib.suppress(FileNotFoundError):
-                    folder.rename(quarantine / f"{key}-{uuid.uuid4().hex[:8]}")
-        return None
+        return Artifact(folder, key, files_digest(record.files)) if intact else None
 
     def make(
         self,
@@ -104,11 +108,36 @@ class Store:
 
     def _publish(self, work: Path, made: Artifact) -> Artifact:
         """Give the folder its name; or take what another process has made meanwhile, with its own digest, if intact."""
+        waits_until = time.monotonic() + CLAIM_SECONDS
         while not publish(work, made.path):
-            found = self.find(made.key)
+            judged, found = _identity(made.path), self.find(made.key)
             if found is not None:
                 return found
+            ours = judged is not None and (_claim(made.path, judged) or time.monotonic() > waits_until)
+            if ours and judged is not None and self._replace_damaged(work, made, judged):
+                break
+            time.sleep(LOOK_SECONDS)
         return made
+
+    def _replace_damaged(self, work: Path, made: Artifact, judged: tuple[int, int]) -> bool:
+        """Let `work` take the place of the entry that was judged, if that is there still. Under the key lies one or the
+        other at any moment, as other processes may be reading there."""
+        quarantine = self.root / "quarantine"
+        make_folder(quarantine)
+        quarantined = quarantine / f"{made.key}-{uuid.uuid4().hex[:8]}"
+        if _identity(made.path) != judged:
+            return False
+        if not swap(work, made.path):
+            if _identity(made.path) == judged:
+                with contextlib.suppress(FileNotFoundError):
+                    made.path.rename(quarantined)
+            return False
+        if _identity(work) != judged:  # it was removed, and another one made, in this very moment: that one stays
+            swap(work, made.path)
+            return False
+        work.rename(quarantined)
+        flush(quarantine)
+        return True
 
     def remove(self, key: str) -> None:
         """Remove the artifact and its unfinished parts."""
@@ -124,13 +153,36 @@ class Store:
         return self.root / "artifacts" / key[:2] / key
 
 
-def _identity(folder: Path) -> tuple[int, int, int] | None:
+def _identity(folder: Path) -> tuple[int, int] | None:
     """What tells a folder from another one that gets its name later; None if there is none."""
     try:
         found = folder.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return (found.st_dev, found.st_ino, found.st_ctime_ns) if stat.S_ISDIR(found.st_mode) else None
+    return found.st_dev, found.st_ino
+
+
+def _claim(folder: Path, judged: tuple[int, int]) -> bool:
+    """Whether this process is the one that may put a damaged folder aside: a link in the folder itself, wherever it is
+    moved to, which one process alone can make."""
+    if os.name != "posix":
+        return True
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        found = os.fstat(descriptor)
+        if (found.st_dev, found.st_ino) != judged:
+            return False
+        os.symlink(str(os.getpid()), CLAIM, dir_fd=descriptor)
+    except FileExistsError:
+        return False
+    except OSError:  # not every file system has links
+        return True
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def list_files(folder: Path) -> tuple[FileEntry, ...]:
