@@ -24,6 +24,10 @@ ENGINE = EngineSpec(
     options={"INFERENCE_PRECISION_HINT": "f32"},
 )
 PROTOCOL = Protocol(duration=0.0, min_rounds=2)
+MACHINE = {
+    **{"own_seconds": 0.004, "other_seconds": -0.001, "stolen_seconds": 0.0, "joules": None, "mhz": None},
+    **{"celsius": -5.0, "throttles": 0, "suspended_seconds": 0.0},
+}
 REFUSED = object()
 
 
@@ -77,6 +81,18 @@ def test_the_right_result_is_taken():
         (("files",), [*FILES, FILES[0]]),
         (("files", 0, "path"), "../model.bin"),
         (("files", 0, "bytes"), "1"),
+        (("files", 0, "bytes"), -1),
+        (("files", 0, "bytes"), 10**30),
+        (("files", 0, "bytes"), 2 << 30),
+        (("engines", "small", "files"), ["model.xml", "model.xml"]),
+        (("engines", "small", "inputs", 0, "shape", 0), -1),
+        (("engines", "small", "inputs", 0, "shape", 0), 1 << 31),
+        (("engines", "small", "inputs", 0, "dtype"), "object"),
+        (("engines", "small", "row_parts"), [0]),
+        (
+            ("engines", "small", "sequence"),
+            {"start": 1, "end": 2, "pad": 0, "max_length": 9, "source_vocabulary": None},
+        ),
     ],
 )
 def test_a_result_that_is_not_what_was_asked_for_is_refused(path, value):
@@ -106,7 +122,7 @@ def bench_run(**changes):
 
 
 def test_measurements_go_over_the_wire_unchanged():
-    found = check_run("board", bench_run(), PROTOCOL, ["small"])
+    found = check_run("board", bench_run(machine=MACHINE), PROTOCOL, ["small"])
     assert isinstance(found, BenchRun)
     again = decode(BenchRun, json.loads(json.dumps(encode(found))))
     assert np.array_equal(again.entries[0].rounds["single"][0].latencies_ms, [1.0, 2.0])
@@ -129,11 +145,36 @@ def test_measurements_go_over_the_wire_unchanged():
         {"begun_seconds": -1.0},
         {"begun_seconds": float("inf")},
         {"begun_seconds": float("nan")},
+        {"begun_seconds": 1e300},
+        {"busy_seconds": -1.0},
+        {"waiting_ms": [-1.0]},
+        {"latencies_ms": [1e-9, 2.0]},
+        {"machine": {**MACHINE, "own_seconds": 1e300}},
+        {"machine": {**MACHINE, "celsius": -300.0}},
+        {"machine": {**MACHINE, "throttles": -1}},
     ],
 )
 def test_impossible_measurements_are_refused(changes):
     with pytest.raises(DeviceResultError):
         check_run("board", bench_run(**changes), PROTOCOL, ["small"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"warm_load_seconds": 1e300},
+        {"parts_ms": {"model": []}},
+        {"parts_ms": {"model": [-1.0]}},
+        {"stages_ms": {"infer": [1.0]}},
+        {"stages_ms": {"infer": [], "end_to_end": [1.0]}},
+        {"stages_ms": {"images": [1.0], "end_to_end": [1.0]}},
+    ],
+)
+def test_impossible_times_of_a_whole_artifact_are_refused(changes):
+    found = bench_run()
+    found["entries"][0].update(changes)
+    with pytest.raises(DeviceResultError):
+        check_run("board", found, PROTOCOL, ["small"])
 
 
 def test_measurements_of_something_else_are_refused():
@@ -204,6 +245,7 @@ def test_a_context_goes_over_the_wire_without_its_escapes():
         ("profiles", "runs", 0),
         ("profiles", "per_layer_ms", -1.0),
         ("profiles", "latency_ms", -1.0),
+        ("profiles", "latency_ms", 0.0),
         ("layers", "milliseconds", -1.0),
         ("layers", "milliseconds", 1e300),
         ("layers", "name", "n" * 201),

@@ -313,8 +313,8 @@ def _check_context(device: str, context: Context, protocol: Protocol, names: lis
         raise refuse(device, "impossible rates", rates)
     layers = [layer for profile in context.profiles for layer in profile.layers]
     times = [*(layer.milliseconds for layer in layers), *(profile.per_layer_ms for profile in context.profiles)]
-    times += [profile.latency_ms for profile in context.profiles]
-    if any(not 0 <= time < LONGEST_SECONDS * 1e3 for time in times):
+    whole = [profile.latency_ms for profile in context.profiles]
+    if any(not 0 <= time < LONGEST_SECONDS * 1e3 for time in (*times, *whole)) or not all(whole):
         raise refuse(device, "layers with impossible times")
     texts = [text for layer in layers for text in (layer.name, layer.kind, layer.precision, *layer.fuses)]
     if any(len(text) > LONGEST_NAME for text in texts) or any(len(layer.fuses) > MOST_FUSED for layer in layers):

@@ -92,9 +92,9 @@ class RemoteRunner(Runner):
                 [graph] = self._graphs.values()
                 check_named(device, loaded.inputs, graph.inputs)
                 check_named(device, loaded.outputs, graph.outputs)
-            most = max(self._placed.batch, MOST_ROWS)
-            if any(isinstance(size, int) and size > most for tensor in loaded.inputs for size in tensor.shape[:1]):
-                raise refuse(device, "an engine for more inputs at once than it was asked for", loaded.inputs, most)
+            rows, most = [tensor.shape[:1] for tensor in loaded.inputs], max(self._placed.batch, MOST_ROWS)
+            if not rows[0] or any(isinstance(size, int) and not 1 <= size <= most for each in rows for size in each):
+                raise refuse(device, "an engine for an impossible number of inputs at once", rows, f"1 to {most}")
             if self.inputs and (self.inputs, self.outputs) != (loaded.inputs, loaded.outputs):
                 raise refuse(device, "another engine than before the connection was lost", loaded.inputs, self.inputs)
             self.inputs, self.outputs, self.provider = loaded.inputs, loaded.outputs, printable(loaded.provider)
