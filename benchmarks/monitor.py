@@ -30,7 +30,7 @@ from vitdeploy.runtime.monitor_reference import (
     watched_outputs,
 )
 
-LEAST = 0.01
+LEAST, REFERENCES = 0.01, 200
 Change = Callable[[Image.Image], Image.Image]
 
 
@@ -45,6 +45,7 @@ def _noisy(sigma: float) -> Change:
 
 
 CHANGES: dict[str, Change] = {
+    "brightness x 0.98": lambda image: image.point(lambda value: 0.98 * value),
     "brightness x 0.95": lambda image: image.point(lambda value: 0.95 * value),
     "brightness x 0.8": lambda image: image.point(lambda value: 0.8 * value),
     "brightness x 0.5": lambda image: image.point(lambda value: 0.5 * value),
@@ -83,7 +84,8 @@ def main() -> None:
         print(f"the reference's own: {_share(limits, values, options):.4f}")
         others = _numbers(predictor, images)
         print(f"other images: {_share(limits, others, options):.4f}")
-        print(f"as many other images as reference: {_across(columns, others, values, np.array(floors), options):.4f}")
+        share = _across(columns, others, values, np.array(floors), options)
+        print(f"references and windows of all of them, drawn anew {REFERENCES} times: {share:.4f}")
         for name, change in CHANGES.items():
             found = _numbers(predictor, [change(image) for image in images])
             print(f"{name}: {_share(limits, found, options):.3f}")
@@ -104,21 +106,22 @@ def _numbers(predictor: Predictor, images: list[Image.Image]) -> np.ndarray:
 def _share(limits: Limits, values: np.ndarray, options: Any) -> float:
     """The share of windows of these images that are out of their limits."""
     generator = np.random.default_rng(1)
-    windows = (values[generator.integers(0, len(values), options.window)].mean(axis=0) for _ in range(options.windows))
-    return sum(bool(limits.outside(means)) for means in windows) / options.windows
+    drawn = (values[generator.integers(0, len(values), options.window)] for _ in range(options.windows))
+    return sum(bool(limits.outside(limits.clipped(each).mean(axis=0))) for each in drawn) / options.windows
 
 
 def _across(columns: dict[str, Any], others: np.ndarray, values: np.ndarray, floors: np.ndarray, options: Any) -> float:
     """References drawn from all images, and windows of the rest: what holds for a reference that chance chose."""
     generator, pool, alarms, windows = np.random.default_rng(2), np.concatenate([values, others]), 0, 0
     count = len(values)
-    for _ in range(40):
+    for _ in range(REFERENCES):
         order = generator.permutation(len(pool))
         limits = control_limits(list(columns), pool[order[:count]], floors, options.window, options.rate)
         rest = pool[order[count:]]
-        for _ in range(max(1, options.windows // 40)):
+        for _ in range(max(1, options.windows // REFERENCES)):
             windows += 1
-            alarms += bool(limits.outside(rest[generator.integers(0, len(rest), options.window)].mean(axis=0)))
+            drawn = limits.clipped(rest[generator.integers(0, len(rest), options.window)])
+            alarms += bool(limits.outside(drawn.mean(axis=0)))
     return alarms / windows
 
 

@@ -3,6 +3,9 @@
 import math
 import runpy
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from vitdeploy.data.tokens import read_tokens
-from vitdeploy.errors import TensorError
+from vitdeploy.errors import ClosedError, TensorError
 from vitdeploy.models.architectures.transformer import Transformer
 from vitdeploy.models.checkpoints.load_state import load_state
 from vitdeploy.models.families.transformer import parse
@@ -193,6 +196,23 @@ def test_a_closed_decoder_closes_its_engines(graphs):
     decoder.close()
     with pytest.raises(RuntimeError, match="is closed"):
         decoder.decode(np.ones((1, 2), np.int64))
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+def test_a_close_in_the_middle_of_decoding_is_told_to_every_thread(graphs, runtime):
+    decoder, going = SequenceDecoder(*runners(runtime, graphs), START, END, PAD, max_length=20), threading.Barrier(4)
+
+    def ask():
+        going.wait(20)
+        while True:
+            decoder.decode(np.full((2, 9), 5, np.int64))
+
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(ask) for _ in range(3)]
+        going.wait(20)
+        time.sleep(0.05)
+        decoder.close()
+        assert {type(each.exception(20)) for each in asked} == {ClosedError}
 
 
 # --- the runners ------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import io
 import json
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -15,7 +16,7 @@ from PIL import Image
 from tests.serve.conftest import FORM, Running, form
 from tests.serve.prompted_bundle import make_prompted
 from tests.serve.test_server import until
-from vitdeploy.errors import InputError
+from vitdeploy.errors import ClosedError, InputError
 from vitdeploy.runtime import load
 from vitdeploy.runtime.run_lengths import RunLengths
 from vitdeploy.serve.embeddings import Embeddings
@@ -53,6 +54,24 @@ def ask(server, file=None, prompts=None, **fields):
 
 
 POINT = [{"points": [[40, 30]]}]
+
+
+def test_a_predictor_that_is_closed_while_it_is_asked_says_so(bundle):
+    predictor, going = load(bundle), threading.Barrier(4)
+
+    def ask(seed):
+        image = np.random.default_rng(seed).integers(0, 256, (48, 48, 3), np.uint8)
+        going.wait(20)
+        while True:
+            predictor.predict(image, points=[(5, 5)])
+
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(ask, seed) for seed in range(3)]
+        going.wait(20)
+        time.sleep(0.05)
+        predictor.close()
+        assert {type(each.exception(20)) for each in asked} == {ClosedError}
+    assert predictor.flow.linked._kept == {}
 
 
 def test_answers_are_those_of_the_predictor(server, bundle):

@@ -3,6 +3,9 @@
 A Shewhart chart of several means at once, its limits found by resampling: a window is out of control if any of its
 means lies further from the reference's than chance takes the worst of them in all but a share `rate` of windows.
 
+- Means are of numbers that are clipped to within 3 robust standard deviations of the median: a single image, such as
+  the one in a hundred that a classifier is unsure of, says little about a window, and a reference that happens to have
+  none of these would call others unusual. Source: Huber, "Robust Statistics" (1981), chapter 1: winsorizing.
 - Windows of the reference's own images are drawn with replacement, and, as the reference is a sample too, so is the
   reference: both errors count. Sources: Liu and Tang, "Control Charts for Dependent and Independent Measurements Based
   on Bootstrap Methods", JASA 91 (1996), 1694-1700; Efron and Tibshirani, "An Introduction to the Bootstrap" (1993),
@@ -24,17 +27,24 @@ from vitdeploy.runtime.monitor_reference import Numbers
 
 DRAWINGS, AT_A_TIME, MANY = 20_000, 500, 4096
 SEED = 0
+CLIP = 3.0
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of each statistic its mean in the reference, the standard error of a window's mean about it, and how many of
-    these a mean may be away, `threshold`."""
+    """Of each statistic what it is clipped to, its mean in the reference, the standard error of a window's mean about
+    it, and how many of these a mean may be away, `threshold`. Means are of clipped numbers."""
 
     names: tuple[str, ...]
+    least: Numbers
+    most: Numbers
     mean: Numbers
     error: Numbers
     threshold: float
+
+    def clipped(self, values: Numbers) -> Numbers:
+        """Numbers [..., statistics] within what is believed of a single image."""
+        return np.asarray(np.clip(values, self.least, self.most), np.float64)
 
     def outside(self, means: Numbers) -> list[int]:
         """The statistics that are out of their limits, the furthest first."""
@@ -55,7 +65,10 @@ def control_limits(names: Sequence[str], values: Numbers, floors: Numbers, windo
             images of a small reference need not be so in all others.
         rate: of windows of images like the reference's, the share that is out of some limit.
     """
-    images = len(values)
+    images, median = len(values), np.median(values, axis=0)
+    below, above = np.quantile(values, (0.16, 0.84), axis=0)  # one standard deviation each, of a normal distribution
+    room = CLIP * np.maximum((above - below) / 2, floors)
+    values = np.clip(values, median - room, median + room)
     mean = values.mean(axis=0)
     deviation = np.maximum(values.std(axis=0, ddof=1), floors)
     error = deviation * np.sqrt(1 / window + 1 / images)
@@ -66,7 +79,14 @@ def control_limits(names: Sequence[str], values: Numbers, floors: Numbers, windo
         worst.append(np.abs(drawn @ centred).max(axis=1))
     # What a single normal mean would need, where the reference varies less than is believed.
     least = NormalDist().inv_cdf(1 - rate / 2)
-    return Limits(tuple(names), mean, error, max(least, float(np.quantile(np.concatenate(worst), 1 - rate))))
+    found = max(least, float(np.quantile(np.concatenate(worst), 1 - rate)))
+    return Limits(tuple(names), median - room, median + room, mean, error, _student(found, images - 1))
+
+
+def _student(quantile: float, freedom: int) -> float:
+    """A normal quantile as it is where the deviation is estimated, with so many degrees of freedom. Source: Abramowitz
+    and Stegun (1964), 26.7.5, the first two terms."""
+    return quantile + (quantile**3 + quantile) / (4 * freedom)
 
 
 def _shares(generator: np.random.Generator, images: int, count: int) -> Numbers:

@@ -174,7 +174,7 @@ class Monitoring:
         self._canaries = self._wrong = self._changed = self._non_finite = 0
         self._events: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         self._ran, self._spent = 0, 0
-        self._sum, self._held = np.zeros(self._width), 0
+        self._sums, self._held = np.zeros((2, self._width)), 0  # of what was seen, and of what of it is believed
         self._drifts, self._errs, self._broken = False, False, False
 
     @property
@@ -240,18 +240,20 @@ class Monitoring:
         if not np.isfinite(numbers).all():
             return self._non_finite_outputs(runs)
         seen = input_statistics(feed[0], watched.preprocess) if watched.limits is not None else None
-        row = [] if seen is None else seen if watched.outputs is None else [*seen, *numbers]
+        row = np.array([] if seen is None else seen if watched.outputs is None else [*seen, *numbers], np.float64)
+        fits = len(row) == self._width  # tensors that are no images have none
+        believed = watched.limits.clipped(row) if watched.limits is not None and fits else row
         with self._lock:
             self._looked_at += 1
-            if len(row) != self._width:  # of tensors that are no images
+            if not fits:
                 return []
-            self._sum += row
+            self._sums += np.stack([row, believed])
             self._held += 1
             if self._held < self.options.window:
                 return []
-            means, self._sum, self._held = self._sum / self._held, np.zeros(self._width), 0
+            (means, clipped), self._sums, self._held = self._sums / self._held, np.zeros_like(self._sums), 0
             self._windows += 1
-            outside = [] if watched.limits is None else watched.limits.outside(means)
+            outside = [] if watched.limits is None else watched.limits.outside(clipped)
             began, self._drifts, self._broken = bool(outside) and not self._drifts, bool(outside), False
             self._drifted += bool(outside)
         return [self._drift(watched.limits, means, outside, runs)] if began and watched.limits is not None else []
@@ -269,7 +271,7 @@ class Monitoring:
             self._looked_at += 1
             self._non_finite += 1
             began, self._broken = not self._broken, True
-            self._sum, self._held = np.zeros(self._width), 0  # the next window is of finite ones alone
+            self._sums, self._held = np.zeros_like(self._sums), 0  # the next window is of finite ones alone
         message = f"{self.engine}: an answer is not finite, which no answer was when the bundle was made"
         return [MonitorEvent("non-finite", self.engine, message, runs, {})] if began else []
 
