@@ -1,7 +1,7 @@
 """What a graph may ask for at most, and the refusal of one that asks for more.
 
 A file of 200 bytes can hold a loop of 2^62 trips, or forty doublings of one tensor. Constant folding, a runtime's
-optimizer and a comparison run would each try to compute that. The limits are far above all vision models known to us:
+optimizer and a comparison run would each try to compute that. The limits are above all vision models known to us:
 that of a product is 4 times what SAM ViT-H at 1024 pixels takes (2^28 attention scores, 3 * 10^12 MACs in all).
 """
 
