@@ -187,7 +187,7 @@ def test_what_a_model_may_ask_for_is_admitted(tmp_path, proto):
 
 def test_the_limits_are_raised_by_the_user_alone(tmp_path, monkeypatch):
     path = written(tmp_path, large_input(10**6, 3, 8, 8))
-    monkeypatch.setenv(budget.VARIABLE, "2")
+    monkeypatch.setenv(budget.VARIABLE, "4")
     assert len(admit(path).graph)
     for text in ("", "0", "-1", "many", "1" * 20):
         monkeypatch.setenv(budget.VARIABLE, text)

@@ -1,8 +1,8 @@
 """What a graph may ask for at most, and the refusal of one that asks for more.
 
 A file of 200 bytes can hold a loop of 2^62 trips, or forty doublings of one tensor. Constant folding, a runtime's
-optimizer and a comparison run would each try to compute that. The limits are far above all vision models known to us:
-those of tensors are about 4 times what SAM ViT-H at 1024 pixels takes (2^28 attention scores, 3 * 10^12 MACs).
+optimizer and a comparison run would each try to compute that. The limits are above all vision models known to us:
+that of a product is 4 times what SAM ViT-H at 1024 pixels takes (2^28 attention scores, 3 * 10^12 MACs in all).
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ class Limit(NamedTuple):
     what: str
 
 
-INPUTS = Limit(1 << 27, "elements in the inputs")
+INPUTS = Limit(1 << 26, "elements in the inputs")
 # Beyond what is stored: a constant that is transposed or cast is not made larger by that.
-CONSTANTS = Limit(1 << 27, "elements that constants are expanded to")
-GROWN = Limit(1 << 28, "elements in a tensor")
+CONSTANTS = Limit(1 << 26, "elements that constants are expanded to")
+# By copies: 150 maps of 900 x 900 pixels. A doubled tensor is as cheap to ask for as it is dear to have.
+GROWN = Limit(1 << 27, "elements in a tensor")
 PRODUCT = Limit(1 << 30, "elements in a product")
 ELEMENTS = Limit(1 << 36, "elements in all tensors together")
 MACS = Limit(10**14, "multiplications")
