@@ -381,3 +381,17 @@ def test_the_input_is_pixels_or_numbers_as_the_model_wants():
     assert (raw.dtype, raw.shape) == (np.uint8, (2, 16, 16, 3))
     assert (numbers.dtype, numbers.shape) == (np.float32, (2, 3, 16, 16))
     assert np.array_equal(numbers, normalise(raw, SPEC))
+
+
+def test_a_jpeg_of_very_many_scans_is_refused_before_it_is_decoded():
+    stream = io.BytesIO()
+    Image.fromarray(np.arange(24 * 24 * 3, dtype=np.uint8).reshape(24, 24, 3)).save(stream, "JPEG", progressive=True)
+    whole = stream.getvalue()
+    scan = whole.index(b"\xff\xda")
+    many = whole[:scan] + whole[scan:-2] * 10 + whole[-2:]
+    for content in (many, bytearray(many), memoryview(many)):
+        with pytest.raises(ImageError, match="too long to decode") as caught:
+            decode(content, 3)
+        assert "more than 50 scans" in caught.value.found
+    behind = whole + b"\xff\xda\x00\x02" * 100  # as cameras put a film there
+    assert np.array_equal(np.asarray(decode(behind, 3)), np.asarray(decode(whole, 3)))

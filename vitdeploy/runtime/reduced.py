@@ -15,6 +15,7 @@ from vitdeploy.runtime.preprocess import (
     ORIENTATION,
     ImageSource,
     Pixels,
+    check_scans,
     crop_resized,
     file_of,
     resized_size,
@@ -58,6 +59,7 @@ def decode_reduced(source: ImageSource, spec: PreprocessSpec) -> ReducedImage | 
 def _decode(content: bytes | bytearray | memoryview, spec: PreprocessSpec) -> ReducedImage | None:
     from PIL import Image
 
+    check_scans(content, "the image")
     image = Image.open(io.BytesIO(content), formats=("JPEG",))
     size = image.size
     width, height = resized_size(*size, spec)
