@@ -42,12 +42,12 @@ MAX_PIXELS = 64_000_000
 MAX_SIDE = 65_535
 MAX_FILE_BYTES = 64 * 1024 * 1024
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
+READ = "JPEG, PNG, WebP, BMP, TIFF or GIF"
 # Of a JPEG file. Encoders write about ten scans where it is progressive; each takes time for all blocks of the image,
 # whatever few bytes it has. Source: libjpeg-turbo, Two Issues with the JPEG Standard.
 MAX_SCANS, MAX_SEGMENTS = 50, 10_000
 _SCAN, _END = 0xDA, 0xD9
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
-READ = "JPEG, PNG, WebP, BMP, TIFF or GIF"
 # What other files begin with that are taken for images, from which byte on.
 _OTHERS = (
     (4, b"ftyphei", "a HEIC image"),
@@ -162,32 +162,6 @@ def check_decodable(width: int, height: int, name: str) -> None:
         )
 
 
-def check_scans(content: bytes | bytearray | memoryview, name: str) -> None:
-    """Raise ImageError for a JPEG file of more scans than an encoder writes; what is behind its end does not count."""
-    if content[:2] != b"\xff\xd8":
-        return
-    data = bytes(content) if isinstance(content, memoryview) else content
-    if data.count(bytes([0xFF, _SCAN])) > MAX_SCANS and _scans(data) > MAX_SCANS:
-        raise ImageError(
-            f"{name} would take too long to decode",
-            found=f"a JPEG file of more than {MAX_SCANS} scans",
-            wanted=f"at most {MAX_SCANS}; encoders write about ten",
-            fix="save it again as a JPEG or PNG file, or take it out of the folder",
-        )
-
-
-def _scans(data: bytes | bytearray) -> int:
-    """The scans of a JPEG file up to its end; MAX_SCANS + 1 where there are more of anything than is looked at."""
-    found, at = 0, 2
-    for _ in range(MAX_SEGMENTS):
-        marker = _MARKER.search(data, at)
-        if marker is None or marker[0][1] == _END or found > MAX_SCANS:
-            return found
-        found += marker[0][1] == _SCAN
-        at = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2], "big")
-    return MAX_SCANS + 1
-
-
 def _kind_of(source: Image.Image | io.BytesIO) -> str:
     """What Pillow does not know, in words."""
     start = source.getvalue()[:64] if isinstance(source, io.BytesIO) else b""
@@ -236,6 +210,32 @@ def _read(path: Path) -> bytes:
             wanted="a file that this user may read",
             fix="look at its owner and rights, or take it out of the folder",
         ) from None
+
+
+def check_scans(content: bytes | bytearray | memoryview, name: str) -> None:
+    """Raise ImageError for a JPEG file of more scans than an encoder writes; what is behind its end does not count."""
+    if content[:2] != b"\xff\xd8":
+        return
+    data = bytes(content) if isinstance(content, memoryview) else content
+    if data.count(bytes([0xFF, _SCAN])) > MAX_SCANS and _scans(data) > MAX_SCANS:
+        raise ImageError(
+            f"{name} would take too long to decode",
+            found=f"a JPEG file of more than {MAX_SCANS} scans",
+            wanted=f"at most {MAX_SCANS}; encoders write about ten",
+            fix="save it again as a JPEG or PNG file, or take it out of the folder",
+        )
+
+
+def _scans(data: bytes | bytearray) -> int:
+    """The scans of a JPEG file up to its end; MAX_SCANS + 1 where there are more of anything than is looked at."""
+    found, at = 0, 2
+    for _ in range(MAX_SEGMENTS):
+        marker = _MARKER.search(data, at)
+        if marker is None or marker[0][1] == _END or found > MAX_SCANS:
+            return found
+        found += marker[0][1] == _SCAN
+        at = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2], "big")
+    return MAX_SCANS + 1
 
 
 def _from_array(array: npt.NDArray[Any], mode: str) -> Image.Image:
