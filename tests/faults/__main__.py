@@ -73,9 +73,6 @@ def _figure(name: str, full: bool, output: Path) -> list[Row]:
         try:
             done = subprocess.run(words, cwd=ROOT, stdout=stream, stderr=stream, timeout=limit, check=False)
             status = done.returncode
-            status = subprocess.run(
-                words, cwd=ROOT, stdout=stream, stderr=stream, timeout=limit, check=False
-            ).returncode
         except subprocess.TimeoutExpired:
             status = -1
     print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
