@@ -89,6 +89,8 @@ with torch.no_grad():
         parameter.add_(0.05 * torch.randn_like(parameter))
 save_file(model.state_dict(), path)
 """
+# The files of a bundle that are equal whatever a run measured, by which it chooses engines.
+ALWAYS_EQUAL = ("model.onnx", "labels.txt", "calibration.json", "golden/inputs.npz", "golden/outputs.npz")
 SMALL_MODEL = "vit_w32d2h2_patch8_32"
 
 

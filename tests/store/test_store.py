@@ -347,6 +347,7 @@ def test_an_entry_that_was_made_again_meanwhile_stays(store, monkeypatch, moment
     if not exchanged:
         monkeypatch.setattr(publish, "exchange", lambda one, other: False)
     monkeypatch.setattr(module, moment, late)
+    monkeypatch.setattr(module, "CLAIM_SECONDS", 0.05)  # of this one, which cannot go on meanwhile
     assert make(store) == first[0] == store.find(KEY)
     assert temporary_folders(store.root) == []
     assert len(list((store.root / "quarantine").iterdir())) == 1
