@@ -31,6 +31,7 @@ from vitdeploy.api.verify import verify_on as verify_on
 from vitdeploy.api.versions import Versions as Versions
 from vitdeploy.api.versions import versions as versions
 from vitdeploy.runtime.load import load as load
+from vitdeploy.runtime.monitor import Monitor as Monitor
 from vitdeploy.runtime.predictor import Predictor as Predictor
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 

@@ -200,6 +200,7 @@ def processes_of(session: int) -> list[int]:
 def digests(bundle: Path) -> dict[str, str]:
     """The digest of every file of a bundle that must not depend on how it was made."""
     names = ["model.onnx", "labels.txt", "calibration.json"]
+    names += ["monitor.json"] if (bundle / "monitor.json").is_file() else []
     names += [path.relative_to(bundle).as_posix() for path in sorted(bundle.glob("engines/*/graph.onnx"))]
     names += [path.relative_to(bundle).as_posix() for path in sorted(bundle.glob("golden/*.npz"))]
     return {name: hashlib.sha256((bundle / name).read_bytes()).hexdigest() for name in names}

@@ -105,7 +105,7 @@ def test_no_killed_run_has_published_anything(chain):
 def test_the_run_after_the_kills_makes_the_bundle_of_an_undisturbed_run(chain, home):
     assert (chain.last.status, chain.calm_status) == (0, 0)
     made = digests(home / "out/bundle")
-    assert len(made) in (7, 9)  # with the engine in FP32 where that was faster
+    assert len(made) in (8, 10)  # with the engine in FP32 where that was faster
     assert made == digests(home / "calm")
 
 
