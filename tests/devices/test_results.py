@@ -86,6 +86,7 @@ def test_the_right_result_is_taken():
         (("files", 0, "bytes"), 2 << 30),
         (("engines", "small", "files"), ["model.xml", "model.xml"]),
         (("engines", "small", "inputs", 0, "shape", 0), -1),
+        (("engines", "small", "inputs", 0, "shape", 0), 0),
         (("engines", "small", "inputs", 0, "shape", 0), 1 << 31),
         (("engines", "small", "inputs", 0, "dtype"), "object"),
         (("engines", "small", "row_parts"), [0]),

@@ -192,7 +192,7 @@ def check_tensors(device: str, tensors: Sequence[TensorSpec]) -> None:
     for tensor in tensors:
         sizes = [size for size in tensor.shape if isinstance(size, int)]
         fits = tensor.dtype in BYTES_OF and len(tensor.shape) <= MOST_AXES and all(0 <= s < LARGEST_AXIS for s in sizes)
-        if not fits or math.prod(sizes) * BYTES_OF[tensor.dtype] > MOST_TENSOR_BYTES:
+        if not fits or tensor.shape[:1] == (0,) or math.prod(sizes) * BYTES_OF[tensor.dtype] > MOST_TENSOR_BYTES:
             raise refuse(device, "a tensor that no engine has", tensor)
 
 

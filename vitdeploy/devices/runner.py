@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vitdeploy.compilation.parts import joined
 from vitdeploy.devices.agent.arrays import read_array
 from vitdeploy.devices.agent.documents import MAX_JOB_BYTES, Placed
 from vitdeploy.devices.agent.stream import BrokenOff, message
@@ -87,19 +88,27 @@ class RemoteRunner(Runner):
             if loaded.engine is None or not (loaded.inputs and loaded.outputs):
                 raise refuse(device, "an engine without inputs or outputs")
             self.engine = clean(check_engine(device, loaded.engine, self._placed))
-            check_tensors(device, (*loaded.inputs, *loaded.outputs))
-            if len(self._graphs) == 1:
-                [graph] = self._graphs.values()
-                check_named(device, loaded.inputs, graph.inputs)
-                check_named(device, loaded.outputs, graph.outputs)
-            rows, most = [tensor.shape[:1] for tensor in loaded.inputs], max(self._placed.batch, MOST_ROWS)
-            if not rows[0] or any(isinstance(size, int) and not 1 <= size <= most for each in rows for size in each):
-                raise refuse(device, "an engine for an impossible number of inputs at once", rows, f"1 to {most}")
+            self._check_tensors(loaded, self.engine)
             if self.inputs and (self.inputs, self.outputs) != (loaded.inputs, loaded.outputs):
                 raise refuse(device, "another engine than before the connection was lost", loaded.inputs, self.inputs)
             self.inputs, self.outputs, self.provider = loaded.inputs, loaded.outputs, printable(loaded.provider)
             self.host = clean(loaded.host or {})
             self._call, self._open = call, stack.pop_all()
+
+    def _check_tensors(self, loaded: _Loaded, engine: EngineSpec) -> None:
+        """Raise DeviceResultError if the session's inputs and outputs are not those of the graphs that were sent."""
+        device, parts = self._client.device.name, engine.parts or (engine,)
+        check_tensors(device, (*loaded.inputs, *loaded.outputs))
+        if self._graphs:
+            for part in parts:
+                check_named(device, part.inputs, self._graphs[part.part].inputs)
+                check_named(device, part.outputs, self._graphs[part.part].outputs)
+            whole = joined(parts, self._placed.sequence) if engine.parts else engine
+            check_named(device, loaded.inputs, whole.inputs)
+            check_named(device, loaded.outputs, whole.outputs)
+        rows, most = [tensor.shape[:1] for tensor in loaded.inputs], max(self._placed.batch, MOST_ROWS)
+        if not rows[0] or any(isinstance(size, int) and not 1 <= size <= most for each in rows for size in each):
+            raise refuse(device, "an engine for an impossible number of inputs at once", rows, f"1 to {most}")
 
     def _first_answer(self, call: Call) -> _Loaded:
         """What the session says once it was its turn and the engine was built.
