@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(not hasattr(signal, "sigtimedwait"), reason="the
 PROGRAM = """
 import os, signal, sys, time
 import vitdeploy.cli.main as command
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
 from vitdeploy.cli import watched
 from vitdeploy.limits import bounded, phase
 def run():

@@ -100,7 +100,7 @@ def test_the_runner_is_closed_also_after_an_error(runner: type[Runner]) -> None:
     used = runner("mean")
     with pytest.raises(EngineError):
         collect(used, images(255), SPEC)
-    with pytest.raises(RuntimeError, match="load"):
+    with pytest.raises(RuntimeError, match="is closed"):
         used.infer({})
 
 
