@@ -77,6 +77,7 @@ def test_the_right_result_is_taken():
         (("engines", "small", "kernels"), {"int8": 1e400}),
         (("engines", "small", "inputs"), []),
         (("engines", "small", "parts"), [encode(ENGINE)]),
+        (("engines", "small", "part"), "../../elsewhere"),
         (("files",), []),
         (("files",), [*FILES, FILES[0]]),
         (("files", 0, "path"), "../model.bin"),

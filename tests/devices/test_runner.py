@@ -39,24 +39,25 @@ def test_an_engine_is_loaded_once_it_was_its_turn(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "graphs"),
+    ("changes", "graphs", "message"),
     [
-        ({"inputs": []}, SENT),
-        ({"inputs": [{**encode(IMAGE), "name": "other"}]}, SENT),
-        ({"inputs": [{**encode(IMAGE), "shape": ["batch", 64, 64, 3]}]}, SENT),
-        ({"outputs": [{**encode(LOGITS), "shape": ["batch", 7]}]}, SENT),
-        ({"outputs": [{**encode(LOGITS), "shape": ["batch"]}]}, SENT),
-        ({"outputs": [encode(LOGITS), encode(LOGITS)]}, SENT),
-        ({"outputs": [{**encode(LOGITS), "dtype": "object"}]}, {}),
-        ({"inputs": [{**encode(IMAGE), "shape": []}]}, {}),
-        ({"inputs": [{**encode(IMAGE), "shape": [0, 32, 32, 3]}]}, {}),
-        ({"inputs": [{**encode(IMAGE), "shape": [100_000, 32, 32, 3]}]}, {}),
-        ({"inputs": [{**encode(IMAGE), "shape": [-1, 32, 32, 3]}]}, {}),
-        ({"inputs": [{**encode(IMAGE), "shape": [10**30, 32, 32, 3]}]}, {}),
+        ({"engine": {**encode(ENGINE), "part": "../../elsewhere"}}, SENT, "an engine of other parts"),
+        ({"inputs": []}, SENT, "an engine without inputs or outputs"),
+        ({"inputs": [{**encode(IMAGE), "name": "other"}]}, SENT, "an engine of another graph"),
+        ({"inputs": [{**encode(IMAGE), "shape": ["batch", 64, 64, 3]}]}, SENT, "an engine of another graph"),
+        ({"outputs": [{**encode(LOGITS), "shape": ["batch", 7]}]}, SENT, "an engine of another graph"),
+        ({"outputs": [{**encode(LOGITS), "shape": ["batch"]}]}, SENT, "an engine of another graph"),
+        ({"outputs": [encode(LOGITS), encode(LOGITS)]}, SENT, "an engine of another graph"),
+        ({"outputs": [{**encode(LOGITS), "dtype": "object"}]}, {}, "a tensor that no engine has"),
+        ({"inputs": [{**encode(IMAGE), "shape": []}]}, {}, "impossible number of inputs"),
+        ({"inputs": [{**encode(IMAGE), "shape": [0, 32, 32, 3]}]}, {}, "a tensor that no engine has"),
+        ({"inputs": [{**encode(IMAGE), "shape": [100_000, 32, 32, 3]}]}, {}, "impossible number of inputs"),
+        ({"inputs": [{**encode(IMAGE), "shape": [-1, 32, 32, 3]}]}, {}, "absurd sizes"),
+        ({"inputs": [{**encode(IMAGE), "shape": [10**30, 32, 32, 3]}]}, {}, "absurd sizes"),
     ],
 )
-def test_an_engine_of_another_graph_is_refused(tmp_path, changes, graphs):
-    with pytest.raises(DeviceResultError, match="pi5: "):
+def test_an_engine_of_another_graph_is_refused(tmp_path, changes, graphs, message):
+    with pytest.raises(DeviceResultError, match=f"pi5: .*{message}"):
         session(tmp_path, {**LOADED, **changes}, graphs=graphs).load()
 
 

@@ -154,9 +154,11 @@ def check_engine(device: str, engine: EngineSpec, asked: Placed) -> EngineSpec:
         raise refuse(device, "the engine of something else than was sent", facts, wanted)
     if asked.plan is not None and engine == asked.plan:
         return engine
-    parts = [graph.part for graph in asked.graphs] if len(asked.graphs) > 1 else []
-    if [part.part for part in engine.parts] != parts or not engine.inputs or not engine.outputs:
-        raise refuse(device, "an engine of other parts", [part.part for part in engine.parts], parts)
+    sent, made = [graph.part for graph in asked.graphs], [part.part for part in engine.parts or (engine,)]
+    parts = sent if len(sent) > 1 else []
+    # A part names a file here: the graph that it was made of.
+    if made != sent or bool(engine.parts) != bool(parts) or not engine.inputs or not engine.outputs:
+        raise refuse(device, "an engine of other parts", ", ".join(made), ", ".join(sent))
     # Compilers leave each graph's weights beside it, under the name that the graph has for them.
     own = {
         "graph.onnx",
