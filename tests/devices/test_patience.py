@@ -130,6 +130,16 @@ esac"""
     assert state["state"] == "running" or "pi5: waits for bench of ann; for 0.3 s at most" in told
 
 
+def test_a_device_that_fails_to_stop_or_forget_a_job_ends_no_command(tmp_path):
+    said = json.dumps({"failure": {"artifact": "", "code": "VD4101", "message": "no space left"}})
+    client = Client(script(tmp_path, f"{GREETS}echo '{said}'"))
+    client.job = "0" * 64
+    why = "does not stop it (pi5: no space left)"
+    assert client.stop() == f"pi5: {why}, so its job goes on; the same command fetches the result later"
+    client._forget(JOB)
+    assert client.job is None
+
+
 def test_what_is_read_fast_enough_is_never_late():
     clock = Clock(Patience(rate=1000.0, silence=10.0))
     clock.expect(5.0)

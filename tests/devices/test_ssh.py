@@ -544,3 +544,12 @@ def test_a_result_that_does_not_fit_on_this_disk_stays_there(finished, client, c
     assert "the same command fetches the result" in caught.value.fix and len(board.jobs) == 1
     assert client.run(*compile_job, tmp_path).engines["small"].provider == "a provider"
     assert board.jobs == []
+
+
+def test_a_job_that_failed_for_want_of_space_there_is_forgotten(finished, run, board):
+    """Or else the same command would fetch that failure for ever."""
+    finished({"failure": {"artifact": "", "code": "VD4101", "message": "no space left"}})
+    with run() as (_, outcome):
+        pass
+    assert isinstance(outcome[0], StorageError) and "no space left" in outcome[0].message
+    assert board.jobs == []

@@ -17,11 +17,15 @@ from vitdeploy.devices.connection import LATER, MAX_ANSWER_BYTES, Connection
 from vitdeploy.devices.patience import spelled
 from vitdeploy.devices.results import check_probe, check_result, check_status, parse, refuse
 from vitdeploy.devices.transport import ConnectionLost
-from vitdeploy.errors import DeviceError, StorageError, UnsafeError
+from vitdeploy.errors import DeviceError, StorageError, VitdeployError
 from vitdeploy.spec import encode
 
 # The states of a job that is not over.
 OPEN = ("queued", "running")
+
+
+class _NoRoom(StorageError):
+    """A result cannot be written here: it stays on its device."""
 
 
 class Client(Connection):
@@ -70,7 +74,7 @@ class Client(Connection):
         keep = False
         try:
             return self.patiently(lambda: self._fetch(job, folder))
-        except (ConnectionLost, StorageError, Interrupted):
+        except (ConnectionLost, _NoRoom, Interrupted):
             keep = True  # for the next command
             raise
         finally:
@@ -155,8 +159,8 @@ class Client(Connection):
         if free < needed:
             raise self._no_room(folder, f"{free:,} bytes free", f"{needed:,} bytes")
 
-    def _no_room(self, folder: Path, found: str, wanted: str) -> StorageError:
-        return StorageError(
+    def _no_room(self, folder: Path, found: str, wanted: str) -> _NoRoom:
+        return _NoRoom(
             f"the result of {self.device.name} cannot be written to {folder.parent}",
             found=found,
             wanted=wanted,
@@ -165,7 +169,7 @@ class Client(Connection):
 
     def _forget(self, job: Job) -> None:
         """Remove a job that is over; one that cannot be removed is the oldest there some day."""
-        with contextlib.suppress(DeviceError, UnsafeError):
+        with contextlib.suppress(VitdeployError):
             self._hurried().ask_status("remove", job.digest)
         self.job = None
 
@@ -179,8 +183,9 @@ class Client(Connection):
         try:
             hurried.ask_status("stop", digest)
             hurried.ask_status("remove", digest)
-        except (DeviceError, UnsafeError):
-            return f"{name}: cannot be reached, so its job goes on; the same command fetches the result later"
+        except VitdeployError as error:
+            why = "cannot be reached" if isinstance(error, ConnectionLost) else f"does not stop it ({error.message})"
+            return f"{name}: {why}, so its job goes on; the same command fetches the result later"
         return f"{name}: the job was stopped"
 
     def _hurried(self) -> Client:
