@@ -87,6 +87,14 @@ def test_silence_is_told_and_a_mute_agent_is_asked_again_so_often(tmp_path):
     assert told == [silence, "pi5: its agent has stopped speaking; asking again", silence]
 
 
+def test_a_connection_counts_as_lost_from_when_it_broke(tmp_path):
+    """However long it had stood: what takes long to send is sent again too."""
+    lines = f"""if mkdir {tmp_path}/asked; then {GREETS} sleep 1; exit 255; fi
+{GREETS} echo '{{"state": "absent"}}'"""
+    client = Client(script(tmp_path, lines), patience=Patience(lost=0.5, first_retry=0.01))
+    assert client.patiently(lambda: client.ask_status("status", "0" * 64)).state == "absent"
+
+
 def test_a_cancelled_wait_ends_and_leaves_no_process(tmp_path):
     cancelled, device = threading.Event(), script(tmp_path, "sleep 60 & sleep 60")
     threading.Timer(0.2, cancelled.set).start()

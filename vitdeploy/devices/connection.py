@@ -136,17 +136,18 @@ class Connection:
     def patiently(self, attempt: Callable[[], T]) -> T:
         """The result of `attempt`, retried while the device is out of reach, or its agent does not speak."""
         patience, name = self.patience, self.device.name
-        wait, since, mute = patience.first_retry, time.monotonic(), 0
+        wait, mute = patience.first_retry, 0
+        lost: float | None = None  # since when
         while True:
             if self.cancelled.is_set():
                 raise Interrupted
             try:
                 return attempt()
             except ConnectionLost as error:
-                if self.went_on > since:
-                    wait, since, mute = patience.first_retry, self.went_on, 0
+                if lost is None or self.went_on > lost:
+                    wait, lost, mute = patience.first_retry, time.monotonic(), 0
                 mute += isinstance(error, Unresponsive)
-                if mute >= patience.mute or time.monotonic() - since > patience.lost:
+                if mute >= patience.mute or time.monotonic() - lost > patience.lost:
                     if self.job is not None:
                         error.fix = LATER
                     raise

@@ -27,7 +27,8 @@ class Patience:
     queue: until it is this one's turn. work: of a job, or until an engine has been built or has answered.
     stop: of each word with a device after an interrupt, or with one that has done its work.
     end: until the process here has ended that has said all.
-    lost: how long a device may be out of reach. mute: how often in a row its agent may stop speaking.
+    lost: how long a device may be out of reach, from when a connection broke.
+    mute: how often in a row its agent may stop speaking.
     first_retry, last_retry: between two attempts, doubled each time.
     """
 
