@@ -20,6 +20,7 @@ from vitdeploy.devices.agent import beat
 from vitdeploy.devices.agent.beat import BEAT, Beats
 from vitdeploy.devices.agent.board import BoardState
 from vitdeploy.devices.agent.documents import FORMAT, Job, Placed, PlacedGraph, Probe, Status
+from vitdeploy.devices.bounds import problem_of
 from vitdeploy.devices.call import Call, Interrupted
 from vitdeploy.devices.client import Client
 from vitdeploy.devices.doctor import _mend
@@ -227,6 +228,13 @@ def test_absurd_sizes_are_refused_before_anything_is_made_of_them(document, odd)
     with pytest.raises(DeviceResultError, match="absurd sizes") as caught:
         parse("pi5", json.dumps(document).encode(), Status)
     assert odd in caught.value.found
+
+
+def test_only_numbers_of_queries_may_be_as_many_as_there_were():
+    assert problem_of({"rounds": [{"latencies_ms": [1.0, 2] * 100_000, "waiting_ms": []}]}) == ""
+    for odd in (True, "1", None, [1.0]):
+        found = problem_of({"rounds": [{"waiting_ms": [1.0] * 200_000 + [odd]}]})
+        assert found == "$.rounds[0].waiting_ms: 200,001 items, more than 100,000"
 
 
 def test_a_line_of_very_many_lists_is_not_even_parsed():

@@ -11,9 +11,10 @@ from typing import Any
 
 # Of a line: its lists and objects, its quotes (two a text), its values. Latencies are most of a result.
 MOST_NESTED, MOST_QUOTES, MOST_VALUES = 2_000_000, 16_000_000, 16_000_000
-# Of a document: items of a list or object, but for those of latencies; characters of a text; depth.
+# Of a document: items of a list or object; characters of a text; depth.
 MOST_ITEMS, LONGEST_TEXT, DEEPEST = 100_000, 1 << 20, 32
-MEASURED = ("latencies_ms", "waiting_ms")
+# A number for each query, however many there were; `results.check_run` looks at each.
+MEASURED = (".latencies_ms", ".waiting_ms")
 # Operations a second are the largest numbers that there are.
 LARGEST = 1e18
 # What the host has chosen, and compares: tokens may have negative numbers there.
@@ -30,36 +31,33 @@ def problem_of_line(line: bytes) -> str:
     return next((f"{found:,} {what}, more than {most:,}" for what, (found, most) in counts.items() if found > most), "")
 
 
-def problem_of(document: Any) -> str:
-    """What of a parsed document is beyond every measure, with its path; "" for nothing.
+def problem_of(value: Any, path: str = "$", depth: int = 0) -> str:
+    """What of a parsed document is beyond every measure, with its path; "" for nothing. `path` and `depth` are those of
+    `value` in the document.
 
     Whole numbers count something, so none is negative. One with a fraction may be: a temperature.
     """
-    open_ones: list[tuple[str, Any, int]] = [("$", [document], 0)]
-    while open_ones:
-        path, container, depth = open_ones.pop()
-        for name, value in _items(container):
-            found = _problem(name, value, depth)
-            if found:
-                return f"{path}{name[:60]}: {found}" if depth else f"{path}: {found}"
-            if isinstance(value, dict | list):
-                open_ones.append((f"{path}{name[:60]}" if depth else path, value, depth + 1))
-    return ""
+    if not isinstance(value, dict | list):
+        odd = _problem(value)
+    elif path.endswith(MEASURED) and set(map(type, value)) <= {int, float}:
+        odd = ""
+    elif len(value) > MOST_ITEMS:
+        odd = f"{len(value):,} items, more than {MOST_ITEMS:,}"
+    elif depth >= DEEPEST:
+        odd = f"nested more than {DEEPEST} deep"
+    else:
+        return next(filter(None, (problem_of(item, path + name, depth + 1) for name, item in _items(value))), "")
+    return f"{path}: {odd}" if odd else ""
 
 
-def _items(container: Any) -> Iterator[tuple[str, Any]]:
+def _items(container: dict[str, Any] | list[Any]) -> Iterator[tuple[str, Any]]:
     """What is in a list or an object, each with the end of its path."""
     if isinstance(container, list):
         return ((f"[{index}]", item) for index, item in enumerate(container))
-    return ((f".{key}", item) for key, item in container.items() if key not in OURS)
+    return ((f".{key[:60]}", item) for key, item in container.items() if key not in OURS)
 
 
-def _problem(name: str, value: Any, depth: int) -> str:
-    if isinstance(value, dict | list):
-        measured = name[1:] in MEASURED and isinstance(value, list)
-        if len(value) > MOST_ITEMS and not measured:
-            return f"{len(value):,} items, more than {MOST_ITEMS:,}"
-        return f"nested more than {DEEPEST} deep" if depth >= DEEPEST else ""
+def _problem(value: object) -> str:
     if isinstance(value, str):
         return f"a text of {len(value):,} characters" if len(value) > LONGEST_TEXT else ""
     if type(value) is int and not 0 <= value <= LARGEST:
