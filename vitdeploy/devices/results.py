@@ -21,6 +21,7 @@ from vitdeploy.errors import DeviceError, DeviceResultError, VitdeployError, err
 from vitdeploy.spec import DecodeError, EngineSpec, TensorSpec, decode
 
 T = TypeVar("T")
+Shape = tuple[int | str, ...]
 
 # What a device may say of each kind of number: a query of a day is none, nor one of less than a nanosecond.
 SHORTEST_SECONDS, LONGEST_SECONDS = 1e-9, 24 * 3600.0
@@ -202,16 +203,16 @@ def check_named(device: str, found: Sequence[TensorSpec], wanted: Sequence[Tenso
     """Raise DeviceResultError if tensors are not those of the graph that was sent: its names, and its sizes where both
     are fixed."""
     theirs = {tensor.name: tensor.shape for tensor in found}
-    fits = len(found) == len(theirs) and set(theirs) == {tensor.name for tensor in wanted}
-    for tensor in wanted if fits else ():
-        shape = theirs[tensor.name]
-        same = len(shape) == len(tensor.shape)
-        fits &= same and not any(
-            isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(shape, tensor.shape, strict=same)
-        )
-    if not fits:
+    named = len(found) == len(theirs) and theirs.keys() == {tensor.name for tensor in wanted}
+    if not named or not all(_fits(theirs[tensor.name], tensor.shape) for tensor in wanted):
         words = [", ".join(map(str, each)) for each in (found, wanted)]
         raise refuse(device, "an engine of another graph", *words)
+
+
+def _fits(shape: Shape, wanted: Shape) -> bool:
+    return len(shape) == len(wanted) and all(
+        a == b or isinstance(a, str) or isinstance(b, str) for a, b in zip(shape, wanted, strict=True)
+    )
 
 
 def check_run(device: str, document: Any, protocol: Protocol, names: list[str]) -> BenchRun:
