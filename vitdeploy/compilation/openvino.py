@@ -29,6 +29,7 @@ from vitdeploy.runtime.openvino import (
 from vitdeploy.spec import EngineSpec, Precision
 
 IR_FILES = ("model.xml", "model.bin")
+# Of an IR, beside the weights.
 REST_BYTES = 4 << 20
 CAPABILITIES = {"fp16": "FP16", "bf16": "BF16", "int8": "INT8", "mixed": "INT8", "int4": "INT8"}
 
@@ -37,15 +38,8 @@ def compile_graph(request: CompileRequest) -> EngineSpec:
     """The engine of a placement, converted to `model.xml` and `model.bin` next to it."""
     graph, precision, batch = request.graph, request.precision, request.batch
     openvino = require()
-    core = openvino.Core()
     require_precision(precision)
-    with native_writes(graph.parent, ir_bytes(graph)):
-        try:
-            model = core.read_model(str(graph))
-            openvino.save_model(model, str(graph.parent / IR_FILES[0]), compress_to_fp16=False)
-        except Exception as error:
-            found = str(error).strip().splitlines()[-1][:300]
-            raise EngineError("OpenVINO cannot read the graph", found=found) from None
+    model = write_ir(graph)
     sized = model.clone()
     set_batch(sized, batch)
     # Recorded, as programs and servers that are given the engine compile it themselves.
@@ -68,9 +62,23 @@ def compile_graph(request: CompileRequest) -> EngineSpec:
         )
 
 
-def ir_bytes(graph: Path) -> int:
-    """About how many bytes the IR of a graph has: its weights, and some for the rest."""
-    return REST_BYTES + sum(file.stat().st_size for file in graph.parent.glob(f"{graph.name}*"))
+def write_ir(graph: Path) -> Any:
+    """Convert a graph to `IR_FILES` next to it; gives the model as OpenVINO has read it.
+
+    Raises:
+        EngineError: OpenVINO cannot read the graph.
+        StorageError: the disk is full or not writable.
+    """
+    openvino = require()
+    size = REST_BYTES + sum(file.stat().st_size for file in graph.parent.glob(f"{graph.name}*"))
+    with native_writes(graph.parent, size):
+        try:
+            model = openvino.Core().read_model(str(graph))
+            openvino.save_model(model, str(graph.parent / IR_FILES[0]), compress_to_fp16=False)
+        except Exception as error:
+            found = (str(error).strip() or repr(error)).splitlines()[-1][:300]
+            raise EngineError("OpenVINO cannot read the graph", found=found) from None
+    return model
 
 
 def require_precision(precision: str) -> None:

@@ -8,9 +8,8 @@ from typing import Any
 
 from vitdeploy.compilation.backend import CompileBackend, CompileRequest, TargetState
 from vitdeploy.compilation.finding import Finding
-from vitdeploy.compilation.openvino import IR_FILES, ir_bytes
+from vitdeploy.compilation.openvino import IR_FILES, write_ir
 from vitdeploy.errors import CapabilityError, EngineError, MissingPackageError
-from vitdeploy.publish import native_writes
 from vitdeploy.runtime import openvino_device as device
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.openvino import KERNEL_PRECISIONS, require
@@ -33,13 +32,7 @@ def compile_graph(request: CompileRequest) -> EngineSpec:
     graph, target = request.graph, request.target
     openvino, options = require(), dict(device.OPTIONS[target])
     device.require_device(target)
-    with native_writes(graph.parent, ir_bytes(graph)):
-        try:
-            model = openvino.Core().read_model(str(graph))
-            openvino.save_model(model, str(graph.parent / IR_FILES[0]), compress_to_fp16=False)
-        except Exception as error:
-            found = str(error).strip().splitlines()[-1][:300]
-            raise EngineError("OpenVINO cannot read the graph", found=found) from None
+    model = write_ir(graph)
     with device.OpenVinoDeviceRunner(
         graph.parent / IR_FILES[0], target=target, name="probe", batch=request.batch, options=options
     ) as runner:
