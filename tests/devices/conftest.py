@@ -16,21 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.held import held
 from tests.ssh_server import server_options
-from vitdeploy.benchmark.machine_lock import LOCK_NAME
 from vitdeploy.devices.client import Client
 from vitdeploy.devices.registry import Device
 from vitdeploy.devices.shipment import make_job
 from vitdeploy.workflows.device_artifact import placed_shipment
 from vitdeploy.workflows.placement import place_graphs
-
-HOLD = """
-import fcntl, sys
-file = open(sys.argv[1], "w")
-fcntl.flock(file, fcntl.LOCK_EX)
-print("held", flush=True)
-sys.stdin.read()
-"""
 
 
 @dataclass
@@ -97,15 +89,9 @@ class Board:
                     killed += 1
         return killed
 
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[subprocess.Popen[bytes]]:
-        """Somebody else's hold on the device, until its standard input is closed. It is a process of its own: what was
-        started by the holder does not wait for it, and the server was started by the tests."""
-        command = [sys.executable, "-c", HOLD, str(self.home / "tmp" / LOCK_NAME)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-            assert holder.stdin is not None and holder.stdout is not None
-            assert holder.stdout.readline() == b"held\n"
-            yield holder
+    def lock(self) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+        """Somebody else's hold on the device, who did not start what runs there: the tests started the server."""
+        return held(self.home / "tmp")
 
 
 @pytest.fixture(scope="session")

@@ -9,13 +9,12 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +22,12 @@ from tests.faults.devices.board import REAL, Board, Done, judged, wait_for
 from tests.faults.devices.conversations import QUICK
 from tests.faults.devices.model import Small
 from tests.faults.gate import Outcome, Row
+from tests.held import held
 
 LIMIT = 120.0
 AT_ONCE = 2
 SEED = 21
 TARGET = "openvino-cpu"  # whose engine has files of its own
-HOLD = """
-import fcntl, sys
-file = open(sys.argv[1], "w")
-fcntl.flock(file, fcntl.LOCK_EX)
-print("held", flush=True)
-sys.stdin.read()
-"""
 # Where the connection is cut, by verb of the agent: after so many lines that it said, and bytes more; after so many
 # bytes that it heard. The greeting is its first line.
 CUTS: dict[str, tuple[dict[str, int], ...]] = {
@@ -50,7 +43,8 @@ SHORT_CUTS = (("submit", 1), ("fetch", 4))
 
 @dataclass(frozen=True)
 class Loss:
-    """One case: how the device behaves, what happens meanwhile, and how the first command may end."""
+    """One case: how the device behaves, what happens meanwhile, and how the first command may end. `waits`: while somebody
+    else has the device."""
 
     name: str
     case: dict[str, Any]
@@ -59,12 +53,7 @@ class Loss:
     expected: str = ""
     meanwhile: Callable[[Board, int, Path], None] | None = None
     largest: int = 0
-    around: Callable[[Board], contextlib.AbstractContextManager[object]] = field(default=lambda board: _nothing())
-
-
-@contextlib.contextmanager
-def _nothing() -> Iterator[None]:
-    yield
+    waits: bool = False
 
 
 def lost_row(full: bool, work: Path, small: Small) -> Row:
@@ -100,7 +89,7 @@ def _deaths(full: bool) -> list[Loss]:
     ]
     found = [
         *killed,
-        Loss("job killed there", real, "compile", (4,), "the job was lost", meanwhile=_kill_job, around=_held),
+        Loss("job killed there", real, "compile", (4,), "the job was lost", meanwhile=_kill_job, waits=True),
         Loss("disk full there", small_disk, "compile", (4,), "VD4101"),
         Loss("disk full here", real, "compile", (4,), "VD4101.*cannot be written", largest=20_000),
     ]
@@ -112,7 +101,7 @@ def _deaths(full: bool) -> list[Loss]:
         Loss("the last word is never answered", mute, "compile", (0,)),
         Loss("bench: cut while it is watched", bench_cut, "bench"),
         Loss("bench: host killed", real, "bench", (-9, 0), meanwhile=_kill(4.0)),
-        Loss("its folder there is emptied while it waits", real, "compile", (4,), meanwhile=_empty, around=_held),
+        Loss("its folder there is emptied while it waits", real, "compile", (4,), meanwhile=_empty, waits=True),
     ]
 
 
@@ -134,7 +123,7 @@ def _lose(loss: Loss, folder: Path, small: Small) -> tuple[Any, ...]:
         if happens is not None:
             happens(board, process, log)
 
-    with loss.around(board):
+    with held(folder / "home/tmp") if loss.waits else contextlib.nullcontext():
         first = board.command(*words, limit=LIMIT, largest=loss.largest, meanwhile=meanwhile)
     outcome, note = _first(first, loss)
     seconds = first.seconds
@@ -194,23 +183,6 @@ def _kill_job(board: Board, process: int, log: Path) -> None:
 
 
 def _empty(board: Board, process: int, log: Path) -> None:
-    import shutil
-
     status = json.loads(_waits(board, process, log).read_text())
     shutil.rmtree(board.jobs[0])
     os.kill(status["process"]["pid"], signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def _held(board: Board) -> Iterator[None]:
-    """Somebody else has the device."""
-    from vitdeploy.benchmark.machine_lock import LOCK_NAME
-
-    words = [sys.executable, "-c", HOLD, str(board.folder / "home/tmp" / LOCK_NAME)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdin is not None and holder.stdout is not None
-        holder.stdout.readline()
-        try:
-            yield
-        finally:
-            holder.stdin.close()
