@@ -183,7 +183,7 @@ def judged(done: Done, statuses: Sequence[int], expected: str = "") -> tuple[Out
     last = said or (done.text.strip().splitlines() or ["nothing was said"])[-1]
     if done.status is None:
         return "hang", f"no end within {done.seconds:.0f} s; {last}"
-    if done.status in (1, -signal.SIGSEGV) or done.status < 0 or "Traceback" in done.text:
+    if done.status == 1 or done.status < 0 or "Traceback" in done.text:
         return "crash", f"exit status {done.status}; {last}"
     if done.status not in statuses:
         return "wrong", f"exit status {done.status}; {last}"

@@ -43,7 +43,7 @@ SHORT_CUTS = (("submit", 1), ("fetch", 4))
 
 @dataclass(frozen=True)
 class Loss:
-    """One case: how the device behaves, what happens meanwhile, and how the first command may end. `waits`: while somebody
+    """One case: how the device behaves, what happens meanwhile, how the first command may end. `waits`: while somebody
     else has the device."""
 
     name: str
