@@ -75,6 +75,12 @@ def test_a_device_that_does_not_read_what_it_is_sent_ends_the_sending(tmp_path):
         client.ask(Status, "submit", send=[b"0" * 100_000] * 10)
 
 
+def test_a_system_whose_pipes_cannot_be_waited_for_is_told(tmp_path, monkeypatch):
+    monkeypatch.delattr(select, "poll")
+    with pytest.raises(DeviceError, match="devices are reached from Linux and macOS only"):
+        Client(script(tmp_path, GREETS)).probe()
+
+
 def test_silence_is_told_and_a_mute_agent_is_asked_again_so_often(tmp_path):
     told, hurry = [], replace(HURRY, greeting=9, silence=1.4, told=1, lost=9)
     client = Client(script(tmp_path, "exec sleep 60"), tell=lambda text, *_: told.append(text), patience=hurry)

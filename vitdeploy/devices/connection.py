@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import select
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -89,6 +91,13 @@ class Connection:
             self._install(digest)
 
     def _call(self, code: str, *arguments: str) -> Call:
+        if not hasattr(select, "poll"):
+            raise DeviceError(
+                "devices are reached from Linux and macOS only",
+                found=sys.platform,
+                wanted="pipes that can be waited for",
+                fix="run vitdeploy in the Windows Subsystem for Linux",
+            )
         argv = command(self.device, ["-c", code, *arguments])
         try:
             return Call(self.device.name, argv, self.patience, self.cancelled, self.tell)
