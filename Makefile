@@ -51,7 +51,8 @@ arm64: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.arm64 $(SHORT)
 
 # The reliability gate: malformed files, kills, full disks, contention, flipped bits, long runs, hostile devices; in at most five
-# minutes on two cores, and whole in some hours. One table, and build/faults/faults.json (docs/reliability.md).
+# minutes on two cores, and whole in some hours. One table, and build/faults/faults.json (docs/reliability.md). In pieces:
+# python -m tests.faults --all --only FIGURE.
 faults: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.faults
 

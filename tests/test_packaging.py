@@ -194,7 +194,7 @@ def asked(project, extras, groups):
     ("name", "extras", "groups"),
     [
         ("all.txt", ALL, ["build"]),
-        ("dev.txt", [*ALL, "sign"], ["build", "test", "lint", "references", "clients", "docs"]),
+        ("dev.txt", [*ALL, "sign"], ["build", "test", "lint", "references", "clients", "docs", "fuzz"]),
     ],
 )
 def test_lock_files_hold_what_the_project_asks_for(name, extras, groups):

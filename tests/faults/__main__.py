@@ -2,42 +2,62 @@
 
     python -m tests.faults [--all] [--only FIGURE ...] [-o build/faults]
 
-Runs every figure in a process of its own, two at once; prints one table, and writes it with every case as faults.json.
-Exit status 1 if anything is outside of what is allowed. Without --all it is the short form, at most five minutes on
-two cores.
+Runs every figure in a process of its own, two at once, and tells each minute how far they are. Prints one table, and
+writes it with every case as faults.json. Exit status 1 if anything in it is outside of what is allowed. Without --all
+it is the short form, at most five minutes on two cores.
+
+With --only, the rows of the other figures stay as they were run last in the same form, each with its date and machine:
+so the full form can be collected in pieces.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
+import pkgutil
+import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
-from tests.faults.gate import Row, load, save, table
+from tests.faults.gate import TOLD, Row, asked_seconds, load, save, table
 
 ROOT = Path(__file__).parents[2]
-# Each module has `run(full: bool, work: Path) -> list[Row]`; `work` is an empty folder of its own. The longest first.
-FIGURES: dict[str, str] = {
-    "devices": "tests.faults.devices.figure",
-    "kills": "tests.faults.kills",
-    "full-disk": "tests.faults.full_disk",
-    "crash-points": "tests.faults.crash_points",
-    "one-key": "tests.faults.one_key",
-    "kills-whole-run": "tests.faults.kills_whole_run",
-    "server": "tests.faults.server",
-    "predictions": "tests.faults.predictions",
-    "malformed": "tests.faults.malformed.figure",
-    "fuzzing": "tests.faults.fuzzing.figure",
-    "flipped-bits": "tests.faults.flipped_bits",
+
+
+@dataclass(frozen=True)
+class Figure:
+    """`run`: a function of (the full form?, an empty folder of its own) that gives rows. `minutes` that the full form
+    takes on two cores, by its counts: a killed run and the same command again take 5 s each."""
+
+    run: str
+    minutes: int
+
+
+# The longest of the short form first. The full form has an order of its own, by `minutes`.
+FIGURES: dict[str, Figure] = {
+    "devices": Figure("tests.faults.devices.figure:run", 9),
+    "kills": Figure("tests.faults.kills:run", 40),
+    "full-disk": Figure("tests.faults.full_disk:run", 16),
+    "crash-points": Figure("tests.faults.crash_points:run", 1),
+    "one-key": Figure("tests.faults.one_key:run", 1),
+    "kills-whole-run": Figure("tests.faults.kills:run_whole", 20),
+    "crash-points-whole-run": Figure("tests.faults.crash_points_whole_run:run", 20),
+    "server": Figure("tests.faults.server:run", 13),
+    "predictions": Figure("tests.faults.predictions:run", 4),
+    "malformed": Figure("tests.faults.malformed.figure:run", 8),
+    "fuzzing": Figure("tests.faults.fuzzing.figure:run", 40),
+    "flipped-bits": Figure("tests.faults.flipped_bits:run", 3),
 }
 AT_ONCE = 2
-# Seconds in which a figure must have ended: far more than any takes.
-SHORT_LIMIT, FULL_LIMIT = 600, 7200
+TELL_SECONDS = 60.0
+# For a figure that is broken off, to end what it has started.
+END_SECONDS = 30.0
 
 
 def main() -> int:
@@ -47,50 +67,93 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "build" / "faults")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    full, output = options.all, options.output.absolute()
     if options.one:
-        return _one(options.one, options.all, options.output)
-    options.output.mkdir(parents=True, exist_ok=True)
+        return _one(options.one, full, output)
+    output.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = pool.map(lambda name: _figure(name, options.all, options.output), options.only or list(FIGURES))
-        rows = [row for each in found for row in each]
-    save(rows, options.output / "faults.json")
-    text = table(rows)
-    (options.output / "faults.md").write_text(text + "\n", encoding="utf-8")
+        list(pool.map(lambda name: run_figure(name, full, output), in_order(options.only or FIGURES, full)))
+    rows, absent = collected(output, full)
+    save(rows, output / "faults.json")
+    text = table(rows) + (f"\nnot run in this form: {', '.join(absent)}" if absent else "")
+    (output / "faults.md").write_text(text + "\n", encoding="utf-8")
     wrong = [row for row in rows if not row.passed]
     verdict = f"{len(wrong)} of {len(rows)} rows are not right" if wrong else "all right"
     print(f"{text}\nfaults: {verdict}, in {time.monotonic() - started:.0f} s", flush=True)
     return 1 if wrong else 0
 
 
-def _figure(name: str, full: bool, output: Path) -> list[Row]:
-    """The rows of one figure, from a process of its own, which may die without the others."""
-    limit, log, file = FULL_LIMIT if full else SHORT_LIMIT, output / f"{name}.log", output / f"{name}.json"
+def in_order(names: Iterable[str], full: bool) -> list[str]:
+    """Each once; the longest first, so that the last one does not run on alone."""
+    once = list(dict.fromkeys(names))
+    return sorted(once, key=lambda name: -FIGURES[name].minutes) if full else once
+
+
+def collected(output: Path, full: bool) -> tuple[list[Row], list[str]]:
+    """The rows of this form, each figure's as it was run last; and the figures that have none."""
+    files = {name: rows_file(output, name, full) for name in FIGURES}
+    rows = [row for file in files.values() if file.is_file() for row in load(file)]
+    return rows, [name for name, file in files.items() if not file.is_file()]
+
+
+def rows_file(output: Path, name: str, full: bool) -> Path:
+    return output / ("full" if full else "short") / f"{name}.json"
+
+
+def limit_seconds(name: str, full: bool) -> float:
+    """In which a figure must have ended: far more than it takes, also beside another one."""
+    return 600 + (4 * 60 * FIGURES[name].minutes if full else 0) + asked_seconds()
+
+
+def run_figure(name: str, full: bool, output: Path) -> None:
+    """Run one figure in a process of its own, which may die without the others; its rows are in its file then."""
+    file, log = rows_file(output, name, full), output / f"{name}.log"
     file.unlink(missing_ok=True)
     words = [sys.executable, "-m", "tests.faults", "--one", name, "-o", str(output), *(["--all"] if full else [])]
     started = time.monotonic()
-    with log.open("w", encoding="utf-8") as stream:
+    with log.open("wb") as stream, subprocess.Popen(words, cwd=ROOT, stdout=stream, stderr=stream) as process:
+        status = _watched(process, name, log, started + limit_seconds(name, full))
+    print(f"{name}: ended after {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+    if status != 0 or not file.is_file():
+        row = Row(name, 1, seconds=time.monotonic() - started)
+        row.add("the figure itself", "hang" if status is None else "crash", note=f"exit status {status}, see {log}")
+        save([row], file)
+
+
+def _watched(process: subprocess.Popen[bytes], name: str, log: Path, deadline: float) -> int | None:
+    """Its exit status; None where it was broken off. Each minute its cases are told."""
+    started = time.monotonic()
+    while (left := deadline - time.monotonic()) > 0:
         try:
-            done = subprocess.run(words, cwd=ROOT, stdout=stream, stderr=stream, timeout=limit, check=False)
-            status = done.returncode
+            return process.wait(min(TELL_SECONDS, left))
         except subprocess.TimeoutExpired:
-            status = -1
-    print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
-    if file.is_file() and status == 0:
-        return load(file)
-    row = Row(name, 1)
-    row.add("the figure itself", "hang" if status == -1 else "crash", note=f"exit status {status}, see {log}")
-    return [row]
+            minutes = (time.monotonic() - started) / 60
+            print(f"{name}: {cases_in(log)} cases after {minutes:.0f} minutes", file=sys.stderr, flush=True)
+    process.send_signal(signal.SIGINT)  # as Ctrl-C: servers, mounts and children go with it
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    return None
+
+
+def cases_in(log: Path) -> int:
+    """How many cases a figure has told so far."""
+    with log.open("rb") as lines:
+        return sum(line.startswith(TOLD.encode()) for line in lines)
 
 
 def _one(name: str, full: bool, output: Path) -> int:
+    for earlier in output.glob(f"{name}-[0-9]*"):
+        shutil.rmtree(earlier, ignore_errors=True)
     work = output / f"{name}-{os.getpid()}"
     work.mkdir(parents=True)
     started = time.monotonic()
-    rows: list[Row] = importlib.import_module(FIGURES[name]).run(full, work)
+    rows: list[Row] = pkgutil.resolve_name(FIGURES[name].run)(full, work)
     for row in rows:
         row.seconds = row.seconds or time.monotonic() - started
-    save(rows, output / f"{name}.json")
+    save(rows, rows_file(output, name, full))
     return 0
 
 

@@ -13,9 +13,11 @@ files before each of them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
+import pickle
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -109,10 +111,11 @@ class Disk:
 
 
 class Recorder:
-    """The operations on what lies below `root`, in their order, while it is entered. `before`: what was there then."""
+    """The operations on what lies below `root`, in their order, while it is entered. `before`: what was there then.
+    `only`: the names in `root` that are looked at; none: all."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = os.path.realpath(root)
+    def __init__(self, root: Path, only: tuple[str, ...] = ()) -> None:
+        self.root, self.only = os.path.realpath(root), only
         self.operations: list[Operation] = []
         self._disk, self._seen, self._next = Disk(), dict[int, tuple[int, int, int]](), ROOT + 1
         self._lock, self._patch = threading.RLock(), pytest.MonkeyPatch()
@@ -145,6 +148,8 @@ class Recorder:
                 found = sorted(entries, key=lambda entry: entry.name)
         except FileNotFoundError:  # another process has just removed it
             return
+        if folder == ROOT and self.only:
+            found = [entry for entry in found if entry.name in self.only]
         found = [entry for entry in found if not entry.is_symlink()]  # those of ours say nothing after a crash
         for name in sorted(known.keys() - {entry.name for entry in found}):
             self._do(Operation("remove", first=(folder, name), subjects=frozenset({known[name]})))
@@ -161,14 +166,15 @@ class Recorder:
     def _look_into(self, node: int, entry: os.DirEntry[str]) -> None:
         try:
             found = entry.stat(follow_symlinks=False)
-        except FileNotFoundError:
-            return
-        seen = found.st_ino, found.st_mtime_ns, found.st_size
-        if self._seen.get(node) != seen:
-            self._seen[node] = seen
+            seen = found.st_ino, found.st_mtime_ns, found.st_size
+            if self._seen.get(node) == seen:
+                return
             data = Path(entry.path).read_bytes()
-            if self._disk.files.get(node, b"") != data:
-                self._do(Operation("write", node, data=data))
+        except FileNotFoundError:  # as above
+            return
+        self._seen[node] = seen
+        if self._disk.files.get(node, b"") != data:
+            self._do(Operation("write", node, data=data))
 
     def _do(self, operation: Operation) -> None:
         self.operations.append(operation)
@@ -230,6 +236,23 @@ class Recorder:
             self._do(Operation("flush", number))
 
 
+@contextlib.contextmanager
+def recording(home: Path, file: Path) -> Iterator[None]:
+    """Record a command whose store and output lie in `home`; `file` gets what `recorded` reads."""
+    recorder = Recorder(home, ("store", "out"))
+    try:
+        with recorder:
+            yield
+    finally:
+        file.write_bytes(pickle.dumps((recorder.before, recorder.operations)))
+
+
+def recorded(file: Path) -> tuple[Disk, list[Operation]]:
+    """What was there before a recorded command, and what it did."""
+    found: tuple[Disk, list[Operation]] = pickle.loads(file.read_bytes())  # noqa: TID251 - of our own process
+    return found
+
+
 @dataclass(frozen=True)
 class Crashed:
     """A disk after a crash. `ended`: the plan had ended before; `told`: what was left out."""
@@ -239,20 +262,42 @@ class Crashed:
     told: str
 
 
-def crashes(before: Disk, operations: list[Operation], seed: int = 0, draws: int = 4) -> Iterator[Crashed]:
+# What may be there of contents that were not flushed.
+CONTENTS = ("whole", "absent", "half", "zeros", "drawn")
+
+
+def crashes(before: Disk, operations: list[Operation], seed: int, draws: int) -> Iterator[Crashed]:
     """Every different disk that a crash after any of the operations may leave, by the rules above: all that was done,
     only what is certain, each operation left out and each one alone, and `draws` sets drawn at random; each with the
     unflushed contents whole, absent, cut to half, as zeros, and drawn at random."""
-    drawn, seen, builds_on = random.Random(seed), set[bytes](), [_below(operations, n) for n in range(len(operations))]
+    drawn, seen, builds_on = random.Random(seed), set[bytes](), _builds_on(operations)
     for count in range(len(operations) + 1):
         done = operations[:count]
         for told, kept in _kept(done, builds_on, drawn, draws):
-            for how in ("whole", "absent", "half", "zeros", "drawn"):
+            for how in CONTENTS:
                 disk = _left(before, done, kept, how, drawn)
                 digest = disk.digest() + bytes([count == len(operations)])
                 if digest not in seen:
                     seen.add(digest)
                     yield Crashed(disk, count == len(operations), f"after {count}: {told}, contents {how}")
+
+
+def drawn_crashes(
+    before: Disk, operations: list[Operation], seed: int, points: int, at_end: int
+) -> Iterator[Crashed]:
+    """Some of these disks, where each takes long to look at: one at each of so many points, or of all that there are,
+    and `at_end` when all was done. Points and disks are drawn at random."""
+    drawn, builds_on, last = random.Random(seed), _builds_on(operations), len(operations)
+    for point in (*sorted(drawn.sample(range(last), min(points, last))), *[last] * at_end):
+        done = operations[:point]
+        told, kept = drawn.choice(list(_kept(done, builds_on, drawn, draws=1)))
+        how = drawn.choice(CONTENTS)
+        disk = _left(before, done, kept, how, drawn)
+        yield Crashed(disk, point == last, f"after {point}: {told}, contents {how}")
+
+
+def _builds_on(operations: list[Operation]) -> list[set[int]]:
+    return [_below(operations, number) for number in range(len(operations))]
 
 
 def _kept(

@@ -31,9 +31,9 @@ def crash(row: Row, plan: Plan, work: Path, draws: int = DRAWS, *, to_first: boo
     """Add a case for each disk, or up to the first one that is wrong; returns the number of points."""
     home = work / "recorded"
     home.mkdir()
-    recorded = in_child(_record, plan, home)
+    recorded = in_child(record, plan, home)
     shutil.rmtree(home)
-    if recorded.status:
+    if recorded.status != 0:
         row.add(plan.name, "crash", note=f"exit status {recorded.status} {recorded.error[-300:]}")
         return 1
     before, operations = recorded.result
@@ -45,7 +45,7 @@ def crash(row: Row, plan: Plan, work: Path, draws: int = DRAWS, *, to_first: boo
     return len(operations) + 1
 
 
-def _record(plan: Plan, home: Path) -> object:
+def record(plan: Plan, home: Path) -> object:
     """In a process that is gone when its disks are looked at."""
     plan.before(home)
     with Recorder(home) as recorder:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.faults.gate import Row
+from tests.faults.gate import Row, timed
 from tests.faults.malformed import recipes
 from tests.faults.sandbox import Sandbox, preload
 from tests.faults.seeds import TARGETS, Seeds, make_apart
@@ -37,10 +37,10 @@ def run(full: bool, work: Path) -> list[Row]:
     seeds, count = make_apart(work), FULL if full else SHORT
     sandbox = Sandbox(work / "sandbox")
     return [
-        bundle_row(sandbox, seeds, work / "bundle", count),
-        packed_row(sandbox, seeds, work / "packed", count // 5),
-        store_row(sandbox, seeds, work / "stored", count),
-        *resumed_rows(sandbox, seeds, work / "stored", count // 25),
+        timed(bundle_row, sandbox, seeds, work / "bundle", count),
+        timed(packed_row, sandbox, seeds, work / "packed", count // 5),
+        timed(store_row, sandbox, seeds, work / "stored", count),
+        timed(resumed_row, sandbox, work / "stored", count // 25),
     ]
 
 
@@ -278,12 +278,12 @@ def _without_facts(entry: Path, root: Path, key: str) -> Any:
     return Store(root).find(key)
 
 
-def resumed_rows(sandbox: Sandbox, seeds: Seeds, folder: Path, count: int) -> list[Row]:
+def resumed_row(sandbox: Sandbox, folder: Path, count: int) -> Row:
     """The same through the command: `vitdeploy run --dry-run` says which stages it would take from the store."""
     row = Row("flipped bits: resumed runs", count)
     root, pristine, command = folder / "store", folder / "pristine", ("run", "recipe.yaml", "--dry-run")
     if not root.is_dir():
-        return [row]
+        return row
     root.rename(pristine)
     files = sorted(path for path in (pristine / "artifacts").rglob("*") if path.is_file() and path.name != RECORD)
     shutil.copytree(pristine, root)
@@ -301,4 +301,4 @@ def resumed_rows(sandbox: Sandbox, seeds: Seeds, folder: Path, count: int) -> li
         found = ended.status == 0 and ended.text.count("reuse  ") < reused
         outcome = "hang" if ended.limit else "crash" if ended.status else "clean" if found else "wrong"
         row.add(f"{path.relative_to(pristine)}, bit {bit}", outcome, ended.seconds, ended.peak_mb, ended.text[-200:])
-    return [row]
+    return row

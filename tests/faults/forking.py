@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import select
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ def ended(begun: tuple[int, int], seconds: float = 60.0) -> Ended:
     """Wait for it, and kill it when it takes too long."""
     process, reading = begun
     with os.fdopen(reading, "rb") as pipe:
-        if not _ready(reading, seconds):
+        if not select.select([reading], [], [], seconds)[0]:
             os.kill(process, signal.SIGKILL)
         data = pipe.read()
     status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
@@ -64,10 +64,3 @@ def ended(begun: tuple[int, int], seconds: float = 60.0) -> Ended:
         return Ended(None if status == -signal.SIGKILL else status)
     result, error = pickle.loads(data)  # noqa: TID251 - of our own fork
     return Ended(status, result, error)
-
-
-def _ready(descriptor: int, seconds: float) -> bool:
-    import select
-
-    deadline = time.monotonic() + seconds
-    return bool(select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0])

@@ -10,16 +10,15 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.faults.broken_disk import ERRORS, BrokenDisk
 from tests.faults.forking import in_child
-from tests.faults.gate import Row
+from tests.faults.gate import Row, timed
 from tests.faults.killing import ALWAYS_EQUAL, Child, make_checkpoint, write_recipe
 from tests.faults.plans import PLANS, Plan, held, in_memory, leftovers
 from vitdeploy.errors import StorageError
@@ -36,19 +35,12 @@ FULL = ({"pack": 10, "compile": 20, "quantize": 25, "run": 25},) * 2
 def run(full: bool, work: Path) -> list[Row]:
     os.environ["XDG_CACHE_HOME"] = str(work / "cache")
     with in_memory(work) as memory:
-        swept = _timed(sweep, full, memory)
+        swept = timed(sweep, full, memory)
     work = work.resolve()
     commands = list(_commands(work / "home"))
     (under_limits, on_disk), drawn = FULL if full else SHORT, random.Random(SEED)
-    limited = _timed(_limited, commands, under_limits, drawn)
-    return [swept, limited, _timed(_mounted, commands, on_disk, drawn, work / "disk")]
-
-
-def _timed(figure: Callable[..., Row], *arguments: Any) -> Row:
-    started = time.monotonic()
-    row = figure(*arguments)
-    row.seconds = time.monotonic() - started
-    return row
+    limited = timed(_limited, commands, under_limits, drawn)
+    return [swept, limited, timed(_mounted, commands, on_disk, drawn, work / "disk")]
 
 
 # --- every write call of small plans ----------------------------------------------------------------------------------
@@ -173,7 +165,7 @@ def _judge(row: Row, command: Command, name: str, child: Child, out: Path, disk:
     seconds, text = time.monotonic() - started, "\n".join(child.lines)
     final = out / command.output
     if status not in (0, 4) or "Traceback" in text or (status == 4 and "VD4101" not in text):
-        row.add(name, "crash", seconds, note=f"exit status {status}: {text[-400:]}")
+        row.add(name, "hang" if status is None else "crash", seconds, note=f"exit status {status}: {text[-400:]}")
         return False
     left = [path for place in (out, disk / "store") if place.exists() for path in leftovers(place)]
     note = f"left behind: {left}" if left else ""

@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterator
+import os
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 # clean: refused or ended as documented. accepted: taken, rightly. crash: a bug in vitdeploy, a traceback, a signal.
 # hang: no end within its limit. wrong: something was lost, left behind, or answered wrongly without a word.
 Outcome = Literal["clean", "accepted", "crash", "hang", "wrong"]
 BAD: tuple[Outcome, ...] = ("crash", "hang", "wrong")
+# How a line begins that a figure prints for each case: by these, whoever waits for it counts them.
+TOLD = "case: "
+
+
+@functools.cache
+def this_machine() -> str:
+    """This machine in words, as it stands beside what was counted on it."""
+    from vitdeploy.runtime.host import describe_host
+
+    facts = describe_host()
+    return f"{facts['cores']} cores of {facts['cpu']}"
+
+
+def today() -> str:
+    return datetime.now(timezone.utc).date().isoformat()
+
+
+def asked_seconds() -> float:
+    """How long the server is loaded at least, where the environment asks for more than the figure does."""
+    return float(os.environ.get("VITDEPLOY_FAULT_SECONDS", 0))
 
 
 @dataclass(frozen=True)
@@ -28,16 +52,19 @@ class Case:
 @dataclass
 class Row:
     """One line of the table. `wanted`: the number of cases, and what else must hold. `missing`: why it could not be run
-    here, or only in part."""
+    here, or only in part. `seconds` that it took; `date` and `machine`: when and where it was run."""
 
     figure: str
     wanted: int
     cases: list[Case] = field(default_factory=list)
     missing: str = ""
     seconds: float = 0.0
+    date: str = field(default_factory=today)
+    machine: str = field(default_factory=this_machine)
 
     def add(self, name: str, outcome: Outcome, seconds: float = 0.0, peak_mb: float = 0.0, note: str = "") -> None:
         self.cases.append(Case(name, outcome, seconds, peak_mb, note))
+        print(f"{TOLD}{self.figure}: {ascii(name)}: {outcome}", flush=True)
 
     def count(self, *outcomes: Outcome) -> int:
         return sum(case.outcome in outcomes for case in self.cases)
@@ -52,11 +79,22 @@ class Row:
         return not self.bad and (bool(self.missing) or len(self.cases) >= self.wanted)
 
 
-COLUMNS = ("figure", "cases", "clean", "accepted", "crash", "hang", "wrong", "slowest, s", "largest, MB", "took, s")
+def timed(figure: Callable[..., Row], *arguments: Any) -> Row:
+    """The row that a function makes, with the seconds that it took."""
+    started = time.monotonic()
+    row = figure(*arguments)
+    row.seconds = time.monotonic() - started
+    return row
+
+
+COLUMNS = (
+    *("figure", "cases", "clean", "accepted", "crash", "hang", "wrong"),
+    *("slowest, s", "largest, MB", "took, s", "run"),
+)
 
 
 def table(rows: list[Row]) -> str:
-    """The rows as a table of Markdown, and below it what is outside of what is allowed."""
+    """The rows as a table of Markdown, and below it where they were run, and what is outside of what is allowed."""
     lines = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
     for row in rows:
         slowest = max((case.seconds for case in row.cases), default=0.0)
@@ -64,8 +102,16 @@ def table(rows: list[Row]) -> str:
         cases = f"{len(row.cases):,}" + ("" if len(row.cases) >= row.wanted else f" of {row.wanted:,}")
         counts = [f"{row.count(each):,}" for each in ("clean", "accepted", *BAD)]
         numbers = [f"{slowest:.1f}" if slowest else "", f"{largest:,.0f}" if largest else "", f"{row.seconds:.0f}"]
-        lines.append(f"| {' | '.join([row.figure, cases, *counts, *numbers])} |")
-    return "\n".join([*lines, *_remarks(rows)])
+        lines.append(f"| {' | '.join([row.figure, cases, *counts, *numbers, row.date])} |")
+    return "\n".join([*lines, "", *_machines(rows), *_remarks(rows)])
+
+
+def _machines(rows: list[Row]) -> Iterator[str]:
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        found.setdefault(row.machine, []).append(row.figure)
+    for name, figures in found.items():
+        yield f"on {name}: {'; '.join(figures) if len(found) > 1 else 'all'}"
 
 
 def _remarks(rows: list[Row]) -> Iterator[str]:

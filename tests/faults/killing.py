@@ -46,13 +46,15 @@ from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.cli.main import main
 from vitdeploy.pipeline import assemble
 from tests.command_line import undisturbed
+from tests.faults.crash import recording
 blocks = {"block_seconds": 0.1, "min_rounds": 3, "warmup": 0.1, "processes": 1}
 if short:
     blocks |= {"block_seconds": 0.02, "max_extension": 1}
 assemble.Protocol = functools.partial(Protocol, **blocks)
 if file_bytes:
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
-with undisturbed(pathlib.Path(home)) if short else contextlib.nullcontext():
+recorded = recording(pathlib.Path(home), pathlib.Path(record)) if record else contextlib.nullcontext()
+with undisturbed(pathlib.Path(home)) if short else contextlib.nullcontext(), recorded:
     main()
 """
 # The same stages without the command line; the measurements, which always differ, are those of another run.
@@ -92,6 +94,8 @@ save_file(model.state_dict(), path)
 # The files of a bundle that are equal whatever a run measured, by which it chooses engines.
 ALWAYS_EQUAL = ("model.onnx", "labels.txt", "calibration.json", "golden/inputs.npz", "golden/outputs.npz")
 SMALL_MODEL = "vit_w32d2h2_patch8_32"
+# For a command to say something or to end, and for its children to notice that they are alone.
+LIMIT_SECONDS, CHILDREN_SECONDS = 120.0, 20.0
 
 
 def forked(code: str, **names: object) -> BaseProcess:
@@ -126,7 +130,8 @@ class Child:
     """`vitdeploy WORDS` in a session of its own, and the lines that it wrote.
 
     `short`: its bench is over at once. `file_bytes`: no file of its own may become larger. `disk`: where its store and
-    its temporary files lie; None: in `home`.
+    its temporary files lie; None: in `home`. `record`: the file that gets what it did to the store and the output in
+    `home`, as `tests.faults.crash` reads it.
     """
 
     def __init__(
@@ -136,6 +141,7 @@ class Child:
         words: Sequence[object] = RUN,
         file_bytes: int = 0,
         disk: Path | None = None,
+        record: Path | None = None,
     ) -> None:
         disk = disk or home
         (disk / "tmp").mkdir(exist_ok=True)
@@ -144,17 +150,19 @@ class Child:
         self.lines: list[str] = []
         places = {"store": disk / "store", "scratch": disk / "tmp", "log": self.log, "root": ROOT}
         named = {name: str(path) for name, path in places.items()}
-        self.process = forked(
-            COMMAND, home=str(home), words=[*map(str, words)], short=short, file_bytes=file_bytes, **named
-        )
+        named |= {"home": str(home), "record": str(record or "")}
+        self.process = forked(COMMAND, words=[*map(str, words)], short=short, file_bytes=file_bytes, **named)
 
     def wait_for(self, pattern: str) -> None:
-        """Wait until a line that begins like this has been written."""
-        while self.process.is_alive():
+        """Wait until a line that begins like this has been written; AssertionError if none comes."""
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while self.process.is_alive() and time.monotonic() < deadline:
             if self.log.exists() and re.search(f"^({pattern})", self.log.read_text(encoding="utf-8"), re.MULTILINE):
                 return
             time.sleep(0.002)
-        raise AssertionError(f"ended without a line like {pattern!r}:\n{self.log.read_text(encoding='utf-8')}")
+        self.kill()
+        text = "\n".join(self.lines)
+        raise AssertionError(f"no line like {pattern!r}, exit status {self.process.exitcode}:\n{text}")
 
     def wait_for_bundle(self) -> None:
         """Wait until it begins to write the bundle, or ends."""
@@ -174,14 +182,16 @@ class Child:
         return self.end()
 
     def end(self) -> int | None:
-        """Its exit status, when it and all its children are gone."""
-        self.process.join(timeout=120)
-        self.lines = self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else []
-        deadline = time.monotonic() + 20
+        """Its exit status, when it and all its children are gone; None if one of them had to be killed."""
+        self.process.join(timeout=LIMIT_SECONDS)
+        deadline = time.monotonic() + CHILDREN_SECONDS
         while (left := processes_of(self.process.pid)) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert not left, f"children outlived their parent: {left}"
-        return self.process.exitcode
+        for process in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        self.lines = self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else []
+        return None if left else self.process.exitcode
 
 
 def processes_of(session: int) -> list[int]:

@@ -1,5 +1,5 @@
-"""Figure: SIGKILL in every stage of `vitdeploy run`, over a whole run, and while a folder is replaced; then the same
-command."""
+"""Figures: SIGKILL in every stage of `vitdeploy run`, while a folder is replaced, and at any moment of a run; then
+the same command each time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.faults.forking import begin, ended
-from tests.faults.gate import Row
+from tests.faults.gate import Outcome, Row, timed
 from tests.faults.killing import (
     ALWAYS_EQUAL,
     STAGES,
@@ -24,7 +24,6 @@ from tests.faults.killing import (
     forked,
     make_checkpoint,
     published,
-    scratch,
     unfinished,
     write_recipe,
 )
@@ -36,50 +35,47 @@ from vitdeploy.store.store import RECORD_FILE, Store
 
 SEED = 11
 DIGITS = Path(__file__).parents[2] / "calibration" / "digits"
-POINTS, WHOLE_RUN = 25, 200  # of the full form
+# Of the full form: kills in each stage, and at any moment of a run, of which so many follow each other.
+POINTS, WHOLE_RUN, IN_A_ROW = 25, 200, 5
 REPLACED, REPLACED_FULL = 20, 400
 # Kinds of entries in the order in which a run makes them, and after which the stage is killed.
 ORDER = ("reference", "export", "optimize", "calibrate", "high_precision", "place", "compile", "verify", "attention")
 ALL_STAGES = (*STAGES, "bundle")
+# Outcome, seconds, megabytes, note: what a row adds to the name of a case.
+Judged = tuple[Outcome, float, float, str]
 
 
 def run(full: bool, work: Path) -> list[Row]:
     work, drawn = work.resolve(), random.Random(SEED)
-    os.environ["XDG_CACHE_HOME"] = str(work / "cache")
-    started, replaced = time.monotonic(), while_replaced(full, work, drawn)
-    replaced.seconds = time.monotonic() - started
-    stages = in_stages(full, work, drawn)
-    stages.seconds = time.monotonic() - started - replaced.seconds
-    return [replaced, stages]
+    return [timed(while_replaced, full, work, drawn), timed(in_stages, full, work, drawn)]
 
 
 def run_whole(full: bool, work: Path) -> list[Row]:
-    """The kills over a whole run: of the full form alone."""
-    work = work.resolve()
-    os.environ["XDG_CACHE_HOME"] = str(work / "cache")
-    row = Row("SIGKILL at any moment of a run, then the same", WHOLE_RUN if full else 0)
+    """The kills at any moment of a whole run: of the full form alone."""
+    row = Row("SIGKILL at any moment of a run, then the same", WHOLE_RUN + WHOLE_RUN // IN_A_ROW if full else 0)
     if not full:
         row.missing = "in the full form"
         return [row]
-    home = _home(work)
-    wanted, seconds = _undisturbed(home)
+    home = home_in(work.resolve())
+    wanted, seconds = undisturbed(home)
     drawn = random.Random(SEED + 1)
-    while len(row.cases) < WHOLE_RUN:
+    for _ in range(WHOLE_RUN // IN_A_ROW):
         shutil.rmtree(home / "store", ignore_errors=True)
         if drawn.random() < 0.5:  # the other half replaces the bundle that is there
             shutil.rmtree(home / "out", ignore_errors=True)
-        for _ in range(5):
+        for _ in range(IN_A_ROW):
             there = (home / "out" / "bundle").exists()
             child = Child(home, short=True)
             time.sleep(drawn.uniform(0, seconds))
             status = child.kill()
-            row.add(f"after {child.lines[-1:]}", *_judged(home, status, there))
-        row.add("the same command", *_after(home, wanted))
-        row.wanted += 1
+            row.add(f"after {child.lines[-1:]}", *judged(home, status, there))
+        row.add("the same command", *after(home, wanted))
     return [row]
 
 
-def _home(work: Path) -> Path:
+def home_in(work: Path) -> Path:
+    """A folder with the recipe, and caches beside it."""
+    os.environ["XDG_CACHE_HOME"] = str(work / "cache")
     home = work / "home"
     home.mkdir()
     write_recipe(home, make_checkpoint(work / "small.safetensors"), DIGITS)
@@ -87,16 +83,16 @@ def _home(work: Path) -> Path:
 
 
 def in_stages(full: bool, work: Path, drawn: random.Random) -> Row:
-    row = Row("SIGKILL in each stage, then the same", len(ALL_STAGES))
-    home = _home(work)
+    row = Row("SIGKILL in each stage, then the same", 2 * POINTS * len(ALL_STAGES) if full else len(ALL_STAGES) + 1)
+    home = home_in(work)
     if not full:
         for stage in ALL_STAGES:
             row.add(stage, *_killed_in(home, stage, drawn))
-        last, calm = Child(home, short=True).end(), _calm(home)
-        wrong = f"exit status {last}" if last else _differs(home, calm)
+        status = Child(home, short=True).end()
+        wrong = _differs(home, _calm(home)) if status == 0 else f"exit status {status}"
         row.add("the same command after all", "wrong" if wrong else "clean", note=wrong)
         return row
-    wanted, _ = _undisturbed(home)
+    wanted, _ = undisturbed(home)
     whole = work / "whole-store"
     shutil.copytree(home / "store", whole)
     for stage in ALL_STAGES:
@@ -104,12 +100,11 @@ def in_stages(full: bool, work: Path, drawn: random.Random) -> Row:
             _store_before(stage, whole, home / "store")
             shutil.rmtree(home / "out", ignore_errors=True)
             row.add(stage, *_killed_in(home, stage, drawn))
-            row.add(f"{stage}, the same command", *_after(home, wanted))
-    row.wanted = 2 * POINTS * len(ALL_STAGES)
+            row.add(f"{stage}, the same command", *after(home, wanted))
     return row
 
 
-def _killed_in(home: Path, stage: str, drawn: random.Random) -> tuple[str, float, float, str]:
+def _killed_in(home: Path, stage: str, drawn: random.Random) -> Judged:
     child = Child(home, short=stage == "bundle")
     try:
         if stage == "bundle":
@@ -120,20 +115,18 @@ def _killed_in(home: Path, stage: str, drawn: random.Random) -> tuple[str, float
             time.sleep(drawn.uniform(0, longest))
     except AssertionError as error:
         return "crash", 0.0, 0.0, str(error)[-300:]
-    return _judged(home, child.kill(group=stage != "bench"), there=False)
+    return judged(home, child.kill(group=stage != "bench"), there=False)
 
 
-def _judged(home: Path, status: int | None, there: bool) -> tuple[str, float, float, str]:
-    """What a killed run has left: no bundle, or a whole one."""
+def judged(home: Path, status: int | None, there: bool) -> Judged:
+    """What a run has left that was killed, or had just ended: no bundle, if none was `there`, or a whole one."""
     if status not in (0, -signal.SIGKILL):
-        return "crash", 0.0, 0.0, f"exit status {status}"
+        return "hang" if status is None else "crash", 0.0, 0.0, f"exit status {status}"
     names = published(home)
-    if not names and not there:
+    if not names and status and not there:
         return "clean", 0.0, 0.0, ""
     if names != ["bundle"]:
-        return "wrong", 0.0, 0.0, f"{names} in the output"
-    if status and not there:
-        return "clean" if _whole(home) else "wrong", 0.0, 0.0, "published before it was killed"
+        return "wrong", 0.0, 0.0, f"{names} in the output, exit status {status}"
     return ("clean", 0.0, 0.0, "") if _whole(home) else ("wrong", 0.0, 0.0, "a bundle in pieces")
 
 
@@ -144,10 +137,10 @@ def _whole(home: Path) -> bool:
     return False
 
 
-def _undisturbed(home: Path) -> tuple[dict[str, str], float]:
-    """What a run that nothing disturbs makes, in a store of its own, and its seconds."""
+def undisturbed(home: Path, record: Path | None = None) -> tuple[dict[str, str], float]:
+    """What a run that nothing disturbs makes, in a store of its own, and its seconds. `record`: as of `Child`."""
     started = time.monotonic()
-    status = Child(home, short=True).end()
+    status = Child(home, short=True, record=record).end()
     assert status == 0, (home / "log.txt").read_text(encoding="utf-8")
     seconds, calm = time.monotonic() - started, _calm(home)
     return {name: calm[name] for name in ALWAYS_EQUAL}, seconds
@@ -160,20 +153,21 @@ def _calm(home: Path) -> dict[str, str]:
     return digests(home / "calm")
 
 
-def _after(home: Path, wanted: dict[str, str]) -> tuple[str, float, float, str]:
-    """Give the same command again, and judge what it makes."""
+def after(home: Path, wanted: dict[str, str]) -> Judged:
+    """Give the same command again, and judge what it makes: `wanted`, of `undisturbed`."""
     started = time.monotonic()
     child = Child(home, short=True)
     status = child.end()
-    wrong = f"exit status {status}: {child.lines[-3:]}" if status else _differs(home, wanted)
-    return "wrong" if wrong else "clean", time.monotonic() - started, 0.0, wrong
+    wrong = _differs(home, wanted) if status == 0 else f"exit status {status}: {child.lines[-3:]}"
+    outcome: Outcome = "hang" if status is None else "wrong" if wrong else "clean"
+    return outcome, time.monotonic() - started, 0.0, wrong
 
 
 def _differs(home: Path, wanted: dict[str, str]) -> str:
-    left = [str(path.relative_to(home)) for path in (*unfinished(home), *scratch(home))]
+    left = [str(path.relative_to(home)) for path in unfinished(home)]
     if (home / "store" / "quarantine").exists():
         left.append("store/quarantine")
-    if left := [name for name in left if not name.startswith("tmp/")]:
+    if left:
         return f"left behind: {left}"
     made = digests(home / "out" / "bundle")
     differing = sorted(name for name in wanted if made.get(name) != wanted[name])

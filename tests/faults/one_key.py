@@ -127,7 +127,7 @@ def _entries(home: Path, digests: list[list[str]]) -> str:
 
 
 def _one_output(home: Path, number: int) -> str:
-    """ "" or what a process that was not the first is told; every fourth round where folders cannot be exchanged."""
+    """ "" or what a process that was not the first is told; in half of the rounds folders cannot be exchanged."""
     with no_exchange() if number % 4 > 1 else contextlib.nullcontext():
         try:
             with replacing(home / "out" / "bundle", OURS) as work:

@@ -79,9 +79,11 @@ class Sandbox:
         child = os.fork()
         if child == 0:
             _child(function, folder, log)
-        limit, taken = self._wait(child, seconds, megabytes)
+        try:
+            limit, taken = self._wait(child, seconds, megabytes)
+        finally:
+            _kill_group(child)  # with all that it has started
         _, status, used = os.wait4(child, 0)
-        _kill_group(child)
         text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
         text = text if len(text) < 2 * TEXT else f"{text[:TEXT]}\n...\n{text[-TEXT:]}"
         peak = max(0.0, used.ru_maxrss / 1024 - self.bare_mb)
@@ -90,7 +92,7 @@ class Sandbox:
         return Ended(os.waitstatus_to_exitcode(status), text, taken, peak, limit)
 
     def _wait(self, child: int, seconds: float, megabytes: float) -> tuple[str, float]:
-        """Wait until it ends, or break it off: (the limit that it broke or "", the seconds that it took).
+        """Wait until it ends or breaks a limit: (that limit or "", the seconds that it took).
 
         Where this process and all others stand still for a while, as on a machine that is suspended, that is not
         counted: no step is longer than a few polls. Where more wants to run than there are cores, each takes longer.
@@ -107,7 +109,6 @@ class Sandbox:
                 used = _resident_mb(child) - self.bare_mb
                 late = taken > seconds * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
                 if late or (self.bare_mb and used > megabytes):
-                    _kill_group(child)
                     return "time" if late else f"memory: {used:,.0f} MB", taken
         finally:
             os.close(handle)

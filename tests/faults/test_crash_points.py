@@ -8,7 +8,9 @@ import pytest
 
 import vitdeploy.publish as publish
 from tests.faults.broken_disk import BrokenDisk
-from tests.faults.crash_points import crash
+from tests.faults.crash import drawn_crashes, recorded, recording
+from tests.faults.crash_points import crash, record
+from tests.faults.forking import in_child
 from tests.faults.gate import Row
 from tests.faults.plans import NEW, OLD, OURS, PLANS, fill, held
 from vitdeploy.errors import StorageError
@@ -66,6 +68,30 @@ def test_a_plan_that_errs_is_found(tmp_path, monkeypatch, name, sabotage, found)
     sabotage(monkeypatch)
     (wrong,), _ = crashed(name, tmp_path, to_first=True)
     assert found in wrong
+
+
+def test_crashes_that_are_drawn_are_the_same_each_time_and_some_come_after_the_end(tmp_path):
+    before, operations = in_child(record, BY_NAME[REPLACED], tmp_path).result
+    first, again = ([*drawn_crashes(before, operations, 3, 7, 4)] for _ in range(2))
+    assert first == again
+    assert [each.ended for each in first] == [False] * 7 + [True] * 4
+    assert len({each.told for each in first[:7]}) == 7
+
+
+def publish_beside_a_log(home):
+    with recording(home, home / "operations"):
+        (home / "log.txt").write_text("begun")
+        with publish.replacing(home / "out" / "bundle", OURS) as work:
+            fill(work, NEW)
+        (home / "log.txt").unlink()
+
+
+def test_of_a_command_the_store_and_the_output_are_recorded(tmp_path):
+    assert in_child(publish_beside_a_log, tmp_path).status == 0
+    before, operations = recorded(tmp_path / "operations")
+    names = {name for each in operations for _, name in each.places}
+    assert not before.folders[0] and {"out", "bundle", "manifest.json"} <= names
+    assert not names & {"log.txt", "operations"}
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tests.faults.malformed import bytewise, places, trees
-from tests.faults.malformed.kinds import Attempt, Damage, Kind, Table
+from tests.faults.malformed.kinds import Attempt, Kind, Table, in_turns
 from tests.faults.sandbox import Words
 from tests.faults.seeds import relisted
 
@@ -47,13 +47,12 @@ def written(folder: Path, document: Any) -> None:
     (folder / MANIFEST).write_bytes(data)
 
 
-Change = Callable[[random.Random, Any], Any]
-
-
-def manifest(name: str, *, must_refuse: bool = False, words: tuple[Words, ...] = ()) -> Callable[[Change], Change]:
+def manifest(
+    name: str, *, must_refuse: bool = False, words: tuple[Words, ...] = ()
+) -> Callable[[trees.Change], trees.Change]:
     """A class of damage to the manifest: (chance, document) -> another, or text. `words`: what is to notice it."""
 
-    def added(change: Change) -> Change:
+    def added(change: trees.Change) -> trees.Change:
         @FOLDERS.add(name, must_refuse=must_refuse)
         def make(attempt: Attempt) -> None:
             folder, document = copied(attempt)
@@ -65,17 +64,7 @@ def manifest(name: str, *, must_refuse: bool = False, words: tuple[Words, ...] =
     return added
 
 
-manifest("a value of the manifest changed")(lambda chance, document: trees.changed(chance, document))
-manifest("several values changed")(lambda chance, document: trees.changed(chance, document, times=5))
-manifest("a key of the manifest gone")(lambda chance, document: trees.without(chance, document))
-manifest("a key too much")(lambda chance, document: trees.grown(chance, document))
-manifest("a level too much")(lambda chance, document: trees.wrapped(chance, document))
-manifest("no JSON")(lambda chance, document: trees.damaged_text(chance, json.dumps(document)))
-
-
-@manifest("bytes of the manifest")
-def _bytes(chance, document):
-    return chance.choice(list(bytewise.MUTATIONS.values()))(chance, json.dumps(document).encode())
+trees.add_each(lambda name: manifest(f"manifest: {name}"))
 
 
 @manifest("another format", must_refuse=True)
@@ -565,18 +554,13 @@ def whole(attempt: Attempt) -> None:
     attempt.write("bundle.vitb", attempt.seeds.packed.read_bytes())
 
 
-def _words(number: int) -> tuple[str, ...]:
-    """Most refusals come from the manifest, which each of these reads; the cheapest is asked most often."""
-    return (INSPECT, VERIFY, LOAD, INSPECT, PREDICT, VERIFY, LOAD)[(number + number // 7) % 7]
-
-
-DAMAGES: tuple[Damage, ...] = (*FOLDERS, *ARCHIVES)
+# Most refusals come from the manifest, which each of these reads; the cheapest is asked most often.
 KIND = Kind(
     "bundles and .vitb",
     full=400,
     short=80,
-    damages=DAMAGES,
-    words=_words,
+    damages=(*FOLDERS, *ARCHIVES),
+    words=in_turns(INSPECT, VERIFY, LOAD, INSPECT, PREDICT, VERIFY, LOAD),
     whole=whole,
     commands=(INSPECT, VERIFY, LOAD, PREDICT, PACK, UNPACK, VERIFY_PACKED),
 )

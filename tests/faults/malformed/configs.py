@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-from tests.faults.malformed import bytewise, places, trees
+from tests.faults.malformed import places, trees
 from tests.faults.malformed.kinds import Attempt, Kind, Table, in_turns
 
 MODEL = ("vitdeploy.model", "hf:given/vit")
@@ -57,13 +57,10 @@ def written(attempt: Attempt, name: str, content: Any) -> None:
     attempt.write(f"vit/{name}", content if isinstance(content, bytes | str) else json.dumps(content))
 
 
-Change = Callable[[Any, Any], Any]
-
-
-def case(title: str, *, names: tuple[str, ...] = (CONFIG, PROCESSOR)) -> Callable[[Change], Change]:
+def case(title: str, *, names: tuple[str, ...] = (CONFIG, PROCESSOR)) -> Callable[[trees.Change], trees.Change]:
     """A class of damage to one of two documents: (chance, document) -> another, or bytes."""
 
-    def added(change: Change) -> Change:
+    def added(change: trees.Change) -> trees.Change:
         for name in names:
 
             @CONFIGS.add(f"{name}: {title}")
@@ -76,15 +73,7 @@ def case(title: str, *, names: tuple[str, ...] = (CONFIG, PROCESSOR)) -> Callabl
     return added
 
 
-case("a value changed")(lambda chance, document: trees.changed(chance, document))
-case("several values changed")(lambda chance, document: trees.changed(chance, document, times=4))
-case("a key gone")(lambda chance, document: trees.without(chance, document))
-case("a key too much")(lambda chance, document: trees.grown(chance, document))
-case("a level too much")(lambda chance, document: trees.wrapped(chance, document))
-case("no JSON")(lambda chance, document: trees.damaged_text(chance, json.dumps(document)))
-case("bytes")(
-    lambda chance, document: chance.choice(list(bytewise.MUTATIONS.values()))(chance, json.dumps(document).encode())
-)
+trees.add_each(case)
 
 
 @case("every value of another type")
@@ -140,16 +129,18 @@ def _timm(chance, document):
     return chance.choice((trees.changed, trees.wrapped, trees.grown, trees.without))(chance, TIMM)
 
 
-@case("code of its own", names=(CONFIG,))
-def _code(chance, document):
-    """`auto_map` names classes in files beside it, which nothing here may import."""
+@CONFIGS.add(f"{CONFIG}: code of its own")
+def _code(attempt: Attempt) -> None:
+    """`auto_map` names classes in a file beside it, which nothing here may import."""
+    document = copied(attempt)[CONFIG]
+    attempt.write("vit/modeling_x.py", f"open({str(attempt.mark)!r}, 'w')\n")
     names = {
         "AutoConfig": "modeling_x.C",
         "AutoModelForImageClassification": "modeling_x.M",
         "AutoModel": "modeling_x.M",
     }
-    kind = chance.choice(("vit", "own", "qwen2_vl", None))
-    return {**document, "auto_map": names, "model_type": kind, "trust_remote_code": True}
+    kind = attempt.random.choice(("vit", "own", "qwen2_vl", None))
+    written(attempt, CONFIG, {**document, "auto_map": names, "model_type": kind, "trust_remote_code": True})
 
 
 @case("sizes that no image has", names=(PROCESSOR,))
@@ -191,23 +182,12 @@ def _processors(chance, document):
     return {**other, key: chance.choice((*[f"{name}ImageProcessor" for name in names], 7, [], None)), "resample": 99}
 
 
-def _beside(name: str, title: str, make: Callable[[Attempt, str], None]) -> None:
-    @CONFIGS.add(title)
-    def added(attempt: Attempt) -> None:
-        copied(attempt)
-        if name == CONFIG or attempt.random.random() < 0.5:
-            (attempt.given / "vit" / "modeling_x.py").write_text(
-                f"open({str(attempt.mark)!r}, 'w')\n", encoding="utf-8"
-            )
-        make(attempt, name)
-
-
 for _name in (CONFIG, PROCESSOR):
-    _beside(
-        _name,
-        f"{_name}: something else in its place",
-        lambda attempt, name: places.another(attempt.random, attempt.given / "vit" / name),
-    )
+
+    @CONFIGS.add(f"{_name}: something else in its place")
+    def _place(attempt: Attempt, name: str = _name) -> None:
+        copied(attempt)
+        places.another(attempt.random, attempt.given / "vit" / name)
 
 
 @CONFIGS.add("OpenCLIP's config")

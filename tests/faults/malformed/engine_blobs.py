@@ -9,13 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.faults.malformed import bytewise, trees
-from tests.faults.malformed.bundle_files import LOAD, MANIFEST, copied
+from tests.faults.malformed.bundle_files import INSPECT, LOAD, MANIFEST, VERIFY, copied
 from tests.faults.malformed.kinds import Attempt, Kind, Table, in_turns
 from tests.faults.seeds import relisted
 
 PLAN = "engines/tensorrt/model.plan"
-INSPECT = ("inspect", "given/bundle")
-VERIFY = ("bundle", "verify", "given/bundle")
 PREDICT = ("predict", "given/bundle", "given/image.png", "--target", "tensorrt")
 LOAD_PLAN = (*LOAD, "tensorrt")
 DEVICE = {

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
 from pathlib import Path
 
-from tests.faults.gate import Outcome, Row
+from tests.faults.gate import Outcome, Row, timed
 from tests.faults.malformed import (
     bundle_files,
     configs,
@@ -47,9 +46,7 @@ def run(full: bool, work: Path) -> list[Row]:
     sandbox = Sandbox(work / "sandbox")
     rows = []
     for kind in KINDS:
-        started = time.monotonic()
-        row = row_of(kind, full, sandbox, seeds)
-        row.seconds = time.monotonic() - started
+        row = timed(row_of, kind, full, sandbox, seeds)
         print(f"{row.figure}: {len(row.cases)} cases, {row.seconds:.0f} s, bad: {len(row.bad)}", flush=True)
         rows.append(row)
     for name in ("learn", "sandbox", "seeds"):

@@ -10,7 +10,6 @@ FILE = "given/model.onnx"
 INSPECT = ("inspect", FILE)
 OPTIMIZE = ("optimize", FILE, "-o", "out")
 EXPORT = ("export", FILE, "-o", "out")
-COMPILE = ("compile", FILE, "--target", "onnxruntime-cpu", "-o", "out")
 
 
 def whole(attempt: Attempt) -> None:

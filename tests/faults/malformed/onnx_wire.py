@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
-from tests.faults.malformed import bytewise
+from tests.faults.malformed import bytewise, places
 from tests.faults.malformed.kinds import Attempt, Damage, Table
 
 VARINT, FIXED64, LENGTH, START_GROUP, END_GROUP, FIXED32 = range(6)
@@ -262,6 +262,4 @@ WIRE += [Damage(name, _of(change)) for name, change in {**bytewise.MUTATIONS, **
 
 @WIRE.add("something else in its place")
 def _place(attempt: Attempt) -> None:
-    from tests.faults.malformed.places import another
-
-    another(attempt.random, attempt.given / "model.onnx")
+    places.another(attempt.random, attempt.given / "model.onnx")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -42,13 +41,10 @@ def document_of(seeds: Seeds) -> dict[str, Any]:
     }
 
 
-Change = Callable[[random.Random, dict[str, Any]], Any]
-
-
-def case(name: str, *, must_refuse: bool = False) -> Callable[[Change], Change]:
+def case(name: str, *, must_refuse: bool = False) -> Callable[[trees.Change], trees.Change]:
     """A class of recipes: (chance, document) -> another, or text. JSON is YAML."""
 
-    def added(change: Change) -> Change:
+    def added(change: trees.Change) -> trees.Change:
         @RECIPES.add(name, must_refuse=must_refuse)
         def make(attempt: Attempt) -> None:
             found = change(attempt.random, document_of(attempt.seeds))
@@ -80,20 +76,7 @@ def text_with(document: dict[str, Any], line: str) -> str:
     return yaml_of(document) + line + "\n"
 
 
-case("a value changed")(lambda chance, document: trees.changed(chance, document))
-case("several values changed")(lambda chance, document: trees.changed(chance, document, times=4))
-case("a field gone")(lambda chance, document: trees.without(chance, document))
-case("a field too much")(lambda chance, document: trees.grown(chance, document))
-case("a level too much")(lambda chance, document: trees.wrapped(chance, document))
-case("damaged text")(lambda chance, document: trees.damaged_text(chance, json.dumps(document)))
-case("one bit or some bytes")(
-    lambda chance, document: chance.choice((bytewise.one_bit, bytewise.some_bytes))(chance, yaml_of(document).encode())
-)
-case("a piece gone, doubled, swapped")(
-    lambda chance, document: chance.choice(
-        (bytewise.truncated, bytewise.cut_out, bytewise.repeated, bytewise.swapped, bytewise.put_in)
-    )(chance, yaml_of(document).encode())
-)
+trees.add_each(case, yaml_of)
 case("another file", must_refuse=True)(lambda chance, document: bytewise.another_file(chance, b""))
 
 
@@ -259,7 +242,7 @@ def _files(chance, document):
     return put(document, field, chance.choice((*places.ODD_NAMES, "/dev/null", "/proc/self/fd/0", "~nobody_at_all/x")))
 
 
-def _at(*places_: tuple[str, Any]) -> Change:
+def _at(*places_: tuple[str, Any]) -> trees.Change:
     return lambda chance, document: put(document, *chance.choice(places_))
 
 

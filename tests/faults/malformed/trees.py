@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from tests.faults.malformed import bytewise
 from tests.faults.malformed.places import ODD_NAMES
 
 Path = tuple[Any, ...]
+Change = Callable[[random.Random, Any], Any]
 
 
 def deep(levels: int) -> Any:
@@ -81,12 +83,6 @@ def changed(chance: random.Random, value: Any, *, times: int = 1) -> Any:
     return found
 
 
-def replaced(value: Any, path: Path, new: Any) -> Any:
-    found = copy.deepcopy(value)
-    parent(found, path)[path[-1]] = new
-    return found
-
-
 def without(chance: random.Random, value: Any) -> Any:
     """One place less."""
     found = copy.deepcopy(value)
@@ -114,10 +110,6 @@ def wrapped(chance: random.Random, value: Any) -> Any:
     inner = parent(found, path)[path[-1]]
     parent(found, path)[path[-1]] = chance.choice(([inner], {"value": inner}, deep(20), deep(900)))
     return found
-
-
-def text_of(value: Any) -> str:
-    return json.dumps(value)
 
 
 def damaged_text(chance: random.Random, text: str) -> bytes:
@@ -149,4 +141,18 @@ def damaged_text(chance: random.Random, text: str) -> bytes:
             b"0",
             b" " * 1_000_000,
         )
+    )
+
+
+def add_each(case: Callable[[str], Callable[[Change], object]], text_of: Callable[[Any], str] = json.dumps) -> None:
+    """Add the classes of damage that every document can have. `case(name)` takes (chance, document) -> another one, or
+    its text; `text_of` gives the text of a whole one."""
+    case("a value changed")(changed)
+    case("several values changed")(lambda chance, value: changed(chance, value, times=4))
+    case("a field gone")(without)
+    case("a field too much")(grown)
+    case("a level too much")(wrapped)
+    case("damaged text")(lambda chance, value: damaged_text(chance, text_of(value)))
+    case("damaged bytes")(
+        lambda chance, value: chance.choice(list(bytewise.MUTATIONS.values()))(chance, text_of(value).encode())
     )
