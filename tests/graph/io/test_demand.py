@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.graph.builder import Builder, values
-from vitdeploy.errors import GraphError, UnsafeGraphError
+from vitdeploy.errors import GraphError, InputError, UnsafeGraphError
 from vitdeploy.graph.analysis import budget
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.admit import admit, metadata_keys, read_graph
@@ -189,10 +189,14 @@ def test_the_limits_are_raised_by_the_user_alone(tmp_path, monkeypatch):
     path = written(tmp_path, large_input(10**6, 3, 8, 8))
     monkeypatch.setenv(budget.VARIABLE, "4")
     assert len(admit(path).graph)
-    for text in ("", "0", "-1", "many", "1" * 20):
+    monkeypatch.setenv(budget.VARIABLE, "")
+    with pytest.raises(UnsafeGraphError, match="VITDEPLOY_GRAPH_LIMITS=2 doubles all limits"):
+        admit(path)
+    for text in ("0", "-1", "many", "1" * 20):
         monkeypatch.setenv(budget.VARIABLE, text)
-        with pytest.raises(UnsafeGraphError, match="more memory or work"):
+        with pytest.raises(InputError, match="VITDEPLOY_GRAPH_LIMITS is no number above zero") as caught:
             admit(path)
+        assert caught.value.code == "VD2000" and caught.value.found == text
 
 
 def test_the_size_that_it_is_run_at_counts(tmp_path):
