@@ -207,7 +207,11 @@ def _data_bytes() -> int | None:
     return None
 
 
-def _is_of_memory(error: Exception) -> bool:
-    """Whether an allocation failed: Python's error, and the texts of native libraries, which have no type for it."""
-    text = str(error)
-    return isinstance(error, MemoryError) or "bad_alloc" in text or "allocate memory" in text
+def _is_of_memory(error: BaseException | None) -> bool:
+    """Whether an allocation failed, maybe behind an error of ours that takes it for a damaged file: Python's error, and
+    the texts of native libraries, which have no type for it."""
+    while error is not None:
+        if isinstance(error, MemoryError) or "bad_alloc" in str(error) or "allocate memory" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
