@@ -104,13 +104,34 @@ def made(operator, *inputs, **attributes):
     return unchecked(b, b.add("Add", b.add("ReduceMean", x, keepdims=0), b.add(operator, *inputs, **attributes)))
 
 
-def by_floats():
-    """10^3 * 10^3.5, rounded: sizes of Resize are computed so."""
+def sided(length):
+    """A square whose sides are computed in floats, as sizes of Resize are."""
     b = Builder(20)
     x = image(b)
-    size = b.add("Mul", np.array([1000.0], np.float32), b.add("Exp", np.array([8.0], np.float32)))
-    sides = b.add("Concat", *2 * [b.add("Cast", b.add("Floor", size), to=INT64)], axis=0)
+    sides = b.add("Concat", *2 * [b.add("Cast", b.add("Floor", length(b)), to=INT64)], axis=0)
     return unchecked(b, b.add("Add", x, b.add("ConstantOfShape", sides)))
+
+
+def numbers(*values):
+    return [np.array([value], np.float32) for value in values]
+
+
+def branched():
+    """A square with sides of 1 or of 10^6, as the brightest pixel says."""
+    b = Builder(20)
+    x = image(b)
+    small, large = (
+        helper.make_graph(
+            [helper.make_node("Constant", [], [name], value_ints=sides)],
+            name,
+            [],
+            [helper.make_tensor_value_info(name, INT64, [2])],
+        )
+        for name, sides in (("small", [1, 1]), ("large", HUGE.tolist()))
+    )
+    bright = b.add("Greater", b.add("ReduceMax", x, keepdims=0), 0.5)
+    sides = b.add("If", bright, then_branch=small, else_branch=large)
+    return unchecked(b, b.add("Add", b.add("ReduceMean", x, keepdims=0), b.add("ConstantOfShape", sides)))
 
 
 def large_input(*sizes):
@@ -132,7 +153,9 @@ REFUSED = {
     "Range": lambda: made("Range", np.float32(0), np.float32(1e12), np.float32(1)),
     "OneHot": lambda: made("OneHot", np.array([1], np.int64), np.int64(10**12), np.array([0, 1], np.float32)),
     "RandomNormal": lambda: made("RandomNormal", shape=[10**6, 10**6]),
-    "floats": by_floats,
+    "floats": lambda: sided(lambda b: b.add("Mul", *numbers(1000), b.add("Exp", *numbers(8)))),
+    "the largest of three": lambda: sided(lambda b: b.add("Max", *numbers(1, 1, 1e6))),
+    "a branch": branched,
     "an input": lambda: large_input(10**6, 3, 8, 8),
     "all inputs but one axis": lambda: large_input("batch", 3, 10**5, 10**4),
 }
