@@ -95,14 +95,16 @@ class InputError(VitdeployError):
 
 
 class RecipeError(InputError):
-    """All problems of a recipe at once; each problem is one line with its `$.path`."""
+    """All problems of a recipe at once, but for `more`; each problem is one line with its `$.path`."""
 
     code = "VD2001"
 
-    def __init__(self, source: str, problems: list[str]) -> None:
-        count = f"{len(problems)} problem" + ("s" if len(problems) != 1 else "")
+    def __init__(self, source: str, problems: list[str], more: int = 0) -> None:
+        total = len(problems) + more
+        count = f"{total:,} problem" + ("s" if total != 1 else "")
+        told = [*problems, f"and {more:,} more"] if more else problems
         super().__init__(
-            "\n".join([f"{source}: {count}", *(f"        {problem}" for problem in problems)]),
+            "\n".join([f"{source}: {count}", *(f"        {problem}" for problem in told)]),
             fix="fix these; `vitdeploy run --help` shows a whole recipe",
         )
         self.problems = problems

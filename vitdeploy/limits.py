@@ -2,7 +2,7 @@
 
 Both are for the process that watches over the `vitdeploy` command (`cli/watched.py`), which reads them in memory that
 it shares with the command. In a process of the user's own, `vitdeploy` as a library, nothing is bounded: no limit of
-such a process is ours to set.
+such a process is ours to set. `setting` reads what a user changes, of other limits too.
 """
 
 from __future__ import annotations
@@ -113,6 +113,7 @@ def bounded(what: str, size: int = 0) -> Iterator[None]:
 
     Raises:
         LimitError: memory. Where time ends, the parent process ends this one, and says the same.
+        InputError: as `setting`.
     """
     watched = _mine()
     if watched is None or watched.doing.number:
@@ -143,6 +144,25 @@ def size_of(*files: Path) -> int:
     return total
 
 
+def setting(name: str) -> float | None:
+    """The number in an environment variable by which a user changes a limit; None where it is not set, or empty.
+
+    Raises:
+        InputError: anything but a number above zero.
+    """
+    text = os.environ.get(name, "")
+    if not text:
+        return None
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) or not float(text):
+        raise InputError(
+            f"{name} is no number above zero",
+            found=text[:40],
+            wanted="digits, such as 4 or 0.5",
+            fix=f"set it to such a number, or unset {name}",
+        )
+    return float(text)
+
+
 def _mine() -> _Watched | None:
     return _watched if _watched is not None and _watched.process == os.getpid() else None
 
@@ -153,21 +173,12 @@ def _tell(watched: _Watched, doing: Doing) -> None:
 
 
 def _seconds(size: int) -> float:
-    return _setting(SECONDS_SETTING) or SECONDS + SECONDS_A_GB * size / 1e9
+    return setting(SECONDS_SETTING) or SECONDS + SECONDS_A_GB * size / 1e9
 
 
 def _memory(size: int) -> int:
-    asked = _setting(MEMORY_SETTING)
+    asked = setting(MEMORY_SETTING)
     return int(asked * (1 << 30)) if asked else MEMORY + MEMORY_A_BYTE * size + MEMORY_A_CORE * (os.cpu_count() or 1)
-
-
-def _setting(name: str) -> float | None:
-    text = os.environ.get(name, "")
-    if not text:
-        return None
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) or not float(text):
-        raise InputError(f"{name} is no number above zero", found=text[:40], wanted="a number, such as 600")
-    return float(text)
 
 
 @contextlib.contextmanager
@@ -196,7 +207,11 @@ def _data_bytes() -> int | None:
     return None
 
 
-def _is_of_memory(error: Exception) -> bool:
-    """Whether an allocation failed: Python's error, and the texts of native libraries, which have no type for it."""
-    text = str(error)
-    return isinstance(error, MemoryError) or "bad_alloc" in text or "allocate memory" in text
+def _is_of_memory(error: BaseException | None) -> bool:
+    """Whether an allocation failed, maybe behind an error of ours that takes it for a damaged file: Python's error, and
+    the texts of native libraries, which have no type for it."""
+    while error is not None:
+        if isinstance(error, MemoryError) or "bad_alloc" in str(error) or "allocate memory" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -15,6 +15,8 @@ from typing import IO
 
 # The list of members, of about 130 bytes each where PyTorch wrote it. Python takes 20 times as much for it.
 MAX_DIRECTORY, MAX_MEMBERS = 4 << 20, 20_000
+# How often their packed size weights may unpack to: they hardly compress, and deflate can expand a thousandfold.
+MAX_EXPANSION = 100
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 OTHERS = {zipfile.ZIP_BZIP2: "bzip2", zipfile.ZIP_LZMA: "lzma"}
 ENCRYPTED = 1  # a bit of a member's flags

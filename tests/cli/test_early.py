@@ -61,6 +61,7 @@ COMMANDS = [
     (["run", "r.yaml", "--set", f"data.path={LONG}"], "VD2002"),
     (["inspect", LONG], "VD2002"),
     (["optimize", f"/{LONG}", "-o", "out"], "VD2002"),
+    (["compile", LONG, "--target", "openvino-cpu", "-o", "out"], "VD2002"),
     (["predict", LONG, "image.png"], "VD2002"),
     (["export", "hf:./absent", "-o", "out"], "VD2002"),
     (["export", "--checkpoint", "absent", "-o", "out"], "VD2002"),

@@ -86,9 +86,16 @@ def test_memory_is_bounded_and_what_the_command_had_before_does_not_count():
     body = "held = bytearray(1 << 29)\nwith bounded('read m.onnx'):\n    {}\nmore = bytearray(1 << 30)\nprint('done')"
     taken = body.format("try:\n        bytearray(1 << 30)\n    except MemoryError:\n        print('none left')")
     assert ended(program(taken, VITDEPLOY_MAX_GIB="0.25"))[:2] == (0, "none left\ndone\n")
-    shown = "from vitdeploy.errors import LimitError\ntry:\n    with bounded('read m.onnx'):\n"
-    shown += "        bytearray(1 << 30)\nexcept LimitError as error:\n    print(error.wanted)"
-    assert ended(program(shown, VITDEPLOY_MAX_GIB="0.25"))[1].endswith("s and 0.25 GiB\n")
+
+
+@pytest.mark.parametrize(
+    "read", ["{}", "try:\n            {}\n        except Exception:\n            raise ValueError from None"]
+)
+def test_memory_ran_out_even_where_a_reader_takes_that_for_a_damaged_file(read):
+    body = "from vitdeploy.errors import LimitError\ntry:\n    with bounded('read m.onnx'):\n        "
+    body += read.format("bytearray(1 << 30)")
+    body += "\nexcept LimitError as error:\n    print(error.wanted)"
+    assert ended(program(body, VITDEPLOY_MAX_GIB="0.25"))[1].endswith("s and 0.25 GiB\n")
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])

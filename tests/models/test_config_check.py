@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import pytest
@@ -210,6 +211,7 @@ def test_a_value_of_another_type_in_timms_config_is_named(changes, found, tmp_pa
         ({"architectures": {"a": 1}}, "architectures"),
         ({"num_attention_heads": True}, "num_attention_heads"),
         ({"image_size": 10**400}, "image_size"),
+        ({"image_size": functools.reduce(lambda inner, _: [inner], range(500), 224)}, "image_size"),
         ({"vocab_size": "many"}, "vocab_size"),
         ({"global_pool": [[]]}, "global_pool"),
     ],

@@ -14,7 +14,7 @@ from vitdeploy.errors import MissingFileError, RecipeError, VitdeployError
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.resolve import at_sizes, choice_of, export_config_of, overrides_of, rewrites_of, source_of
-from vitdeploy.recipe.load import MAX_BYTES, given_recipe, load_recipe, validate
+from vitdeploy.recipe.load import MAX_BYTES, MAX_PROBLEMS, given_recipe, load_recipe, validate
 from vitdeploy.spec import (
     Budget,
     DepthSpec,
@@ -602,6 +602,26 @@ def test_post_processing_is_that_of_the_fields_that_it_has(load, problems):
 
 
 def test_a_problem_is_told_in_a_short_line(problems):
-    source = f"{{model: {'m' * 100_000}, {'k' * 100_000}: 1, task: {'t' * 100_000}}}"
+    # With ?, as a key without it has 1,024 characters at most.
+    source = f"{{model: {'m' * 100_000}, ? {'k' * 100_000} : 1, task: {'t' * 100_000}}}"
     told = problems(LEAST.replace("{model: m}", source))
-    assert told and all(len(line) < 1100 for line in told)
+    assert len(told) == 3 and all(len(line) < 1100 for line in told)
+    [told] = problems(LEAST, f"data.path={'p' * 5000}")
+    assert told == f"$.data.path: string should have at most 4096 characters (found '{'p' * 60}')"
+
+
+@pytest.mark.parametrize("override", ["x" * 100_000, f"name.{'k' * 100_000}.a=1", f"name={'[' + 'x' * 100_000}"])
+def test_a_long_override_is_not_told_whole(problems, override):
+    [told] = problems(EXAMPLE, override)
+    assert told.startswith(f"--set '{override[:199]}...: ") and len(told) < 700
+
+
+def test_the_first_problems_of_very_many_are_told(load):
+    with pytest.raises(RecipeError, match="recipe.yaml: 1,000 problems") as caught:
+        load(LEAST + "".join(f"k{number}: 1\n" for number in range(1000)))
+    assert len(caught.value.problems) == MAX_PROBLEMS and "and 900 more\n" in str(caught.value)
+
+
+def test_a_long_path_is_not_told_whole():
+    with pytest.raises(MissingFileError, match=r"no recipe at n{1000}\.\.\."):
+        load_recipe(Path("n" * 100_000))

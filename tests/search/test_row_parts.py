@@ -70,6 +70,13 @@ def test_why_there_is_nothing_to_measure(work, alternatives, reason):
 
 
 @pytest.mark.parametrize(
+    ("tokens", "rows"), [(197, [200, 208]), (17, [24, 32]), (192, []), (9, [16]), (5, [8]), (4, []), (1, [])]
+)
+def test_more_rows_are_whole_tiles_and_less_than_twice_the_tokens(tokens, rows):
+    assert row_parts.more_rows(tokens) == rows
+
+
+@pytest.mark.parametrize(
     ("milliseconds", "disturbed", "best"),
     [
         ((30.0, 27.0, 26.0), "", (64, 64, 64, 5)),

@@ -12,6 +12,7 @@ from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, command_line, output_options
 from vitdeploy.cli.on import on_option
 from vitdeploy.cli.options import accept_option, expect_option
+from vitdeploy.paths import is_dir
 
 
 @click.command("compile")
@@ -72,7 +73,7 @@ def command(
     from vitdeploy.api.pinned import require_pinned
     from vitdeploy.runtime.backend import engine_is_code
 
-    require_pinned(expect_digest, [graph if graph.is_dir() else graph.parent])
+    require_pinned(expect_digest, [graph if is_dir(graph) else graph.parent])
     made = compile(
         graph,
         target,

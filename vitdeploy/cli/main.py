@@ -126,7 +126,7 @@ def main() -> None:
         _trace_if_asked()
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        click.echo(_interrupted(sys.argv[1:]), err=True)
+        _say(_interrupted(sys.argv[1:]))
         code = 130
     except _Terminated:
         code = 143

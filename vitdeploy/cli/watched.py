@@ -143,11 +143,13 @@ def _conclude(status: int, doing: Doing, memory_ran_out: bool) -> int:
 
 
 def _tell(error: VitdeployError) -> int:
-    """Print an error as the command would."""
-    if "--json" in sys.argv:
-        print(json.dumps({"error": error.to_dict()}), flush=True)
-    cursor = SHOW_CURSOR if sys.stderr.isatty() else ""  # a bar of progress may have hidden it
-    print(f"{cursor}{error}", file=sys.stderr, flush=True)
+    """Print an error as the command would; on a full disk its exit code says it."""
+    with contextlib.suppress(OSError):
+        if "--json" in sys.argv:
+            print(json.dumps({"error": error.to_dict()}), flush=True)
+    with contextlib.suppress(OSError):
+        cursor = SHOW_CURSOR if sys.stderr.isatty() else ""  # a bar of progress may have hidden it
+        print(f"{cursor}{error}", file=sys.stderr, flush=True)
     return error.exit_code
 
 

@@ -13,12 +13,14 @@ from vitdeploy.errors import MissingFileError, RecipeError
 from vitdeploy.limits import bounded, size_of
 from vitdeploy.models.names import graph_folder, is_built_in
 from vitdeploy.paths import is_dir, is_file
-from vitdeploy.recipe.problems import problem_line
+from vitdeploy.recipe.problems import MAX_LINE, cut, problem_line
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.recipe.sections import FUNCTION
 from vitdeploy.yaml_values import MAX_DEPTH, NOT_YAML, read_yaml
 
 MAX_BYTES = 1 << 20
+# That are told of a recipe: each of its values may be one.
+MAX_PROBLEMS = 100
 # Fields that name files: relative to the recipe, so that it runs from anywhere.
 PATHS = (
     *(("source", key) for key in ("model", "checkpoint", "labels", "text_features", "normal")),
@@ -38,7 +40,8 @@ def load_recipe(path: Path, overrides: Sequence[str] = (), function: str | None 
         RecipeError: not YAML, or anything that does not fit: all problems at once.
     """
     if not is_file(path):
-        raise MissingFileError(f"no recipe at {path}", fix="check the path; `vitdeploy run --help` shows a recipe")
+        told = f"no recipe at {cut(str(path), MAX_LINE)}"
+        raise MissingFileError(told, fix="check the path; `vitdeploy run --help` shows a recipe")
     data = _parse(path)
     _anchor(data, path.parent)
     for override in overrides:
@@ -56,17 +59,20 @@ def given_recipe(recipe: Recipe | str | Path, overrides: Sequence[str] = (), fun
     if not isinstance(recipe, Recipe):
         return load_recipe(Path(recipe), overrides, function)
     if overrides:
-        told = f"overrides {', '.join(overrides)}: this recipe was read already; give them where its file is read"
+        given = cut(", ".join(overrides))
+        told = f"overrides {given}: this recipe was read already; give them where its file is read"
         raise RecipeError("the recipe", [told])
     return recipe
 
 
 def validate(data: Any, source: str, function: str | None = None) -> Recipe:
-    """The recipe that these YAML values are; raises RecipeError with every problem. `function` as for `load_recipe`."""
+    """The recipe that these YAML values are; raises RecipeError with its problems. `function` as for `load_recipe`."""
     try:
         return Recipe.model_validate(data, context={FUNCTION: function})
     except ValidationError as error:
-        raise RecipeError(source, [problem_line(e, Recipe) for e in error.errors()]) from None
+        errors = error.errors()
+        told = [problem_line(each, Recipe) for each in errors[:MAX_PROBLEMS]]
+        raise RecipeError(source, told, len(errors) - len(told)) from None
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -112,17 +118,17 @@ def _anchored_model(model: str, folder: Path) -> str:
 
 def _set(data: dict[str, Any], override: str, source: str) -> None:
     path, separator, text = override.partition("=")
-    keys = path.split(".")
+    keys, said = path.split("."), f"--set {cut(repr(override))}"
     if not separator or not all(keys):
-        raise RecipeError(source, [f"--set {override!r}: wanted a.b=value"])
+        raise RecipeError(source, [f"{said}: wanted a.b=value"])
     if len(keys) > MAX_DEPTH:
         raise RecipeError(source, [f"--set: {len(keys):,} keys inside each other, at most {MAX_DEPTH} are read"])
     at = data
     for key in keys[:-1]:
         at = at.setdefault(key, {})
         if not isinstance(at, dict):
-            raise RecipeError(source, [f"--set {override!r}: $.{key} is not a mapping"])
+            raise RecipeError(source, [f"{said}: $.{cut(key)} is not a mapping"])
     try:
         at[keys[-1]] = read_yaml(text)
     except NOT_YAML as error:
-        raise RecipeError(source, [f"--set {override!r}: " + " ".join(str(error).split())[:200]]) from None
+        raise RecipeError(source, [f"{said}: " + " ".join(str(error).split())[:200]]) from None

@@ -9,14 +9,18 @@ from pydantic import BaseModel
 
 from vitdeploy.recipe.postprocess import SECTIONS
 
-# Characters of a line: names and values in it are the file's, and may be as long as that.
-MAX_LINE = 1000
+# Characters of a line, and of a text that it quotes: names and values are the file's, and may be as long as that.
+MAX_LINE, MAX_QUOTED = 1000, 200
+
+
+def cut(text: str, most: int = MAX_QUOTED) -> str:
+    """A text out of a recipe or an override, as an error quotes it."""
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def problem_line(error: Any, model: type[BaseModel]) -> str:
     """`$.a.b: found, wanted`, of an error at a field of `model` or below."""
-    line = _line(error, model)
-    return line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}..."
+    return cut(_line(error, model), MAX_LINE)
 
 
 def _line(error: Any, model: type[BaseModel]) -> str:

@@ -7,9 +7,11 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 Positive = Annotated[int, Field(ge=1)]
+# Of a text: the longest path of Linux. What is longer names nothing, and errors would quote it.
+MAX_TEXT = 4096
 
 
 class Section(BaseModel):
     """A frozen value without unknown fields, whose fields have the types that they are given in."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, str_max_length=MAX_TEXT)

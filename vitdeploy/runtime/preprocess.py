@@ -78,7 +78,8 @@ def decode(source: ImageSource, channels: int) -> Image.Image:
 
     Raises:
         MissingFileError: the path does not exist.
-        ImageError: not a readable image, truncated, or larger than 64 megapixels or 64 MiB.
+        ImageError: not a readable image, truncated, larger than 64 megapixels, 65,535 pixels a side or 64 MiB, or a
+            JPEG file of more than 50 scans.
         TensorError: an array of another dtype or shape, or nothing that could be an image.
     """
     from PIL import Image
@@ -96,7 +97,7 @@ def decode(source: ImageSource, channels: int) -> Image.Image:
     return _decode_image(io.BytesIO(content), mode, name)
 
 
-def file_of(source: object) -> bytes | bytearray | memoryview | None:
+def file_of(source: object) -> bytes | bytearray | None:
     """What an image file holds, of a path or of the bytes themselves; None for what is no file.
 
     Raises:
@@ -107,7 +108,7 @@ def file_of(source: object) -> bytes | bytearray | memoryview | None:
         return _read(Path(source))
     if not isinstance(source, bytes | bytearray | memoryview):
         return None
-    size = source.nbytes if isinstance(source, memoryview) else len(source)
+    size = memoryview(source).nbytes
     if size > MAX_FILE_BYTES:
         raise ImageError("the image bytes are too many", found=f"{size:,}", wanted=f"at most {MAX_FILE_BYTES:,}")
     return bytes(source) if isinstance(source, memoryview) else source
@@ -212,12 +213,11 @@ def _read(path: Path) -> bytes:
         ) from None
 
 
-def check_scans(content: bytes | bytearray | memoryview, name: str) -> None:
+def check_scans(content: bytes | bytearray, name: str) -> None:
     """Raise ImageError for a JPEG file of more scans than an encoder writes; what is behind its end does not count."""
-    if content[:2] != b"\xff\xd8":
+    if not content.startswith(b"\xff\xd8"):
         return
-    data = bytes(content) if isinstance(content, memoryview) else content
-    if data.count(bytes([0xFF, _SCAN])) > MAX_SCANS and _scans(data) > MAX_SCANS:
+    if content.count(bytes([0xFF, _SCAN])) > MAX_SCANS and _scans(content) > MAX_SCANS:
         raise ImageError(
             f"{name} would take too long to decode",
             found=f"a JPEG file of more than {MAX_SCANS} scans",

@@ -56,7 +56,7 @@ def decode_reduced(source: ImageSource, spec: PreprocessSpec) -> ReducedImage | 
         return None
 
 
-def _decode(content: bytes | bytearray | memoryview, spec: PreprocessSpec) -> ReducedImage | None:
+def _decode(content: bytes | bytearray, spec: PreprocessSpec) -> ReducedImage | None:
     from PIL import Image
 
     check_scans(content, "the image")

@@ -12,9 +12,10 @@ import onnx_ir as ir
 
 from vitdeploy.benchmark.candidate import BenchCandidate
 from vitdeploy.errors import GraphError
+from vitdeploy.graph.analysis.attention import find_attentions
 from vitdeploy.graph.io.files import get_metadata, load_graph
-from vitdeploy.graph.passes.row_alignment import align_rows
-from vitdeploy.graph.passes.row_split import complete_shapes, parts_of, work_by_tokens
+from vitdeploy.graph.passes.row_alignment import align_rows, token_stream
+from vitdeploy.graph.passes.row_split import parts_of, work_by_tokens
 from vitdeploy.search.alternatives import compiled, time_alternatives
 from vitdeploy.search.latency import fingerprint
 from vitdeploy.search.parts import PartsTable, PartsTiming, in_parts
@@ -45,7 +46,9 @@ def measure_row_parts(
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     device, work = fingerprint(target), work_by_tokens(model)
     tokens = next(iter(work), 1)
-    alternatives = [(tokens,), *parts_of(tokens), *((rows,) for rows in _more_rows(model, tokens))]
+    alternatives, more = [(tokens,), *parts_of(tokens)], more_rows(tokens)
+    if more and _takes_more(model, tokens, more[0]):
+        alternatives += [(rows,) for rows in more]
     if reason := _without_alternative(work, alternatives):
         return PartsTable(target, batch, now, device, reason=reason)
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
@@ -60,15 +63,18 @@ def measure_row_parts(
     return PartsTable(target, batch, now, device, timings, disturbed=disturbed)
 
 
-def _more_rows(model: ir.Model, tokens: int) -> list[int]:
-    """Numbers of rows that may be faster than `tokens`, where the graph can have more at all. Changes the graph."""
+def more_rows(tokens: int) -> list[int]:
+    """Numbers of rows that may be faster than one a token, of those that `align_rows` takes."""
     rounded = {-(-tokens // multiple) * multiple for multiple in MULTIPLES}
-    complete_shapes(model)
+    return sorted(rows for rows in rounded if tokens < rows < 2 * tokens)
+
+
+def _takes_more(model: ir.Model, tokens: int, rows: int) -> bool:
+    """Whether a graph, whose shapes are complete, can have so many rows in place of its tokens. Changes it."""
     try:
-        align_rows(model, tokens + 1)
+        return token_stream(find_attentions(model))[1] == tokens and align_rows(model, rows) > 0
     except GraphError:
-        return []
-    return sorted(rounded - {tokens})
+        return False
 
 
 def _without_alternative(work: Mapping[int, int], alternatives: Sequence[tuple[int, ...]]) -> str:

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.graph.builder import Builder, values
-from vitdeploy.errors import GraphError, UnsafeGraphError
+from vitdeploy.errors import GraphError, InputError, UnsafeGraphError
 from vitdeploy.graph.analysis import budget
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.admit import admit, metadata_keys, read_graph
@@ -17,8 +17,8 @@ HUGE = np.array([10**6, 10**6], np.int64)
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 
 
-def image(b, batch="batch"):
-    return b.input("x", [batch, 3, 8, 8])
+def image(b, batch="batch", side=8):
+    return b.input("x", [batch, 3, side, side])
 
 
 def written(tmp_path, proto):
@@ -44,14 +44,14 @@ def body(*nodes, carried=(), results=("c_out",), types=()):
     return helper.make_graph([keep, *nodes], "body", inputs, outputs)
 
 
-def looped(trips, *, cond=True):
+def looped(trips, *of_image):
     """x + 1, so often."""
     b = Builder(20)
-    x = image(b)
+    x = image(b, *of_image)
     plus = helper.make_node("Add", ["state", b.constant(np.float32(1))], ["next"])
     inner = body(plus, carried=["state"], results=["c_out", "next"], types=[FLOAT])
     times = trips if isinstance(trips, str) else b.constant(np.int64(trips))
-    return unchecked(b, b.add("Loop", times, b.constant(np.bool_(cond)), x, body=inner))
+    return unchecked(b, b.add("Loop", times, np.bool_(True), x, body=inner))
 
 
 def by_data():
@@ -104,13 +104,34 @@ def made(operator, *inputs, **attributes):
     return unchecked(b, b.add("Add", b.add("ReduceMean", x, keepdims=0), b.add(operator, *inputs, **attributes)))
 
 
-def by_floats():
-    """10^3 * 10^3.5, rounded: sizes of Resize are computed so."""
+def sided(length):
+    """A square whose sides are computed in floats, as sizes of Resize are."""
     b = Builder(20)
     x = image(b)
-    size = b.add("Mul", np.array([1000.0], np.float32), b.add("Exp", np.array([8.0], np.float32)))
-    sides = b.add("Concat", *2 * [b.add("Cast", b.add("Floor", size), to=INT64)], axis=0)
+    sides = b.add("Concat", *2 * [b.add("Cast", b.add("Floor", length(b)), to=INT64)], axis=0)
     return unchecked(b, b.add("Add", x, b.add("ConstantOfShape", sides)))
+
+
+def numbers(*values):
+    return [np.array([value], np.float32) for value in values]
+
+
+def branched():
+    """A square with sides of 1 or of 10^6, as the brightest pixel says."""
+    b = Builder(20)
+    x = image(b)
+    small, large = (
+        helper.make_graph(
+            [helper.make_node("Constant", [], [name], value_ints=sides)],
+            name,
+            [],
+            [helper.make_tensor_value_info(name, INT64, [2])],
+        )
+        for name, sides in (("small", [1, 1]), ("large", HUGE.tolist()))
+    )
+    bright = b.add("Greater", b.add("ReduceMax", x, keepdims=0), 0.5)
+    sides = b.add("If", bright, then_branch=small, else_branch=large)
+    return unchecked(b, b.add("Add", b.add("ReduceMean", x, keepdims=0), b.add("ConstantOfShape", sides)))
 
 
 def large_input(*sizes):
@@ -123,6 +144,7 @@ REFUSED = {
     "a loop of 10^7 trips": lambda: looped(10**7),
     "a loop that doubles": lambda: growing(40),
     "a counter that doubles": counting,
+    "a loop of too many elements": lambda: looped(8000, 256, 224),
     **{f"{name}, 34 times": lambda name=name: doubled(name, 34) for name in ("Concat", "Tile", "Resize", "Sequence")},
     "Pad, by a million": lambda: doubled("Pad", 20),
     "a constant, 34 times": lambda: doubled("Concat", 34, constant=True),
@@ -132,7 +154,9 @@ REFUSED = {
     "Range": lambda: made("Range", np.float32(0), np.float32(1e12), np.float32(1)),
     "OneHot": lambda: made("OneHot", np.array([1], np.int64), np.int64(10**12), np.array([0, 1], np.float32)),
     "RandomNormal": lambda: made("RandomNormal", shape=[10**6, 10**6]),
-    "floats": by_floats,
+    "floats": lambda: sided(lambda b: b.add("Mul", *numbers(1000), b.add("Exp", *numbers(8)))),
+    "the largest of three": lambda: sided(lambda b: b.add("Max", *numbers(1, 1, 1e6))),
+    "a branch": branched,
     "an input": lambda: large_input(10**6, 3, 8, 8),
     "all inputs but one axis": lambda: large_input("batch", 3, 10**5, 10**4),
 }
@@ -175,13 +199,20 @@ def attention():
     return unchecked(b, b.add("MatMul", weights, q))
 
 
-@pytest.mark.parametrize(
-    "proto",
-    [(attention,), (looped, 1000), (growing, 10), (doubled, "Concat", 10), (scanned,), (large_input, 64, 3, 224, 224)],
-    ids=["attention", "loop", "growing loop", "doublings", "scan", "batch"],
-)
-def test_what_a_model_may_ask_for_is_admitted(tmp_path, proto):
-    path = written(tmp_path, proto[0](*proto[1:]))
+ADMITTED = {
+    "attention": attention,
+    "loop": lambda: looped(1000),
+    "loop over a large batch": lambda: looped(2000, 256, 224),
+    "growing loop": lambda: growing(10),
+    "doublings": lambda: doubled("Concat", 10),
+    "scan": scanned,
+    "batch": lambda: large_input(64, 3, 224, 224),
+}
+
+
+@pytest.mark.parametrize("what", ADMITTED)
+def test_what_a_model_may_ask_for_is_admitted(tmp_path, what):
+    path = written(tmp_path, ADMITTED[what]())
     assert len(admit(path).graph) and len(read_graph(path).graph)
 
 
@@ -189,10 +220,14 @@ def test_the_limits_are_raised_by_the_user_alone(tmp_path, monkeypatch):
     path = written(tmp_path, large_input(10**6, 3, 8, 8))
     monkeypatch.setenv(budget.VARIABLE, "4")
     assert len(admit(path).graph)
-    for text in ("", "0", "-1", "many", "1" * 20):
+    monkeypatch.setenv(budget.VARIABLE, "")
+    with pytest.raises(UnsafeGraphError, match="VITDEPLOY_GRAPH_LIMITS=2 doubles all limits"):
+        admit(path)
+    for text in ("0", "-1", "many", "1" * 20):
         monkeypatch.setenv(budget.VARIABLE, text)
-        with pytest.raises(UnsafeGraphError, match="more memory or work"):
+        with pytest.raises(InputError, match="VITDEPLOY_GRAPH_LIMITS is no number above zero") as caught:
             admit(path)
+        assert caught.value.code == "VD2000" and caught.value.found == text
 
 
 def test_the_size_that_it_is_run_at_counts(tmp_path):

@@ -7,14 +7,14 @@ that of a product is 4 times what SAM ViT-H at 1024 pixels takes (2^28 attention
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError, UnsafeGraphError
+from vitdeploy.limits import setting
 
-# A whole number, by which all limits are multiplied: for a user who knows the file and has the memory.
+# A number by which all limits are multiplied: for a user who knows the file and has the memory.
 VARIABLE = "VITDEPLOY_GRAPH_LIMITS"
 SHOWN_CHARACTERS = 80
 
@@ -32,7 +32,8 @@ CONSTANTS = Limit(1 << 26, "elements that constants are expanded to")
 # By copies: 150 maps of 900 x 900 pixels. A doubled tensor is as cheap to ask for as it is dear to have.
 GROWN = Limit(1 << 27, "elements in a tensor")
 PRODUCT = Limit(1 << 30, "elements in a product")
-ELEMENTS = Limit(1 << 36, "elements in all tensors together")
+# A bound of time, as MACS: a ViT-L at a fixed batch of 256 is within both.
+ELEMENTS = Limit(1 << 38, "elements in all tensors together")
 MACS = Limit(10**14, "multiplications")
 STEPS = Limit(1 << 18, "operations, each counted as often as its loop runs")
 
@@ -53,14 +54,14 @@ class Budget:
         self._extra[limit] = self._extra.get(limit, 0) + more
 
     def check(self, limit: Limit, amount: int, where: str) -> None:
-        most = (limit.most + self._extra.get(limit, 0)) * self._factor
+        most = int((limit.most + self._extra.get(limit, 0)) * self._factor)
         if amount > most:
             number = f"{amount:,}" if amount < 10**18 else f"over 10^{len(str(amount)) - 1}"
             raise UnsafeGraphError(
                 f"{self._name} asks for more memory or work than a vision model takes",
                 found=f"{number} {limit.what}, at {where}",
                 wanted=f"at most {most:,}",
-                fix=f"if you trust the file and have the memory: {VARIABLE}={2 * self._factor} doubles all limits",
+                fix=f"if you trust the file and have the memory: {VARIABLE}={2 * self._factor:.15g} doubles all limits",
             )
 
     def add(self, limit: Limit, amount: int, where: str) -> None:
@@ -90,10 +91,9 @@ class Budget:
         )
 
 
-def factor() -> int:
-    """What the limits are multiplied by: 1, unless the user's environment says more."""
-    text = os.environ.get(VARIABLE, "")
-    return max(1, int(text)) if text.isascii() and text.isdecimal() and len(text) < 10 else 1
+def factor() -> float:
+    """What the limits are multiplied by: 1, unless the user's environment says otherwise; errors as `setting`."""
+    return setting(VARIABLE) or 1.0
 
 
 def label(node: ir.Node) -> str:

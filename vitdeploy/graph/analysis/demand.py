@@ -7,6 +7,7 @@ largest input of its node. Bodies of loops are followed trip by trip until nothi
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ import onnx_ir as ir
 from vitdeploy.graph.analysis import budget
 from vitdeploy.graph.analysis.budget import Budget, label
 from vitdeploy.graph.analysis.effort import effort
-from vitdeploy.graph.analysis.work import MATMULS, UnknownSize
+from vitdeploy.graph.analysis.work import MATMULS, STANDARD, UnknownSize
 from vitdeploy.graph.shapes.infer import CONTENT_LIMIT, INTEGERS, Contents, Facts
 from vitdeploy.graph.shapes.operators import Operators
 from vitdeploy.graph.shapes.sizes import Dims
@@ -27,7 +28,6 @@ from vitdeploy.graph.shapes.sizes import Dims
 SAMPLES, CHANNELS, SIDE, LENGTH = 1, 3, 224, 128
 # Nodes in bodies of loops that are looked at again, and trips after which a counter is no longer followed.
 MAX_FOLLOWED, COUNTED_TRIPS = 20_000, 64
-STANDARD = ("", "ai.onnx")
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 # What makes more elements than it reads by multiplying them.
 PRODUCTS = frozenset(MATMULS) | {
@@ -37,14 +37,21 @@ PRODUCTS = frozenset(MATMULS) | {
 # What holds all of its inputs, where its shape is not known.
 JOINED = frozenset({"Concat", "ConcatFromSequence", "SequenceConstruct", "SequenceInsert"})
 VIEWS = frozenset({"Squeeze", "Unsqueeze", "Reshape", "Identity"})
+
+
+def _of_all(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """The same of any number of operands: a third one of numpy's own is where the result is written."""
+    return lambda *operands: functools.reduce(function, operands)
+
+
 NUMERIC: dict[str, Callable[..., Any]] = {
     "Add": np.add,
     "Sub": np.subtract,
     "Mul": np.multiply,
     "Div": np.true_divide,
     "Pow": np.power,
-    "Min": np.minimum,
-    "Max": np.maximum,
+    "Min": _of_all(np.minimum),
+    "Max": _of_all(np.maximum),
     "Floor": np.floor,
     "Ceil": np.ceil,
     "Round": np.rint,
@@ -287,12 +294,19 @@ class Demand(Facts):
         self._stored.pop(value, None)
 
     def branch(self, node: ir.Node) -> None:
-        """If: both branches, and the larger result of the two."""
+        """If: both branches, and of each result the larger one."""
         branches = [node.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
         for each in branches:
             self._graph(each)
         for output, *results in zip(node.outputs, *(each.outputs for each in branches), strict=False):
-            self._set(output, self._known(max(results, key=lambda result: self.count(result) or 0)))
+            self._set(output, self._known(max(results, key=self._extent)))
+
+    def _extent(self, value: ir.Value) -> tuple[int, float]:
+        """Its elements, and the largest number in it, which may be a size."""
+        count, numbers = self.count(value) or 0, self.numbers(value)
+        if numbers is None or not numbers.size or numbers.dtype.kind not in "iufb":
+            return count, 0.0
+        return count, float(numbers.max())
 
     def loop(self, node: ir.Node) -> None:
         """Loop: as many trips as its first input says, whatever its condition does."""

@@ -23,7 +23,9 @@ def effort(node: ir.Node, sizes: Sizes) -> int:
 
 def _einsum(node: ir.Node, sizes: Sizes) -> int:
     """The elements of the result, times the sizes of the labels that are summed over."""
-    left, _, right = str(node.attributes.get_string("equation", "")).replace(" ", "").partition("->")
+    left, arrow, right = str(node.attributes.get_string("equation", "")).replace(" ", "").partition("->")
+    if not arrow:  # the result has the labels that stand once
+        right = "".join(name for name in left if left.count(name) == 1)
     found: dict[str, int] = {}
     for term, value in zip(left.split(","), node.inputs, strict=True):
         dims = sizes(value)
@@ -35,8 +37,8 @@ def _einsum(node: ir.Node, sizes: Sizes) -> int:
 
 def _recurrent(node: ir.Node, sizes: Sizes) -> int:
     steps, batch, width = sizes(node.inputs[0])
-    rows = sizes(node.inputs[1])[1]
-    return steps * batch * rows * (width + rows)
+    directions, rows, hidden = sizes(node.inputs[2])
+    return directions * steps * batch * rows * (width + hidden)
 
 
 def _pool(node: ir.Node, sizes: Sizes) -> int:

@@ -19,9 +19,11 @@ from vitdeploy.graph.values import array_of
 FOLD_ELEMENTS = 1 << 26
 # Operators that are computed element by element in Python, about 10^5 elements a second; and how many each may have.
 SLOW = frozenset(
-    {"AveragePool", "Conv", "ConvTranspose", "GridSample", "LRN", "LpPool", "MaxPool", "NonMaxSuppression"}
+    {
+        *("AveragePool", "Conv", "ConvTranspose", "GridSample", "LRN", "LpPool", "MaxPool", "NonMaxSuppression"),
+        *("Resize", "RoiAlign", "ScatterElements", "ScatterND", "Unique", "Upsample"),
+    }
 )
-SLOW |= {"Resize", "RoiAlign", "ScatterElements", "ScatterND", "Unique", "Upsample"}
 SLOW_ELEMENTS = 1 << 20
 
 

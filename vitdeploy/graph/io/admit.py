@@ -45,7 +45,7 @@ ATTRIBUTES = frozenset(onnx.AttributeProto.AttributeType.values()) - {
     onnx.AttributeProto.SPARSE_TENSORS,
 }
 # Graphs that were counted in this process, by what was counted: most are read more than once.
-COUNTED: dict[bytes, None] = {}
+COUNTED = set[bytes]()
 MAX_COUNTED = 256
 # Initializers above this size are no concern of the ONNX checker, which would copy them.
 CHECKED_ELEMENTS = 1024
@@ -89,7 +89,7 @@ def metadata_keys(path: Path) -> set[str]:
     """
     name, number = shown(path.name), onnx.ModelProto.METADATA_PROPS_FIELD_NUMBER
     try:
-        entries = [entry for field, entry in top_level(_read(path), name) if field == number]
+        entries = top_level(_read(path), number, name)
         return {onnx.StringStringEntryProto.FromString(entry).key for entry in entries}
     except VitdeployError:
         raise
@@ -142,9 +142,9 @@ def _count(bare: onnx.ModelProto, weights: set[str], name: str, image_size: tupl
     if key in COUNTED:
         return
     check_demand(ir.from_proto(bare), weights, name, image_size)
-    while len(COUNTED) >= MAX_COUNTED:
-        COUNTED.pop(next(iter(COUNTED)))
-    COUNTED[key] = None
+    if len(COUNTED) >= MAX_COUNTED:
+        COUNTED.clear()
+    COUNTED.add(key)
 
 
 def _sort(graph: onnx.GraphProto) -> None:

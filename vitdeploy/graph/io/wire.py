@@ -39,56 +39,52 @@ def survey(content: bytes, name: str) -> None:
         if depth > MAX_DEPTH:
             raise UnsafeGraphError(f"{name} is nested too deeply", wanted=f"at most {MAX_DEPTH} levels of messages")
         known = message.fields_by_number
-        while position < end:
+        for number, kind, first, behind in _fields(content, position, end, name):
             fields += 1
             if fields > MAX_FIELDS:
-                raise UnsafeGraphError(f"{name} has too many parts", wanted=f"at most {MAX_FIELDS:,} fields")
-            tag, position = _varint(content, position, end, name)
-            kind = tag & 7
-            if kind == _VARINT:
-                _, position = _varint(content, position, end, name)
-                continue
-            size = 8 if kind == _FIXED64 else 4
-            if kind == _LENGTH:
-                size, position = _varint(content, position, end, name)
-            elif kind not in (_FIXED64, _FIXED32):
-                raise _broken(name, f"a field of unknown kind {kind} at byte {position:,}")
-            if size > end - position:
-                raise _broken(name, f"{size:,} bytes announced at byte {position:,} where {end - position:,} are left")
-            field = known.get(tag >> 3) if kind == _LENGTH else None
+                raise _too_many(name)
+            field = known.get(number) if kind == _LENGTH else None
             if field is not None and field.message_type is not None:
-                stack.append((position, position + size, field.message_type, depth + 1))
+                stack.append((first, behind, field.message_type, depth + 1))
             elif field is not None and field.type not in _NOT_PACKED:
-                packed += size
+                packed += behind - first
                 if packed > MAX_PACKED_BYTES:
                     raise UnsafeGraphError(
                         f"{name} holds too many packed numbers", wanted=f"at most {MAX_PACKED_BYTES:,} bytes of them"
                     )
-            position += size
 
 
-def top_level(content: bytes, name: str) -> Iterator[tuple[int, bytes]]:
-    """The number and the bytes of each text or message of a serialised ModelProto, but for its graph; errors as
-    `survey`."""
-    position, fields, end = 0, 0, len(content)
+def top_level(content: bytes, field: int, name: str) -> Iterator[bytes]:
+    """The bytes of each text or message of one number in a serialised ModelProto; errors as `survey`."""
+    for count, (number, kind, first, behind) in enumerate(_fields(content, 0, len(content), name), 1):
+        if count > MAX_FIELDS:
+            raise _too_many(name)
+        if kind == _LENGTH and number == field:
+            yield content[first:behind]
+
+
+def _fields(content: bytes, position: int, end: int, name: str) -> Iterator[tuple[int, int, int, int]]:
+    """(number, kind, first byte, byte behind the last) of each field of the message between two bytes.
+
+    Raises:
+        GraphError: of an unknown kind, or longer than the message.
+    """
     while position < end:
-        fields += 1
-        if fields > MAX_FIELDS:
-            raise UnsafeGraphError(f"{name} has too many parts", wanted=f"at most {MAX_FIELDS:,} fields")
-        tag, position = _varint(content, position, end, name)
-        kind, size = tag & 7, 8 if tag & 7 == _FIXED64 else 4
+        tag, first = _varint(content, position, end, name)
+        kind = tag & 7
         if kind == _VARINT:
-            _, position = _varint(content, position, end, name)
-            continue
-        if kind == _LENGTH:
-            size, position = _varint(content, position, end, name)
-        elif kind not in (_FIXED64, _FIXED32):
-            raise _broken(name, f"a field of unknown kind {kind} at byte {position:,}")
-        if size > end - position:
-            raise _broken(name, f"{size:,} bytes announced at byte {position:,} where {end - position:,} are left")
-        if kind == _LENGTH and tag >> 3 != onnx.ModelProto.GRAPH_FIELD_NUMBER:
-            yield tag >> 3, content[position : position + size]
-        position += size
+            _, position = _varint(content, first, end, name)
+        elif kind == _LENGTH:
+            size, first = _varint(content, first, end, name)
+            position = first + size
+        elif kind in (_FIXED64, _FIXED32):
+            position = first + (8 if kind == _FIXED64 else 4)
+        else:
+            raise _broken(name, f"a field of unknown kind {kind} at byte {first:,}")
+        if position > end:
+            found = f"{position - first:,} bytes announced at byte {first:,} where {end - first:,} are left"
+            raise _broken(name, found)
+        yield tag >> 3, kind, first, position
 
 
 def _varint(content: bytes, position: int, end: int, name: str) -> tuple[int, int]:
@@ -102,6 +98,10 @@ def _varint(content: bytes, position: int, end: int, name: str) -> tuple[int, in
             return value, position
         shift += 7
     raise _broken(name, f"a number without an end at byte {position:,}")
+
+
+def _too_many(name: str) -> UnsafeGraphError:
+    return UnsafeGraphError(f"{name} has too many parts", wanted=f"at most {MAX_FIELDS:,} fields")
 
 
 def _broken(name: str, found: str) -> GraphError:

@@ -13,12 +13,10 @@ from numpy.lib import format as npy
 from torch import Tensor
 
 from vitdeploy.errors import CheckpointError, PickleError
-from vitdeploy.zip_members import DAMAGED, members
+from vitdeploy.zip_members import DAMAGED, MAX_EXPANSION, members
 
 # ViT-e, the largest published ViT, has 15.6 GB in float32 (arXiv 2209.06794, table 1).
 MAX_BYTES = 32 << 30
-# Weights hardly compress; deflate can expand a thousandfold.
-MAX_EXPANSION = 100
 SUFFIX, SUFFIX_OF_ARCHIVE = ".npy", ".npz"
 
 

@@ -10,7 +10,7 @@ from vitdeploy.models.json_file import read_json
 from vitdeploy.paths import exists, is_dir, is_file
 
 INDEX = "model.safetensors.index.json"
-MAX_SHARDS, MAX_NAME, SHOWN = 10_000, 255, 500
+MAX_NAME, SHOWN = 255, 500
 SHARD = re.compile(r".+-\d{5}-of-\d{5}\.\w+")
 
 
@@ -54,7 +54,7 @@ def _shards(index: Path) -> list[str]:
         names = sorted(set(read_json(index)["weight_map"].values()))
     except (KeyError, AttributeError, TypeError):
         raise CheckpointError(f"{index} is not a weight index", fix="download it again") from None
-    if not names or len(names) > MAX_SHARDS or not all(map(_is_name, names)):
+    if not names or not all(map(_is_name, names)):
         raise CheckpointError(
             f"{index} names files outside its folder", found=str(names)[:200], wanted="names of files beside it"
         )

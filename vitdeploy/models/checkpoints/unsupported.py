@@ -13,10 +13,7 @@ if TYPE_CHECKING:
 
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.checkpoints.mismatch import listed, patterns
-from vitdeploy.zip_members import members
-
-# Weights hardly compress; deflate can expand a thousandfold.
-MAX_EXPANSION = 100
+from vitdeploy.zip_members import MAX_EXPANSION, members
 
 # How files begin, what they are, and what to do.
 _BEGINNINGS = (

@@ -53,9 +53,9 @@ def searched(config: Any, positions: int) -> tuple[SequenceSpec, tuple[str, ...]
         raise _refused(", ".join(unknown)[:200], f"greedy or beam search: {', '.join(sorted(READ))}")
     for key in (*WHOLE, "length_penalty"):
         value = given.get(key, 0)
-        kinds = (int,) if key in WHOLE else (int, float)
+        kinds, wanted = ((int,), "a whole number") if key in WHOLE else ((int, float), "a number")
         if isinstance(value, bool) or not isinstance(value, kinds) or not abs(value) <= MOST:
-            raise _refused(f"{key} {value!r}"[:200], f"{key}: a number")
+            raise _refused(f"{key} {value!r}"[:200], f"{key}: {wanted}")
     ends = given.get("eos_token_id")
     ends = ends if isinstance(ends, list) else [ends]
     start = given.get("decoder_start_token_id", given.get("bos_token_id"))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 # Names of classes, and what other programs keep: their keys are not those of a config.
 _OTHERS = frozenset({"id2label", "label2id", "label_names", "label_descriptions", "task_specific_params"})
+# Objects inside each other that are looked at, and lists of numbers.
 _DEEPEST = 16
 
 
@@ -79,11 +80,10 @@ def _fits(value: Any, kind: Kind) -> bool:
         return False
     if not kind.most:
         return True
-    numbers = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
-    return all(_within(number, kind.most) for number in numbers)
+    return all(_within(number, kind.most) for number in (value.values() if isinstance(value, dict) else [value]))
 
 
-def _within(number: Any, most: int) -> bool:
+def _within(number: Any, most: int, depth: int = 0) -> bool:
     if isinstance(number, list):
-        return all(_within(each, most) for each in number) if len(number) < most else False
+        return depth < _DEEPEST and all(_within(each, most, depth + 1) for each in number)
     return isinstance(number, int | float) and not isinstance(number, bool) and 0 <= number <= most
