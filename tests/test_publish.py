@@ -169,8 +169,11 @@ def test_folders_of_dead_processes_are_removed_and_others_stay(tmp_path):
     foreign = [f".tmp-{dead}-notes", f".tmp-²-{'c' * 12}", f".tmp-{'9' * 30}-{'d' * 12}", ".tmp-x-y", ".tmp-"]
     for name in (ours_gone, ours_alive, *foreign):
         (tmp_path / name).mkdir()
+    file_gone, file_alive = f".tmp-{dead}-{here}cccccc", f".tmp-{os.getpid()}-{here}dddddd"
+    for name in (file_gone, file_alive):
+        (tmp_path / name).write_bytes(b"half")
     remove_abandoned(tmp_path)
-    assert names(tmp_path) == sorted([ours_alive, *foreign])
+    assert names(tmp_path) == sorted([ours_alive, file_alive, *foreign])
 
 
 def test_a_temporary_folder_is_gone_after_its_block(tmp_path):
@@ -178,6 +181,18 @@ def test_a_temporary_folder_is_gone_after_its_block(tmp_path):
         (folder / "x").write_bytes(b"x")
         assert names(tmp_path / "new") == [folder.name]
     assert names(tmp_path / "new") == []
+
+
+def killed_at_work(parent):
+    with temporary_folder(parent):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_a_killed_process_left_goes_with_the_next_temporary_folder(tmp_path):
+    assert in_child(killed_at_work, tmp_path).status is None
+    (left,) = names(tmp_path)
+    with temporary_folder(tmp_path) as work:
+        assert names(tmp_path) == [work.name] != [left]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
