@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -27,17 +28,18 @@ from vitdeploy.publish import (
     flush,
     make_folder,
     publish,
-    remove_abandoned,
     storage_errors,
     swap,
     temporary_folder,
 )
-from vitdeploy.spec import DecodeError, FileEntry, decode, encode
+from vitdeploy.spec import FileEntry, decode, encode
 from vitdeploy.store.key import canonical_json
 
 RECORD_FILE = "artifact.json"
 # In a damaged entry, of the process that puts it aside; one that was killed before it did is waited for so long.
 CLAIM, CLAIM_SECONDS, LOOK_SECONDS = ".claim", 10.0, 0.005
+# What this process or machine has run out of: that says nothing about an entry.
+_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,11 @@ class Store:
 
     def find(self, key: str) -> Artifact | None:
         """The artifact with this key if it is there and intact. A damaged one stays until it is made again, and goes
-        into quarantine then: nobody moves what another process may have put there meanwhile."""
+        into quarantine then: nobody moves what another process may have put there meanwhile.
+
+        Raises:
+            OSError: no descriptors or memory to look at it.
+        """
         folder = self._folder(key)
         if not folder.is_dir():
             return None
@@ -78,10 +84,13 @@ class Store:
             record = decode(Record, json.loads((folder / RECORD_FILE).read_text(encoding="utf-8")))
             for entry in record.files:
                 verify_file(folder, entry)
-            intact = record.key == key
-        except (OSError, ValueError, DecodeError, DigestError):
-            intact = False
-        return Artifact(folder, key, files_digest(record.files)) if intact else None
+        except (ValueError, RecursionError, DigestError):  # of JSON, of names, and of what was decoded
+            return None
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                raise
+            return None
+        return Artifact(folder, key, files_digest(record.files)) if record.key == key else None
 
     def make(
         self,
@@ -94,9 +103,6 @@ class Store:
     ) -> Artifact:
         """Let `write` fill an empty folder, then publish it under `key`. Whoever is first wins, with what is intact."""
         folder = self._folder(key)
-        with storage_errors(self.root):
-            make_folder(folder.parent)
-            remove_abandoned(folder.parent)
         with temporary_folder(folder.parent) as work, storage_errors(self.root):
             write(work)
             files = list_files(work)
