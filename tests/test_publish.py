@@ -223,10 +223,22 @@ def test_a_disk_that_fails_is_said_with_the_reason(tmp_path, number):
     assert caught.value.found == os.strerror(number)
 
 
-def test_a_file_elsewhere_is_named_instead_of_the_output(tmp_path):
+@pytest.mark.parametrize("place", ["elsewhere/1.png", "out/images/1.png"], ids=["far away", "beside it"])
+def test_a_file_elsewhere_is_named_instead_of_the_output(tmp_path, place):
     with pytest.raises(StorageError) as caught, storage_errors(tmp_path / "out" / "bundle"):
-        raise PermissionError(errno.EACCES, "Permission denied", "/data/images/1.png")
-    assert caught.value.message == "/data/images/1.png cannot be read or written"
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / place))
+    assert caught.value.message == f"{tmp_path / place} cannot be read or written"
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["out", "out/bundle/model.onnx", f"out/{module.temporary_name()}/model.onnx"],
+    ids=["above it", "in it", "temporary"],
+)
+def test_what_is_made_for_the_output_is_called_by_its_name(tmp_path, place):
+    with pytest.raises(StorageError) as caught, storage_errors(tmp_path / "out" / "bundle"):
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / place))
+    assert caught.value.message == f"{tmp_path / 'out' / 'bundle'} cannot be written"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is of Linux")
@@ -364,3 +376,13 @@ def test_what_a_native_library_does_not_say_the_disk_is_asked(tmp_path):
     assert names(tmp_path) == []
     with BrokenDisk(tmp_path, fails=1), pytest.raises(StorageError, match="no space left"), native_writes(tmp_path, 0):
         pass
+
+
+def test_a_file_system_that_does_not_say_its_room_hides_no_error_of_a_native_library(tmp_path, monkeypatch):
+    def unsupported(*arguments):
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "posix_fallocate", unsupported, raising=False)
+    with pytest.raises(RuntimeError, match="of its own"), native_writes(tmp_path, 1000):
+        raise RuntimeError("of its own")
+    assert names(tmp_path) == []

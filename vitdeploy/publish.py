@@ -110,8 +110,15 @@ def _named(error: OSError, path: Path | None) -> tuple[Path | None, str]:
     """The path that an error is about, and what was done with it. Files elsewhere, such as images, are read too."""
     if not isinstance(error.filename, str):
         return path, "written"
-    own = path is not None and Path(error.filename).absolute().is_relative_to(path.absolute().parent)
-    return (path, "written") if own else (Path(error.filename), "read or written")
+    found = Path(error.filename)
+    return (path, "written") if path is not None and _is_part(found, path) else (found, "read or written")
+
+
+def _is_part(found: Path, path: Path) -> bool:
+    """Whether a path is one that is written for `path`: below it, above it, or a temporary one."""
+    found, path = found.absolute(), path.absolute()
+    temporary = any(map(_TEMPORARY.fullmatch, found.parts))
+    return temporary or found.is_relative_to(path) or path.is_relative_to(found)
 
 
 def _numpy_short_write(error: OSError) -> bool:
@@ -134,7 +141,8 @@ def native_writes(folder: Path, size: int) -> Iterator[None]:
     try:
         yield
     except Exception:
-        _ask_disk(folder, size)
+        with contextlib.suppress(OSError):  # not of its space: some file systems do not say what they have room for
+            _ask_disk(folder, size)
         raise
     _ask_disk(folder, 0)
 
