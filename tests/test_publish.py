@@ -338,7 +338,12 @@ def test_a_kill_between_two_renames_is_mended(tmp_path, mend):
     assert names(out) == ["manifest.json", "old.bin"]
     remove_abandoned(out.parent)
     assert [name for name in names(out.parent) if name.startswith(".")] == []
-    assert not restore(out) and not restore(tmp_path / "absent" / "bundle")
+    assert not restore(out)
+
+
+@pytest.mark.parametrize("parent", ["absent", "n" * 300, "a\0b"], ids=["absent", "too long", "no name"])
+def test_where_no_folder_can_be_nothing_is_restored(tmp_path, parent):
+    assert not restore(tmp_path / parent / "bundle")
 
 
 def test_folders_of_another_machine_are_removed_when_they_are_old(tmp_path):

@@ -219,7 +219,7 @@ def restore(final: Path) -> bool:
     it has its name again then."""
     if os.path.lexists(final):
         return False
-    with contextlib.suppress(OSError):  # a parent that nobody may look into, or whose name no folder can have
+    with contextlib.suppress(OSError, ValueError):  # a parent that nobody may look into, or that no folder can be
         for aside in final.parent.glob(".old-*-*"):
             if _abandoned(aside) and (aside / final.name).exists():
                 _bring_back(aside)
