@@ -233,8 +233,9 @@ def test_answers_are_the_same_with_a_monitor(bundle):
 
 
 def test_a_bundle_without_a_reference_is_watched_as_far_as_it_can(small_bundle):
-    with pytest.warns(RuntimeWarning, match="does not say what its images are like"):
+    with pytest.warns(RuntimeWarning, match="does not say what its images are like") as told:
         predictor = load(small_bundle, monitor=True)
+    assert told[0].filename == __file__  # of whoever loads it
     with predictor, warnings.catch_warnings():
         warnings.simplefilter("error")
         assert predictor.monitor.watched == ("non-finite",)

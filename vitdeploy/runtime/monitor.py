@@ -19,6 +19,7 @@ import numpy as np
 
 from vitdeploy.bundle.checked import CheckedFiles
 from vitdeploy.errors import ClosedError, InputError, ManifestError, VitdeployError
+from vitdeploy.runtime.choice import CALLER
 from vitdeploy.runtime.control_limits import Limits, control_limits
 from vitdeploy.runtime.golden import GoldenSet, comparable, engine_outputs, read_golden
 from vitdeploy.runtime.monitor_reference import (
@@ -325,7 +326,7 @@ def watch(
             f"the bundle {manifest.name} does not say what its images are like, so these are not watched; "
             "`vitdeploy run` with 32 calibration images or more makes one that does",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=CALLER,
         )
     watched = Watched(engine.artifact, manifest.task, manifest.preprocess, limits, outputs, (*kinds, "non-finite"))
     return Monitoring(options, watched), canary

@@ -129,11 +129,8 @@ def read_reference(files: CheckedFiles) -> MonitorReference | None:
     if name is None:
         return None
     path = files.folder / name
-    size = next(entry.bytes for entry in manifest.files if entry.path == name)
-    if size > MAX_BYTES:
-        raise ManifestError(f"{path} is too large", found=f"{size:,} bytes", wanted=f"at most {MAX_BYTES:,} bytes")
     try:
-        found = decode(MonitorReference, json.loads(files.read(name).decode("utf-8")))
+        found = decode(MonitorReference, json.loads(files.read(name, MAX_BYTES).decode("utf-8")))
     except (ValueError, RecursionError) as error:  # DecodeError is a ValueError
         shown = "; ".join(error.problems[:3]) if isinstance(error, DecodeError) else str(error)
         raise ManifestError(f"{path} is no reference of a monitor", found=ascii(shown[:300])) from None

@@ -23,6 +23,7 @@ from typing import Any
 
 from vitdeploy.bundle.read import file_sha256, verify_file
 from vitdeploy.errors import DigestError
+from vitdeploy.exchange import identity
 from vitdeploy.publish import (
     discard,
     flush,
@@ -116,7 +117,7 @@ class Store:
         """Give the folder its name; or take what another process has made meanwhile, with its own digest, if intact."""
         waits_until = time.monotonic() + CLAIM_SECONDS
         while not publish(work, made.path):
-            judged, found = _identity(made.path), self.find(made.key)
+            judged, found = identity(made.path), self.find(made.key)
             if found is not None:
                 return found
             ours = judged is not None and (_claim(made.path, judged) or time.monotonic() > waits_until)
@@ -131,14 +132,14 @@ class Store:
         quarantine = self.root / "quarantine"
         make_folder(quarantine)
         quarantined = quarantine / f"{made.key}-{uuid.uuid4().hex[:8]}"
-        if _identity(made.path) != judged:
+        if identity(made.path) != judged:
             return False
         if not swap(work, made.path):
-            if _identity(made.path) == judged:
+            if identity(made.path) == judged:
                 with contextlib.suppress(FileNotFoundError):
                     made.path.rename(quarantined)
             return False
-        if _identity(work) != judged:  # it was removed, and another one made, in this very moment: that one stays
+        if identity(work) != judged:  # it was removed, and another one made, in this very moment: that one stays
             swap(work, made.path)
             return False
         work.rename(quarantined)
@@ -158,14 +159,6 @@ class Store:
     def _folder(self, key: str) -> Path:
         return self.root / "artifacts" / key[:2] / key
 
-
-def _identity(folder: Path) -> tuple[int, int] | None:
-    """What tells a folder from another one that gets its name later; None if there is none."""
-    try:
-        found = folder.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return found.st_dev, found.st_ino
 
 
 def _claim(folder: Path, judged: tuple[int, int]) -> bool:
