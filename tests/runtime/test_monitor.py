@@ -245,7 +245,10 @@ def test_a_bundle_without_a_reference_is_watched_as_far_as_it_can(small_bundle):
 
 @pytest.mark.parametrize(
     "options",
-    [{"window": 7}, {"window": 16.0}, {"every": 0}, {"false_alarms": 0}, {"false_alarms": 0.9}, {"share": 0}],
+    [
+        *({"window": 7}, {"window": 16.0}, {"every": 0}),
+        *({"false_alarms": 0}, {"false_alarms": 0.9}, {"share": 0}, {"share": float("nan")}),
+    ],
 )
 def test_options_that_make_no_sense_are_refused(options):
     with pytest.raises(InputError, match="no way to watch an engine"):

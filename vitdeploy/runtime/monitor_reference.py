@@ -7,8 +7,8 @@ Of each image a few numbers, on at most some 1,000 of its pixels, as a monitor m
 - of a classifier `entropy`: of its softmax, in nats, which grows where it is unsure;
 - of each output `NAME.min` and `NAME.max`.
 
-The reference has these numbers for each of up to 128 images that the bundle was verified with, so that a window of any
-length can be compared (`control_limits`). Images are as the engine sees them: resized and cropped.
+The reference has these numbers for each of up to 128 calibration images, so that a window of any length can be compared
+(`control_limits`). Images are as the engine sees them: resized and cropped.
 """
 
 from __future__ import annotations
