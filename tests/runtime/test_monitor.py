@@ -21,6 +21,7 @@ from vitdeploy.runtime.monitor_reference import (
     input_statistics,
     output_names,
     output_statistics,
+    reference_beside,
     reference_text,
 )
 from vitdeploy.runtime.preprocess import normalise
@@ -285,3 +286,19 @@ def test_a_reference_that_is_none_is_refused(bundle, tmp_path, change):
     with pytest.raises(ManifestError, match=r"monitor\.json is n"):
         load(folder, monitor=True)
     load(folder).close()  # who does not ask for it does not read it
+
+
+def test_a_file_of_that_name_beside_a_graph_must_be_a_reference(bundle, tmp_path, monkeypatch):
+    good, file = (bundle / "monitor.json").read_bytes(), tmp_path / "monitor.json"
+    assert reference_beside(tmp_path, 1) is None
+    file.write_bytes(good)
+    assert reference_beside(tmp_path, 1) == good.decode()
+    for channels, text in ((3, good), (1, b"\xff"), (1, b"{}")):
+        file.write_bytes(text)
+        with pytest.raises(ManifestError, match="is no reference of a monitor") as caught:
+            reference_beside(tmp_path, channels)
+        assert "vitdeploy quantize" in caught.value.fix
+    monkeypatch.setattr("vitdeploy.runtime.monitor_reference.MAX_BYTES", len(good) - 1)
+    file.write_bytes(good)
+    with pytest.raises(ManifestError, match="is too large"):
+        reference_beside(tmp_path, 1)
