@@ -23,6 +23,7 @@ from PIL import Image, ImageFilter
 from vitdeploy.bundle.checked import open_checked
 from vitdeploy.runtime import Monitor, Predictor, load
 from vitdeploy.runtime.control_limits import Limits, control_limits
+from vitdeploy.runtime.monitor import columns
 from vitdeploy.runtime.monitor_reference import (
     input_statistics,
     output_statistics,
@@ -30,7 +31,7 @@ from vitdeploy.runtime.monitor_reference import (
     watched_outputs,
 )
 
-LEAST, REFERENCES = 0.01, 200
+REFERENCES = 200
 Change = Callable[[Image.Image], Image.Image]
 
 
@@ -72,11 +73,8 @@ def main() -> None:
     reference = read_reference(open_checked(options.bundle))
     assert reference is not None, "a bundle with monitor.json"
     with load(options.bundle) as predictor:
-        own = reference.outputs[predictor.target]
-        columns = {**reference.inputs, **own}
-        values = np.stack(list(columns.values()), axis=1)
-        floors = [LEAST] * len(reference.inputs) + [LEAST * max(abs(each).mean(), 1e-6) for each in own.values()]
-        limits = control_limits(list(columns), values, np.array(floors), options.window, options.rate)
+        names, values, floors = columns(reference, reference.outputs[predictor.target])
+        limits = control_limits(names, values, floors, options.window, options.rate)
         mode = "L" if predictor.preprocess.channels == 1 else "RGB"
         images = [Image.open(path).convert(mode) for path in sorted(options.images.rglob("*.png"))]
         counts = f"{reference.images} images of reference, {len(images)} others"
@@ -84,7 +82,7 @@ def main() -> None:
         print(f"the reference's own: {_share(limits, values, options):.4f}")
         others = _numbers(predictor, images)
         print(f"other images: {_share(limits, others, options):.4f}")
-        share = _across(columns, others, values, np.array(floors), options)
+        share = _across(names, others, values, floors, options)
         print(f"references and windows of all of them, drawn anew {REFERENCES} times: {share:.4f}")
         for name, change in CHANGES.items():
             found = _numbers(predictor, [change(image) for image in images])
@@ -110,13 +108,13 @@ def _share(limits: Limits, values: np.ndarray, options: Any) -> float:
     return sum(bool(limits.outside(limits.clipped(each).mean(axis=0))) for each in drawn) / options.windows
 
 
-def _across(columns: dict[str, Any], others: np.ndarray, values: np.ndarray, floors: np.ndarray, options: Any) -> float:
+def _across(names: list[str], others: np.ndarray, values: np.ndarray, floors: np.ndarray, options: Any) -> float:
     """References drawn from all images, and windows of the rest: what holds for a reference that chance chose."""
     generator, pool, alarms, windows = np.random.default_rng(2), np.concatenate([values, others]), 0, 0
     count = len(values)
     for _ in range(REFERENCES):
         order = generator.permutation(len(pool))
-        limits = control_limits(list(columns), pool[order[:count]], floors, options.window, options.rate)
+        limits = control_limits(names, pool[order[:count]], floors, options.window, options.rate)
         rest = pool[order[count:]]
         for _ in range(max(1, options.windows // REFERENCES)):
             windows += 1

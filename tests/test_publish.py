@@ -169,8 +169,11 @@ def test_folders_of_dead_processes_are_removed_and_others_stay(tmp_path):
     foreign = [f".tmp-{dead}-notes", f".tmp-²-{'c' * 12}", f".tmp-{'9' * 30}-{'d' * 12}", ".tmp-x-y", ".tmp-"]
     for name in (ours_gone, ours_alive, *foreign):
         (tmp_path / name).mkdir()
+    file_gone, file_alive = f".tmp-{dead}-{here}cccccc", f".tmp-{os.getpid()}-{here}dddddd"
+    for name in (file_gone, file_alive):
+        (tmp_path / name).write_bytes(b"half")
     remove_abandoned(tmp_path)
-    assert names(tmp_path) == sorted([ours_alive, *foreign])
+    assert names(tmp_path) == sorted([ours_alive, file_alive, *foreign])
 
 
 def test_a_temporary_folder_is_gone_after_its_block(tmp_path):
@@ -178,6 +181,18 @@ def test_a_temporary_folder_is_gone_after_its_block(tmp_path):
         (folder / "x").write_bytes(b"x")
         assert names(tmp_path / "new") == [folder.name]
     assert names(tmp_path / "new") == []
+
+
+def killed_at_work(parent):
+    with temporary_folder(parent):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_a_killed_process_left_goes_with_the_next_temporary_folder(tmp_path):
+    assert in_child(killed_at_work, tmp_path).status is None
+    (left,) = names(tmp_path)
+    with temporary_folder(tmp_path) as work:
+        assert names(tmp_path) == [work.name] != [left]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
@@ -208,10 +223,22 @@ def test_a_disk_that_fails_is_said_with_the_reason(tmp_path, number):
     assert caught.value.found == os.strerror(number)
 
 
-def test_a_file_elsewhere_is_named_instead_of_the_output(tmp_path):
+@pytest.mark.parametrize("place", ["elsewhere/1.png", "out/images/1.png"], ids=["far away", "beside it"])
+def test_a_file_elsewhere_is_named_instead_of_the_output(tmp_path, place):
     with pytest.raises(StorageError) as caught, storage_errors(tmp_path / "out" / "bundle"):
-        raise PermissionError(errno.EACCES, "Permission denied", "/data/images/1.png")
-    assert caught.value.message == "/data/images/1.png cannot be read or written"
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / place))
+    assert caught.value.message == f"{tmp_path / place} cannot be read or written"
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["out", "out/bundle/model.onnx", f"out/{module.temporary_name()}/model.onnx"],
+    ids=["above it", "in it", "temporary"],
+)
+def test_what_is_made_for_the_output_is_called_by_its_name(tmp_path, place):
+    with pytest.raises(StorageError) as caught, storage_errors(tmp_path / "out" / "bundle"):
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / place))
+    assert caught.value.message == f"{tmp_path / 'out' / 'bundle'} cannot be written"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is of Linux")
@@ -311,7 +338,12 @@ def test_a_kill_between_two_renames_is_mended(tmp_path, mend):
     assert names(out) == ["manifest.json", "old.bin"]
     remove_abandoned(out.parent)
     assert [name for name in names(out.parent) if name.startswith(".")] == []
-    assert not restore(out) and not restore(tmp_path / "absent" / "bundle")
+    assert not restore(out)
+
+
+@pytest.mark.parametrize("parent", ["absent", "n" * 300, "a\0b"], ids=["absent", "too long", "no name"])
+def test_where_no_folder_can_be_nothing_is_restored(tmp_path, parent):
+    assert not restore(tmp_path / parent / "bundle")
 
 
 def test_folders_of_another_machine_are_removed_when_they_are_old(tmp_path):
@@ -349,3 +381,13 @@ def test_what_a_native_library_does_not_say_the_disk_is_asked(tmp_path):
     assert names(tmp_path) == []
     with BrokenDisk(tmp_path, fails=1), pytest.raises(StorageError, match="no space left"), native_writes(tmp_path, 0):
         pass
+
+
+def test_a_file_system_that_does_not_say_its_room_hides_no_error_of_a_native_library(tmp_path, monkeypatch):
+    def unsupported(*arguments):
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "posix_fallocate", unsupported, raising=False)
+    with pytest.raises(RuntimeError, match="of its own"), native_writes(tmp_path, 1000):
+        raise RuntimeError("of its own")
+    assert names(tmp_path) == []

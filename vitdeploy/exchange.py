@@ -1,4 +1,4 @@
-"""Two paths change places in one step, where the system and the file system can do that.
+"""Two paths change places in one step, where the system and the file system can do that; and which of them is where.
 
 Linux has renameat2(2) with RENAME_EXCHANGE since 3.15 (glibc 2.28), macOS renamex_np(2) with RENAME_SWAP. ext4, XFS,
 Btrfs, F2FS, tmpfs and overlayfs can exchange; NFS, CIFS and most file systems in user space cannot. Windows has no such
@@ -30,6 +30,15 @@ def exchange(first: Path, second: Path) -> bool:
     if number and number not in _CANNOT:
         raise OSError(number, os.strerror(number), str(first), None, str(second))
     return not number
+
+
+def identity(folder: Path) -> tuple[int, int] | None:
+    """What tells a folder from another one that gets its name later; None if there is none."""
+    try:
+        found = folder.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """All or nothing: a folder or file is written under a unique temporary name, flushed to disk, and given its own.
 
-.tmp-PROCESS-ID   being written, or what was replaced: removed when its process is gone
+.tmp-PROCESS-ID   a folder or file that is being written, or what was replaced: removed when its process is gone, by
+                  the next one that makes a temporary folder or file beside it
 .old-PROCESS-ID/  what is being replaced, under its own name, where two folders cannot change places in one step
 """
 
@@ -23,7 +24,7 @@ from typing import NamedTuple
 from vitdeploy.errors import OutputError, StorageError
 from vitdeploy.exchange import exchange
 
-# Exactly the names that _temporary_name gives: another program's folder is never touched.
+# Exactly the names that temporary_name gives: another program's folder is never touched.
 _TEMPORARY = re.compile(r"\.(tmp|old)-([0-9]{1,9})-([0-9a-f]{6})[0-9a-f]{6}")
 # The numbers of another machine's processes, or another container's, say nothing here. A stage that writes for longer
 # than the first is none of ours; between the two renames that the second is for lie milliseconds.
@@ -109,8 +110,15 @@ def _named(error: OSError, path: Path | None) -> tuple[Path | None, str]:
     """The path that an error is about, and what was done with it. Files elsewhere, such as images, are read too."""
     if not isinstance(error.filename, str):
         return path, "written"
-    own = path is not None and Path(error.filename).absolute().is_relative_to(path.absolute().parent)
-    return (path, "written") if own else (Path(error.filename), "read or written")
+    found = Path(error.filename)
+    return (path, "written") if path is not None and _is_part(found, path) else (found, "read or written")
+
+
+def _is_part(found: Path, path: Path) -> bool:
+    """Whether a path is one that is written for `path`: below it, above it, or a temporary one."""
+    found, path = found.absolute(), path.absolute()
+    temporary = any(map(_TEMPORARY.fullmatch, found.parts))
+    return temporary or found.is_relative_to(path) or path.is_relative_to(found)
 
 
 def _numpy_short_write(error: OSError) -> bool:
@@ -133,14 +141,15 @@ def native_writes(folder: Path, size: int) -> Iterator[None]:
     try:
         yield
     except Exception:
-        _ask_disk(folder, size)
+        with contextlib.suppress(OSError):  # not of its space: some file systems do not say what they have room for
+            _ask_disk(folder, size)
         raise
     _ask_disk(folder, 0)
 
 
 def _ask_disk(folder: Path, size: int) -> None:
     """Raise StorageError if there is no room for so many bytes and a few more: a file of them is made and removed."""
-    probe = folder / _temporary_name()
+    probe = folder / temporary_name()
     with storage_errors(folder):
         try:
             with probe.open("wb") as file:
@@ -155,10 +164,12 @@ def _ask_disk(folder: Path, size: int) -> None:
 
 @contextlib.contextmanager
 def temporary_folder(parent: Path) -> Iterator[Path]:
-    """A new folder inside `parent`, with this process's number in its name; removed at the end if still there."""
+    """A new folder inside `parent`, with this process's number in its name; removed at the end if still there. What
+    ended processes left in `parent` goes first."""
     with storage_errors(parent):
         make_folder(parent)
-        folder = parent / _temporary_name()
+        remove_abandoned(parent)
+        folder = parent / temporary_name()
         try:
             folder.mkdir()
         except FileNotFoundError as error:
@@ -169,7 +180,8 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _temporary_name(kind: str = "tmp") -> str:
+def temporary_name(kind: str = "tmp") -> str:
+    """A name that no other file has, by which `remove_abandoned` knows the process that gave it."""
     return f".{kind}-{os.getpid()}-{_here()}{uuid.uuid4().hex[:6]}"
 
 
@@ -189,14 +201,17 @@ def _here() -> str:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Remove the temporary folders of processes that are no longer alive. What such a process had moved aside, and put
-    nothing in its place, gets its name back."""
-    for folder in parent.glob(".???-*-*"):
-        kind = _abandoned(folder)
-        if kind == "tmp":
-            shutil.rmtree(folder, ignore_errors=True)
-        elif kind == "old":
-            _bring_back(folder)
+    """Remove the temporary folders and files of processes that are no longer alive. What such a process had moved
+    aside, and put nothing in its place, gets its name back."""
+    for path in parent.glob(".???-*-*"):
+        kind = _abandoned(path)
+        if kind == "old":
+            _bring_back(path)
+        elif kind == "tmp" and path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif kind == "tmp":
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def restore(final: Path) -> bool:
@@ -204,15 +219,16 @@ def restore(final: Path) -> bool:
     it has its name again then."""
     if os.path.lexists(final):
         return False
-    for aside in final.parent.glob(".old-*-*"):
-        if _abandoned(aside) and (aside / final.name).exists():
-            _bring_back(aside)
+    with contextlib.suppress(OSError, ValueError):  # a parent that nobody may look into, or that no folder can be
+        for aside in final.parent.glob(".old-*-*"):
+            if _abandoned(aside) and (aside / final.name).exists():
+                _bring_back(aside)
     return os.path.lexists(final)
 
 
-def _abandoned(folder: Path) -> str | None:
-    """The kind of a temporary folder whose process is gone; None of any other path."""
-    match = _TEMPORARY.fullmatch(folder.name)
+def _abandoned(path: Path) -> str | None:
+    """The kind of a temporary folder or file whose process is gone; None of any other path."""
+    match = _TEMPORARY.fullmatch(path.name)
     if match is None:
         return None
     kind, process, where = match.groups()
@@ -220,7 +236,7 @@ def _abandoned(folder: Path) -> str | None:
         gone = not _alive(int(process))
     else:
         try:
-            gone = time.time() - folder.stat().st_mtime > _ELSEWHERE_SECONDS[kind]
+            gone = time.time() - path.stat().st_mtime > _ELSEWHERE_SECONDS[kind]
         except OSError:  # its process has just removed it
             gone = False
     return kind if gone else None
@@ -248,7 +264,7 @@ def _bring_back(aside: Path) -> None:
 
 def discard(folder: Path) -> None:
     """Remove a folder that may be absent: it is gone from its name at once, and never there in part."""
-    gone = folder.parent / _temporary_name()
+    gone = folder.parent / temporary_name()
     try:
         folder.rename(gone)
     except FileNotFoundError:
@@ -323,7 +339,7 @@ def replacing(final: Path, ours: tuple[str, ...]) -> Iterator[Path]:
         StorageError: the disk is full or not writable.
     """
     check_replaceable(final, ours)
-    _begin(final)
+    _make_parent(final)
     with temporary_folder(final.parent) as work, storage_errors(final):
         yield work
         check_replaceable(final, ours)  # again: the block may have taken long
@@ -331,11 +347,10 @@ def replacing(final: Path, ours: tuple[str, ...]) -> Iterator[Path]:
             raise OutputError(f"{final} was made by another process meanwhile", fix="choose another place (-o)")
 
 
-def _begin(final: Path) -> None:
-    """Make the folder that `final` is to lie in, and clear it of what ended processes left."""
+def _make_parent(final: Path) -> None:
+    """Make the folder that `final` is to lie in."""
     with storage_errors(final.parent), _paths(final):
         make_folder(final.parent)
-        remove_abandoned(final.parent)
 
 
 def _replace(work: Path, final: Path) -> bool:
@@ -361,7 +376,7 @@ def swap(folder: Path, other: Path) -> bool:
 
 def _replace_in_two_steps(work: Path, final: Path) -> bool:
     """Move what is there aside, and `work` to its place. Each step is on disk before the next one begins."""
-    aside = final.parent / _temporary_name("old")
+    aside = final.parent / temporary_name("old")
     aside.mkdir()
     try:
         flush(final.parent)
@@ -396,7 +411,7 @@ def replacing_file(final: Path, is_ours: Callable[[Path], bool]) -> Iterator[Pat
             wanted="a new file, or one that this command made",
             fix="choose another place (-o)",
         )
-    _begin(final)
+    _make_parent(final)
     with temporary_folder(final.parent) as work, storage_errors(final):
         yield work / final.name
         flush(work / final.name)

@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
 
+from tests.replaced import replace_while_loading
 from tests.targets import CPU_TARGETS
 from vitdeploy.bundle.read import MANIFEST_FILE, file_sha256, is_bundle, read_bundle, verify_files
 from vitdeploy.bundle.write import Golden, GoldenAnswers, write_bundle
@@ -204,6 +206,17 @@ def test_a_model_of_two_graphs_is_used_from_its_bundle(sequence_bundle):
     assert "load_sequence" in caught.value.fix
 
 
+def test_a_bundle_of_sequences_that_is_replaced_while_it_is_loaded_is_read_again(
+    sequence_bundle, tmp_path, monkeypatch
+):
+    from vitdeploy.runtime import load_sequence
+
+    bundle = shutil.copytree(sequence_bundle, tmp_path / "bundle")
+    made = replace_while_loading(bundle, monkeypatch, [1])
+    load_sequence(bundle).close()
+    assert len(made) == 2
+
+
 def test_a_bundle_for_images_has_no_sequences(tmp_path, small_export, engine):
     from vitdeploy.runtime import load_sequence
 
@@ -235,8 +248,6 @@ def test_a_number_that_is_no_json_is_not_written(tmp_path, small_export, engine)
 
 
 def test_a_copied_bundle_is_as_good(tmp_path, small_export, engine):
-    import shutil
-
     (tmp_path / "here").mkdir()
     manifest = write(tmp_path / "here", small_export, engine, labels=LABELS)
     there = tmp_path / "with a space" / "ü"

@@ -349,8 +349,9 @@ def test_what_an_app_gets(status, include_failed, undecided, gets, made, small_e
     verdict = decide(engines, bench(TIMES, undecided), include_failed=include_failed)
     folder = bundle_of(verdict, gates, made, small_export, small_bundle, tmp_path)
     if gets is RuntimeWarning:
-        with pytest.warns(RuntimeWarning, match="openvino-cpu-int8 was not proven to meet its budget"):
+        with pytest.warns(RuntimeWarning, match="openvino-cpu-int8 was not proven to meet its budget") as told:
             load(folder).close()
+        assert {each.filename for each in told} == {__file__}
     elif isinstance(gets, str):
         with load(folder) as predictor:
             assert predictor.why.startswith(gets)

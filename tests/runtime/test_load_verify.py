@@ -10,10 +10,12 @@ import pytest
 
 from tests.command_line import command_line
 from tests.golden_bundle import golden_small_bundle
-from vitdeploy.bundle.checked import open_checked
+from tests.replaced import replace_while_loading
+from vitdeploy.bundle.checked import READS, open_checked
 from vitdeploy.bundle.read import MANIFEST_FILE, read_bundle
-from vitdeploy.errors import AnswersError, DigestError, InputError, ManifestError
+from vitdeploy.errors import AnswersError, DigestError, EngineError, InputError, ManifestError
 from vitdeploy.runtime import canary, choice, load
+from vitdeploy.serve import engines as serving
 from vitdeploy.serve.engines import load_engines
 
 
@@ -87,6 +89,9 @@ def test_links_and_other_sizes_are_refused_in_any_case(bundle, verify):
 def test_what_is_parsed_here_is_what_was_hashed(bundle):
     files = open_checked(bundle)
     assert files.read("model.onnx") == (bundle / "model.onnx").read_bytes()
+    with pytest.raises(ManifestError, match="is too large") as caught:
+        files.read("model.onnx", most=10)
+    assert caught.value.wanted == "at most 10 bytes"
     damage(bundle / "model.onnx")
     with pytest.raises(DigestError, match="is not the file"):
         files.read("model.onnx")
@@ -95,13 +100,22 @@ def test_what_is_parsed_here_is_what_was_hashed(bundle):
         files.read("model.onnx")
 
 
+def test_a_file_that_was_found_to_be_another_one_stays_so(bundle):
+    damage(bundle / "model.onnx")
+    files = open_checked(bundle)
+    for _ in range(2):
+        with pytest.raises(DigestError, match="is not the file"):
+            files.require(["model.onnx"])
+
+
 @pytest.mark.parametrize("how", ["written", "replaced", "gone"])
 def test_a_file_that_changes_between_its_check_and_its_use_is_noticed(bundle, monkeypatch, how):
     """The runtime opens the graph by its name, after it was hashed."""
     (name,) = read_bundle(bundle).engines[0].files
-    make = choice.make_runner
+    make, made = choice.make_runner, []
 
     def swapped(*given, **more):
+        made.append(given)
         runner = make(*given, **more).load()
         data = (bundle / name).read_bytes()
         if how != "written":
@@ -113,8 +127,60 @@ def test_a_file_that_changes_between_its_check_and_its_use_is_noticed(bundle, mo
     monkeypatch.setattr(choice, "make_runner", swapped)
     with pytest.raises(DigestError, match="changed while it was loaded"):
         load(bundle)
+    assert len(made) == 1  # the folder is the same: there is nothing else to read
     if how == "written":
         load(bundle, verify="none").close()
+
+
+def test_an_engine_that_fails_while_its_files_change_is_not_passed_over(bundle, monkeypatch):
+    """The next one of the list would be taken, and nobody would know why."""
+    document = json.loads((bundle / MANIFEST_FILE).read_text())
+    (engine,) = document["engines"]
+    document["engines"].append({**engine, "precision": "int8"})
+    (bundle / MANIFEST_FILE).write_text(json.dumps(document))
+    make, (name,) = choice.make_runner, engine["files"]
+
+    def half_written(folder, spec, **more):
+        if spec.precision == "int8":
+            return make(folder, spec, **more)
+        data = (bundle / name).read_bytes()
+        (bundle / name).unlink()
+        (bundle / name).write_bytes(data)
+        raise EngineError("no graph")
+
+    monkeypatch.setattr(choice, "make_runner", half_written)
+    with pytest.raises(DigestError, match="changed while it was loaded"):
+        load(bundle)
+
+
+@pytest.mark.parametrize("verify", ["all", "used", "none"])
+def test_a_bundle_that_is_replaced_while_it_is_loaded_is_read_again(bundle, monkeypatch, verify):
+    made = replace_while_loading(bundle, monkeypatch, range(1, READS))
+    load(bundle, verify=verify).close()
+    assert len(made) == READS
+
+
+@pytest.mark.parametrize("verify", ["used", "none"])
+def test_a_bundle_that_is_replaced_again_and_again_is_refused(bundle, monkeypatch, verify):
+    made = replace_while_loading(bundle, monkeypatch, range(1, 100))
+    with pytest.raises(DigestError, match="changed while it was loaded"):
+        load(bundle, verify=verify)
+    assert len(made) == READS
+
+
+def test_what_a_runtime_says_of_a_bundle_that_is_replaced_is_not_believed(bundle, monkeypatch):
+    made = replace_while_loading(bundle, monkeypatch, [1], EngineError("no graph"))
+    load(bundle).close()
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("moment", [1, 2])
+def test_all_engines_of_a_server_are_of_one_bundle(bundle, monkeypatch, moment):
+    monkeypatch.setattr(serving, "TRIAL_SECONDS", 0.0)
+    made = replace_while_loading(bundle, monkeypatch, [moment])
+    with load_engines(bundle, max_batch=2, threads=1) as engines:
+        assert engines.model.name == f"new-{moment}"
+    assert len(made) == moment + 2
 
 
 def test_a_digest_pins_the_manifest(bundle):

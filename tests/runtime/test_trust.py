@@ -2,12 +2,14 @@
 
 import hashlib
 import os
+import signal
 import stat
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.faults.forking import in_child
 from vitdeploy.errors import MissingFileError, StorageError, UnsafeError, UntrustedEngineError
 from vitdeploy.runtime import trust
 from vitdeploy.runtime.atomic import write_atomic
@@ -136,3 +138,18 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     assert (path.read_bytes(), list(tmp_path.iterdir())) == (b"old", [path])
     write_atomic(path, memoryview(b"new"))
     assert (path.read_bytes(), list(tmp_path.iterdir())) == (b"new", [path])
+
+
+def killed_before_it_ends(path):
+    os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
+    write_atomic(path, b"new")
+
+
+def test_what_a_killed_process_left_beside_a_file_goes_with_the_next_one(tmp_path):
+    path = tmp_path / "file"
+    write_atomic(path, b"old")
+    assert in_child(killed_before_it_ends, path).status is None
+    left = {other.read_bytes() for other in tmp_path.iterdir() if other != path}
+    assert (path.read_bytes(), left) == (b"old", {b"new"})
+    write_atomic(path, b"newer")
+    assert (path.read_bytes(), list(tmp_path.iterdir())) == (b"newer", [path])

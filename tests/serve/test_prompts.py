@@ -17,7 +17,8 @@ from tests.serve.conftest import FORM, Running, form
 from tests.serve.prompted_bundle import make_prompted
 from tests.serve.test_server import until
 from vitdeploy.errors import ClosedError, InputError
-from vitdeploy.runtime import load
+from vitdeploy.runtime import Monitor, load
+from vitdeploy.runtime.flows import IMAGE_ENCODER
 from vitdeploy.runtime.run_lengths import RunLengths
 from vitdeploy.serve.embeddings import Embeddings
 from vitdeploy.serve.engines import load_engines
@@ -72,6 +73,21 @@ def test_a_predictor_that_is_closed_while_it_is_asked_says_so(bundle):
         predictor.close()
         assert {type(each.exception(20)) for each in asked} == {ClosedError}
     assert predictor.flow.linked._kept == {}
+
+
+def test_an_encoder_that_gives_no_numbers_is_told_to_who_watches(bundle, monkeypatch):
+    events = []
+    with pytest.warns(RuntimeWarning, match="does not say what its images are like"):
+        predictor = load(bundle, monitor=Monitor(share=float("inf"), on_event=events.append))
+    with predictor:
+        predictor.embed(picture(100))
+        assert (predictor.monitor.state, events) == ("starting", [])
+        encoder = predictor.flow.linked.runners[IMAGE_ENCODER]
+        infer = encoder.infer
+        monkeypatch.setattr(encoder, "infer", lambda feeds: {k: v * np.nan for k, v in infer(feeds).items()})
+        predictor.embed(picture(200))
+        assert predictor.monitor.state == "fault"
+    assert [event.kind for event in events] == ["non-finite"]
 
 
 def test_answers_are_those_of_the_predictor(server, bundle):

@@ -90,7 +90,15 @@ def test_a_calibration_that_was_interrupted_goes_on_and_gives_the_same_bytes(
     assert set(whole) == {"statistics.npz", "ranges.json", "calibrate.json"}
 
 
-@pytest.mark.parametrize("damage", [lambda data: b"", lambda data: data[:-100], lambda data: b"no numbers" * 50])
+def with_an_unknown_compression(data):
+    method = data.rindex(b"PK\x01\x02") + 10  # of a member, in the directory
+    return data[:method] + b"\x63" + data[method + 1 :]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda data: b"", lambda data: data[:-100], lambda data: b"no numbers" * 50, with_an_unknown_compression],
+)
 def test_a_damaged_state_is_not_used(tmp_path, graph, samples, often, damage):
     whole, _ = made(graph, samples, tmp_path / "whole", tmp_path / "scratch")
     state = tmp_path / "scratch" / STATE

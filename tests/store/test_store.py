@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 import vitdeploy.publish as publish
 import vitdeploy.store.store as module
+from tests.faults.forking import in_child
 from vitdeploy.errors import StorageError
 from vitdeploy.store.store import RECORD_FILE, Store, files_digest, list_files
 
@@ -185,17 +187,37 @@ def no_json(folder):
     (folder / RECORD_FILE).write_text("{", encoding="utf-8")
 
 
+def deep_json(folder):
+    (folder / RECORD_FILE).write_text("[" * 200_000, encoding="utf-8")
+
+
 def other_key(folder):
     record = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
     (folder / RECORD_FILE).write_text(json.dumps({**record, "key": "00" * 32}), encoding="utf-8")
 
 
-@pytest.mark.parametrize("damage", [truncate, delete, link, no_record, no_json, other_key], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "damage", [truncate, delete, link, no_record, no_json, deep_json, other_key], ids=lambda f: f.__name__
+)
 def test_a_damaged_entry_is_never_used(store, damage):
     damage(make(store).path)
     assert store.find(KEY) is None
     assert make(store) == store.find(KEY)
     assert len(list((store.root / "quarantine").iterdir())) == 1
+
+
+def find_without_descriptors(store):
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    return store.find(KEY)
+
+
+def test_an_entry_is_not_damaged_where_the_process_has_no_descriptor_left_to_read_it(store):
+    made = make(store)
+    found = in_child(find_without_descriptors, store)
+    assert found.status == 1 and "Too many open files" in found.error
+    assert store.find(KEY) == made
 
 
 def test_an_undamaged_entry_stays_when_another_is_put_aside(store):

@@ -15,7 +15,7 @@ from vitdeploy.api.quantize import quantize
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import DataError, DigestError, InputError, ManifestError
 from vitdeploy.models.source import Source
-from vitdeploy.runtime import load
+from vitdeploy.runtime import Monitor, load
 from vitdeploy.runtime.text import to_text
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.reference_model import find_reference_model
@@ -117,6 +117,20 @@ def test_a_prompt_begins_the_text_and_is_not_in_it(bundle, pictures):
         with pytest.raises(InputError, match="prompt does not fit") as caught:
             predictor.predict(pictures[3], prompt="A" * 10)
     assert (caught.value.found, caught.value.wanted) == ("10 tokens", "tokens 0 to 39, at most 9")
+
+
+def test_a_decoder_that_gives_no_numbers_is_told_to_who_watches(bundle, pictures, monkeypatch):
+    events = []
+    with pytest.warns(RuntimeWarning, match="does not say what its images are like"):
+        predictor = load(bundle, monitor=Monitor(share=float("inf"), on_event=events.append))
+    with predictor:
+        predictor.predict(pictures[0])
+        assert (predictor.monitor.state, events) == ("starting", [])
+        tokens, scores = predictor._decoder.write(predictor.prepare(pictures[0])[0])
+        monkeypatch.setattr(predictor._decoder, "write", lambda *given: (tokens, scores * np.nan))
+        predictor.predict(pictures[0])
+        assert predictor.monitor.state == "fault"
+    assert [event.kind for event in events] == ["non-finite"]
 
 
 def test_a_text_that_has_no_end_says_that_it_is_cut(bundle):

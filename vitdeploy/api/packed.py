@@ -70,17 +70,15 @@ def _verify_file(
 def _verify_folder(
     folder: Path, expect: str | None, trust: Path | None, progress: Progress
 ) -> tuple[dict[str, Any], list[str]]:
-    from vitdeploy.bundle.digests import check_digest
+    from vitdeploy.bundle.checked import open_checked
     from vitdeploy.bundle.pack import unlisted_files
-    from vitdeploy.bundle.read import MANIFEST_FILE, file_sha256, read_bundle, verify_files
+    from vitdeploy.bundle.read import MANIFEST_FILE
     from vitdeploy.bundle.sign import SIGNATURE_FILE, signed_by
 
-    manifest = read_bundle(folder)
-    digest = file_sha256(folder / MANIFEST_FILE)
-    if expect is not None:
-        check_digest(folder, digest, expect, MANIFEST_FILE)
+    files = open_checked(folder, expect_digest=expect)
+    manifest, digest = files.manifest, files.digest
     progress("check", 0, 1)
-    verify_files(folder, manifest)
+    files.require()
     signed_by(folder, trust)
     signed, unlisted = (folder / SIGNATURE_FILE).is_file(), unlisted_files(folder, manifest)
     document = {"path": str(folder), "name": manifest.name, "manifest_sha256": digest, "files": len(manifest.files)}

@@ -5,6 +5,9 @@ TensorRT) is read once: the bytes that were hashed are those that are used. A ru
 itself, by their names. These are hashed before, and looked at again once the engine has answered: another file, size or
 time of change than that of the descriptor that was hashed means that somebody wrote to the bundle in between, and the
 engine is refused.
+
+A bundle that is replaced while it is loaded (`publish.replacing`) is refused in the same way, as some files are of the
+old one and some of the new. Whoever loads one reads it again then (`retry_if_replaced`).
 """
 
 from __future__ import annotations
@@ -12,19 +15,25 @@ from __future__ import annotations
 import hashlib
 import os
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from vitdeploy.bundle.digests import check_digest, digest_hex
-from vitdeploy.bundle.read import MANIFEST_FILE, manifest_bytes, other_file, parse_manifest, regular_file
+from vitdeploy.bundle.read import MANIFEST_FILE, manifest_bytes, other_file, parse_manifest, regular_file, too_large
 from vitdeploy.bundle.sign import signed_digests
-from vitdeploy.errors import DigestError, InputError, SignatureError
+from vitdeploy.errors import DigestError, InputError, SignatureError, VitdeployError
+from vitdeploy.exchange import identity
+from vitdeploy.paths import is_dir
 from vitdeploy.spec import Manifest
 
+T = TypeVar("T")
 Verify = Literal["all", "used", "none"]
 BLOCK = 1 << 20
+# Of a file that is read into memory. The largest tokenizer known to us has 34 MB.
+MAX_READ = 256 << 20
+READS = 3
 
 
 @dataclass(frozen=True)
@@ -42,11 +51,22 @@ class CheckedFiles:
     """The files of the bundle in `folder`.
 
     `verify` "used": the SHA-256 of each file that is read. "all": of every file of the manifest, at once. "none": of no
-    file; sizes are checked, and that no file is a link.
+    file; sizes are checked, that no file is a link, and that no other folder has taken the bundle's place.
+
+    `digest` is the SHA-256 of manifest.json in hex, `place` the folder that it was read in, both of `open_checked`.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, verify: Verify = "used") -> None:
-        self.folder, self.manifest, self.verify = folder, manifest, verify
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        verify: Verify = "used",
+        *,
+        digest: str = "",
+        place: tuple[int, int] | None = None,
+    ) -> None:
+        self.folder, self.manifest, self.verify, self.digest = folder, manifest, verify, digest
+        self._place = place
         self._entries = {entry.path: entry for entry in manifest.files}
         self._stamps: dict[str, _Stamp] = {}
 
@@ -68,15 +88,22 @@ class CheckedFiles:
                 continue
             digest = hashlib.sha256()
             with path.open("rb") as file:
-                self._stamps[name] = _stamp(os.fstat(file.fileno()))
+                stamp = _stamp(os.fstat(file.fileno()))
                 while block := file.read(BLOCK):
                     digest.update(block)
             if digest.hexdigest() != entry.sha256:
                 raise other_file(path, entry, "another SHA-256")
+            self._stamps[name] = stamp
 
-    def read(self, name: str) -> bytes:
-        """The bytes of a listed file, once they are found to be the recorded ones; errors as `require`."""
+    def read(self, name: str, most: int = MAX_READ) -> bytes:
+        """The bytes of a listed file, once they are found to be the recorded ones.
+
+        Raises:
+            DigestError: as `require`. ManifestError: more than `most` bytes.
+        """
         entry = self._entries[name]
+        if entry.bytes > most:
+            raise too_large(self.folder / name, entry.bytes, most)
         path = regular_file(self.folder, entry)
         with path.open("rb") as file:
             data = file.read(entry.bytes + 1)
@@ -87,11 +114,14 @@ class CheckedFiles:
         return data
 
     def require_unchanged(self, names: Iterable[str]) -> None:
-        """Check that nobody wrote to these files, or put others in their places, since `require` hashed them.
+        """Check that nobody wrote to these files, or put others in their places, since `require` hashed them; of a
+        bundle whose files are not hashed, that it is the same folder.
 
         Raises:
             DigestError: somebody did.
         """
+        if not self.hashed and _place(self.folder) != self._place:
+            raise _changed(self.folder, "another folder than the manifest was read in")
         for name in names:
             path = self.folder / name
             try:
@@ -99,12 +129,24 @@ class CheckedFiles:
             except OSError:
                 found = None
             if name in self._stamps and found != self._stamps[name]:
-                raise DigestError(
-                    f"{path} changed while it was loaded",
-                    found="another file, size or time of change than when its SHA-256 was checked",
-                    wanted="a bundle that nobody writes to while it is loaded",
-                    fix="load it again; a new bundle is best put in the place of an old one by renaming its folder",
-                )
+                raise _changed(path, "another file, size or time of change than when its SHA-256 was checked")
+
+
+def retry_if_replaced(folder: Path, read: Callable[[], T]) -> T:
+    """What `read` makes of the bundle in `folder`. Where that fails, and another folder has got the name meanwhile, it
+    is read again.
+
+    Raises:
+        What `read` raises, of a bundle that stays or at the last time of READS.
+    """
+    for _ in range(READS - 1):
+        before = _place(folder)
+        try:
+            return read()
+        except (VitdeployError, OSError):
+            if _place(folder) == before:
+                raise
+    return read()
 
 
 def open_checked(
@@ -130,11 +172,12 @@ def open_checked(
             wanted='"used": of each file that is read; "all": of every file of the bundle; "none"',
         )
     expected = None if expect_digest is None else digest_hex(expect_digest)
+    place = _place(folder)
     text = manifest_bytes(folder)
     found = hashlib.sha256(text).hexdigest()
     if expected is not None:
         check_digest(folder, found, expected, MANIFEST_FILE)
-    files = CheckedFiles(folder, parse_manifest(text, folder / MANIFEST_FILE), verify)
+    files = CheckedFiles(folder, parse_manifest(text, folder / MANIFEST_FILE), verify, digest=found, place=place)
     if trust is not None and found not in signed_digests(folder, trust):
         raise SignatureError(
             f"{folder / MANIFEST_FILE} changed while the bundle was loaded",
@@ -149,3 +192,17 @@ def open_checked(
 
 def _stamp(facts: os.stat_result) -> _Stamp:
     return _Stamp(facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+
+
+def _place(folder: Path) -> tuple[int, int] | None:
+    """Which folder has the name now; None if there is none, or can be none."""
+    return identity(folder) if is_dir(folder) else None
+
+
+def _changed(path: Path, found: str) -> DigestError:
+    return DigestError(
+        f"{path} changed while it was loaded",
+        found=found,
+        wanted="a bundle that nobody writes to while it is loaded",
+        fix="load it again; a new bundle is best put in the place of an old one by renaming its folder",
+    )

@@ -89,12 +89,8 @@ def manifest_bytes(folder: Path) -> bytes:
             if packed
             else "check the path; vitdeploy compile GRAPH --target TARGET -o DIR makes one of a graph",
         )
-    if path.stat().st_size > MAX_MANIFEST_BYTES:
-        raise ManifestError(
-            f"{path} is too large",
-            found=f"{path.stat().st_size:,} bytes",
-            wanted=f"at most {MAX_MANIFEST_BYTES:,} bytes",
-        )
+    if (size := path.stat().st_size) > MAX_MANIFEST_BYTES:
+        raise too_large(path, size, MAX_MANIFEST_BYTES)
     return path.read_bytes()
 
 
@@ -284,6 +280,10 @@ def other_file(path: Path, entry: FileEntry, found: str) -> DigestError:
         wanted=f"{entry.bytes:,} bytes, sha256 {entry.sha256[:16]}...",
         fix="copy the bundle again, or make it again",
     )
+
+
+def too_large(path: Path, size: int, most: int) -> ManifestError:
+    return ManifestError(f"{path} is too large", found=f"{size:,} bytes", wanted=f"at most {most:,} bytes")
 
 
 def file_sha256(path: Path) -> str:

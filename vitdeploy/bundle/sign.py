@@ -24,7 +24,7 @@ from typing import Any
 
 from vitdeploy.bundle.read import SIZES_FOLDER, is_bundle, read_bundle, verify_files
 from vitdeploy.errors import InputError, MissingFileError, MissingPackageError, SignatureError
-from vitdeploy.publish import flush, remove_abandoned, storage_errors, temporary_folder
+from vitdeploy.publish import flush, storage_errors, temporary_folder
 
 SIGNATURE_FILE = "model.sig"
 CURVES = "an elliptic-curve key (P-256, P-384 or P-521) as PEM"
@@ -65,9 +65,7 @@ def sign_bundle(folder: Path, key: Path, certificate: Path | None = None, chain:
             wanted=f"{CURVES}, without a password" + ("" if certificate is None else ", and its certificate"),
             fix="openssl ecparam -name prime256v1 -genkey -noout -out KEY.pem",
         ) from None
-    home = _beside(folder)
-    remove_abandoned(home)
-    with temporary_folder(home) as work, storage_errors(folder):
+    with temporary_folder(_beside(folder)) as work, storage_errors(folder):
         with _quiet():
             config.sign(folder, work / SIGNATURE_FILE)  # which reads every file before it writes this one
         flush(work / SIGNATURE_FILE)

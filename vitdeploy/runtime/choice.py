@@ -21,6 +21,8 @@ from vitdeploy.runtime.weight_bits import bits_of, saturation_warning
 from vitdeploy.spec import EngineSpec, Manifest
 
 AUTO = "auto"
+# Of warnings, from here to the call of `load`: its function `read`, `retry_if_replaced` and `load` lie between.
+CALLER = 5
 _UNPROVEN = {
     "fail": "failed its budget when the bundle was made",
     "undecided": "was not proven to meet its budget when the bundle was made",
@@ -75,13 +77,14 @@ def choose_engine(
             runner = _answering(make_runner(folder, engine, batch=batch, threads=threads, trust=trust, streams=streams))
             _checked(files, engine, runner, threads, allow_failed)
         except HostError as error:
+            files.require_unchanged(engine.files)  # else it says nothing about the engine, and the next one is none
             failures.append(error)
             continue
         bits = bits_of(engine)
         if bits is not None and (text := saturation_warning(bits, describe_host()["isa"])):
-            warnings.warn(f"{engine.artifact}: {text}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"{engine.artifact}: {text}", RuntimeWarning, stacklevel=CALLER)
         if manifest.gate(engine) in ("fail", "undecided"):
-            warnings.warn(f"{engine.artifact} {_UNPROVEN[manifest.gate(engine)]}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"{engine.artifact} {_UNPROVEN[manifest.gate(engine)]}", RuntimeWarning, stacklevel=CALLER)
         return Choice(runner, engine, _why(manifest, engine, engines, target, failures))
     if len(failures) == 1:
         raise failures[0]

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitdeploy.bundle.checked import CheckedFiles
+from vitdeploy.bundle.checked import MAX_READ, CheckedFiles
+from vitdeploy.bundle.read import too_large
 from vitdeploy.errors import InputError, ManifestError
 from vitdeploy.runtime.answers import bound, count_same
 from vitdeploy.runtime.batches import run_batches
@@ -18,8 +19,6 @@ from vitdeploy.runtime.preprocess import to_input
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import EngineSpec, Manifest, PreprocessSpec
 from vitdeploy.zip_members import DAMAGED, members_of
-
-MAX_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -139,21 +138,16 @@ def read_golden(
 
 def _arrays(files: CheckedFiles, name: str) -> dict[str, Array]:
     """The arrays of an .npz file that may come from anywhere."""
-    path = files.folder / name
-    _require_size(path, next(entry.bytes for entry in files.manifest.files if entry.path == name))
-    data = io.BytesIO(files.read(name))
+    path, data = files.folder / name, io.BytesIO(files.read(name))
     try:
-        _require_size(path, sum(member.file_size for member in members_of(data)))
+        size = sum(member.file_size for member in members_of(data))
+        if size > MAX_READ:
+            raise too_large(path, size, MAX_READ)
         data.seek(0)
         with np.load(data, allow_pickle=False) as arrays:
             return dict(arrays)
     except DAMAGED as error:
         raise ManifestError(f"{path} cannot be read", found=str(error)[:200], wanted="arrays in an .npz file") from None
-
-
-def _require_size(path: Path, size: int) -> None:
-    if size > MAX_BYTES:
-        raise ManifestError(f"{path} is too large", found=f"{size:,} bytes", wanted=f"at most {MAX_BYTES:,}")
 
 
 def engine_outputs(runner: Runner, preprocess: PreprocessSpec | None, samples: Array) -> dict[str, Array]:

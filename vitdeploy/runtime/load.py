@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitdeploy.bundle.checked import CheckedFiles, Verify, open_checked
+from vitdeploy.bundle.checked import CheckedFiles, Verify, open_checked, retry_if_replaced
 from vitdeploy.errors import InputError, TargetError
 from vitdeploy.runtime.choice import AUTO, Choice, choose_engine
 from vitdeploy.runtime.labels import read_labels
@@ -60,6 +60,8 @@ def load(
 
     With `monitor`, True or a `Monitor`, the images, the answers and golden answers are watched (`Predictor.monitor`).
 
+    A bundle that is replaced meanwhile is read again, twice at most.
+
     Raises:
         InputError: streams below 1, or another argument that makes no sense.
         MissingFileError, ManifestError, DigestError: not a bundle, not an intact one, or not the expected one.
@@ -71,25 +73,29 @@ def load(
     folder = bundle_folder(path)
     require_streams(streams)
     options = _monitor_of(monitor)
-    files = open_checked(folder, verify, expect_digest, trust)
-    manifest = files.manifest
-    preprocess, labels = images_of(manifest), read_labels(folder, manifest, files)
-    tokenizer = tokenizer_file(manifest.postprocess)
-    data = None if tokenizer is None else files.read(tokenizer)
-    choice = choose_engine(
-        folder, manifest, target, threads, trust, batch, allow_failed=allow_failed, streams=streams, files=files
-    )
-    try:
-        predictor = _of_task(files, choice, preprocess, labels, data)
-        if options is not None:
-            from vitdeploy.runtime.monitor import watch
 
-            predictor.monitor, predictor.canary = watch(files, choice.engine, choice.runner, options)
-    except BaseException:
-        choice.runner.close()
-        raise
-    predictor.reduced = reduced
-    return predictor
+    def read() -> Predictor:
+        files = open_checked(folder, verify, expect_digest, trust)
+        manifest = files.manifest
+        preprocess, labels = images_of(manifest), read_labels(folder, manifest, files)
+        tokenizer = tokenizer_file(manifest.postprocess)
+        data = None if tokenizer is None else files.read(tokenizer)
+        choice = choose_engine(
+            folder, manifest, target, threads, trust, batch, allow_failed=allow_failed, streams=streams, files=files
+        )
+        try:
+            predictor = _of_task(files, choice, preprocess, labels, data)
+            if options is not None:
+                from vitdeploy.runtime.monitor import watch
+
+                predictor.monitor, predictor.canary = watch(files, choice.engine, choice.runner, options)
+        except BaseException:
+            choice.runner.close()
+            raise
+        predictor.reduced = reduced
+        return predictor
+
+    return retry_if_replaced(folder, read)
 
 
 def _monitor_of(given: object) -> Monitor | None:

@@ -9,6 +9,7 @@ looked at, and the smallest some of them.
 from __future__ import annotations
 
 import threading
+import typing
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -19,9 +20,11 @@ import numpy as np
 
 from vitdeploy.bundle.checked import CheckedFiles
 from vitdeploy.errors import ClosedError, InputError, ManifestError, VitdeployError
+from vitdeploy.runtime.choice import CALLER
 from vitdeploy.runtime.control_limits import Limits, control_limits
 from vitdeploy.runtime.golden import GoldenSet, comparable, engine_outputs, read_golden
 from vitdeploy.runtime.monitor_reference import (
+    MonitorReference,
     Numbers,
     input_statistics,
     output_names,
@@ -36,7 +39,8 @@ Kind = Literal["inputs", "outputs", "canary", "non-finite"]
 # starting: no window is full yet. drift: the last one was out of its limits. fault: the engine gave wrong golden
 # answers, or numbers that are not finite.
 State = Literal["starting", "steady", "drift", "fault"]
-KINDS: tuple[Kind, ...] = ("inputs", "outputs", "canary", "non-finite")
+KINDS: tuple[Kind, ...] = typing.get_args(Kind)
+STATES: tuple[State, ...] = typing.get_args(State)
 # The least standard deviations that a reference is believed to have: of inputs, in 0..1, and of outputs, of their size.
 LEAST_INPUT, LEAST_OUTPUT = 0.01, 0.01
 UNLIKE = {
@@ -93,7 +97,7 @@ class Monitor:
             InputError: numbers that make no sense.
         """
         whole = all(type(value) is int for value in (self.window, self.every))
-        if not whole or self.window < 8 or self.every < 1 or not 1e-4 <= self.false_alarms <= 0.5 or self.share <= 0:
+        if not whole or self.window < 8 or self.every < 1 or not 1e-4 <= self.false_alarms <= 0.5 or not self.share > 0:
             raise InputError(
                 "that is no way to watch an engine",
                 found=f"window {self.window}, every {self.every}, false_alarms {self.false_alarms}, share {self.share}",
@@ -325,7 +329,7 @@ def watch(
             f"the bundle {manifest.name} does not say what its images are like, so these are not watched; "
             "`vitdeploy run` with 32 calibration images or more makes one that does",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=CALLER,
         )
     watched = Watched(engine.artifact, manifest.task, manifest.preprocess, limits, outputs, (*kinds, "non-finite"))
     return Monitoring(options, watched), canary
@@ -350,10 +354,9 @@ def _limits(
     reference = read_reference(files)
     if reference is None:
         return None, None
-    own = reference.outputs.get(engine.artifact)
-    columns, floors = dict(reference.inputs), [LEAST_INPUT] * len(reference.inputs)
+    own = None if engine.parts else reference.outputs.get(engine.artifact)
     outputs = None
-    if own is not None and not engine.parts:
+    if own is not None:
         outputs = [name.removesuffix(".min") for name in own if name.endswith(".min")]
         if list(own) != output_names(files.manifest.task, outputs) or not set(outputs) <= {
             each.name for each in runner.outputs
@@ -364,7 +367,15 @@ def _limits(
                 wanted="the outputs " + ", ".join(each.name for each in runner.outputs),
                 fix="make the bundle again with `vitdeploy run`",
             )
-        columns |= own
-        floors += [LEAST_OUTPUT * max(float(np.abs(numbers).mean()), 1e-6) for numbers in own.values()]
-    values = np.stack(list(columns.values()), axis=1)
-    return control_limits(list(columns), values, np.array(floors), options.window, options.false_alarms), outputs
+    names, values, floors = columns(reference, own)
+    return control_limits(names, values, floors, options.window, options.false_alarms), outputs
+
+
+def columns(reference: MonitorReference, own: Mapping[str, Numbers] | None) -> tuple[list[str], Numbers, Numbers]:
+    """The statistics of a reference, and of an engine's `own` outputs: their names, the numbers [images, statistics],
+    and the least standard deviation that is believed of each."""
+    own = own or {}
+    floors = [LEAST_INPUT] * len(reference.inputs)
+    floors += [LEAST_OUTPUT * max(float(np.abs(numbers).mean()), 1e-6) for numbers in own.values()]
+    values = np.stack([*reference.inputs.values(), *own.values()], axis=1)
+    return [*reference.inputs, *own], values, np.array(floors)

@@ -7,8 +7,8 @@ Of each image a few numbers, on at most some 1,000 of its pixels, as a monitor m
 - of a classifier `entropy`: of its softmax, in nats, which grows where it is unsure;
 - of each output `NAME.min` and `NAME.max`.
 
-The reference has these numbers for each of up to 128 images that the bundle was verified with, so that a window of any
-length can be compared (`control_limits`). Images are as the engine sees them: resized and cropped.
+The reference has these numbers for each of up to 128 calibration images, so that a window of any length can be compared
+(`control_limits`). Images are as the engine sees them: resized and cropped.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.bundle.checked import CheckedFiles
+from vitdeploy.bundle.read import MONITOR_FILE, too_large
 from vitdeploy.errors import ManifestError
+from vitdeploy.paths import is_file
 from vitdeploy.runtime.postprocess import softmax
 from vitdeploy.runtime.runner import Array
 from vitdeploy.spec import DecodeError, PreprocessSpec, Task, decode
@@ -35,6 +38,7 @@ MOST_READ, MAX_BYTES = 4096, 16 << 20
 # Pixels a side, numbers of an output, and outputs that are looked at.
 GRID, LOOKED_AT, OUTPUTS = 32, 1 << 14, 8
 LOGITS = "logits"
+AGAIN = "make it again with `vitdeploy run`, or `vitdeploy quantize`"
 
 
 @dataclass(frozen=True)
@@ -128,18 +132,39 @@ def read_reference(files: CheckedFiles) -> MonitorReference | None:
     manifest, name = files.manifest, files.manifest.monitor
     if name is None:
         return None
-    path = files.folder / name
-    size = next(entry.bytes for entry in manifest.files if entry.path == name)
-    if size > MAX_BYTES:
-        raise ManifestError(f"{path} is too large", found=f"{size:,} bytes", wanted=f"at most {MAX_BYTES:,} bytes")
+    channels = 0 if manifest.preprocess is None else manifest.preprocess.channels
+    return parse_reference(files.read(name, MAX_BYTES), files.folder / name, channels)
+
+
+def reference_beside(folder: Path, channels: int) -> str | None:
+    """The text of the reference in a folder of `quantize`, for the bundle that is made of it; None if there is none.
+
+    Raises:
+        ManifestError: it is no such reference of images with so many channels.
+    """
+    path = folder / MONITOR_FILE
+    if not is_file(path):
+        return None
+    if (size := path.stat().st_size) > MAX_BYTES:
+        raise too_large(path, size, MAX_BYTES)
+    text = path.read_bytes()
+    parse_reference(text, path, channels)
+    return text.decode("utf-8")
+
+
+def parse_reference(text: bytes, path: Path, channels: int) -> MonitorReference:
+    """What the bytes of a `monitor.json` say of images with so many channels; `path` is what errors call it.
+
+    Raises:
+        ManifestError: it is no such reference.
+    """
     try:
-        found = decode(MonitorReference, json.loads(files.read(name).decode("utf-8")))
+        found = decode(MonitorReference, json.loads(text.decode("utf-8")))
     except (ValueError, RecursionError) as error:  # DecodeError is a ValueError
         shown = "; ".join(error.problems[:3]) if isinstance(error, DecodeError) else str(error)
-        raise ManifestError(f"{path} is no reference of a monitor", found=ascii(shown[:300])) from None
+        raise ManifestError(f"{path} is no reference of a monitor", found=ascii(shown[:300]), fix=AGAIN) from None
     columns = [found.inputs, *found.outputs.values()]
     lengths = {len(numbers) for each in columns for numbers in each.values()}
-    channels = 0 if manifest.preprocess is None else manifest.preprocess.channels
     if (
         found.format != FORMAT
         or not LEAST_IMAGES <= found.images <= MOST_READ
@@ -151,6 +176,6 @@ def read_reference(files: CheckedFiles) -> MonitorReference | None:
             found=f"format {found.format}, {found.images} images, {ascii(', '.join(found.inputs))[:200]}",
             wanted=f"format {FORMAT}, {LEAST_IMAGES} to {MOST_READ} images, a number of each for "
             + ", ".join(input_names(channels)),
-            fix="make the bundle again with `vitdeploy run`",
+            fix=AGAIN,
         )
     return found

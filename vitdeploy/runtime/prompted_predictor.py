@@ -85,7 +85,7 @@ class PromptedPredictor(Predictor):
         """The embeddings [n, ...] of preprocessed images [n, ...], which `prepare` gives."""
         start = perf_counter_ns()
         found = embed(self.flow, tensor)
-        self._ran(tensor, {}, start)
+        self._ran(tensor, found, start)
         self._stopwatch.count(len(tensor))
         return found
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from types import TracebackType
 
-from vitdeploy.bundle.checked import Verify, open_checked
+from vitdeploy.bundle.checked import Verify, open_checked, retry_if_replaced
 from vitdeploy.errors import TargetError
 from vitdeploy.runtime.choice import AUTO, choose_engine
 from vitdeploy.runtime.load import bundle_folder
@@ -59,21 +59,25 @@ def load_sequence(
     expect_digest: str | None = None,
 ) -> SequencePredictor:
     """The predictor of an encoder-decoder's bundle; chooses engines and checks files, gates, `trust` and
-    `expect_digest` as `load` does.
+    `expect_digest`, and reads a bundle again that is replaced meanwhile, as `load` does.
 
     Raises:
         TargetError: a bundle for another task. Else as `load`.
     """
     folder = bundle_folder(path)
-    files = open_checked(folder, verify, expect_digest, trust)
-    manifest = files.manifest
-    if manifest.task != "sequence":
-        raise TargetError(
-            f"the bundle {manifest.name} takes no tokens",
-            found=f"the task {manifest.task}",
-            wanted="a bundle for sequences",
-            fix="vitdeploy.runtime.load(BUNDLE)",
-        )
-    choice = choose_engine(folder, manifest, target, threads, trust, allow_failed=allow_failed, files=files)
-    assert isinstance(choice.runner, SequenceRunner)
-    return SequencePredictor(choice.runner, choice.why)
+
+    def read() -> SequencePredictor:
+        files = open_checked(folder, verify, expect_digest, trust)
+        manifest = files.manifest
+        if manifest.task != "sequence":
+            raise TargetError(
+                f"the bundle {manifest.name} takes no tokens",
+                found=f"the task {manifest.task}",
+                wanted="a bundle for sequences",
+                fix="vitdeploy.runtime.load(BUNDLE)",
+            )
+        choice = choose_engine(folder, manifest, target, threads, trust, allow_failed=allow_failed, files=files)
+        assert isinstance(choice.runner, SequenceRunner)
+        return SequencePredictor(choice.runner, choice.why)
+
+    return retry_if_replaced(folder, read)

@@ -69,7 +69,7 @@ class TextPredictor(Predictor):
             feed = self._input_of(loaded[start : start + self._batch])
             began = perf_counter_ns()
             tokens, scores = self._decoder.write(feed, search, given)
-            self._ran(feed, {}, began)
+            self._ran(feed, {SCORES: scores}, began)
             self._stopwatch.count(len(feed))
             found += [{TOKENS: each, SCORES: score} for each, score in zip(tokens, scores, strict=True)]
         return [to_text(outputs, self.sequence, self.writer) for outputs in found]

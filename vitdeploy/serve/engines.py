@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.bundle.checked import CheckedFiles, open_checked
+from vitdeploy.bundle.checked import CheckedFiles, open_checked, retry_if_replaced
 from vitdeploy.errors import InputError, TargetError
 from vitdeploy.runtime import Predictor, load
 from vitdeploy.runtime.canary import require_golden_answers
@@ -90,8 +90,9 @@ class Engines:
         own = self.model.inputs[0].shape[0]
         return ExecutionPlan(self._alone, own if isinstance(own, int) else 1)
 
-    def watch(self, files: CheckedFiles, engine: EngineSpec, options: Monitor) -> None:
+    def watch(self, files: CheckedFiles, options: Monitor) -> None:
         """Watch all that run from now on, together; each is asked for golden answers of its own."""
+        engine = _spec(files, self.predictor)
         monitor, self.predictor.canary = watch(files, engine, self.predictor.runner, options)
         self.predictor.monitor = monitor
         for other in (self._large, self._streams):
@@ -136,37 +137,53 @@ def load_engines(
     monitor: Monitor | None = None,
 ) -> Engines:
     """The engine of a bundle of images, loaded, tried and measured; then watched, with `monitor`. `expect_digest`: as
-    of `runtime.load`.
+    of `runtime.load`. A bundle that is replaced meanwhile is read again, as there.
 
     Raises:
         MissingFileError, ManifestError, DigestError, SignatureError, TargetError, HostError: see `runtime.load`.
     """
-    files = open_checked(bundle, expect_digest=expect_digest)
-    manifest = files.manifest
-    how: dict[str, Any] = {"threads": threads, "trust": trust, "expect_digest": expect_digest}
-    predictor = load(bundle, target, **how)
-    engine = next(engine for engine in manifest.engines if engine.artifact == predictor.target)
-    try:
-        _require_known(predictor.runner.inputs + predictor.runner.outputs, manifest.name)
-        large: Predictor | None = None
-        streams: Predictor | None = None
-        if not engine.dynamic_batch:
-            max_batch = engine.batch
-        else:
-            if engine.batch != 1:
-                predictor.close()
-                predictor = _again(bundle, engine, 1, predictor.why, how)
-            if max_batch > 1 and not isinstance(predictor, PromptedPredictor):
-                large = _again(bundle, engine, max_batch, predictor.why, how)
-                streams = _in_streams(files, engine, max_batch, threads)
-        _load_decoders(predictor)
-        engines = Engines(predictor, manifest.name, max_batch, large, streams)
-        if monitor is not None:
-            engines.watch(files, engine, monitor)
+
+    def read() -> Engines:
+        files = open_checked(bundle, expect_digest=expect_digest)
+        # All that is loaded has this manifest: `trust`, too, is asked for it.
+        how: dict[str, Any] = {"threads": threads, "trust": trust, "expect_digest": files.digest}
+        with contextlib.ExitStack() as opened:
+            engines = _engines(files, target, max_batch, how, opened)
+            if monitor is not None:
+                engines.watch(files, monitor)
+            opened.pop_all()
         return engines
-    except BaseException:
-        predictor.close()
-        raise
+
+    return retry_if_replaced(bundle, read)
+
+
+def _engines(
+    files: CheckedFiles, target: str, max_batch: int, how: Mapping[str, Any], opened: contextlib.ExitStack
+) -> Engines:
+    """All that is loaded is `opened` too. `how`: further arguments of `load`."""
+    bundle, manifest = files.folder, files.manifest
+    predictor = opened.enter_context(load(bundle, target, **how))
+    engine = _spec(files, predictor)
+    _require_known(predictor.runner.inputs + predictor.runner.outputs, manifest.name)
+    large: Predictor | None = None
+    streams: Predictor | None = None
+    if not engine.dynamic_batch:
+        max_batch = engine.batch
+    else:
+        if engine.batch != 1:
+            predictor.close()
+            predictor = opened.enter_context(_again(bundle, engine, 1, predictor.why, how))
+        if max_batch > 1 and not isinstance(predictor, PromptedPredictor):
+            large = opened.enter_context(_again(bundle, engine, max_batch, predictor.why, how))
+            streams = _in_streams(files, engine, max_batch, how["threads"])
+            if streams is not None:
+                opened.enter_context(streams)
+    _load_decoders(predictor)
+    return Engines(predictor, manifest.name, max_batch, large, streams)
+
+
+def _spec(files: CheckedFiles, predictor: Predictor) -> EngineSpec:
+    return next(engine for engine in files.manifest.engines if engine.artifact == predictor.target)
 
 
 def _again(bundle: Path, engine: EngineSpec, batch: int, why: str, how: Mapping[str, Any]) -> Predictor:

@@ -12,7 +12,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from vitdeploy.runtime.monitor import Monitoring
+from vitdeploy.runtime.monitor import STATES, Monitoring
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 IMAGES = (1, 2, 4, 8, 16, 32, 64)
@@ -99,8 +99,6 @@ class PromptMetrics:
 class MonitorMetrics(Collector):
     """What a monitor counts, read from it when somebody asks."""
 
-    STATES = ("starting", "steady", "drift", "fault")
-
     def __init__(self, registry: CollectorRegistry, monitor: Monitoring) -> None:
         self._monitor = monitor
         registry.register(self)
@@ -124,6 +122,6 @@ class MonitorMetrics(Collector):
             events.add_metric((kind,), value)
         yield events
         states = GaugeMetricFamily("vitdeploy_monitor_state", "1 for the state that it is in.", labels=("state",))
-        for each in self.STATES:
+        for each in STATES:
             states.add_metric((each,), float(each == state))
         yield states

@@ -105,7 +105,8 @@ def require_label_file(path: Path) -> None:
 
 def is_ours(file: Path) -> bool:
     """Whether an ONNX file claims that vitdeploy wrote it; False if it cannot be parsed."""
-    from vitdeploy.graph.io.admit import metadata_keys  # where the names of files are all that is wanted, nothing waits
+    # Where the names of files are all that is wanted, nothing is to wait for onnx.
+    from vitdeploy.graph.io.admit import metadata_keys
     from vitdeploy.graph.io.files import METADATA_KEY
 
     try:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -22,22 +23,24 @@ from typing import Any
 
 from vitdeploy.bundle.read import file_sha256, verify_file
 from vitdeploy.errors import DigestError
+from vitdeploy.exchange import identity
 from vitdeploy.publish import (
     discard,
     flush,
     make_folder,
     publish,
-    remove_abandoned,
     storage_errors,
     swap,
     temporary_folder,
 )
-from vitdeploy.spec import DecodeError, FileEntry, decode, encode
+from vitdeploy.spec import FileEntry, decode, encode
 from vitdeploy.store.key import canonical_json
 
 RECORD_FILE = "artifact.json"
 # In a damaged entry, of the process that puts it aside; one that was killed before it did is waited for so long.
 CLAIM, CLAIM_SECONDS, LOOK_SECONDS = ".claim", 10.0, 0.005
+# What this process or machine has run out of: that says nothing about an entry.
+_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,11 @@ class Store:
 
     def find(self, key: str) -> Artifact | None:
         """The artifact with this key if it is there and intact. A damaged one stays until it is made again, and goes
-        into quarantine then: nobody moves what another process may have put there meanwhile."""
+        into quarantine then: nobody moves what another process may have put there meanwhile.
+
+        Raises:
+            OSError: no descriptors or memory to look at it.
+        """
         folder = self._folder(key)
         if not folder.is_dir():
             return None
@@ -78,10 +85,13 @@ class Store:
             record = decode(Record, json.loads((folder / RECORD_FILE).read_text(encoding="utf-8")))
             for entry in record.files:
                 verify_file(folder, entry)
-            intact = record.key == key
-        except (OSError, ValueError, DecodeError, DigestError):
-            intact = False
-        return Artifact(folder, key, files_digest(record.files)) if intact else None
+        except (ValueError, RecursionError, DigestError):  # of JSON, of names, and of what was decoded
+            return None
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                raise
+            return None
+        return Artifact(folder, key, files_digest(record.files)) if record.key == key else None
 
     def make(
         self,
@@ -94,9 +104,6 @@ class Store:
     ) -> Artifact:
         """Let `write` fill an empty folder, then publish it under `key`. Whoever is first wins, with what is intact."""
         folder = self._folder(key)
-        with storage_errors(self.root):
-            make_folder(folder.parent)
-            remove_abandoned(folder.parent)
         with temporary_folder(folder.parent) as work, storage_errors(self.root):
             write(work)
             files = list_files(work)
@@ -110,7 +117,7 @@ class Store:
         """Give the folder its name; or take what another process has made meanwhile, with its own digest, if intact."""
         waits_until = time.monotonic() + CLAIM_SECONDS
         while not publish(work, made.path):
-            judged, found = _identity(made.path), self.find(made.key)
+            judged, found = identity(made.path), self.find(made.key)
             if found is not None:
                 return found
             ours = judged is not None and (_claim(made.path, judged) or time.monotonic() > waits_until)
@@ -125,14 +132,14 @@ class Store:
         quarantine = self.root / "quarantine"
         make_folder(quarantine)
         quarantined = quarantine / f"{made.key}-{uuid.uuid4().hex[:8]}"
-        if _identity(made.path) != judged:
+        if identity(made.path) != judged:
             return False
         if not swap(work, made.path):
-            if _identity(made.path) == judged:
+            if identity(made.path) == judged:
                 with contextlib.suppress(FileNotFoundError):
                     made.path.rename(quarantined)
             return False
-        if _identity(work) != judged:  # it was removed, and another one made, in this very moment: that one stays
+        if identity(work) != judged:  # it was removed, and another one made, in this very moment: that one stays
             swap(work, made.path)
             return False
         work.rename(quarantined)
@@ -152,14 +159,6 @@ class Store:
     def _folder(self, key: str) -> Path:
         return self.root / "artifacts" / key[:2] / key
 
-
-def _identity(folder: Path) -> tuple[int, int] | None:
-    """What tells a folder from another one that gets its name later; None if there is none."""
-    try:
-        found = folder.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return found.st_dev, found.st_ino
 
 
 def _claim(folder: Path, judged: tuple[int, int]) -> bool:

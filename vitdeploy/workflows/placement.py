@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.bundle.read import MONITOR_FILE
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.compilation.build_options import BuildOptions
 from vitdeploy.errors import CapabilityError, TargetError
@@ -28,6 +27,7 @@ from vitdeploy.graph.io.files import (
 from vitdeploy.graph.passes.pixel_cast import cast_pixels_first
 from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.flows import FLOWS
+from vitdeploy.runtime.monitor_reference import reference_beside
 from vitdeploy.spec import EngineSpec, GraphSpec, Manifest, Precision
 from vitdeploy.stages.capability import check_precision
 from vitdeploy.stages.compile import check_task, compile_graphs
@@ -174,7 +174,7 @@ def _row_parts(
 def bundle_of(placed: PlacedGraphs, engine: EngineSpec, folder: Path, out: Path) -> Manifest:
     """The bundle of one engine, whose files lie in `folder`, in the empty folder `out`."""
     metadata, home = placed.metadata, next(graph for graph, _ in placed.graphs.values()).parent
-    monitor = home / MONITOR_FILE  # of `quantize`, which has seen images
+    images = metadata.preprocess
     return write_bundle(
         out,
         name=metadata.name if _is_name(metadata.name) else "model",
@@ -183,7 +183,7 @@ def bundle_of(placed: PlacedGraphs, engine: EngineSpec, folder: Path, out: Path)
         preprocess=metadata.preprocess,
         postprocess=metadata.postprocess,
         tokenizer=home / TOKENIZER_FILE,
-        monitor=monitor.read_text(encoding="utf-8") if monitor.is_file() else None,
+        monitor=None if images is None else reference_beside(home, images.channels),
         labels=known_labels(next(graph for graph, _ in placed.graphs.values()), metadata),
         engines=[(engine, folder)],
     )
