@@ -405,6 +405,23 @@ def test_a_model_that_does_not_fit_into_memory(refused):
     refused(4, "VD4002", "export", "vit_w32d2h2_patch8_100000000", "-o", "out", says=says)
 
 
+WITHOUT_DESCRIPTORS = """
+import os, resource, sys
+from vitdeploy.cli.main import main
+free = os.dup(0)
+os.close(free)
+resource.setrlimit(resource.RLIMIT_NOFILE, (free, free))
+sys.argv = ["vitdeploy", "inspect", "model.onnx"]
+main()
+"""
+
+
+def test_no_more_files_can_be_opened():
+    ended = subprocess.run([sys.executable, "-c", WITHOUT_DESCRIPTORS], capture_output=True, text=True, check=False)
+    assert ended.returncode == 4, ended.stderr
+    assert "VD4002  no more files can be opened here" in ended.stderr and "fix:    ulimit -n 4096" in ended.stderr
+
+
 def test_weights_for_a_users_module_that_do_not_fit_it(refused, code, small_checkpoint):
     command = ("export", "--model", f"{code}:Doubles", "--checkpoint", small_checkpoint, "-o", "out")
     refused(2, "VD2102", *command, says=["does not fit the architecture", "2 missing: conv.weight, conv.bias"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import json
 import signal
@@ -160,13 +161,26 @@ def _run() -> Any:
             raise MissingPackageError(name, extra, "this command") from error
         if isinstance(error, OSError) and (storage := _storage_error(error)) is not None:
             raise storage from error
-        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # PyTorch's is a RuntimeError
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            raise CapabilityError(
+                "no more files can be opened here",
+                found=error.strerror or str(error),
+                wanted="a higher limit of open files",
+                fix="ulimit -n 4096, or fewer commands at a time",
+            ) from error
+        if _is_of_memory(error):
             raise CapabilityError(
                 "this machine has too little memory for that",
                 found=(str(error).splitlines() or ["out of memory"])[0][-200:],
                 fix="a smaller model or image size, or a machine with more memory",
             ) from error
         raise
+
+
+def _is_of_memory(error: Exception) -> bool:
+    text = str(error)  # PyTorch's is a RuntimeError
+    out = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    return out or isinstance(error, MemoryError) or "can't allocate memory" in text
 
 
 def _storage_error(error: OSError) -> VitdeployError | None:
