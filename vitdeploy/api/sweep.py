@@ -85,7 +85,7 @@ def sweep(
     from vitdeploy.publish import check_replaceable, storage_errors
     from vitdeploy.report.html import render_sweep
     from vitdeploy.runtime.atomic import write_atomic
-    from vitdeploy.stages.files import OUTPUT_NAMES, write_json
+    from vitdeploy.stages.files import OUTPUT_NAMES, json_text
     from vitdeploy.workflows.executors import Processes
     from vitdeploy.workflows.sweep import Entry, load_all
     from vitdeploy.workflows.sweep import sweep as sweep_entries
@@ -100,7 +100,7 @@ def sweep(
         document = sweep_entries(entries, home, executor, reporter.progress, reporter.note)
         with storage_errors(home):
             home.mkdir(parents=True, exist_ok=True)
-            write_json(home / "sweep.json", document)
+            write_atomic(home / "sweep.json", json_text(document).encode())
             write_atomic(home / "sweep.html", render_sweep(document).encode())
     return Swept(home, document)
 

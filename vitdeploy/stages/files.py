@@ -153,9 +153,14 @@ def copy_labels(source: Path, out: Path) -> None:
             shutil.copyfile(source / name, out / name)
 
 
+def json_text(value: object) -> str:
+    """The text of JSON values, or of dataclasses of them."""
+    return json.dumps(encode(value), indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+
 def write_json(path: Path, value: object) -> None:
-    """JSON values, or dataclasses of them."""
-    path.write_text(json.dumps(encode(value), indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
+    """As `json_text`, into a folder that appears whole."""
+    path.write_text(json_text(value), encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:
