@@ -64,7 +64,7 @@ class Row:
 
     def add(self, name: str, outcome: Outcome, seconds: float = 0.0, peak_mb: float = 0.0, note: str = "") -> None:
         self.cases.append(Case(name, outcome, seconds, peak_mb, note))
-        print(f"{TOLD}{self.figure}: {ascii(name)}: {outcome}", flush=True)
+        print(f"{TOLD}{self.figure}: {name!a}: {outcome}", flush=True)
 
     def count(self, *outcomes: Outcome) -> int:
         return sum(case.outcome in outcomes for case in self.cases)

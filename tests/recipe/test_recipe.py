@@ -617,7 +617,7 @@ def test_a_long_override_is_not_told_whole(problems, override):
 
 
 def test_the_first_problems_of_very_many_are_told(load):
-    with pytest.raises(RecipeError, match="recipe.yaml: 1,000 problems") as caught:
+    with pytest.raises(RecipeError, match=r"recipe\.yaml: 1,000 problems") as caught:
         load(LEAST + "".join(f"k{number}: 1\n" for number in range(1000)))
     assert len(caught.value.problems) == MAX_PROBLEMS and "and 900 more\n" in str(caught.value)
 

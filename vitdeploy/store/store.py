@@ -160,7 +160,6 @@ class Store:
         return self.root / "artifacts" / key[:2] / key
 
 
-
 def _claim(folder: Path, judged: tuple[int, int]) -> bool:
     """Whether this process is the one that may put a damaged folder aside: a link in the folder itself, wherever it is
     moved to, which one process alone can make."""
