@@ -68,6 +68,8 @@ def test_what_a_machine_or_a_budget_has_no_use_for_is_left_out_with_a_reason(tun
         assert (f"openvino-cpu-{precision}" in reasons) != (f"openvino-cpu-{precision}" in made)
     assert tuned.document["rows"]["openvino-cpu"]["tokens"] == 17
     assert ("aligned rows on openvino-cpu" in reasons) != any(each["rows"] for each in tuned.document["variants"])
+    raised = "openvino-cpu-int8 high precision" in made
+    assert ("layers out of plain INT8 on openvino-cpu" in reasons) != raised
     assert reasons["openvino-cpu-mixed"] == "INT8 is expected to meet the budget as it is"
 
 
@@ -140,9 +142,10 @@ def test_without_time_only_plain_float_and_int8_are_tried(tuned, command):
     document = json.loads(done.stdout)
     plain = [each for each in tuned.document["variants"] if each["precision"] not in ("mixed", "int4")]
     plain = [each["name"] for each in plain if not each["merges"] and not each["rows"] and "prune" not in each]
+    plain = [name for name in plain if not name.endswith("high precision")]
     assert [each["name"] for each in document["variants"]] == plain
     reasons = {each["what"]: each["why"] for each in document["left_out"]}
-    trials = [f"{each} on openvino-cpu" for each in ("aligned rows", "token merging", "pruning")]
+    trials = [f"{each} on openvino-cpu" for each in ("aligned rows", "layers out of plain INT8", "token merging", "pruning")]
     for what in ("openvino-cpu-mixed", "openvino-cpu-int4", *trials):
         assert reasons[what] == "no time was left for it"
 

@@ -24,7 +24,7 @@ def prepare_search(
     function: str | None = None,
     module: Path | None = None,
 ) -> Job:
-    """The job in FP32 for all targets, without anything that the search is to choose.
+    """The job in FP32 for all targets, without anything that the search is to choose; `high_precision` bounds what it may.
 
     Args:
         targets: in the place of the recipe's, where there are any.
@@ -40,7 +40,8 @@ def prepare_search(
         raise RecipeError("the recipe", ["$.source.image_sizes: one size is tuned at a time; give image_size"])
     budget = recipe.budget.model_copy(update={key: bound for key, bound in bounds.items() if bound is not None})
     chosen = tuple(targets) or recipe.targets
-    base = Variant(chosen[0], "fp32").recipe(recipe).model_copy(update={"budget": budget, "targets": chosen})
+    kept = {"budget": budget, "targets": chosen, "high_precision": recipe.high_precision}
+    base = Variant(chosen[0], "fp32").recipe(recipe).model_copy(update=kept)
     checked = validate(base.model_dump(exclude_unset=True), "the recipe", function or (module.stem if module else None))
     [job] = prepare(checked, skip_bad=skip_bad, progress=progress, function=function, module=module)
     if budget.max_drop is not None and recipe.data.labels == "none" and job.reference_model.task != "classification":
