@@ -159,8 +159,6 @@ def _run() -> Any:
         if name in EXPORT_MODULES:
             extra = LIGHT.get(_command_of(sys.argv[1:]), "export")
             raise MissingPackageError(name, extra, "this command") from error
-        if isinstance(error, OSError) and (storage := _storage_error(error)) is not None:
-            raise storage from error
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             raise CapabilityError(
                 "no more files can be opened here",
@@ -168,6 +166,8 @@ def _run() -> Any:
                 wanted="a higher limit of open files",
                 fix="ulimit -n 4096, or fewer commands at a time",
             ) from error
+        if isinstance(error, OSError) and (storage := _storage_error(error)) is not None:
+            raise storage from error
         if _is_of_memory(error):
             raise CapabilityError(
                 "this machine has too little memory for that",
