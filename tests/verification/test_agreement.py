@@ -1,5 +1,9 @@
 """The numbers of a comparison against values worked out by hand, and against scipy."""
 
+import functools
+import itertools
+import operator
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.special import rel_entr, softmax
 
-from vitdeploy.verification.agreement import compare, kl_divergence
+from vitdeploy.verification.agreement import compare, kl_divergence, tally
 from vitdeploy.verification.intervals import paired_difference, wilson
 
 # Four images, six classes. Answers of the original: 0, 1, 2, 3; of the artifact: 0, 1, 2, 5.
@@ -122,3 +126,20 @@ def test_logits_of_zeros_do_not_divide_by_zero():
 def test_arrays_that_cannot_be_compared_are_refused(ours, reference):
     with pytest.raises(ValueError, match="against"):
         compare(np.zeros(ours, np.float32), np.zeros(reference, np.float32), None)
+
+
+@given(
+    st.integers(0, 2**32 - 1), st.lists(st.integers(1, 60), max_size=5, unique=True), st.randoms(), st.booleans()
+)
+@settings(max_examples=50, deadline=None)
+def test_pieces_of_any_size_in_any_order_give_the_bytes_of_the_whole(seed, cuts, order, labelled):
+    random = np.random.default_rng(seed)
+    ours, reference = random.normal(0, 3, (2, 61, 7)).astype(np.float32)
+    labels = random.integers(0, 7, 61) if labelled else None
+    bounds = [0, *sorted(cuts), 61]
+    pieces = [
+        tally(ours[a:b], reference[a:b], None if labels is None else labels[a:b])
+        for a, b in itertools.pairwise(bounds)
+    ]
+    order.shuffle(pieces)
+    assert functools.reduce(operator.add, pieces).agreement() == compare(ours, reference, labels)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.verification.comparison import Comparison, paired_accuracy
+from vitdeploy.verification.comparison import Comparison, paired_accuracy, paired_counts
 from vitdeploy.verification.intervals import wilson
 
 Logits = npt.NDArray[np.float32]
@@ -33,33 +34,99 @@ class Agreement(Comparison):
     cosine_min: float
 
 
+@dataclass(frozen=True)
+class Right:
+    """How many images both answer rightly, only the original, only the artifact, and neither; and how many labels are
+    among the five best answers of each."""
+
+    both: int
+    lost: int
+    gained: int
+    neither: int
+    top5: int
+    reference_top5: int
+
+    def __add__(self, other: Right) -> Right:
+        return Right(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What is counted of n images. Sums are exact: the tallies of any pieces of a set of images, added in any order,
+    are that of the set.
+
+    same: images with one top-1 answer. right: None without labels. kl, cosine: summed over images; the least cosine.
+    difference, largest: max|a - b| and max|b| of the logits, b the original's.
+    """
+
+    n: int
+    same: int
+    right: Right | None
+    kl: Fraction
+    cosine: Fraction
+    cosine_min: float
+    difference: float
+    largest: float
+
+    def __add__(self, other: Tally) -> Tally:
+        both = None if self.right is None or other.right is None else self.right + other.right
+        return Tally(
+            self.n + other.n,
+            self.same + other.same,
+            both,
+            self.kl + other.kl,
+            self.cosine + other.cosine,
+            min(self.cosine_min, other.cosine_min),
+            max(self.difference, other.difference),
+            max(self.largest, other.largest),
+        )
+
+    def agreement(self) -> Agreement:
+        """The comparison that these counts are of."""
+        low, high = wilson(self.same, self.n)
+        return Agreement(
+            n=self.n,
+            metric=None if self.right is None else "top-1",
+            agreement_of=TOP1_ANSWERS,
+            agreement=100 * self.same / self.n,
+            agreement_ci95=(100 * low, 100 * high),
+            kl=float(self.kl / self.n),
+            cosine_mean=float(self.cosine / self.n),
+            cosine_min=self.cosine_min,
+            max_difference=self.difference / max(self.largest, 1e-300),
+            **({} if self.right is None else _accuracy(self.right, self.n)),
+        )
+
+
 def compare(logits: Logits, reference: Logits, labels: npt.NDArray[np.int64] | None) -> Agreement:
     """Compare float32 [n, classes] with the original's for the same images; labels int64 [n] or None.
 
     Raises:
         ValueError: other shapes, or no image at all.
     """
+    return tally(logits, reference, labels).agreement()
+
+
+def tally(logits: Logits, reference: Logits, labels: npt.NDArray[np.int64] | None) -> Tally:
+    """Count what `compare` is made of; arguments and errors as there."""
     if logits.shape != reference.shape or not len(logits):
         raise ValueError(f"logits {logits.shape} against {reference.shape}")
-    n = len(logits)
-    answers, originals = logits.argmax(axis=1), reference.argmax(axis=1)
-    same = int((answers == originals).sum())
     a, b = logits.astype(np.float64), reference.astype(np.float64)
     cosine = (a * b).sum(axis=1) / np.maximum(np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1), 1e-300)
-    accuracy = _accuracy(logits, reference, labels) if labels is not None else {}
-    low, high = wilson(same, n)
-    return Agreement(
-        n=n,
-        metric=None if labels is None else "top-1",
-        agreement_of=TOP1_ANSWERS,
-        agreement=100 * same / n,
-        agreement_ci95=(100 * low, 100 * high),
-        kl=float(kl_divergence(b, a).mean()),
-        cosine_mean=float(cosine.mean()),
-        cosine_min=float(cosine.min()),
-        max_difference=float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-300)),
-        **accuracy,
+    return Tally(
+        len(logits),
+        int((logits.argmax(axis=1) == reference.argmax(axis=1)).sum()),
+        None if labels is None else _right(logits, reference, labels),
+        _exact_sum(kl_divergence(b, a)),
+        _exact_sum(cosine),
+        float(cosine.min()),
+        float(np.abs(a - b).max()),
+        float(np.abs(b).max()),
     )
+
+
+def _exact_sum(values: npt.NDArray[np.float64]) -> Fraction:
+    return sum(map(Fraction, values.tolist()), Fraction())
 
 
 def kl_divergence(p_logits: npt.NDArray[np.float64], q_logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -73,17 +140,22 @@ def _log_softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 
-def _accuracy(logits: Logits, reference: Logits, labels: npt.NDArray[np.int64]) -> dict[str, Any]:
-    found = paired_accuracy(logits.argmax(axis=1) == labels, reference.argmax(axis=1) == labels)
+def _right(logits: Logits, reference: Logits, labels: npt.NDArray[np.int64]) -> Right:
+    ours, theirs = logits.argmax(axis=1) == labels, reference.argmax(axis=1) == labels
+    return Right(*paired_counts(ours, theirs), _in_top_k(logits, labels, 5), _in_top_k(reference, labels, 5))
+
+
+def _accuracy(right: Right, n: int) -> dict[str, Any]:
+    found = paired_accuracy(right.both, right.lost, right.gained, right.neither)
     return {
         **found,
         "top1": found["value"],
         "reference_top1": found["reference_value"],
-        "top5": 100 * _top_k(logits, labels, 5),
-        "reference_top5": 100 * _top_k(reference, labels, 5),
+        "top5": 100 * right.top5 / n,
+        "reference_top5": 100 * right.reference_top5 / n,
     }
 
 
-def _top_k(logits: Logits, labels: npt.NDArray[np.int64], k: int) -> float:
+def _in_top_k(logits: Logits, labels: npt.NDArray[np.int64], k: int) -> int:
     best = np.argsort(-logits, axis=1, kind="stable")[:, :k]
-    return float((best == labels[:, None]).any(axis=1).mean())
+    return int((best == labels[:, None]).any(axis=1).sum())

@@ -35,18 +35,21 @@ class Comparison:
     max_difference: float
 
 
-def paired_accuracy(ours: npt.NDArray[np.bool_], theirs: npt.NDArray[np.bool_]) -> dict[str, Any]:
-    """The accuracy fields of a `Comparison` from who was right, bool [n] each: the artifact and the original."""
+def paired_counts(ours: npt.NDArray[np.bool_], theirs: npt.NDArray[np.bool_]) -> tuple[int, int, int, int]:
+    """How many are right of both, only of the original, only of the artifact, of neither: from who was right, bool [n]
+    each."""
+    both, lost, gained = (int(each.sum()) for each in (ours & theirs, theirs & ~ours, ours & ~theirs))
+    return both, lost, gained, len(ours) - both - lost - gained
+
+
+def paired_accuracy(both: int, lost: int, gained: int, neither: int) -> dict[str, Any]:
+    """The accuracy fields of a `Comparison`, from `paired_counts`."""
     # The difference is original minus artifact, so that a loss is positive.
-    low, high = paired_difference(
-        int((ours & theirs).sum()),
-        int((theirs & ~ours).sum()),
-        int((ours & ~theirs).sum()),
-        int((~ours & ~theirs).sum()),
-    )
+    low, high = paired_difference(both, lost, gained, neither)
+    n = both + lost + gained + neither
     return {
-        "value": 100 * float(ours.mean()),
-        "reference_value": 100 * float(theirs.mean()),
-        "drop": 100 * (int(theirs.sum()) - int(ours.sum())) / len(ours),
+        "value": 100 * (both + gained) / n,
+        "reference_value": 100 * (both + lost) / n,
+        "drop": 100 * (lost - gained) / n,
         "drop_ci95": (100 * low, 100 * high),
     }

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.verification.changes import Changes, judged
-from vitdeploy.verification.comparison import Comparison, paired_accuracy
+from vitdeploy.verification.comparison import Comparison, paired_accuracy, paired_counts
 from vitdeploy.verification.intervals import wilson
 
 Features = npt.NDArray[np.float32]
@@ -54,7 +54,7 @@ def compare_features(
     low, high = wilson(same, n)
     accuracy: dict[str, Any] = {}
     if labels is not None and len(np.unique(labels)) < n:
-        accuracy = paired_accuracy(labels[nearest] == labels, labels[originals] == labels)
+        accuracy = paired_accuracy(*paired_counts(labels[nearest] == labels, labels[originals] == labels))
     return FeatureComparison(
         n=n,
         metric="1-NN top-1" if accuracy else None,
