@@ -145,7 +145,8 @@ def test_without_time_only_plain_float_and_int8_are_tried(tuned, command):
     plain = [name for name in plain if not name.endswith("high precision")]
     assert [each["name"] for each in document["variants"]] == plain
     reasons = {each["what"]: each["why"] for each in document["left_out"]}
-    trials = [f"{each} on openvino-cpu" for each in ("aligned rows", "layers out of plain INT8", "token merging", "pruning")]
+    searched = ("aligned rows", "layers out of plain INT8", "token merging", "pruning")
+    trials = [f"{each} on openvino-cpu" for each in searched]
     for what in ("openvino-cpu-mixed", "openvino-cpu-int4", *trials):
         assert reasons[what] == "no time was left for it"
 

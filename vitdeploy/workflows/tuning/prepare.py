@@ -24,7 +24,8 @@ def prepare_search(
     function: str | None = None,
     module: Path | None = None,
 ) -> Job:
-    """The job in FP32 for all targets, without anything that the search is to choose; `high_precision` bounds what it may.
+    """The job in FP32 for all targets, without anything that the search is to choose; the recipe's `high_precision`
+    bounds what it may.
 
     Args:
         targets: in the place of the recipe's, where there are any.
