@@ -1,6 +1,7 @@
 """What a command prints goes to a disk too, which may be full."""
 
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,13 +16,19 @@ FULL = Path("/dev/full")
 pytestmark = pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full here")
 
 
+@pytest.fixture(params=["", "1"], ids=["buffered", "unbuffered"])
+def environment(request):
+    return {**os.environ, "PYTHONUNBUFFERED": request.param}
+
+
 @pytest.mark.parametrize("both", [False, True], ids=["output", "output and errors"])
-def test_a_full_disk_under_the_output_is_exit_code_4(both):
+def test_a_full_disk_under_the_output_is_exit_code_4(both, environment):
     with FULL.open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "vitdeploy.cli.main", "export", "list"],
             stdout=full,
             stderr=full if both else subprocess.PIPE,
+            env=environment,
             text=True,
             timeout=60,
             check=False,
@@ -30,6 +37,15 @@ def test_a_full_disk_under_the_output_is_exit_code_4(both):
     if not both:
         assert "VD4101  no space left to write a file or what this command prints\n" in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_has_gone_ends_a_command_without_an_error(environment):
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "vitdeploy.cli.main", "export", "list"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=environment, timeout=60, check=False)
+    os.close(write)
+    assert done.returncode == 1 and b"VD" not in done.stderr and b"Broken pipe" not in done.stderr
 
 
 def test_the_process_that_watches_says_it_by_its_exit_code(monkeypatch):

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import importlib
 import json
+import os
 import signal
 import sys
 import traceback
@@ -131,13 +132,25 @@ def main() -> None:
         code = 130
     except _Terminated:
         code = 143
+    except BrokenPipeError:  # nobody reads on, as behind `| head`; click ends so where it prints
+        code = 1
     except Exception as error:
         if as_json:
             _print_error({"code": "VD1000", "message": repr(error), "exit_code": 1})
         _say(f"VD1000  a bug in vitdeploy: {error!r}\n        fix:    -vv shows where; please report it")
         _trace_if_asked()
         code = 1
+    _forget_unprinted()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _forget_unprinted() -> None:
+    """Python prints at its end what is left, and where that fails again, that changes the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _say(text: str) -> None:
@@ -150,7 +163,9 @@ def _run() -> Any:
     """The command of the arguments. Commands import what they need when called, so here is where a package misses."""
     try:
         with outside_working_folder():
-            return cli.main(prog_name="vitdeploy", standalone_mode=False)
+            found = cli.main(prog_name="vitdeploy", standalone_mode=False)
+            sys.stdout.flush()
+            return found
     except Exception as error:
         interrupt = _interrupt_behind(error)
         if interrupt is not None:
