@@ -14,7 +14,7 @@ from tests.faults.crash import Crashed, drawn_crashes, recorded
 from tests.faults.gate import Row
 from tests.faults.kills import Judged, after, home_in, judged, undisturbed
 
-SEED, POINTS, AT_END = 17, 200, 4
+SEED, POINTS, AT_END = 17, 100, 4
 
 
 def run(full: bool, work: Path) -> list[Row]:
