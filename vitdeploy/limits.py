@@ -208,10 +208,15 @@ def _data_bytes() -> int | None:
 
 
 def _is_of_memory(error: BaseException | None) -> bool:
-    """Whether an allocation failed, maybe behind an error of ours that takes it for a damaged file: Python's error, and
-    the texts of native libraries, which have no type for it."""
+    """Whether an allocation failed, maybe behind an error of ours that takes it for a damaged file."""
     while error is not None:
-        if isinstance(error, MemoryError) or "bad_alloc" in str(error) or "allocate memory" in str(error):
+        if ran_out_of_memory(error):
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether this error is of an allocation: Python's, the system's, and the texts of native libraries, which have no
+    type for it."""
+    return isinstance(error, MemoryError) or any(text in str(error) for text in ("bad_alloc", "allocate memory"))

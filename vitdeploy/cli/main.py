@@ -20,6 +20,7 @@ from click.shell_completion import CompletionItem
 from vitdeploy import __version__
 from vitdeploy.cli.outside import outside_working_folder
 from vitdeploy.errors import AnswersError, CapabilityError, GateError, MissingPackageError, VitdeployError
+from vitdeploy.limits import ran_out_of_memory
 
 SECTIONS = {
     "From a checkpoint to a bundle": {
@@ -183,19 +184,13 @@ def _run() -> Any:
             ) from error
         if isinstance(error, OSError) and (storage := _storage_error(error)) is not None:
             raise storage from error
-        if _is_of_memory(error):
+        if not isinstance(error, VitdeployError) and ran_out_of_memory(error):
             raise CapabilityError(
                 "this machine has too little memory for that",
                 found=(str(error).splitlines() or ["out of memory"])[0][-200:],
                 fix="a smaller model or image size, or a machine with more memory",
             ) from error
         raise
-
-
-def _is_of_memory(error: Exception) -> bool:
-    text = str(error)  # PyTorch's is a RuntimeError
-    out = isinstance(error, OSError) and error.errno == errno.ENOMEM
-    return out or isinstance(error, MemoryError) or "can't allocate memory" in text
 
 
 def _storage_error(error: OSError) -> VitdeployError | None:
