@@ -1,11 +1,11 @@
 """What a device says is data that anybody may have written: everything that does not fit is refused."""
 
-import copy
 import json
 
 import numpy as np
 import pytest
 
+from tests.changed import MISSING, changed
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.results import BenchRun
 from vitdeploy.devices import results
@@ -28,7 +28,6 @@ MACHINE = {
     **{"own_seconds": 0.004, "other_seconds": -0.001, "stolen_seconds": 0.0, "joules": None, "mhz": None},
     **{"celsius": -5.0, "throttles": 0, "suspended_seconds": 0.0},
 }
-REFUSED = object()
 
 
 def document():
@@ -37,19 +36,6 @@ def document():
 
 def read(found):
     return check_result("board", parse("board", json.dumps(found).encode(), Result), JOB)
-
-
-def changed(path, value):
-    """The right document with another value at `path`; a missing one for REFUSED."""
-    found = copy.deepcopy(document())
-    inner = found
-    for key in path[:-1]:
-        inner = inner[key]
-    if value is REFUSED:
-        del inner[path[-1]]
-    else:
-        inner[path[-1]] = value
-    return found
 
 
 def test_the_right_result_is_taken():
@@ -61,7 +47,7 @@ def test_the_right_result_is_taken():
     [
         (("job",), "0" * 64),
         (("format",), 2),
-        (("job",), REFUSED),
+        (("job",), MISSING),
         (("engines",), {}),
         (("engines",), {"other": encode(ENGINE)}),
         (("more",), 1),
@@ -99,7 +85,7 @@ def test_the_right_result_is_taken():
 )
 def test_a_result_that_is_not_what_was_asked_for_is_refused(path, value):
     with pytest.raises(DeviceResultError) as caught:
-        read(changed(path, value))
+        read(changed(document(), path, value))
     assert caught.value.exit_code == 3 and caught.value.message.startswith("board: ")
 
 

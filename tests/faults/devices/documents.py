@@ -4,7 +4,6 @@ documented error, or taken where nothing depends on it; never a bug, and never w
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import json
 import random
@@ -18,6 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from tests.changed import MISSING, changed
 from tests.faults.devices.board import IMPATIENT, Board
 from tests.faults.devices.model import TARGET, Small
 from tests.faults.gate import Outcome, Row
@@ -49,7 +49,6 @@ VALUES: dict[str, Any] = {
     "200,000 numbers": [1] * 200_000,
     "another field": {"more": {"protocol": 10**400}},
 }
-MISSING = object()
 TENSOR = {"name": "logits", "dtype": "float32", "shape": ["batch", 1000]}
 IMAGE = {"name": "image", "dtype": "uint8", "shape": ["batch", 32, 32, 3]}
 
@@ -85,7 +84,7 @@ def _changes(right: Any) -> Iterator[tuple[str, Any]]:
     for path in _paths(right, ()):
         spelled = "$" + "".join(f".{key}" if isinstance(key, str) else f"[{key}]" for key in path)
         for name, value in {**VALUES, "missing": MISSING}.items():
-            yield f"{spelled} = {name}", _changed(right, path, value)
+            yield f"{spelled} = {name}", changed(right, path, value)
 
 
 def _paths(document: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
@@ -99,17 +98,6 @@ def _paths(document: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, list)
-
-
-def _changed(right: Any, path: tuple[Any, ...], value: Any) -> Any:
-    found = inner = copy.deepcopy(right)
-    for key in path[:-1]:
-        inner = inner[key]
-    if value is MISSING:
-        del inner[path[-1]]
-    else:
-        inner[path[-1]] = value
-    return found
 
 
 def _take(
