@@ -1,16 +1,21 @@
 """Rows in parts, from what is measured to the engine that computes them."""
 
+import platform
+
 import click
 import numpy as np
 import pytest
 
 import vitdeploy
 from vitdeploy.api.inspect import inspect
-from vitdeploy.benchmark.results import Round
+from vitdeploy.benchmark.results import BenchRun, Entry, Round
 from vitdeploy.cli.compile import parts_of_text
 from vitdeploy.data.folder import split
-from vitdeploy.errors import CapabilityError, GraphError, InputError
+from vitdeploy.devices.agent.documents import Failure, Result
+from vitdeploy.devices.registry import this_machine
+from vitdeploy.errors import CapabilityError, GraphError
 from vitdeploy.graph.io.files import load_graph
+from vitdeploy.progress import silent
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.search import alternatives, parts, row_parts
 from vitdeploy.search.latency import fingerprint
@@ -18,6 +23,10 @@ from vitdeploy.spec import decode, encode
 from vitdeploy.stages.calibrate import calibrate
 from vitdeploy.stages.compile import compile_graphs
 from vitdeploy.stages.place import PlaceConfig, place_graph
+from vitdeploy.workflows import rows_there
+from vitdeploy.workflows.device_artifact import find_device_artifacts
+from vitdeploy.workflows.placement import place_graphs
+from vitdeploy.workflows.rows_there import measure_row_parts_there
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +60,84 @@ def test_every_alternative_is_measured(placed, monkeypatch):
     assert {"prepare rows in parts for openvino-cpu", "time the rows in parts"} <= set(told)
 
 
-def test_a_small_model_is_not_measured(placed):
-    table = row_parts.measure_row_parts(placed / "model.onnx", "openvino-cpu", 1)
-    assert (table.timings, table.best) == ((), None)
-    assert "million products at batch 1, which are too few" in table.reason
+def test_a_small_model_is_not_measured(placed, tmp_path):
+    there = measured_there(placed, tmp_path)
+    for table in (row_parts.measure_row_parts(placed / "model.onnx", "openvino-cpu", 1), there):
+        assert (table.timings, table.best) == ((), None)
+        assert "million products at batch 1, which are too few" in table.reason
+
+
+def measured_there(placed, work):
+    """By an agent in a process of this machine; the placement's folder is `work`/graphs."""
+    (work / "graphs").mkdir()
+    graphs = place_graphs(placed / "model.onnx", "openvino-cpu", None, work / "graphs")
+    return measure_row_parts_there(graphs, 1, this_machine(), silent, print)
+
+
+def test_a_device_measures_every_alternative(placed, tmp_path, monkeypatch):
+    for name, value in {"ROUNDS": 2, "BLOCK_SECONDS": 0.01, "WARMUP_SECONDS": 0.01, "PROCESSES": 1}.items():
+        monkeypatch.setattr(alternatives, name, value)
+    monkeypatch.setattr(row_parts, "LEAST_MACS", 0)
+    table = measured_there(placed, tmp_path)
+    assert [each.parts for each in table.timings] == [(17,), (16, 1), (24,), (32,)]
+    assert (table.timings[0].ratio, table.timings[0].low) == (1, 1)
+    assert all(len(each.rounds_ms) >= 2 and each.low <= each.ratio <= each.high for each in table.timings)
+    assert table.device["python"] == platform.python_version()
+
+
+ALTERNATIVES = [(17,), (16, 1), (24,)]
+LOST = Failure("17", CapabilityError.code, "the engine did not run as placed")
+
+
+def answered(milliseconds, left_out=()):
+    """What a device answers that measured these names, in their order."""
+    protocol = alternatives.in_turns()
+    noise = np.random.default_rng(0).uniform(0.99, 1.01, (protocol.rounds, 3))
+    entries = tuple(
+        Entry(
+            name, "openvino-cpu", "int8", "CPU", 0.5, 3.0,
+            {"single": tuple(Round(1, np.array([ms * each[i]]), 0.25, k // 4) for k, each in enumerate(noise))},
+        )
+        for i, (name, ms) in enumerate(milliseconds.items())
+    )  # fmt: skip
+    engines = dict.fromkeys(milliseconds, object())
+    return Result(1, "job", {"cpu": "another"}, engines, left_out, encode(BenchRun(protocol, entries, 0.1, 4)))
+
+
+@pytest.mark.parametrize(
+    ("result", "parts", "best", "reason"),
+    [
+        (answered({"16+1": 20.0, "24": 25.0, "17": 30.0}), [(17,), (16, 1), (24,)], (16, 1), ""),
+        (answered({"24": 25.0, "17": 30.0}), [(17,), (24,)], (24,), ""),
+        (answered({"16+1": 20.0}, (LOST,)), [], None, "board: 17: the engine did not run as placed"),
+    ],
+)
+def test_what_a_device_measured_is_told_by_its_parts(result, parts, best, reason):
+    """A form that did not run there is left out; without all rows at once there is nothing to compare with."""
+    table = rows_there._table(result, ALTERNATIVES, "openvino-cpu", 1, "board")
+    assert ([each.parts for each in table.timings], table.best, table.reason) == (parts, best, reason)
+    assert table.device == {"cpu": "another"}
+
+
+def test_a_device_compiles_parts_and_measures_the_bundle_s(placed, tmp_path):
+    """The engine of a device, and what a device measures of a bundle, compute their rows as the manifest says."""
+    given = {"split_rows": (16, 1), "progress": False}
+    there = vitdeploy.compile(placed, "openvino-cpu", tmp_path / "there", on="local", **given)
+    here = vitdeploy.compile(placed, "openvino-cpu", tmp_path / "here", **given)
+    assert there.engines[0].row_parts == (16, 1) == here.engines[0].row_parts
+    assert there.engines[0].kernels == here.engines[0].kernels
+    pixels = np.random.default_rng(0).integers(0, 256, (1, 32, 32, 1), np.uint8)
+    answers = []
+    for bundle in (there, here):
+        with make_runner(bundle.folder, bundle.engines[0]) as runner:
+            answers.append(runner.infer({runner.inputs[0].name: pixels}))
+    for output, array in answers[0].items():
+        np.testing.assert_array_equal(answers[1][output], array)
+    graphs = [(bundle.folder / bundle.engines[0].graph).read_bytes() for bundle in (there, here)]
+    assert graphs[0] == graphs[1]
+    [sent] = find_device_artifacts(str(there.folder), target=None, work=tmp_path)
+    assert sent.shipment.placed.row_parts == (16, 1)
+    assert sent.shipment.placed.graphs[0].placed == there.engines[0].kernels["int8"]
 
 
 @pytest.mark.parametrize(
@@ -144,9 +227,7 @@ def test_other_text_is_refused():
         parts_of_text("half")
 
 
-def test_parts_are_for_int8_on_openvino_here(small_export, placed, tmp_path):
+def test_parts_are_for_int8_on_openvino(small_export, tmp_path):
     graph = small_export / "model.onnx"
     with pytest.raises(CapabilityError, match="does not compute the rows of this graph in parts"):
         vitdeploy.compile(graph, "openvino-cpu", tmp_path / "float", split_rows=(16, 1), progress=False)
-    with pytest.raises(InputError, match="a device computes all rows at once"):
-        vitdeploy.compile(placed, "openvino-cpu", tmp_path / "there", split_rows=(16, 1), on="pi", progress=False)

@@ -15,7 +15,6 @@ from vitdeploy.api.reporter import Reporter, reporting
 from vitdeploy.api.shown import Shown
 from vitdeploy.api.tables import Line
 from vitdeploy.backends import TARGETS
-from vitdeploy.errors import InputError
 
 if TYPE_CHECKING:
     from vitdeploy.compilation.build_options import BuildOptions
@@ -80,8 +79,8 @@ def compile(
         on: the name of a registered device, which compiles the engine; it is fetched.
         accept_known_bad: ids of the table of runtimes known to be wrong that are no reason to refuse.
         split_rows: the parts in which an INT8 engine for openvino-cpu computes the rows of its tokens, such as
-            (192, 5), or more rows, such as (200,); "auto": what is measured to be faster on this machine, which a
-            device does not do.
+            (192, 5), or more rows, such as (200,); "auto": what is measured to be faster on this machine, or on the
+            device.
         progress: as for `export`.
 
     Raises:
@@ -89,7 +88,7 @@ def compile(
         KnownBadError: this release of the runtime is known to compute such a graph wrongly.
         CapabilityError: the target cannot do the precision or the task, or the engine did not run as placed.
         MissingPackageError, EngineError: of the runtime.
-        InputError, GraphError: parts for a device, or for a graph of other rows.
+        GraphError: parts for a graph of other rows.
 
     >>> import vitdeploy as vd
     >>> graph = vd.export("vit_w32d2h2_patch8_32", progress=False)
@@ -105,7 +104,6 @@ def compile(
         require_target(target, precision or "fp32")
     else:
         check_precision(target, precision or "fp32")
-        _require_together(split_rows)
     file, home, reporter = graph_file(graph), home_of(folder, "bundle", OUTPUT_NAMES), reporting(progress)
 
     from vitdeploy.known_bad.engine import engine_matches
@@ -126,7 +124,7 @@ def compile(
             compared = answers_told(seeded, require_seeded(seeded, engine, work), bool(engine.accepted))
         else:
             manifest, compared = _compile_on(
-                on, file, target, batch, precision, work, build, accept_known_bad, reporter
+                on, file, target, batch, precision, work, build, accept_known_bad, split_rows, reporter
             )
             engine = manifest.engines[0]
         reporter.progress(f"compile for {target}", 1, 1)
@@ -149,16 +147,6 @@ def compile(
     return Bundle(home, document, (_ran(engine), *told, compared.line))
 
 
-def _require_together(split_rows: Literal["auto", "none"] | Sequence[int]) -> None:
-    if split_rows not in ("auto", "none"):
-        raise InputError(
-            "a device computes all rows at once",
-            found=f"the parts {', '.join(map(str, split_rows))}",
-            wanted="an engine that this machine compiles",
-            fix="leave the parts out",
-        )
-
-
 def _ran(engine: EngineSpec) -> str:
     """What ran, in a line."""
     hidden = "as the graph is typed (this provider does not show its kernels)"
@@ -177,12 +165,14 @@ def _compile_on(
     out: Path,
     build: BuildOptions | None,
     accepted: Sequence[str],
+    split_rows: Literal["auto", "none"] | Sequence[int],
     reporter: Reporter,
 ) -> tuple[Manifest, AnswersTold]:
     from vitdeploy.devices.registry import find_devices
     from vitdeploy.errors import UnknownDeviceError
     from vitdeploy.workflows.on_devices import compile_on
-    from vitdeploy.workflows.placement import bundle_of, place_graphs
+    from vitdeploy.workflows.placement import bundle_of, chosen_row_parts, place_graphs
+    from vitdeploy.workflows.rows_there import measure_row_parts_there
     from vitdeploy.workflows.seeded import compared_there, golden_folder, seeded_answers
 
     devices = find_devices(on)
@@ -195,6 +185,12 @@ def _compile_on(
         placed.mkdir()
         made.mkdir()
         graphs = place_graphs(file, target, precision, placed)
+        size = batch or graphs.batch
+        parts = chosen_row_parts(
+            graphs,
+            split_rows,
+            lambda: measure_row_parts_there(graphs, size, devices[0], reporter.progress, reporter.note),
+        )
         seeded = seeded_answers(placed / f"{next(iter(graphs.graphs))}.onnx", target)
         golden = {} if seeded.why or accepted else golden_folder(seeded, target, Path(folder) / "golden")
         engine = compile_on(
@@ -205,6 +201,7 @@ def _compile_on(
             made,
             build=build,
             accepted=accepted,
+            parts=parts,
             golden=golden,
             progress=reporter.progress,
             note=reporter.note,

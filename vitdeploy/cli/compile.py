@@ -63,10 +63,11 @@ def command(
 
     A graph that the release of the runtime is known to compute wrongly is refused with the way out, exit code 4.
 
-    An INT8 engine for openvino-cpu may be faster with the rows of its tokens in parts. This is measured here, for some
+    An INT8 engine for openvino-cpu may be faster with the rows of its tokens in parts. This is measured, for some
     40 seconds with a large model, unless --split-rows says how.
 
-    With --on a device compiles the engine, and it is fetched. Only that device can load what TensorRT built.
+    With --on a device measures its rows and compiles the engine, which is fetched. Only that device can load what
+    TensorRT built.
     """
     build = to_build(target, options)
     from vitdeploy.api.bundle import compile

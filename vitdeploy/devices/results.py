@@ -149,8 +149,8 @@ def product_files(engine: EngineSpec) -> list[str]:
 
 def check_engine(device: str, engine: EngineSpec, asked: Placed) -> EngineSpec:
     """The engine of one placement: for its target, in its precision, of files whose names are known here."""
-    facts = (engine.target, engine.precision, engine.batch, engine.weight_bits)
-    wanted = (asked.target, asked.precision, asked.batch, asked.weight_bits)
+    facts = (engine.target, engine.precision, engine.batch, engine.weight_bits, engine.row_parts)
+    wanted = (asked.target, asked.precision, asked.batch, asked.weight_bits, asked.row_parts)
     if facts != wanted:
         raise refuse(device, "the engine of something else than was sent", facts, wanted)
     if asked.plan is not None and engine == asked.plan:
@@ -172,7 +172,10 @@ def check_engine(device: str, engine: EngineSpec, asked: Placed) -> EngineSpec:
     if named - allowed or options - ENGINE_OPTIONS:
         odd = sorted([*(named - allowed), *(options - ENGINE_OPTIONS)])
         raise refuse(device, "an engine that is not allowed", ", ".join(odd), "the files and options of its target")
-    nested, twice = any(part.parts for part in engine.parts), len(set(engine.files)) < len(engine.files)
+    nested, twice = (
+        any(part.parts or part.row_parts for part in engine.parts),
+        len(set(engine.files)) < len(engine.files),
+    )
     if nested or twice:
         raise refuse(device, "an engine whose parts have parts, or a file twice", ", ".join(engine.files))
     if parts and {name for part in engine.parts for name in part.files} != set(engine.files):
@@ -183,8 +186,6 @@ def check_engine(device: str, engine: EngineSpec, asked: Placed) -> EngineSpec:
         raise refuse(device, "an engine whose tokens are chosen in another way", engine.sequence, asked.sequence)
     for part in (engine, *engine.parts):
         check_tensors(device, (*part.inputs, *part.outputs))
-        if any(not 1 <= rows < LARGEST_AXIS for rows in part.row_parts or ()):
-            raise refuse(device, "an engine with impossible parts of its rows", part.row_parts)
     return engine
 
 

@@ -12,7 +12,7 @@ from vitdeploy.benchmark.decided import disturbed_reason
 from vitdeploy.benchmark.paired import medians_of, ratio_of_rounds
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.quiet import together
-from vitdeploy.benchmark.results import Round
+from vitdeploy.benchmark.results import BenchRun, Round
 from vitdeploy.benchmark.run import run_benchmark
 from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.spec import Precision
@@ -58,9 +58,18 @@ def time_alternatives(
     Raises:
         WorkerError: as `run_benchmark`.
     """
-    protocol = Protocol.of_singles(BLOCK_SECONDS, WARMUP_SECONDS, ROUNDS, processes=PROCESSES)
-    bench_run = run_benchmark(candidates, protocol, lambda text, done, total: progress(done, total))
-    rounds = together(protocol, bench_run.entries, protocol.latency_scenario)
+    return judged(run_benchmark(candidates, in_turns(), lambda text, done, total: progress(done, total)))
+
+
+def in_turns() -> Protocol:
+    """How alternatives are measured, here and on devices."""
+    return Protocol.of_singles(BLOCK_SECONDS, WARMUP_SECONDS, ROUNDS, processes=PROCESSES)
+
+
+def judged(bench_run: BenchRun) -> tuple[list[Timing], str]:
+    """The timings of a benchmark run under `in_turns`, its first artifact's first, and why they are unreliable, "" if
+    nothing says so."""
+    rounds = together(bench_run.protocol, bench_run.entries, bench_run.protocol.latency_scenario)
     return timings_of(rounds), disturbed_reason(bench_run)
 
 

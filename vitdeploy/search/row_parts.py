@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import datetime
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
@@ -13,10 +13,10 @@ import onnx_ir as ir
 from vitdeploy.benchmark.candidate import BenchCandidate
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.analysis.attention import find_attentions
-from vitdeploy.graph.io.files import get_metadata, load_graph
+from vitdeploy.graph.io.files import load_graph, read_metadata
 from vitdeploy.graph.passes.row_alignment import align_rows, token_stream
 from vitdeploy.graph.passes.row_split import parts_of, work_by_tokens
-from vitdeploy.search.alternatives import compiled, time_alternatives
+from vitdeploy.search.alternatives import Timing, compiled, time_alternatives
 from vitdeploy.search.latency import fingerprint
 from vitdeploy.search.parts import PartsTable, PartsTiming, in_parts
 from vitdeploy.spec import Precision
@@ -41,16 +41,10 @@ def measure_row_parts(
     Raises:
         CapabilityError, EngineError, WorkerError: as `compile_engine` and `run_benchmark`.
     """
-    model = load_graph(graph)
-    precision = get_metadata(model, str(graph)).precision or "fp32"
-    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    device, work = fingerprint(target), work_by_tokens(model)
-    tokens = next(iter(work), 1)
-    alternatives, more = [(tokens,), *parts_of(tokens)], more_rows(tokens)
-    if more and _takes_more(model, tokens, more[0]):
-        alternatives += [(rows,) for rows in more]
-    if reason := _without_alternative(work, alternatives):
-        return PartsTable(target, batch, now, device, reason=reason)
+    precision = read_metadata(graph).precision or "fp32"
+    alternatives, reason = alternatives_of(graph)
+    if reason:
+        return table_of(target, batch, fingerprint(target), reason=reason)
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         candidates = []
         for done, parts in enumerate(alternatives):
@@ -59,8 +53,34 @@ def measure_row_parts(
         found, disturbed = time_alternatives(
             candidates, lambda done, total: progress("time the rows in parts", done, total)
         )
-    timings = tuple(PartsTiming(parts, **vars(each)) for parts, each in zip(alternatives, found, strict=True))
-    return PartsTable(target, batch, now, device, timings, disturbed=disturbed)
+    return table_of(target, batch, fingerprint(target), zip(alternatives, found, strict=True), disturbed=disturbed)
+
+
+def alternatives_of(graph: Path) -> tuple[list[tuple[int, ...]], str]:
+    """In what parts a placed model may compute its rows, all at once first; and why nothing is worth measuring, "" if
+    there is something."""
+    model = load_graph(graph)
+    work = work_by_tokens(model)
+    tokens = next(iter(work), 1)
+    alternatives, more = [(tokens,), *parts_of(tokens)], more_rows(tokens)
+    if more and _takes_more(model, tokens, more[0]):
+        alternatives += [(rows,) for rows in more]
+    return alternatives, _without_alternative(work, alternatives)
+
+
+def table_of(
+    target: str,
+    batch: int,
+    device: Mapping[str, str],
+    measured: Iterable[tuple[tuple[int, ...], Timing]] = (),
+    *,
+    reason: str = "",
+    disturbed: str = "",
+) -> PartsTable:
+    """The table of what was `measured` now; fields as in `PartsTable`."""
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    timings = tuple(PartsTiming(parts, **vars(each)) for parts, each in measured)
+    return PartsTable(target, batch, now, dict(device), timings, reason, disturbed)
 
 
 def more_rows(tokens: int) -> list[int]:

@@ -20,8 +20,9 @@ from vitdeploy.pipeline.setting import engine_setting, graph_setting
 from vitdeploy.runtime.backend import engine_is_code
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.golden import golden_files
+from vitdeploy.search.parts import in_parts
 from vitdeploy.spec import EngineSpec, Manifest, Precision, WeightBits
-from vitdeploy.stages.files import find_graph
+from vitdeploy.stages.files import MODEL_FILE, find_graph
 from vitdeploy.tasks.adapter import Setting
 from vitdeploy.workflows.placement import PlacedGraphs, place_graphs
 from vitdeploy.workflows.seeded import golden_folder, seeded_answers
@@ -49,7 +50,7 @@ def find_device_artifacts(
     """
     path, kind = Path(text), kind_of(text)
     if kind == "bundle":
-        return _of_bundle(path, target, trust, golden)
+        return _of_bundle(path, target, trust, golden, work)
     if kind == "model":
         raise InputError(
             f"{text} is a model, and devices run what was made of one",
@@ -67,7 +68,9 @@ def find_device_artifacts(
 def placed_shipment(name: str, graphs: PlacedGraphs, batch: int, golden: Mapping[str, Path] | None = None) -> Shipment:
     files = {part: graphs.folder / f"{part}.onnx" for part in graphs.graphs}
     precision, bits, own = _placed_in(files)
-    placed = Placed(name, graphs.target, precision, batch, (), graphs.metadata.sequence, bits)
+    placed = Placed(
+        name, graphs.target, precision, batch, (), graphs.metadata.sequence, bits, row_parts=graphs.row_parts
+    )
     return ship(placed, _counted(files), None, own, golden)
 
 
@@ -97,21 +100,38 @@ def _golden(folder: Path, manifest: Manifest, engine: EngineSpec) -> dict[str, P
     return {name: folder / name for name in (MANIFEST_FILE, *names)} if names else {}
 
 
-def _of_bundle(folder: Path, target: str | None, trust: Path | None, golden: bool) -> list[DeviceArtifact]:
+def _of_bundle(folder: Path, target: str | None, trust: Path | None, golden: bool, work: Path) -> list[DeviceArtifact]:
     manifest, labels = open_bundle(folder, trust)
     return [
-        _of_engine(folder, manifest, engine, labels, _golden(folder, manifest, engine) if golden else {})
+        _of_engine(folder, manifest, engine, labels, _golden(folder, manifest, engine) if golden else {}, work)
         for engine in select_engines(manifest, target or "auto")
     ]
 
 
 def _of_engine(
-    folder: Path, manifest: Manifest, engine: EngineSpec, labels: tuple[str, ...], golden: Mapping[str, Path]
+    folder: Path,
+    manifest: Manifest,
+    engine: EngineSpec,
+    labels: tuple[str, ...],
+    golden: Mapping[str, Path],
+    work: Path,
 ) -> DeviceArtifact:
     name = f"{folder}:{engine.artifact}"
     files = {part.part: folder / part.graph for part in engine.parts or (engine,)}
+    if engine.row_parts is not None:  # as the bundle's own files compute them
+        files = {engine.part: new_folder(work, "rows") / MODEL_FILE}
+        in_parts(folder / engine.graph, engine.row_parts, files[engine.part])
     precision, _, own = _placed_in(files)
-    placed = Placed(name, engine.target, precision, engine.batch, (), engine.sequence, engine.weight_bits)
+    placed = Placed(
+        name,
+        engine.target,
+        precision,
+        engine.batch,
+        (),
+        engine.sequence,
+        engine.weight_bits,
+        row_parts=engine.row_parts,
+    )
     built = engine_is_code(engine) and not engine.parts
     return DeviceArtifact(
         name,

@@ -203,12 +203,15 @@ def compile_on(
     golden: Mapping[str, Path],
     progress: Progress,
     note: Note,
+    parts: Sequence[int] | None = None,
 ) -> EngineSpec:
     """The engine of placed graphs, made by a device; its files are in `folder`, which is new and empty. `golden` are
-    the files of `seeded.golden_folder`, which the engine must answer like; {} where nothing can be compared.
+    the files of `seeded.golden_folder`, which the engine must answer like; {} where nothing can be compared. `parts`:
+    those in which it computes its rows; None for all at once.
 
     Raises:
         AnswersError: it answers otherwise there.
+        GraphError: the rows cannot be split so.
         KnownBadError: the release of the runtime there is known to compute such a graph wrongly.
         TargetError: a fixed batch that is another one.
         VitdeployError: the device cannot be reached, or cannot make it.
@@ -216,9 +219,11 @@ def compile_on(
     graphs.check_build(build)
     for graph, spec in graphs.graphs.values():
         check_batch(graph, spec, batch or graphs.batch)
-    shipment = placed_shipment(name, graphs, batch or graphs.batch, golden)
-    job, files = make_job("compile", [shipment], {} if build is None else {"build": encode(build)})
-    (outcome,) = on_all([device], lambda client: client.run(job, files, folder), progress, note)
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as split:
+        sent = graphs if parts is None else graphs.in_parts(parts, Path(split))
+        shipment = placed_shipment(name, sent, batch or graphs.batch, golden)
+        job, files = make_job("compile", [shipment], {} if build is None else {"build": encode(build)})
+        (outcome,) = on_all([device], lambda client: client.run(job, files, folder), progress, note)
     if outcome.error is not None:
         raise outcome.error
     assert outcome.found is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -28,6 +28,7 @@ from vitdeploy.graph.passes.pixel_cast import cast_pixels_first
 from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.monitor_reference import reference_beside
+from vitdeploy.search.parts import PartsTable, in_parts
 from vitdeploy.spec import EngineSpec, GraphSpec, Manifest, Precision
 from vitdeploy.stages.capability import check_precision
 from vitdeploy.stages.compile import check_task, compile_graphs
@@ -39,13 +40,20 @@ from vitdeploy.stages.in_parts import splits_rows
 @dataclass(frozen=True)
 class PlacedGraphs:
     """`graphs` are the user's files by part with what they take and give; `folder` has them as `<part>.onnx`, placed
-    for `target` in `precision`, with that in their metadata. `batch` is what they are compiled at by default."""
+    for `target` in `precision`, with that in their metadata. `batch` is what they are compiled at by default.
+    `row_parts`: those in which the graph computes its rows, see `EngineSpec`."""
 
     metadata: GraphMetadata
     target: str
     precision: Precision
     graphs: Mapping[str, tuple[Path, GraphSpec]]
     folder: Path
+    row_parts: tuple[int, ...] | None = None
+
+    def in_parts(self, parts: Sequence[int], folder: Path) -> PlacedGraphs:
+        """The same with its rows in parts, in a new folder; raises GraphError if they cannot be split so."""
+        in_parts(self.folder / MODEL_FILE, parts, folder / MODEL_FILE)
+        return dataclasses.replace(self, folder=folder, row_parts=tuple(parts))
 
     @property
     def _fixed(self) -> int | None:
@@ -141,21 +149,19 @@ def compile_bundle(
         graphs = place_graphs(file, target, precision, placed)
         graphs.check_build(build)
         size = batch or graphs.batch
-        parts = _row_parts(graphs, size, split_rows, progress)
+        parts = chosen_row_parts(graphs, split_rows, lambda: _measured_here(graphs, size, progress))
         compile_graphs(placed, target, size, made, progress, build, accepted, parts)
         return bundle_of(graphs, read_engine(made), made, out)
 
 
-def _row_parts(
-    placed: PlacedGraphs, batch: int, wanted: Literal["auto", "none"] | Sequence[int], progress: Progress
+def chosen_row_parts(
+    placed: PlacedGraphs, wanted: Literal["auto", "none"] | Sequence[int], measure: Callable[[], PartsTable]
 ) -> Sequence[int] | None:
-    """The parts in which the rows of a placement are computed; None for all at once.
+    """The parts in which the rows of a placement are computed; None for all at once. `measure` is asked for "auto".
 
     Raises:
-        CapabilityError: parts for a target, precision or task that has none.
+        CapabilityError: parts for a target, precision or task that has none. Errors of `measure` propagate.
     """
-    from vitdeploy.search.row_parts import measure_row_parts
-
     able = splits_rows(placed.target, placed.precision, placed.metadata.task)
     if wanted == "none" or (wanted == "auto" and not able):
         return None
@@ -168,7 +174,13 @@ def _row_parts(
         )
     if wanted != "auto":
         return tuple(wanted)
-    return measure_row_parts(placed.folder / MODEL_FILE, placed.target, batch, progress=progress).best
+    return measure().best
+
+
+def _measured_here(placed: PlacedGraphs, batch: int, progress: Progress) -> PartsTable:
+    from vitdeploy.search.row_parts import measure_row_parts
+
+    return measure_row_parts(placed.folder / MODEL_FILE, placed.target, batch, progress=progress)
 
 
 def bundle_of(placed: PlacedGraphs, engine: EngineSpec, folder: Path, out: Path) -> Manifest:

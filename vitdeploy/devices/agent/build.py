@@ -45,4 +45,4 @@ def make_engine(
         )
         parts.append(engine if len(placed.graphs) == 1 else within(engine, graph.part))
     whole = parts[0] if len(parts) == 1 else joined(parts, placed.sequence)
-    return dataclasses.replace(whole, weight_bits=placed.weight_bits), out
+    return dataclasses.replace(whole, weight_bits=placed.weight_bits, row_parts=placed.row_parts), out

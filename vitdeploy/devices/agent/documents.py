@@ -41,7 +41,8 @@ class Placed:
 
     `plan` is the engine that a device made of it before, whose files are in the job too. `images`: what a bench needs
     to measure the way from an image to its answer, see `benchmark.stages.ImageStages`. `golden`: the folder of the job
-    with the manifest and the golden answers of the bundle that the placement is from.
+    with the manifest and the golden answers of the bundle that the placement is from. `row_parts`: as the graph has
+    them, see `EngineSpec`.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Placed:
     plan: EngineSpec | None = None
     images: dict[str, Any] | None = None
     golden: str | None = field(default=None, metadata=SPARSE)
+    row_parts: tuple[int, ...] | None = field(default=None, metadata=SPARSE)
 
 
 @dataclass(frozen=True)
