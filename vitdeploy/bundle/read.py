@@ -211,8 +211,7 @@ def _check_paths(path: Path, manifest: Manifest) -> None:
         raise ManifestError(f"{path} lists too many files", found=str(len(manifest.files)), wanted=f"<= {MAX_FILES}")
     listed = [entry.path for entry in manifest.files]
     for name in listed:
-        segments = name.split("/")
-        if len(name) > 240 or any(s in (".", "..") or not _SEGMENT.fullmatch(s) for s in segments):
+        if not plain_path(name):
             raise ManifestError(
                 f"{path} names a path that is not allowed",
                 found=repr(name)[:120],
@@ -238,6 +237,11 @@ def _golden_files(golden: GoldenSpec) -> list[str]:
 
 def _engine_files(engine: EngineSpec) -> list[str]:
     return [engine.graph, *engine.files, *(name for part in engine.parts for name in _engine_files(part))]
+
+
+def plain_path(name: str) -> bool:
+    """Whether a name out of a document is a path that may be read and written below a folder, on any file system."""
+    return len(name) <= 240 and all(s not in (".", "..") and _SEGMENT.fullmatch(s) for s in name.split("/"))
 
 
 def verify_files(folder: Path, manifest: Manifest, names: Iterable[str] | None = None) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 
 from vitdeploy.progress import Progress
 from vitdeploy.stages.step import Step
-from vitdeploy.store.places import store_folder
+from vitdeploy.store.places import shared_store, store_folder
 from vitdeploy.store.store import Artifact, Store
 
 
 def default_store() -> Store:
     """The store of this user."""
-    return Store(store_folder())
+    return Store(store_folder(), shared_store())
 
 
 def run_plan(

@@ -35,25 +35,13 @@ from vitdeploy.publish import (
 )
 from vitdeploy.spec import FileEntry, decode, encode
 from vitdeploy.store.key import canonical_json
+from vitdeploy.store.record import RECORD_FILE, Record
+from vitdeploy.store.shared import SharedStore
 
-RECORD_FILE = "artifact.json"
 # In a damaged entry, of the process that puts it aside; one that was killed before it did is waited for so long.
 CLAIM, CLAIM_SECONDS, LOOK_SECONDS = ".claim", 10.0, 0.005
 # What this process or machine has run out of: that says nothing about an entry.
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-
-
-@dataclass(frozen=True)
-class Record:
-    """`artifact.json`: what the artifact is, what it is a function of, and its files."""
-
-    format: int
-    key: str
-    kind: str
-    config: dict[str, Any]
-    inputs: dict[str, str]
-    tools: dict[str, str]
-    files: tuple[FileEntry, ...]
 
 
 @dataclass(frozen=True)
@@ -66,10 +54,11 @@ class Artifact:
 
 
 class Store:
-    """Artifacts under `root`, which is made when first needed."""
+    """Artifacts under `root`, which is made when first needed. What is found or made here is in the `shared` store too,
+    if there is one, and what others have put there is found."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, shared: SharedStore | None = None) -> None:
+        self.root, self.shared = root, shared
 
     def find(self, key: str) -> Artifact | None:
         """The artifact with this key if it is there and intact. A damaged one stays until it is made again, and goes
@@ -77,7 +66,29 @@ class Store:
 
         Raises:
             OSError: no descriptors or memory to look at it.
+            MissingPackageError, StorageError: of the shared store.
         """
+        found = self._here(key)
+        if self.shared is None:
+            return found
+        if found is None:
+            return self._brought(key, self.shared)
+        self._offer(found)
+        return found
+
+    def _brought(self, key: str, shared: SharedStore) -> Artifact | None:
+        """What another machine has made."""
+        folder = self._folder(key)
+        with temporary_folder(folder.parent) as work, storage_errors(self.root):
+            record = shared.fetch(key, work)
+            return None if record is None else self._publish(work, Artifact(folder, key, files_digest(record.files)))
+
+    def _offer(self, made: Artifact) -> None:
+        if self.shared is not None:
+            text = (made.path / RECORD_FILE).read_text(encoding="utf-8")
+            self.shared.offer(made.path, decode(Record, json.loads(text)))
+
+    def _here(self, key: str) -> Artifact | None:
         folder = self._folder(key)
         if not folder.is_dir():
             return None
@@ -110,6 +121,7 @@ class Store:
             record = Record(1, key, kind, dict(config), dict(inputs), dict(tools), files)
             (work / RECORD_FILE).write_text(canonical_json(encode(record)) + "\n", encoding="utf-8")
             made = self._publish(work, Artifact(folder, key, files_digest(files)))
+        self._offer(made)
         shutil.rmtree(self.unfinished(key), ignore_errors=True)
         return made
 
@@ -117,7 +129,7 @@ class Store:
         """Give the folder its name; or take what another process has made meanwhile, with its own digest, if intact."""
         waits_until = time.monotonic() + CLAIM_SECONDS
         while not publish(work, made.path):
-            judged, found = identity(made.path), self.find(made.key)
+            judged, found = identity(made.path), self._here(made.key)
             if found is not None:
                 return found
             ours = judged is not None and (_claim(made.path, judged) or time.monotonic() > waits_until)

@@ -20,6 +20,7 @@ from vitdeploy.recipe.load import load_recipe
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.stages.step import Step
+from vitdeploy.store.places import shared_store
 from vitdeploy.store.store import Store
 from vitdeploy.workflows.executors import Executor
 
@@ -64,7 +65,7 @@ def load_all(entries: Sequence[Entry]) -> list[Recipe]:
 def make_ahead(entry: Entry) -> None:
     """Make what a recipe needs, up to the first step that measures times, into the store."""
     for job in entry.prepare():
-        run_plan(_unmeasured(make_plan(job)), Store(entry.store), resume=True, progress=silent)
+        run_plan(_unmeasured(make_plan(job)), Store(entry.store, shared_store()), resume=True, progress=silent)
 
 
 def _unmeasured(plan: Sequence[Step]) -> list[Step]:
@@ -137,7 +138,7 @@ def _measure(entry: Entry, recipe: Recipe, out: Path, told: Callable[[str], None
         jobs,
         recipe,
         out,
-        Store(entry.store),
+        Store(entry.store, shared_store()),
         resume=True,
         progress=lambda job: silent,
         finished=finished,
