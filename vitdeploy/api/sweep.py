@@ -51,6 +51,7 @@ def sweep(
     overrides: Sequence[str] = (),
     function: str | None = None,
     jobs: int = 1,
+    executor: str | None = None,
     skip_bad: bool = False,
     progress: bool | Reporter = True,
 ) -> Swept:
@@ -63,12 +64,14 @@ def sweep(
         overrides: "a.b=value", of a field of every recipe.
         function: "package.module:function", the model of recipes that name none.
         jobs: how many recipes are made at the same time. What is measured always runs alone.
+        executor: where they are made: "processes" of this machine, a cluster of "ray" on it, or "ray:HOST:PORT". With
+            Ray, `jobs` above 1 is a limit; else it has as many tasks at once as CPUs.
         skip_bad: go on without unreadable images.
         progress: as for `vitdeploy.export`.
 
     Raises:
-        MissingFileError, RecipeError: of a recipe. InputError: two have one name. OutputError: the folder of a bundle
-            holds something else.
+        MissingFileError, RecipeError: of a recipe. InputError: two have one name, or no executor that is known.
+        OutputError: the folder of a bundle holds something else. WorkerError, MissingPackageError: of the executor.
 
     >>> import vitdeploy as vd
     >>> found = vd.sweep([RECIPE], progress=False)
@@ -86,18 +89,18 @@ def sweep(
     from vitdeploy.report.html import render_sweep
     from vitdeploy.runtime.atomic import write_atomic
     from vitdeploy.stages.files import OUTPUT_NAMES, json_text
-    from vitdeploy.workflows.executors import Processes
+    from vitdeploy.workflows.named_executor import executor_of
     from vitdeploy.workflows.sweep import Entry, load_all
     from vitdeploy.workflows.sweep import sweep as sweep_entries
 
     store, home = default_store().root, Path(folder) if folder is not None else unnamed_folder("sweep")
+    ahead = executor_of(executor, jobs)
     entries = [Entry(path, changes, store, skip_bad, function) for path in paths]
     for recipe in load_all(entries):
         check_replaceable(home / recipe.name, OUTPUT_NAMES)
     reporter = reporting(progress)
     with reporter:
-        executor = Processes(jobs) if jobs > 1 else None
-        document = sweep_entries(entries, home, executor, reporter.progress, reporter.note)
+        document = sweep_entries(entries, home, ahead, reporter.progress, reporter.note)
         with storage_errors(home):
             home.mkdir(parents=True, exist_ok=True)
             write_atomic(home / "sweep.json", json_text(document).encode())

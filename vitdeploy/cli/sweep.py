@@ -22,6 +22,11 @@ from vitdeploy.cli.sources import model_option
     show_default=True,
     help="How many recipes are made at the same time. What is measured always runs alone.",
 )
+@click.option(
+    "--executor",
+    metavar="processes|ray[:HOST:PORT]",
+    help="Where they are made: on this machine, or on a Ray cluster; --jobs limits how many at a time.",
+)
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
 @output_options
 def command(
@@ -31,14 +36,15 @@ def command(
     function: str | None,
     overrides: tuple[str, ...],
     jobs: int,
+    executor: str | None,
     skip_bad: bool,
 ) -> None:
     """Run many recipes and compare them in one table.
 
     Recipes run one after the other, so that each is measured alone. Each bundle goes to OUTPUT/<its name>; sweep.html
-    has the table of all. With --jobs, stages that measure nothing run first, for that many recipes at a time; each of
-    them already uses several cores. Stages in the store are reused. A recipe that fails does not end the others: the
-    exit code is that of the first failure, or 5 if a budget is not met.
+    has the table of all. With --jobs or --executor, stages that measure nothing run first, for several recipes at a
+    time; each of them already uses several cores. Stages in the store are reused. A recipe that fails does not end the
+    others: the exit code is that of the first failure, or 5 if a budget is not met.
 
     With --model all recipes use that one module. For several modules, `vitdeploy export --model` writes a folder for
     each, and a recipe names the folder.
@@ -47,7 +53,14 @@ def command(
     from vitdeploy.errors import GateError
 
     found = sweep(
-        recipes, output, overrides=overrides, function=function, jobs=jobs, skip_bad=skip_bad, progress=console
+        recipes,
+        output,
+        overrides=overrides,
+        function=function,
+        jobs=jobs,
+        executor=executor,
+        skip_bad=skip_bad,
+        progress=console,
     )
     console.finish(found.document, found.lines(), output, f"open {command_line(found.report)}")
     if found.errors:

@@ -1,4 +1,4 @@
-"""Run independent pieces of work in several processes of this machine. The one extension point for more machines."""
+"""Run independent pieces of work in several processes of this machine; `ray_cluster` does it on more machines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Processes:
         # Started again, not forked: a fork of a process whose runtimes have threads may hang.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(self.count, context, initializer=_end_at_interrupt) as pool:
-            futures = {pool.submit(_guarded, function, item): index for index, item in enumerate(items)}
+            futures = {pool.submit(guarded, function, item): index for index, item in enumerate(items)}
             try:
                 for future in as_completed(futures):
                     result = _result(future)
@@ -50,7 +50,7 @@ def _end_at_interrupt() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _guarded(function: Callable[[T], R], item: T) -> R | ErrorFacts:
+def guarded(function: Callable[[T], R], item: T) -> R | ErrorFacts:
     """Errors of ours as plain data: not all of their classes can be pickled."""
     try:
         return function(item)
@@ -67,6 +67,11 @@ def _result(future: Future[R | ErrorFacts]) -> R | VitdeployError:
             found="it was killed, or crashed in a library",
             fix="often too little memory: do fewer at a time (--jobs 1)",
         )
+    return error_of(value)
+
+
+def error_of(value: R | ErrorFacts) -> R | VitdeployError:
+    """What `guarded` gave, with an error in its class again."""
     if isinstance(value, ErrorFacts):
         return error_with_code(value.code, value.message, found=value.found, wanted=value.wanted, fix=value.fix)
     return value

@@ -1,0 +1,45 @@
+"""Pieces of work for executors: functions of a module, so that other processes find them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import uuid
+from pathlib import Path
+
+from vitdeploy.errors import DataError
+
+
+def squared(number: int) -> int:
+    if number < 0:
+        raise DataError("a number below zero", found=str(number), wanted="0 or more")
+    return number * number
+
+
+def surprised(number: int) -> int:
+    raise ZeroDivisionError(f"nobody expected {number}")
+
+
+def where(name: str) -> tuple[str, str]:
+    return os.environ.get(name, ""), str(Path.cwd())
+
+
+def dies(ask: tuple[str, int]) -> int:
+    """Ends its process, the first times that it is asked; a folder counts these."""
+    folder, times = Path(ask[0]), ask[1]
+    begun = len(list(folder.iterdir()))
+    (folder / str(begun)).touch()
+    if begun < times:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return begun
+
+
+def begun(ask: tuple[str, int, float]) -> int:
+    """How many pieces have begun when so many have, or when its seconds are over; a folder counts them."""
+    folder, wanted, seconds = Path(ask[0]), ask[1], ask[2]
+    (folder / uuid.uuid4().hex).touch()
+    end = time.monotonic() + seconds
+    while len(list(folder.iterdir())) < wanted and time.monotonic() < end:
+        time.sleep(0.01)
+    return len(list(folder.iterdir()))
