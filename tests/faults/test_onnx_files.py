@@ -16,6 +16,7 @@ from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io import admit as gate
 from vitdeploy.graph.io import stored, wire
 from vitdeploy.graph.io.admit import admit
+from vitdeploy.graph.io.files import METADATA_KEY, get_metadata
 
 
 def small():
@@ -249,6 +250,36 @@ def test_unknown_tensor_types_are_refused(tmp_path, number):
     proto = small()
     proto.graph.initializer[0].data_type = number
     refused(written(tmp_path, proto), GraphError, "unknown type")
+
+
+@pytest.mark.parametrize("equation", ["....", "b.c->b", "bchw->...x...", "->->", "b" * 2000, "b\u00e9", ""])
+def test_an_equation_that_cannot_be_read_is_refused_at_once(tmp_path, equation):
+    """ONNX's shape inference finds no end in "....", with any input."""
+    proto = small()
+    node = proto.graph.node.add(op_type="Einsum", input=[proto.graph.input[0].name], output=["odd"])
+    node.attribute.append(helper.make_attribute("equation", equation))
+    if equation:
+        refused(written(tmp_path, proto), GraphError, "the equation of Einsum")
+    else:
+        assert admit(written(tmp_path, proto))
+
+
+def test_external_data_that_is_named_in_no_text_is_refused(tmp_path):
+    """protobuf gives such bytes as they are; the file is changed after it was written, as it writes none."""
+    proto = small()
+    proto.graph.initializer[0].data_location = TensorProto.EXTERNAL
+    proto.graph.initializer[0].ClearField("raw_data")
+    proto.graph.initializer[0].external_data.add(key="location", value="weights.bin")
+    path = written(tmp_path, proto)
+    path.write_bytes(path.read_bytes().replace(b"weights.bin", b"weights\xff\xc3in"))
+    refused(path, UnsafeGraphError, "named in no text")
+
+
+def test_metadata_that_are_nested_without_end_are_refused(tmp_path):
+    proto = small()
+    proto.metadata_props.add(key=METADATA_KEY, value="[" * 100_000)
+    with pytest.raises(GraphError, match="metadata that cannot be read"):
+        get_metadata(admit(written(tmp_path, proto)), "model.onnx")
 
 
 def test_segments_and_sparse_tensors_are_refused(tmp_path):

@@ -106,6 +106,12 @@ def test_what_is_no_golden_set_is_refused(spoilt, small_bundle, bundle, tmp_path
         check(spoilt("outputs.npz", {"logits": logits[:, :3]}))
 
 
+@pytest.mark.parametrize("shape", [(1, 1000, 1000), (2, 32, 32, 4), (0, 32, 32, 1), (4,)])
+def test_inputs_that_are_no_pictures_are_refused(spoilt, shape):
+    with pytest.raises(ManifestError, match="golden inputs that are no pictures"):
+        check(spoilt("inputs.npz", {"pixels": np.zeros(shape, np.uint8)}))
+
+
 def test_files_that_are_no_arrays_are_refused(spoilt, tmp_path):
     with pytest.raises(ManifestError, match="cannot be read"):
         check(spoilt("inputs.npz", b"no archive"))

@@ -63,6 +63,12 @@ def check_golden(
     if len(golden.inputs) != len(runner.inputs) or not golden.inputs:
         raise ManifestError("a golden set of other inputs", found=", ".join(golden.inputs), wanted=str(runner.inputs))
     runner, samples = bound(manifest.task, runner, golden.inputs, manifest.postprocess)
+    if manifest.preprocess is not None and not _are_pictures(samples, manifest.preprocess):
+        raise ManifestError(
+            "golden inputs that are no pictures",
+            found=f"{samples.dtype} {samples.shape}",
+            wanted="uint8 [n, height, width, channels]",
+        )
     found = engine_outputs(runner, manifest.preprocess, samples)
     for each in (golden.outputs, golden.original):
         if set(found) != set(each):
@@ -76,6 +82,13 @@ def check_golden(
     difference = largest_difference(found, golden.outputs, names)
     same = count_same(manifest.task, manifest.preprocess, manifest.postprocess, found, golden.original)
     return GoldenCheck(len(samples), difference, golden.tolerance, same, golden.least_same)
+
+
+def _are_pictures(samples: Array, preprocess: PreprocessSpec) -> bool:
+    """Whether there is at least one picture, and all have the channels that the model takes."""
+    return (
+        samples.dtype == np.uint8 and samples.ndim == 4 and samples.shape[3] == preprocess.channels and samples.size > 0
+    )
 
 
 def has_golden(manifest: Manifest, engine: EngineSpec) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitdeploy.errors import EngineError
+from vitdeploy.publish import native_writes
 from vitdeploy.runtime.ort import first_line
 
 INT8_KERNELS = {
@@ -45,11 +46,17 @@ def run_profiled(session: Any, feeds: Mapping[str, Any]) -> list[Event]:
 
 
 def end_profile(session: Any) -> list[Event]:
-    """The kernel events of all runs of such a session, in the order of time; its file goes."""
+    """The kernel events of all runs of such a session, in the order of time; its file goes.
+
+    Raises:
+        StorageError: the disk had no room for it.
+    """
     path = Path(session.end_profiling())
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8", errors="replace")
     path.unlink()
-    return [e for e in json.loads(text) if e.get("cat") == "Node" and e["name"].endswith(SUFFIX)]
+    with native_writes(path.parent, len(text)):  # a full disk cuts it off
+        events = json.loads(text)
+    return [e for e in events if e.get("cat") == "Node" and e["name"].endswith(SUFFIX)]
 
 
 def precision_of(event: Event) -> str:

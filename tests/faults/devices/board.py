@@ -142,7 +142,7 @@ class Board:
 
     def left(self) -> list[int]:
         """Processes of this device that still run, once they had time to end."""
-        for _ in range(20):
+        for _ in range(100):
             if not (found := [pid for pid, words in processes() if str(self.folder) in words]):
                 return []
             time.sleep(0.1)

@@ -15,6 +15,7 @@ import hashlib
 import heapq
 import math
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,8 @@ MAX_BYTES = 2**31 - 1
 MAX_NODES = 50_000
 MAX_SUBGRAPHS = 4
 MAX_NAME = 1024
+_TERM = r"[A-Za-z ]*(?:\.\.\.[A-Za-z ]*)?"
+_EQUATION = re.compile(rf"{_TERM}(?:,{_TERM})*(?:->{_TERM})?")
 OPSETS = range(11, 24)
 IR_VERSIONS = range(4, onnx.IR_VERSION + 1)
 IMAGE_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.UINT8)
@@ -235,6 +238,24 @@ def _check_attributes(proto: onnx.ModelProto) -> None:
                         wanted="a number, text, tensor or graph, or a list of these",
                         fix="export the model again",
                     )
+            if node.op_type == "Einsum":
+                _check_equation(node)
+
+
+def _check_equation(node: onnx.NodeProto) -> None:
+    """Raise GraphError for an equation that no runtime takes: ONNX's shape inference finds no end in "....".
+
+    By the specification it has letters, "...", "," and "->".
+    """
+    for attribute in node.attribute:
+        text = attribute.s.decode("utf-8", "replace")
+        if attribute.name == "equation" and (len(text) > MAX_NAME or not _EQUATION.fullmatch(text)):
+            raise GraphError(
+                f"the equation of Einsum {shown(node.name)} cannot be read",
+                found=shown(text) or "no text",
+                wanted='letters and at most one "..." of each operand, such as "bhid,bhjd->bhij"',
+                fix="export the model again",
+            )
 
 
 def _check_names(proto: onnx.ModelProto) -> None:

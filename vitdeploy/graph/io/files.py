@@ -144,7 +144,7 @@ def get_metadata(model: ir.Model, source: str) -> GraphMetadata:
         )
     try:
         return decode(GraphMetadata, json.loads(text))
-    except (ValueError, DecodeError) as error:
+    except (ValueError, RecursionError, DecodeError) as error:
         raise GraphError(f"{source} has metadata that cannot be read", found=str(error)[:200]) from None
 
 

@@ -127,6 +127,8 @@ def _check_external(tensor: onnx.TensorProto, folder: Path, size: int) -> None:
     if len(entries) != len(tensor.external_data) or not entries.keys() <= KEYS:
         unknown = ", ".join(sorted(shown(key) for key in entries.keys() - KEYS))
         raise UnsafeGraphError(f"the tensor {name} has keys of external data that ONNX does not define", found=unknown)
+    if any(isinstance(text, bytes) for pair in entries.items() for text in pair):  # of protobuf, where it is not UTF-8
+        raise UnsafeGraphError(f"the external data of the tensor {name} is named in no text", wanted="UTF-8")
     location = entries.get("location", "")
     length = _file_size(name, location, folder)
     offset = _number(name, entries, "offset", 0)
