@@ -4,6 +4,8 @@ import contextlib
 import json
 import os
 import select
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.held import held
 from vitdeploy.backends import TARGETS
 from vitdeploy.compilation.backend import TargetState
 from vitdeploy.devices import call as call_module
@@ -214,6 +217,28 @@ def test_an_agent_that_is_killed_stops_beating(tmp_path):
             pass
     os.close(source)
     os.close(sink)
+
+
+def test_a_session_whose_host_is_gone_ends_while_it_waits_for_its_turn(tmp_path):
+    """Or else it would stay in the queue of a board whose other jobs wait behind it."""
+    code = (
+        "import sys; from vitdeploy.devices.agent import beat, main; beat.BEAT_SECONDS = 0.05\n"
+        "sys.argv[1:] = ['serve']; main.main('')"
+    )
+    (tmp_path / "tmp").mkdir()
+    root = str(Path(beat.__file__).parents[3])
+    environment = {**os.environ, "PYTHONPATH": root, "HOME": str(tmp_path), "TMPDIR": str(tmp_path / "tmp")}
+    queue = tmp_path / ".cache" / "vitdeploy-agent" / "queue"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with held(tmp_path / "tmp"), subprocess.Popen([sys.executable, "-c", code], env=environment, **pipes) as agent:
+        agent.stdin.write(json.dumps({"placed": {}, "files": [], "options": {}}).encode() + b"\n")
+        agent.stdin.flush()
+        while b"waits_for" not in agent.stdout.readline():
+            pass
+        assert [*queue.glob("[0-9]*")]
+        agent.stdout.close()
+        assert agent.wait(timeout=60) == 128 + signal.SIGTERM
+        assert not [*queue.glob("[0-9]*")]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import socket
 from collections.abc import Iterator
 from types import TracebackType
@@ -24,11 +25,12 @@ PAUSE, GO_ON = b"-", b"+"
 class Beats:
     """Beats on `descriptor`, a pipe to the host, from `with` on; nothing else may be written there but while `paused`.
 
-    Enter it before anything heavy is loaded: it forks.
+    Enter it before anything heavy is loaded: it forks. `ends`: this process gets SIGTERM once a beat finds that nobody
+    listens any more.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, descriptor: int, *, ends: bool = False) -> None:
+        self._descriptor, self._ends = descriptor, ends
         self._orders, self._child = socket.socketpair()
         self._process = 0
 
@@ -36,7 +38,7 @@ class Beats:
         self._process = os.fork()
         if not self._process:
             self._orders.close()
-            _beat(self._child, self._descriptor)
+            _beat(self._child, self._descriptor, self._ends)
         self._child.close()
         return self
 
@@ -56,8 +58,8 @@ class Beats:
             self._orders.send(GO_ON)
 
 
-def _beat(orders: socket.socket, descriptor: int) -> NoReturn:
-    """Obey, until the agent's process has ended or nobody listens."""
+def _beat(orders: socket.socket, descriptor: int, ends: bool) -> NoReturn:
+    """Obey, until the agent's process has ended or nobody listens; `ends`: end it too then."""
     seconds: float | None = BEAT_SECONDS
     try:
         while True:
@@ -70,5 +72,8 @@ def _beat(orders: socket.socket, descriptor: int) -> NoReturn:
             seconds = BEAT_SECONDS if order == GO_ON else None
             if order == PAUSE:
                 orders.send(PAUSE)
+    except BrokenPipeError:
+        if ends:
+            os.kill(os.getppid(), signal.SIGTERM)
     finally:
         os._exit(0)

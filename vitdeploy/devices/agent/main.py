@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 from vitdeploy.devices.agent.beat import BEAT_SECONDS, Beats
 from vitdeploy.devices.agent.board import read_memory
@@ -76,7 +76,7 @@ def main(agent: str) -> None:
     answers.flush()
     try:
         with explained():
-            with Beats(answers.fileno()) as beats:
+            with Beats(answers.fileno(), ends=command == "serve") as beats:
                 blocks = _answer(command, arguments, agent, answers, beats)
             for block in blocks:
                 answers.write(block)
@@ -102,6 +102,7 @@ def _answer(command: str, arguments: list[str], agent: str, answers: BinaryIO, b
     if command == "serve":
         from vitdeploy.devices.agent.serve import serve
 
+        signal.signal(signal.SIGTERM, _stopped)  # the host is gone (beat.py): nothing of the session stays
         serve(sys.stdin.buffer, answers, beats)
         return ()
     folder = _folder(arguments[0])
@@ -228,11 +229,12 @@ def _forget_old(jobs: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(folder: Path) -> None:
-    def stopped(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
+def _stopped(number: int, frame: Any) -> NoReturn:
+    raise SystemExit(128 + number)
 
-    signal.signal(signal.SIGTERM, stopped)
+
+def _run(folder: Path) -> None:
+    signal.signal(signal.SIGTERM, _stopped)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     run(folder)
 
