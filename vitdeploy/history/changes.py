@@ -32,7 +32,7 @@ from vitdeploy.errors import MissingPackageError
 
 Values = npt.NDArray[np.float64]
 
-# The share of series without a change in which one is found, at most, by the union bound.
+# The share of series without a change in which one is found, at most, by the union bound, were the noise known.
 ALARMS = 0.01
 # With fewer results the noise is not known; a level needs as many results to be one and no outlier.
 LEAST_RESULTS, LEAST_OF_LEVEL = 10, 4
@@ -45,7 +45,7 @@ _MEDIAN = 0.6744897501960817
 # Clocks of runtimes, and how they round, are no better than this.
 _LEAST_NOISE = 1e-3
 # Differences share results, so that a variance of them has fewer degrees of freedom than there are results.
-_FREEDOM = 0.5
+_FREEDOM = 0.25
 # Where changes may be is not known when the noise is estimated: the largest ones are taken, one for so many results.
 _RESULTS_AN_EDGE = 50
 _MOST_TURNS = 10
