@@ -106,8 +106,9 @@ def recorded(where: str | Path | None) -> Iterator[Callable[[Result], None]]:
         return
 
     from vitdeploy.history.files import append, require_packages
-    from vitdeploy.history.of_documents import now, row_of_canary
+    from vitdeploy.history.of_documents import row_of_canary
     from vitdeploy.history.place import open_place
+    from vitdeploy.history.row import now
 
     require_packages()
     place = open_place(where)

@@ -24,6 +24,7 @@ Result = Benchmark | Deployment | Compared | Swept
 def rows_of(result: Result) -> list[ResultRow]:
     """The rows of a result that was measured on this machine, or on a registered device."""
     from vitdeploy.history import of_documents
+    from vitdeploy.history.row import now
 
     if isinstance(result, Deployment):
         report = result.document
@@ -37,7 +38,7 @@ def rows_of(result: Result) -> list[ResultRow]:
         machine = this_machine(row.target for row in bench.results) if bench else this_machine(())
         return of_documents.rows_of_comparison(result.document, _candidate(result), machine)
     names = {row.artifact: _named(row.artifact) for row in result.document.results}
-    return of_documents.rows_of_bench(result.document, names, _machine_of(result), of_documents.now())
+    return of_documents.rows_of_bench(result.document, names, _machine_of(result), now())
 
 
 def _machine_of(found: Benchmark) -> Machine:

@@ -19,7 +19,7 @@ from vitdeploy.document.errors import ErrorFacts
 from vitdeploy.document.report import Report
 from vitdeploy.document.sweep import SweepDocument, SweptRecipe
 from vitdeploy.errors import AnswersError
-from vitdeploy.history.row import Kind, ResultRow
+from vitdeploy.history.row import Kind, ResultRow, now
 from vitdeploy.runtime.host import name_host
 
 CANDIDATE = "candidate "
@@ -136,10 +136,6 @@ def moment(iso: str) -> datetime.datetime:
         return now()
     utc = datetime.timezone.utc
     return found.astimezone(utc) if found.tzinfo else found.replace(tzinfo=utc)
-
-
-def now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.timezone.utc)
 
 
 def _failed(recipe: SweptRecipe, error: ErrorFacts, document: SweepDocument, machine: Machine) -> ResultRow:

@@ -119,3 +119,8 @@ def schema() -> pa.Schema:
 def defaults() -> dict[str, Any]:
     """The values of columns that a file of an earlier vitdeploy may lack."""
     return {f.name: f.default for f in dataclasses.fields(ResultRow) if f.default is not dataclasses.MISSING}
+
+
+def now() -> datetime.datetime:
+    """The time, in UTC."""
+    return datetime.datetime.now(datetime.timezone.utc)

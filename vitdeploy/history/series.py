@@ -8,8 +8,7 @@ from typing import Literal
 from vitdeploy.document.context import Omission
 from vitdeploy.document.history import ChangeFacts, Difference, HistoryDocument, PointFacts, SeriesFacts
 from vitdeploy.history.changes import LEAST_RESULTS, Change, find_changes
-from vitdeploy.history.of_documents import now
-from vitdeploy.history.row import ResultRow
+from vitdeploy.history.row import ResultRow, now
 
 # What may explain a change: the facts of a row, in words.
 FACTS: dict[str, Callable[[ResultRow], str]] = {
