@@ -64,6 +64,10 @@ WALKS = {
     "onnxruntime": ["bin/vitdeploy predict BUNDLE IMAGE --target onnxruntime-cpu"],
     "openvino": ["bin/vitdeploy predict BUNDLE IMAGE --target openvino-cpu"],
     "bench,onnxruntime,openvino": ["bin/vitdeploy bench BUNDLE --scenario single --duration 0.1"],
+    "bench,onnxruntime,openvino,history": [
+        "bin/vitdeploy bench BUNDLE --scenario single --duration 0.1 --history results",
+        "bin/vitdeploy history results",
+    ],
     "embed,onnxruntime": ["bin/vitdeploy embed BUNDLE --as web -o page"],
     "serve,openvino": ["bin/python -c SERVE BUNDLE IMAGE"],
     "sign,onnxruntime": [

@@ -81,6 +81,7 @@ def test_the_wheel_asks_for_three_packages_and_offers_the_extras(wheel):
         "coco",
         "cuda",
         "export",
+        "history",
         "hub",
         "onnxruntime",
         "openvino",
@@ -196,7 +197,7 @@ def asked(project, extras, groups):
     ("name", "extras", "groups"),
     [
         ("all.txt", ALL, ["build"]),
-        ("dev.txt", [*ALL, "sign"], ["build", "test", "lint", "references", "clients", "docs", "fuzz"]),
+        ("dev.txt", [*ALL, "sign", "history"], ["build", "test", "lint", "references", "clients", "docs", "fuzz"]),
     ],
 )
 def test_lock_files_hold_what_the_project_asks_for(name, extras, groups):

@@ -68,6 +68,8 @@ class VitdeployError(Exception):
 
     # What fixes every error of a class, where one says nothing better.
     default_fix = ""
+    # Whether the command has printed its result by then.
+    after_document = False
 
     def __init__(self, message: str, *, found: str = "", wanted: str = "", fix: str = "") -> None:
         super().__init__(message)
@@ -279,6 +281,7 @@ class DeviceError(HostError):
 class GateError(VitdeployError):
     code = "VD5001"
     exit_code = 5
+    after_document = True
 
 
 def error_with_code(code: str, message: str, **fields: str) -> VitdeployError:

@@ -7,6 +7,7 @@ import numpy as np
 from PIL import Image
 
 from tests.documents import page_of
+from tests.history.made import history_of_everything
 from tests.report.answered import answered, example
 from tests.report.bench_runs import bench
 from tests.report.test_context import bench as with_context
@@ -19,6 +20,7 @@ from vitdeploy.document.selftest import SelftestDocument
 from vitdeploy.document.sweep import SweepDocument
 from vitdeploy.document.tuning import TuneDocument
 from vitdeploy.report.html import (
+    render_history,
     render_regression,
     render_selftest,
     render_sensitivity,
@@ -210,6 +212,7 @@ def pages():
         "odd names": page_of(odd_names(), images),
         "compare": render_regression(decode(ComparisonDocument, compare_document())),
         "sweep": render_sweep(decode(SweepDocument, sweep_document())),
+        "history": render_history(history_of_everything()),
         "tune": render_tuning(decode(TuneDocument, TUNED), recipe),
         "selftest": render_selftest(decode(SelftestDocument, selftest_document())),
         "sensitivity": render_sensitivity(decode(Sensitivity, SENSITIVITY), "vit-tiny-imagenet"),

@@ -86,7 +86,7 @@ def test_every_kind_of_fault_is_found(seen):
 
 def test_no_page_has_a_fault_at_any_width_and_in_any_colours(seen):
     found = {name: errors for name, errors in seen[0].items() if name != "faulty"}
-    assert len(found) == len(EVERYWHERE) + 2 * 6
+    assert len(found) == len(EVERYWHERE) + 2 * 7
     assert {name: errors for name, errors in found.items() if errors} == {}
 
 

@@ -26,9 +26,11 @@ PERCENTILES = (50.0, 90.0, 99.0)
 
 @dataclass(frozen=True, repr=False)
 class Benchmark(Shown):
-    """The measurements of some artifacts in one benchmark run; `document` has everything."""
+    """The measurements of some artifacts in one benchmark run; `document` has everything. `device`: the registered one
+    that measured, "" for this machine."""
 
     document: BenchDocument
+    device: str = ""
 
     @property
     def latency_ms(self) -> dict[str, float]:
@@ -157,6 +159,8 @@ def bench_on(
             found, protocol, percentiles, devices, reporter.progress, reporter.note, accept_known_bad
         )
     return [
-        on_devices.Outcome(each.device, Benchmark(each.found) if each.found is not None else None, each.error)
+        on_devices.Outcome(
+            each.device, Benchmark(each.found, each.device.name) if each.found is not None else None, each.error
+        )
         for each in outcomes
     ]

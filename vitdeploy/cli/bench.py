@@ -10,7 +10,7 @@ import click
 from vitdeploy.cli.complete import complete_models, complete_targets
 from vitdeploy.cli.console import Console, Number, output_options
 from vitdeploy.cli.on import finish_devices, on_option
-from vitdeploy.cli.options import accept_option, expect_option, trust_option
+from vitdeploy.cli.options import accept_option, expect_option, history_option, trust_option
 from vitdeploy.cli.sources import source_options, to_source
 
 
@@ -91,6 +91,7 @@ class Percents(click.ParamType):  # type: ignore[type-arg]  # generic from click
 @on_option
 @expect_option
 @trust_option
+@history_option
 @output_options
 def command(
     console: Console,
@@ -106,6 +107,7 @@ def command(
     on: str | None,
     expect_digest: str | None,
     trust: Path | None,
+    history: str | None,
     **options: Any,
 ) -> None:
     """Measure latency and throughput: one process per artifact, in alternating blocks.
@@ -121,6 +123,7 @@ def command(
         raise click.BadParameter("wanted one or two numbers above 0, such as 1,8", param_hint="--batch")
     from vitdeploy.api.artifacts import Named
     from vitdeploy.api.bench import Benchmark, bench, bench_on
+    from vitdeploy.api.history import recorded
     from vitdeploy.api.pinned import require_pinned
     from vitdeploy.spec import encode
 
@@ -143,8 +146,17 @@ def command(
     if on is not None:
         if any(value is not None for value in options.values()):
             raise click.UsageError("--on takes bundles and graphs: leave the options on weights out.")
-        finish_devices(console, bench_on(on, *artifacts, **how), lambda found: encode(found.document), Benchmark.lines)
+        with recorded(history) as record:
+            outcomes = bench_on(on, *artifacts, **how)
+            try:
+                finish_devices(console, outcomes, lambda found: encode(found.document), Benchmark.lines)
+            finally:
+                for each in outcomes:
+                    if each.found is not None:
+                        record(each.found)
         return
     source = to_source(None, options)
-    found = bench(*(Named(name, source) for name in artifacts), **how)
-    console.finish(found.document, found.lines(), None)
+    with recorded(history) as record:
+        found = bench(*(Named(name, source) for name in artifacts), **how)
+        console.finish(found.document, found.lines(), None)
+        record(found)

@@ -8,7 +8,7 @@ import click
 
 from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, Number, output_options
-from vitdeploy.cli.options import label_options, trust_option
+from vitdeploy.cli.options import history_option, label_options, trust_option
 from vitdeploy.paths import is_dir
 
 
@@ -33,6 +33,7 @@ from vitdeploy.paths import is_dir
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write compare.json and compare.html here.")
 @trust_option
+@history_option
 @output_options
 def command(
     console: Console,
@@ -49,6 +50,7 @@ def command(
     junit: Path | None,
     output: Path | None,
     trust: Path | None,
+    history: str | None,
 ) -> None:
     """Compare two bundles, or two reports: a gate against lost answers and slower engines.
 
@@ -57,6 +59,7 @@ def command(
     code 5 when a limit is not kept, or not provably kept.
     """
     from vitdeploy.api.compare import compare
+    from vitdeploy.api.history import recorded
     from vitdeploy.api.images import images
     from vitdeploy.errors import GateError
 
@@ -64,21 +67,23 @@ def command(
         raise click.BadParameter(f"no folder {junit.parent}", param_hint="--junit")
     if data is None and (labels is not None or annotations is not None):
         raise click.UsageError("--labels and --annotations need --data.")
-    found = compare(
-        baseline,
-        candidate,
-        images(data, labels, annotations=annotations) if data is not None else None,
-        output,
-        max_drop=max_drop,
-        max_slowdown=max_slowdown,
-        target=target,
-        duration=duration,
-        junit=junit,
-        skip_bad=skip_bad,
-        trust=trust,
-        progress=console,
-    )
-    console.finish(found.document, found.lines(), output)
+    with recorded(history) as record:
+        found = compare(
+            baseline,
+            candidate,
+            images(data, labels, annotations=annotations) if data is not None else None,
+            output,
+            max_drop=max_drop,
+            max_slowdown=max_slowdown,
+            target=target,
+            duration=duration,
+            junit=junit,
+            skip_bad=skip_bad,
+            trust=trust,
+            progress=console,
+        )
+        console.finish(found.document, found.lines(), output)
+        record(found)
     if found.status in ("fail", "undecided"):
         raise GateError(
             "the gate is not met" if found.status == "fail" else "the gate is not provably met",

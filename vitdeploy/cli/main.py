@@ -19,7 +19,7 @@ from click.shell_completion import CompletionItem
 
 from vitdeploy import __version__
 from vitdeploy.cli.outside import outside_working_folder
-from vitdeploy.errors import AnswersError, CapabilityError, GateError, MissingPackageError, VitdeployError
+from vitdeploy.errors import AnswersError, CapabilityError, MissingPackageError, VitdeployError
 from vitdeploy.limits import ran_out_of_memory
 
 SECTIONS = {
@@ -37,6 +37,7 @@ SECTIONS = {
         "bench": "Latency and throughput, one process an artifact, in alternating blocks.",
         "versions": "A bundle on a series of a runtime's releases: answers and times.",
         "compare": "Two bundles or reports: a gate against lost answers and slower engines.",
+        "history": "All recorded results: series, and where they got slower or faster.",
     },
     "Use a bundle": {
         "predict": "What a bundle says to images: files, folders, standard input.",
@@ -123,7 +124,7 @@ def main() -> None:
         code = 2
     except VitdeployError as error:
         _locate(error)
-        if as_json and not isinstance(error, GateError):  # a gate is judged after the document was printed
+        if as_json and not error.after_document:
             _print_error(error.to_dict())
         _say(str(error))
         _trace_if_asked()

@@ -58,6 +58,13 @@ accept_option = click.option(
     help="Compile although this entry of the table of runtimes known to be wrong is about the graph.",
 )
 
+# Not a path: a URI is none.
+history_option = click.option(
+    "--history",
+    metavar="DIR-or-URI",
+    help="Add the result to this history, as one new file; `vitdeploy history` reads it.",
+)
+
 
 def label_options(function: F) -> F:
     """--labels and --annotations of the images of --data."""

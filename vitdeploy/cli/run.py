@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from vitdeploy.cli.console import Console, command_line, output_options
+from vitdeploy.cli.options import history_option
 from vitdeploy.cli.sources import model_option
 from vitdeploy.cli.unmet import unmet_fix
 
@@ -21,6 +22,7 @@ from vitdeploy.cli.unmet import unmet_fix
 @click.option("--resume/--no-resume", default=True, show_default=True, help="Reuse finished stages of earlier runs.")
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
 @click.option("--dry-run", is_flag=True, help="Check every input and show the plan; compute nothing.")
+@history_option
 @output_options
 def command(
     console: Console,
@@ -31,6 +33,7 @@ def command(
     resume: bool,
     skip_bad: bool,
     dry_run: bool,
+    history: str | None,
 ) -> None:
     """Run the whole pipeline: recipe in, proven bundle out.
 
@@ -52,6 +55,7 @@ def command(
     recipe has one. The recipe then names no model.
     """
     from vitdeploy.api.deploy import plan, run
+    from vitdeploy.api.history import recorded
     from vitdeploy.errors import GateError
     from vitdeploy.publish import check_replaceable
     from vitdeploy.recipe.load import load_recipe
@@ -66,10 +70,12 @@ def command(
         document = {"plan": [{"step": each.name, "reuse": each.reuse} for each in steps], "output": str(out)}
         console.finish(document, [*lines, "make   bench", f"make   bundle {out}"], None)
         return
-    made = run(loaded, out, function=function, resume=resume, skip_bad=skip_bad, progress=console)
-    example = "TOKENS.npz" if made.bundle.manifest.preprocess is None else "IMAGE"
-    predict = command_line("vitdeploy", "predict", out, example)
-    console.finish(made.document, made.tables, out, f"open {command_line(made.report)}, or: {predict}")
+    with recorded(history) as record:
+        made = run(loaded, out, function=function, resume=resume, skip_bad=skip_bad, progress=console)
+        example = "TOKENS.npz" if made.bundle.manifest.preprocess is None else "IMAGE"
+        predict = command_line("vitdeploy", "predict", out, example)
+        console.finish(made.document, made.tables, out, f"open {command_line(made.report)}, or: {predict}")
+        record(made)
     if made.status in ("fail", "undecided"):
         raise GateError(
             f"the budget is {'not met' if made.status == 'fail' else 'not provably met'}",

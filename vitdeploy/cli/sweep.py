@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from vitdeploy.cli.console import Console, command_line, output_options
+from vitdeploy.cli.options import history_option
 from vitdeploy.cli.sources import model_option
 
 
@@ -28,6 +29,7 @@ from vitdeploy.cli.sources import model_option
     help="Where they are made: on this machine, or on a Ray cluster; --jobs limits how many at a time.",
 )
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
+@history_option
 @output_options
 def command(
     console: Console,
@@ -38,6 +40,7 @@ def command(
     jobs: int,
     executor: str | None,
     skip_bad: bool,
+    history: str | None,
 ) -> None:
     """Run many recipes and compare them in one table.
 
@@ -49,20 +52,23 @@ def command(
     With --model all recipes use that one module. For several modules, `vitdeploy export --model` writes a folder for
     each, and a recipe names the folder.
     """
+    from vitdeploy.api.history import recorded
     from vitdeploy.api.sweep import sweep
     from vitdeploy.errors import GateError
 
-    found = sweep(
-        recipes,
-        output,
-        overrides=overrides,
-        function=function,
-        jobs=jobs,
-        executor=executor,
-        skip_bad=skip_bad,
-        progress=console,
-    )
-    console.finish(found.document, found.lines(), output, f"open {command_line(found.report)}")
+    with recorded(history) as record:
+        found = sweep(
+            recipes,
+            output,
+            overrides=overrides,
+            function=function,
+            jobs=jobs,
+            executor=executor,
+            skip_bad=skip_bad,
+            progress=console,
+        )
+        console.finish(found.document, found.lines(), output, f"open {command_line(found.report)}")
+        record(found)
     if found.errors:
         click.get_current_context().exit(found.errors[0].exit_code)
     if found.unmet:

@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from vitdeploy.document.comparison import ComparisonDocument
+from vitdeploy.document.history import HistoryDocument
 from vitdeploy.document.report import Judgement, Report, VerdictFacts
 from vitdeploy.document.selftest import SelftestDocument
 from vitdeploy.document.sweep import SweepDocument
@@ -22,7 +23,7 @@ from vitdeploy.document.tuning import TuneDocument
 from vitdeploy.report import lookup, measures, notes, quantization, table, text
 from vitdeploy.report.measures import Cell
 from vitdeploy.report.page import Document, RunPage, Section, shown
-from vitdeploy.report.sections import COMPARISON, RUN, SELFTEST, SWEEP, TUNING
+from vitdeploy.report.sections import COMPARISON, HISTORY, RUN, SELFTEST, SWEEP, TUNING
 from vitdeploy.report.selftest import model_views
 from vitdeploy.report.table import Gate
 from vitdeploy.runtime.host import name_host
@@ -109,6 +110,19 @@ def render_sweep(document: SweepDocument) -> str:
     warnings = [f"{each.name}: {line}" for each in reports for line in each.warnings]
     noticed = notes.notices(warnings, *(_named(each) for each in reports))
     return _render("sweep_page", SWEEP, found, report=found, notices=noticed)
+
+
+def render_history(document: HistoryDocument) -> str:
+    """The page of a history."""
+    found = text.cleaned(document)
+    legend = notes.legend(flag for series in found.series for point in series.points for flag in point.flags)
+    return _render("history_page", HISTORY, found, report=found, legend=legend)
+
+
+def is_history_page(path: Path) -> bool:
+    """Whether a file is a page of a history, by its title."""
+    with path.open("rb") as file:
+        return b"<title>History of " in file.read(4096)
 
 
 def _render(page: str, sections: Sequence[Section[Document]], document: Document, **head: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vitdeploy.document.comparison import ComparisonDocument
+from vitdeploy.document.history import HistoryDocument
 from vitdeploy.document.selftest import SelftestDocument
 from vitdeploy.document.sweep import SweepDocument
 from vitdeploy.document.tuning import TuneDocument
@@ -12,6 +13,7 @@ from vitdeploy.report.classes import classes_view
 from vitdeploy.report.context import context_view
 from vitdeploy.report.details import details_view
 from vitdeploy.report.examples import examples_view
+from vitdeploy.report.history import files_view, overview_view, series_views
 from vitdeploy.report.outputs import outputs_view
 from vitdeploy.report.page import RunPage, Section
 from vitdeploy.report.parts import parts_view
@@ -70,6 +72,11 @@ SWEEP: tuple[Section[SweepDocument], ...] = (
     Section("plot-{number}", "{view.title}", sweep_plots, "plot.html.jinja"),
     Section("engines", "Every engine", swept_view, "swept_engines.html.jinja"),
     Section("machine", "Machine", lambda document: [document], "machine.html.jinja"),
+)
+HISTORY: tuple[Section[HistoryDocument], ...] = (
+    Section("all", "All series", overview_view, "history_series.html.jinja"),
+    Section("series-{number}", "{view.title}", series_views, "history_one.html.jinja"),
+    Section("left-out", "Files that are left out", files_view, "left_out.html.jinja"),
 )
 SELFTEST: tuple[Section[SelftestDocument], ...] = (
     Section("machine", "What the target needs of this machine", lambda document: [document], "needs.html.jinja"),

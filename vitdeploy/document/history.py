@@ -1,0 +1,103 @@
+"""The document of `history --json`: series of results, and where each changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vitdeploy.document.context import Omission
+
+Direction = Literal["slower", "faster"]
+
+
+@dataclass(frozen=True)
+class PointFacts:
+    """One result of a series: `number` from 1 in the order of the history. `time`: the wall clock of its machine.
+
+    `p50_ms` with its 95 % interval, `throughput` in images per second, `agreement` and `value` in percent; None is not
+    known. `decided`: change points are found among these alone; if not, `undecided` says why. `error`: of a
+    recipe that failed, or of an engine that did not give its golden answers; these have no times.
+    """
+
+    number: int
+    sequence: int
+    time: str
+    host: str
+    kind: str
+    p50_ms: float | None
+    p50_ms_ci95: tuple[float | None, float | None]
+    throughput: float | None
+    agreement: float | None
+    value: float | None
+    gate: str | None
+    flags: tuple[str, ...]
+    decided: bool
+    undecided: str
+    error: str
+    runtime_version: str
+    vitdeploy: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A fact that is another one on both sides of a change; empty is not known."""
+
+    what: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class ChangeFacts:
+    """A change of the p50 latency. `number`: the point that is the first after it, `time` that of this result.
+
+    `ratio`: after / before, of the geometric means of both sides up to the next changes, with its 95 % interval.
+    `differences`: what is another one on both sides; `same`: what is the same one on both; `unclear`: what neither is
+    true of.
+    """
+
+    number: int
+    time: str
+    direction: Direction
+    before_ms: float
+    after_ms: float
+    ratio: float
+    ci95: tuple[float, float]
+    differences: tuple[Difference, ...]
+    same: tuple[str, ...]
+    unclear: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SeriesFacts:
+    """One artifact on one kind of machine, at one batch size and number of threads.
+
+    `noise`: the standard deviation of single results, as a share; `correlation` of neighbours (see
+    `history.changes.Noise`); None with too few results, and then `too_few` says what is wanted.
+    """
+
+    model: str
+    artifact: str
+    target: str
+    precision: str
+    machine: str
+    batch: int | None
+    offline_batch: int | None
+    threads: int | None
+    points: tuple[PointFacts, ...]
+    changes: tuple[ChangeFacts, ...]
+    noise: float | None
+    correlation: float | None
+    too_few: str
+
+
+@dataclass(frozen=True)
+class HistoryDocument:
+    """The whole document; `left_out`: files that are no part of it, and why."""
+
+    format: Literal[1]
+    created: str
+    place: str
+    results: int
+    series: tuple[SeriesFacts, ...]
+    left_out: tuple[Omission, ...]

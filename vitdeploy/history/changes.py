@@ -1,0 +1,178 @@
+"""Where a series of latencies changed: PELT on the logarithms of results, with a penalty that says how often chance
+does the same.
+
+What is known of such series: results scatter by a few percent, some are far off, and neighbours are alike on a shared
+machine. So:
+
+1. Single results that are far off are taken for the median of those around them (Hampel's filter: Pearson 2002,
+   "Outliers in process modeling and identification", IEEE Transactions on Control Systems Technology 10:55-63).
+2. The noise is estimated from differences of results at most `_LAGS` apart, without those across a level's edge, by a
+   robust variogram (Cressie and Hawkins 1980, "Robust estimation of the variogram", Mathematical Geology 12:115-125).
+   White noise and noise whose correlation decays geometrically are fitted to it.
+3. A change has to lower the squared error by a penalty in units of the variance of a long mean, which accounts for the
+   correlation. As that variance is an estimate, the penalty is a quantile of F. All places where a change may be share
+   `ALARMS`.
+4. The changes with the least sum of errors and penalties are found exactly (PELT: Killick, Fearnhead and Eckley 2012,
+   "Optimal detection of changepoints with a linear computational cost", Journal of the American Statistical Association
+   107:1590-1598; the package ruptures). Their edges say more of the noise, so 2 to 4 are done until nothing moves.
+
+docs/history.md has what this finds, and how often it is wrong, on simulated series.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.errors import MissingPackageError
+
+Values = npt.NDArray[np.float64]
+
+# The share of series without a change in which one is found, at most, by the union bound, were the noise known.
+ALARMS = 0.01
+# With fewer results the noise is not known; a level needs as many results to be one and no outlier.
+LEAST_RESULTS, LEAST_OF_LEVEL = 10, 4
+# Results on either side of the median that an outlier is far from, and how far.
+_BESIDE, _FAR = 4, 3.0
+# The lags of the variogram, and the decays that are tried.
+_LAGS, _DECAYS = 15, np.linspace(0.0, 0.9, 19)
+# The median of |x| of a normal distribution, in standard deviations.
+_MEDIAN = 0.6744897501960817
+# Clocks of runtimes, and how they round, are no better than this.
+_LEAST_NOISE = 1e-3
+# Differences share results, so that a variance of them has fewer degrees of freedom than there are results.
+_FREEDOM = 0.25
+# Where changes may be is not known when the noise is estimated: the largest ones are taken, one for so many results.
+_RESULTS_AN_EDGE = 50
+_MOST_TURNS = 10
+
+
+@dataclass(frozen=True)
+class Noise:
+    """`deviation`: of single results, of their logarithms. `correlation`: of neighbours. `long_run`: the deviation of
+    the mean of n results times sqrt(n), for large n. `freedom`: the degrees of freedom of that."""
+
+    deviation: float
+    correlation: float
+    long_run: float
+    freedom: float
+
+
+@dataclass(frozen=True)
+class Change:
+    """`first`: the index of the first result after it. `ratio`: after / before, of the geometric means of both sides up
+    to the next changes, with its 95 % interval; `before` and `after` are these means."""
+
+    first: int
+    before: float
+    after: float
+    ratio: float
+    ci95: tuple[float, float]
+
+
+def find_changes(latencies: Sequence[float]) -> tuple[list[Change], Noise]:
+    """The changes of the level of latencies (or others above 0) in the order in which they were measured, and the
+    noise that they stand out of.
+
+    Raises:
+        ValueError: fewer than `LEAST_RESULTS`, or one that is not above 0. MissingPackageError: without ruptures.
+    """
+    values = np.asarray(latencies, np.float64)
+    if values.size < LEAST_RESULTS or not np.all(np.isfinite(values) & (values > 0)):
+        raise ValueError(f"wanted at least {LEAST_RESULTS} numbers above 0")
+    measured = np.log(values)
+    found = _segments(without_outliers(measured), count=1 + values.size // _RESULTS_AN_EDGE)
+    for _ in range(_MOST_TURNS):
+        firsts = found
+        logs = without_outliers(measured, firsts)
+        noise = noise_of(logs, firsts)
+        found = _segments(logs / noise.long_run, penalty=_penalty(values.size, noise.freedom))
+        if found == firsts:
+            break
+    edges = [0, *found, values.size]
+    return [
+        _change(logs[start:first], logs[first:end], first, noise)
+        for start, first, end in zip(edges, edges[1:], edges[2:], strict=False)
+    ], noise
+
+
+def without_outliers(logs: Values, edges: Sequence[int] = ()) -> Values:
+    """The values, float64 [n], with the median of those around it in the place of each that is further than `_FAR`
+    deviations from that. At either end, and at `edges`, the first indices of new levels, the series is mirrored: what
+    is around a result is of its level, and a new level is none of outliers as soon as it has `LEAST_OF_LEVEL` results.
+    """
+    around = np.concatenate([_medians(level) for level in np.split(logs, list(edges))])
+    reach = _FAR * max(float(np.median(np.abs(logs - around))) / _MEDIAN, _LEAST_NOISE)
+    return np.where(np.abs(logs - around) > reach, around, logs)
+
+
+def _medians(logs: Values) -> Values:
+    """The median of each value and those around it."""
+    mirrored = np.pad(logs, _BESIDE, mode="symmetric")
+    found: Values = np.median(np.lib.stride_tricks.sliding_window_view(mirrored, 2 * _BESIDE + 1), axis=1)
+    return found
+
+
+def noise_of(logs: Values, edges: Sequence[int] = ()) -> Noise:
+    """The noise around a level that may change at `edges`, the first indices of new levels: no difference across one
+    counts. As differences know nothing of levels, edges where nothing changes cost a few of them and no more.
+
+    Half the variance of differences k results apart is w + s (1 - d^k), for white noise of variance w and noise of
+    variance s whose correlation decays by d a result: w, s >= 0 and d are fitted to it.
+    """
+    from scipy.optimize import nnls
+
+    level = np.searchsorted(np.asarray(edges), np.arange(logs.size), side="right")
+    lags = np.arange(1, 1 + min(_LAGS, max(3, logs.size // 8)))
+    inside = [(logs[lag:] - logs[:-lag])[level[lag:] == level[:-lag]] for lag in lags]
+    kept = [(lag, _variance(each) / 2, each.size) for lag, each in zip(lags, inside, strict=True) if each.size]
+    lags, halves, counts = map(np.array, zip(*kept, strict=True))
+    fits = []
+    for decay in _DECAYS[(1 - _DECAYS) * lags.size >= 1]:
+        columns = np.column_stack([np.ones(lags.size), 1 - decay**lags]) if decay else np.ones((lags.size, 1))
+        weights, error = nnls(columns * np.sqrt(counts)[:, None], halves * np.sqrt(counts))
+        fits.append((error, decay, float(weights[0]), float(weights[1]) if decay else 0.0))
+    _, decay, white, slow = min(fits)
+    variance = max(white + slow, _LEAST_NOISE**2)
+    long_run = max(white + slow * (1 + decay) / (1 - decay), _LEAST_NOISE**2)
+    freedom = max(2.0, _FREEDOM * logs.size * variance / long_run)
+    return Noise(math.sqrt(variance), slow * decay / variance, math.sqrt(long_run), freedom)
+
+
+def _variance(differences: Values) -> float:
+    """Cressie and Hawkins (1980), equation 3.10: of the mean of square roots, which a few large ones hardly move."""
+    return float(np.mean(np.sqrt(np.abs(differences))) ** 4 / (0.457 + 0.494 / differences.size))
+
+
+def _penalty(size: int, freedom: float) -> float:
+    """What a change has to lower the squared error by, in units of the noise: chance does so at one of `size` places in
+    `ALARMS` of all series at most, as the lowered error of one change has a distribution F(1, freedom)."""
+    from scipy import stats
+
+    return float(stats.f.isf(ALARMS / size, 1, freedom))
+
+
+def _segments(values: Values, *, count: int | None = None, penalty: float | None = None) -> list[int]:
+    """The first index of each segment but the first one: of `count` changes, or of as many as pay their penalty."""
+    try:
+        import ruptures
+    except ModuleNotFoundError:
+        raise MissingPackageError("ruptures", "history", "finding where a series changed") from None
+    # The linear kernel's cost is the squared error around the mean.
+    search = ruptures.KernelCPD(kernel="linear", min_size=LEAST_OF_LEVEL).fit(values[:, None])
+    return [int(end) for end in search.predict(n_bkps=count, pen=penalty)[:-1]]
+
+
+def _change(before: Values, after: Values, first: int, noise: Noise) -> Change:
+    from scipy import stats
+
+    lower, upper = float(before.mean()), float(after.mean())
+    error = noise.long_run * math.sqrt(1 / before.size + 1 / after.size)
+    reach = float(stats.t.ppf(0.975, noise.freedom)) * error
+    difference = upper - lower
+    bounds = math.exp(difference - reach), math.exp(difference + reach)
+    return Change(first, math.exp(lower), math.exp(upper), math.exp(difference), bounds)

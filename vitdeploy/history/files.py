@@ -1,0 +1,149 @@
+"""The files of a history: each append is one new Parquet file, and no file is ever changed.
+
+A file's name is SEQUENCE-UNIQUE.parquet. The sequence is one more than the largest that its writer saw, a logical clock
+(Lamport 1978, "Time, clocks, and the ordering of events in a distributed system", Communications of the ACM
+21:558-565): what was written after something else comes after it, however wrong the clocks of machines are. Two writers
+at once may take the same one; then the wall clock decides, and the unique name, which no two have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import platform
+import re
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from vitdeploy.document.context import Omission
+from vitdeploy.errors import InputError, MissingPackageError, UnsafeError
+from vitdeploy.history.place import Place
+from vitdeploy.history.row import FORMAT, FORMAT_KEY, ResultRow, defaults, schema
+from vitdeploy.limits import bounded
+from vitdeploy.progress import Progress
+from vitdeploy.spec import encode
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_NAME = re.compile(r"([0-9]{10,15})-[0-9a-f]{12}\.parquet")
+MAX_ROWS = 100_000
+# What a series is made of; the whole document is for other questions.
+_POSITIVE = ("p50_ms", "p90_ms", "p99_ms", "mean_ms", "throughput")
+
+
+def require_packages() -> None:
+    """Raise MissingPackageError unless Parquet files can be written and read here."""
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ModuleNotFoundError:
+        raise MissingPackageError("pyarrow", "history", "a history") from None
+
+
+def append(place: Place, rows: Sequence[ResultRow], document: object) -> str:
+    """Add the rows of one document as one new file; returns its name.
+
+    Raises:
+        MissingPackageError: without pyarrow. StorageError: nothing can be written there.
+    """
+    require_packages()
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    place.prepare()
+    sequence, run = 1 + max(map(_sequence, place.names()), default=0), uuid.uuid4().hex[:12]
+    text = json.dumps(encode(document), allow_nan=False)
+    stamped = [
+        dataclasses.replace(
+            row, sequence=sequence, run=run, host=platform.node(), document=text if number == 0 else None
+        )
+        for number, row in enumerate(rows)
+    ]
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist([vars(row) for row in stamped], schema()), buffer, compression="zstd")
+    name = f"{sequence:010d}-{run}.parquet"
+    place.write(name, buffer.getvalue())
+    return name
+
+
+def _sequence(name: str) -> int:
+    found = _NAME.fullmatch(name)
+    return int(found[1]) if found else 0
+
+
+def read_rows(place: Place, progress: Progress) -> tuple[list[ResultRow], list[Omission]]:
+    """All rows in the order of their sequence, without their documents, and the files that are left out, each with the
+    reason: foreign ones, damaged ones, and those of a newer format.
+
+    Raises:
+        MissingFileError: no such folder. MissingPackageError: without pyarrow. StorageError: it cannot be read.
+    """
+    require_packages()
+    found: list[ResultRow] = []
+    left_out, names = [], place.names()
+    for number, name in enumerate(names):
+        progress("reading the history", number, len(names))
+        try:
+            found += _read(place, name)
+        except (InputError, UnsafeError) as error:
+            left_out.append(Omission(name, f"{error.message}: {error.found}" if error.found else error.message))
+    # A file that somebody copied into the folder a second time says nothing new.
+    once = {(row.run, row.artifact, row.target, row.precision, row.model): row for row in found}
+    return sorted(once.values(), key=lambda row: (row.sequence, row.time, row.run)), left_out
+
+
+def _read(place: Place, name: str) -> list[ResultRow]:
+    """The rows of one file; InputError or UnsafeError if it is none of a history."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    data = place.read(name)
+    with bounded(f"read {name}", len(data)):
+        try:
+            file = pq.ParquetFile(pa.BufferReader(data))
+            _check(file)
+            wanted = [column for column in schema().names if column in file.schema_arrow.names]
+            records = file.read(columns=[column for column in wanted if column != "document"]).to_pylist()
+        except (pa.ArrowException, ValueError, OverflowError, OSError) as error:
+            raise InputError("not a whole Parquet file", found=_first_line(error)) from None
+    return [_row(record) for record in records]
+
+
+def _check(file: Any) -> None:
+    """Raise InputError unless a Parquet file is one of ours, and of a format that is known here."""
+    found: pa.Schema = file.schema_arrow
+    version = (found.metadata or {}).get(FORMAT_KEY, b"")
+    if not re.fullmatch(rb"[1-9][0-9]{0,5}", version):
+        raise InputError("a Parquet file of something else, not of a history of vitdeploy")
+    if int(version) > FORMAT:
+        raise InputError(f"of format {int(version)}; this vitdeploy reads up to {FORMAT}: a newer one wrote it")
+    if file.metadata.num_rows > MAX_ROWS:
+        raise InputError(f"{file.metadata.num_rows:,} rows, where at most {MAX_ROWS:,} may be")
+    types, optional = dict(zip(found.names, found.types, strict=True)), defaults()
+    problems = [] if len(types) == len(found.names) else ["a column stands there twice"]
+    for field in schema():
+        if field.name not in types:
+            problems += [] if field.name in optional else [f"{field.name} is missing"]
+        elif types[field.name] != field.type:
+            problems.append(f"{field.name} is {types[field.name]}, wanted {field.type}")
+    if problems:
+        raise InputError("its columns are not those of a history", found="; ".join(problems)[:300])
+
+
+def _row(record: dict[str, Any]) -> ResultRow:
+    """One row, if its values are possible."""
+    nullable = {field.name for field in schema() if field.nullable}
+    empty = [name for name, value in record.items() if value is None and name not in nullable]
+    odd = [name for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)]
+    low = [name for name in _POSITIVE if record.get(name) is not None and record[name] <= 0]
+    if empty or odd or low or not 0 < record.get("sequence", 0) < 10**15:
+        names = ", ".join([*empty, *odd, *low]) or "sequence"
+        raise InputError("values that no result has", found=names[:300])
+    return ResultRow(**record)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,245 @@
+"""The rows of each kind of document."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vitdeploy.backends import TARGETS
+from vitdeploy.benchmark.precision import Interval
+from vitdeploy.benchmark.row import Row
+from vitdeploy.document.bench import Bench
+from vitdeploy.document.comparison import ComparisonDocument, PairFacts
+from vitdeploy.document.engine import EngineFacts
+from vitdeploy.document.errors import ErrorFacts
+from vitdeploy.document.report import Report
+from vitdeploy.document.sweep import SweepDocument, SweptRecipe
+from vitdeploy.errors import AnswersError
+from vitdeploy.history.row import Kind, ResultRow, now
+from vitdeploy.runtime.host import name_host
+
+CANDIDATE = "candidate "
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where something was measured. `environment`: `runtime.host.describe_host` with the versions of packages.
+    `devices`: by target, what its back end says of its device. `name`: of a registered device, "" for this machine."""
+
+    environment: Mapping[str, str]
+    devices: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an artifact of a bench is: the name and digest of its model, and its own name among that model's."""
+
+    model: str
+    artifact: str
+    digest: str | None = None
+
+
+def digest_of(files: Mapping[str, str]) -> str | None:
+    """One sha256 for the files of a model, by theirs; None without any. Names count for nothing: a moved file is the
+    same."""
+    if len(files) < 2:
+        return next(iter(files.values()), None)
+    return hashlib.sha256("\n".join(sorted(files.values())).encode()).hexdigest()
+
+
+def rows_of_report(report: Report, machine: Machine, kind: Kind = "run") -> list[ResultRow]:
+    """A row for each artifact of a run that was measured or verified."""
+    measured = Machine({**machine.environment, **report.environment}, machine.devices, machine.name)
+    model, time = report.name, moment(report.created)
+    digest = digest_of(report.provenance.source.sha256)
+    times = {row.artifact: row for row in report.bench.results} if report.bench else {}
+    engines = {engine.artifact: engine for engine in report.engines}
+    found = []
+    for name in dict.fromkeys([*times, *engines]):
+        engine, row = engines.get(name), times.get(name)
+        what = engine or row
+        assert what is not None
+        made = _made(kind, time, Measured(model, name, digest), what.target, what.precision, measured)
+        made = _timed(made, row, report.bench) if row and report.bench else made
+        found.append(_verified(made, engine) if engine else made)
+    return found
+
+
+def rows_of_bench(
+    bench: Bench, names: Mapping[str, Measured], machine: Machine, time: datetime.datetime
+) -> list[ResultRow]:
+    """A row for each artifact of a bench; `names`: by artifact of the bench, what it is."""
+    return [
+        _timed(
+            _made(
+                "bench",
+                time,
+                names.get(row.artifact, Measured(row.artifact, row.artifact)),
+                row.target,
+                row.precision,
+                machine,
+            ),
+            row,
+            bench,
+        )
+        for row in bench.results
+    ]
+
+
+def rows_of_comparison(document: ComparisonDocument, candidate: Measured, machine: Machine) -> list[ResultRow]:
+    """A row for each engine of the candidate; the baseline is what it is compared with. Engines of reports were not
+    measured: they have accuracies and gates alone."""
+    measured = Machine({**machine.environment, **document.environment}, machine.devices, machine.name)
+    time, found = moment(document.created), []
+    for pair in document.engines:
+        artifact = pair.engine.rpartition(" → ")[2]
+        row = document.bench.row(f"{CANDIDATE}{artifact}") if document.bench else None
+        target, _, precision = artifact.rpartition("-")
+        if row is not None:
+            target, precision = row.target, row.precision
+        what = Measured(candidate.model, artifact, candidate.digest)
+        made = _made("compare", time, what, target, precision, measured if document.measured else Machine({}))
+        made = _timed(made, row, document.bench) if row and document.bench else made
+        found.append(_compared(made, pair))
+    return found
+
+
+def rows_of_sweep(document: SweepDocument, machine: Machine) -> list[ResultRow]:
+    """The rows of each recipe's report, and one for each recipe that failed."""
+    found: list[ResultRow] = []
+    for recipe in document.recipes:
+        if recipe.report is not None:
+            found += rows_of_report(recipe.report, machine, "sweep")
+        elif recipe.error is not None:
+            found.append(_failed(recipe, recipe.error, document, machine))
+    return found
+
+
+def row_of_canary(error: AnswersError, what: Measured, machine: Machine, time: datetime.datetime) -> ResultRow:
+    """An engine that did not give its golden answers."""
+    target, _, precision = what.artifact.rpartition("-")
+    made = _made("canary", time, what, target, precision, machine)
+    return dataclasses.replace(made, decided=False, gate="fail", error=f"{error.code}: {error.message}: {error.found}")
+
+
+def moment(iso: str) -> datetime.datetime:
+    """A time of a document, in UTC; now where it is none."""
+    try:
+        # The suffix "Z" is only understood from Python 3.11 on.
+        found = datetime.datetime.fromisoformat(f"{iso[:-1]}+00:00" if iso.endswith("Z") else iso)
+    except ValueError:
+        return now()
+    utc = datetime.timezone.utc
+    return found.astimezone(utc) if found.tzinfo else found.replace(tzinfo=utc)
+
+
+def _failed(recipe: SweptRecipe, error: ErrorFacts, document: SweepDocument, machine: Machine) -> ResultRow:
+    kind: Kind = "canary" if error.code == AnswersError.code else "sweep"
+    made = _made(kind, moment(document.created), Measured(recipe.name, ""), "", "", machine)
+    said = f"{error.code}: {error.message}" + (f": {error.found}" if error.found else "")
+    return dataclasses.replace(made, decided=False, error=said)
+
+
+def _made(
+    kind: Kind, time: datetime.datetime, what: Measured, target: str, precision: str, machine: Machine
+) -> ResultRow:
+    """A row with what it is about and where, and nothing measured yet."""
+    facts, device = machine.environment, machine.devices.get(target, {})
+    # The original runs in PyTorch, or in ONNX Runtime if it is a graph: reports do not say which.
+    runtime = TARGETS[target].package if target in TARGETS else "torch" if target == "original" else ""
+    cores = facts.get("cores", "")
+    return ResultRow(
+        kind=kind,
+        time=time,
+        model=what.model,
+        model_digest=what.digest,
+        artifact=what.artifact,
+        target=target,
+        precision=precision,
+        device=" ".join(filter(None, [machine.name, device.get("gpu") or device.get("device", "")])),
+        cpu=", ".join(name_host(facts)),
+        isa=facts.get("isa", ""),
+        cores=int(cores) if cores.isdecimal() else None,
+        system=facts.get("system", ""),
+        python=facts.get("python", ""),
+        vitdeploy=facts.get("vitdeploy", ""),
+        runtime=runtime,
+        runtime_version=facts.get(runtime, "") or device.get(runtime, ""),
+        driver=device.get("driver", ""),
+    )
+
+
+def _timed(made: ResultRow, row: Row, bench: Bench) -> ResultRow:
+    """The row with what was measured of its artifact."""
+    latency, ci95 = row.latency_ms, row.latency_ms_ci95
+    reason = bench.undecided.get(row.artifact, "")
+    return dataclasses.replace(
+        made,
+        provider=row.provider,
+        batch=row.batch.single,
+        offline_batch=row.batch.offline,
+        threads=bench.protocol.threads,
+        p50_ms=latency.p50,
+        p90_ms=latency.p90,
+        p99_ms=latency.p99,
+        mean_ms=latency.mean,
+        **_bounds("p50_ms", ci95.p50),
+        **_bounds("p90_ms", ci95.p90),
+        **_bounds("p99_ms", ci95.p99),
+        throughput=row.throughput,
+        **_bounds("throughput", row.throughput_ci95),
+        peak_memory_bytes=row.peak_memory_bytes,
+        flags=" ".join(row.flags),
+        decided=not reason,
+        undecided=reason,
+    )
+
+
+def _verified(made: ResultRow, engine: EngineFacts) -> ResultRow:
+    """The row with how its engine answers."""
+    verify = engine.verify
+    return dataclasses.replace(
+        made,
+        provider=engine.provider,
+        size_bytes=engine.bytes,
+        metric=verify.metric,
+        samples=verify.n,
+        value=verify.value,
+        reference_value=verify.reference_value,
+        drop=verify.drop,
+        **_bounds("drop", verify.drop_ci95),
+        agreement=verify.agreement,
+        **_bounds("agreement", verify.agreement_ci95),
+        gate=engine.gate.status,
+    )
+
+
+def _compared(made: ResultRow, pair: PairFacts) -> ResultRow:
+    """The row with what its pair says; flags are those of both sides."""
+    flags = " ".join(dict.fromkeys([*made.flags.split(), *pair.flags]))
+    gates = [check.status for check in pair.checks]
+    gate = next((status for status in ("fail", "undecided", "pass") if status in gates), "none")
+    made, accuracy = dataclasses.replace(made, flags=flags, gate=gate), pair.accuracy
+    if accuracy is None or accuracy.how == "same files":  # nothing was asked
+        return made
+    return dataclasses.replace(
+        made,
+        metric=accuracy.metric,
+        samples=accuracy.n,
+        value=accuracy.candidate,
+        reference_value=accuracy.baseline,
+        drop=accuracy.drop,
+        **_bounds("drop", accuracy.drop_ci95),
+        agreement=accuracy.agreement,
+        **_bounds("agreement", accuracy.agreement_ci95),
+    )
+
+
+def _bounds(name: str, interval: Interval | Sequence[float] | None) -> dict[str, Any]:
+    low, high = interval if interval is not None else (None, None)
+    return {f"{name}_low": low, f"{name}_high": high}
