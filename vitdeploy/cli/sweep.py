@@ -22,6 +22,12 @@ from vitdeploy.cli.sources import model_option
     show_default=True,
     help="How many recipes are made at the same time. What is measured always runs alone.",
 )
+@click.option(
+    "--write",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write the recipes of grids to DIR, and run nothing.",
+)
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
 @output_options
 def command(
@@ -31,9 +37,10 @@ def command(
     function: str | None,
     overrides: tuple[str, ...],
     jobs: int,
+    write: Path | None,
     skip_bad: bool,
 ) -> None:
-    """Run many recipes and compare them in one table.
+    """Run many recipes, or those of grids, and compare them in one table.
 
     Recipes run one after the other, so that each is measured alone. Each bundle goes to OUTPUT/<its name>; sweep.html
     has the table of all. With --jobs, stages that measure nothing run first, for that many recipes at a time; each of
@@ -42,10 +49,30 @@ def command(
 
     With --model all recipes use that one module. For several modules, `vitdeploy export --model` writes a folder for
     each, and a recipe names the folder.
+
+    A grid is one recipe in many variants, as in the matrix of a CI job. A field is called as --set calls it:
+
+    \b
+    grid: 1
+    name: mine
+    base: mine.yaml                             # the recipe whose fields the axes override
+    axes:
+      precision: [fp32, int8]
+      targets: [[onnxruntime-cpu], [openvino-cpu]]
+      source:                                   # values with names
+        tiny: {model: vit_tiny_patch16_224, checkpoint: tiny.safetensors}
+        small: {model: vit_small_patch16_224, checkpoint: small.safetensors}
+    exclude: [{source: small, precision: fp32}]
+    include: [{precision: int8, bench.duration: 20}]
     """
-    from vitdeploy.api.sweep import sweep
+    from vitdeploy.api.sweep import sweep, write_recipes
     from vitdeploy.errors import GateError
 
+    if write is not None:
+        written = write_recipes(recipes, write, overrides=overrides, function=function)
+        names = [str(path) for path in written]
+        console.finish({"recipes": names}, names, write, command_line("vitdeploy", "run", written[0]))
+        return
     found = sweep(
         recipes, output, overrides=overrides, function=function, jobs=jobs, skip_bad=skip_bad, progress=console
     )
