@@ -100,14 +100,15 @@ class RecipeError(InputError):
     """All problems of a recipe at once, but for `more`; each problem is one line with its `$.path`."""
 
     code = "VD2001"
+    default_fix = "fix these; `vitdeploy run --help` shows a whole recipe"
 
-    def __init__(self, source: str, problems: list[str], more: int = 0) -> None:
+    def __init__(self, source: str, problems: list[str], more: int = 0, *, fix: str = "") -> None:
         total = len(problems) + more
         count = f"{total:,} problem" + ("s" if total != 1 else "")
         told = [*problems, f"and {more:,} more"] if more else problems
         super().__init__(
             "\n".join([f"{source}: {count}", *(f"        {problem}" for problem in told)]),
-            fix="fix these; `vitdeploy run --help` shows a whole recipe",
+            fix=fix,
         )
         self.problems = problems
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -19,6 +20,28 @@ def read_yaml(text: str, most: int = MAX_VALUES) -> Any:
     """The values of one YAML document, `most` at most; raises one of NOT_YAML. The caller bounds the text's length."""
     _refuse_large(text, most)
     return yaml.load(text, Loader=_UniqueKeys)  # noqa: S506, TID251 - a SafeLoader that also refuses duplicate keys
+
+
+class Lines:
+    """Where the values of a document stand that `read_yaml` has read."""
+
+    def __init__(self, text: str) -> None:
+        self._root: Any = yaml.compose(text, Loader=_UniqueKeys)
+
+    def of(self, path: Sequence[str | int]) -> int:
+        """The line, from 1, of the value under these keys and indices, or of the innermost that is there."""
+        node = self._root
+        for part in path:
+            if isinstance(node, yaml.MappingNode):
+                found = next((value for key, value in node.value if key.value == str(part)), None)
+            elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+                found = node.value[part]
+            else:
+                found = None
+            if found is None:
+                break
+            node = found
+        return int(node.start_mark.line) + 1
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -48,6 +71,19 @@ class _UniqueKeys(yaml.SafeLoader):
 
 _UniqueKeys.add_constructor("tag:yaml.org,2002:int", _UniqueKeys.construct_yaml_int)
 _UniqueKeys.add_constructor("tag:yaml.org,2002:float", _UniqueKeys.construct_yaml_float)
+
+
+class _Plain(yaml.SafeDumper):
+    """YAML's safe dumper, without aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def yaml_text(value: Any) -> str:
+    """The text of a value in one line, which `read_yaml` reads back as it is."""
+    text = yaml.dump(value, Dumper=_Plain, default_flow_style=True, allow_unicode=True, width=float("inf"))
+    return str(text).removesuffix("...\n").strip()
 
 
 def _refuse_long(node: Any) -> None:

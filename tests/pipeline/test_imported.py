@@ -18,6 +18,7 @@ from vitdeploy.pipeline.job import prepare
 from vitdeploy.pipeline.resolve import source_of
 from vitdeploy.progress import silent
 from vitdeploy.recipe.load import load_recipe
+from vitdeploy.recipe.text import recipe_text
 from vitdeploy.runtime.labels import read_labels
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 from vitdeploy.stages.beside import ASSUMED
@@ -28,7 +29,6 @@ from vitdeploy.workflows.placement import compile_bundle
 from vitdeploy.workflows.subjects import find_subjects, opened
 from vitdeploy.workflows.sweep import Entry
 from vitdeploy.workflows.tuning.prepare import prepare_search
-from vitdeploy.workflows.tuning.write import recipe_text
 
 LABELS = tuple(f"digit {i}" for i in range(10))
 PREPROCESS = PreprocessSpec(40, (32, 32), "bilinear", (0.4,), (0.3,), crop_rounding="down")
@@ -202,7 +202,7 @@ def test_a_recipe_names_the_folder(exported, digits, tmp_path):
     assert recipe.source.model == str(tmp_path / "float")
     [job] = prepare(recipe, skip_bad=False, progress=silent)
     assert (job.labels, job.reference_model.preprocess) == (LABELS, PREPROCESS)
-    assert "model: ../float" in recipe_text(recipe, tmp_path / "tuned")
+    assert "model: ../float" in recipe_text(recipe, tmp_path / "tuned", "Mine.")
     named = load_recipe(tmp_path / "r.yaml", ["source.model=vit_w32d2h2_patch8_32"])
     assert named.source.model == "vit_w32d2h2_patch8_32"
     with pytest.raises(GraphError, match="of another size"):  # the graph in that folder is one of 32x32

@@ -59,7 +59,7 @@ def sweep(
     its error is in the result.
 
     Args:
-        recipes: their files.
+        recipes: their files; that of a grid is all its recipes.
         folder: where the bundles, sweep.json and sweep.html are written; None: a folder that goes when Python ends.
         overrides: "a.b=value", of a field of every recipe.
         function: "package.module:function", the model of recipes that name none.
@@ -70,7 +70,7 @@ def sweep(
         progress: as for `vitdeploy.export`.
 
     Raises:
-        MissingFileError, RecipeError: of a recipe. InputError: two have one name, or no executor that is known.
+        MissingFileError, RecipeError: of a recipe or grid. InputError: two have one name, or no executor that is known.
         OutputError: the folder of a bundle holds something else. WorkerError, MissingPackageError: of the executor.
 
     >>> import vitdeploy as vd
@@ -78,11 +78,10 @@ def sweep(
     >>> [row.name for row in found.document.recipes], found.errors
     (['digits'], ())
     """
-    from vitdeploy.recipe.load import load_recipe
+    from vitdeploy.recipe.grid import list_recipes
 
-    paths, changes = [Path(recipe) for recipe in recipes], tuple(overrides)
-    for path in paths:
-        load_recipe(path, changes, function)  # before all that is heavy is imported
+    # Before all that is heavy is imported.
+    listed = [each for path in recipes for each in list_recipes(Path(path), overrides, function)]
 
     from vitdeploy.pipeline.run import default_store
     from vitdeploy.publish import check_replaceable, storage_errors
@@ -95,7 +94,7 @@ def sweep(
 
     store, home = default_store().root, Path(folder) if folder is not None else unnamed_folder("sweep")
     ahead = executor_of(executor, jobs)
-    entries = [Entry(path, changes, store, skip_bad, function) for path in paths]
+    entries = [Entry(each.path, each.overrides, store, skip_bad, function, each.grid, each.choices) for each in listed]
     for recipe in load_all(entries):
         check_replaceable(home / recipe.name, OUTPUT_NAMES)
     reporter = reporting(progress)
@@ -106,6 +105,37 @@ def sweep(
             write_atomic(home / "sweep.json", json_text(document).encode())
             write_atomic(home / "sweep.html", render_sweep(document).encode())
     return Swept(home, document)
+
+
+def write_recipes(
+    recipes: Sequence[str | Path], folder: str | Path, *, overrides: Sequence[str] = (), function: str | None = None
+) -> list[Path]:
+    """Write the recipes of grids to `folder`, each as a file `vitdeploy run` takes; nothing is run. Returns the files.
+
+    Other arguments and errors as in `sweep`.
+
+    Raises:
+        OutputError: the folder holds something else.
+    """
+    from vitdeploy.recipe.grid import list_recipes, refuse_same_names
+    from vitdeploy.recipe.load import load_recipe
+
+    listed = [each for path in recipes for each in list_recipes(Path(path), overrides, function)]
+
+    from vitdeploy.publish import replacing
+    from vitdeploy.recipe.text import recipe_text
+
+    home = Path(folder)
+    found = [(load_recipe(each.path, each.overrides, function), each) for each in listed]
+    refuse_same_names([(recipe.name, each.file) for recipe, each in found])
+    texts = {
+        f"{recipe.name}.yaml": recipe_text(recipe, home, f"Of {each.file.name}, by vitdeploy sweep.")
+        for recipe, each in found
+    }
+    with replacing(home, tuple(texts)) as work:
+        for name, text in texts.items():
+            (work / name).write_text(text, encoding="utf-8")
+    return [home / name for name in texts]
 
 
 def _unmet(report: Report) -> bool:

@@ -28,6 +28,12 @@ from vitdeploy.cli.sources import model_option
     metavar="processes|ray[:HOST:PORT]",
     help="Where they are made: on this machine, or on a Ray cluster; --jobs limits how many at a time.",
 )
+@click.option(
+    "--write",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write the recipes of grids to DIR, and run nothing.",
+)
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
 @history_option
 @output_options
@@ -39,10 +45,11 @@ def command(
     overrides: tuple[str, ...],
     jobs: int,
     executor: str | None,
+    write: Path | None,
     skip_bad: bool,
     history: str | None,
 ) -> None:
-    """Run many recipes and compare them in one table.
+    """Run many recipes, or those of grids, and compare them in one table.
 
     Recipes run one after the other, so that each is measured alone. Each bundle goes to OUTPUT/<its name>; sweep.html
     has the table of all. With --jobs or --executor, stages that measure nothing run first, for several recipes at a
@@ -51,11 +58,31 @@ def command(
 
     With --model all recipes use that one module. For several modules, `vitdeploy export --model` writes a folder for
     each, and a recipe names the folder.
+
+    A grid is one recipe in many variants, as in the matrix of a CI job. A field is called as --set calls it:
+
+    \b
+    grid: 1
+    name: mine
+    base: mine.yaml                             # the recipe whose fields the axes override
+    axes:
+      precision: [fp32, int8]
+      targets: [[onnxruntime-cpu], [openvino-cpu]]
+      source:                                   # values with names
+        tiny: {model: vit_tiny_patch16_224, checkpoint: tiny.safetensors}
+        small: {model: vit_small_patch16_224, checkpoint: small.safetensors}
+    exclude: [{source: small, precision: fp32}]
+    include: [{precision: int8, bench.duration: 20}]
     """
     from vitdeploy.api.history import recorded
-    from vitdeploy.api.sweep import sweep
+    from vitdeploy.api.sweep import sweep, write_recipes
     from vitdeploy.errors import GateError
 
+    if write is not None:
+        written = write_recipes(recipes, write, overrides=overrides, function=function)
+        names = [str(path) for path in written]
+        console.finish({"recipes": names}, names, write, command_line("vitdeploy", "run", written[0]))
+        return
     with recorded(history) as record:
         found = sweep(
             recipes,

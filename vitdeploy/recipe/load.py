@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from vitdeploy.errors import MissingFileError, RecipeError
+from vitdeploy.errors import InputError, MissingFileError, RecipeError
 from vitdeploy.limits import bounded, size_of
 from vitdeploy.models.names import graph_folder, is_built_in
 from vitdeploy.paths import is_dir, is_file
@@ -19,6 +19,8 @@ from vitdeploy.recipe.sections import FUNCTION
 from vitdeploy.yaml_values import MAX_DEPTH, NOT_YAML, read_yaml
 
 MAX_BYTES = 1 << 20
+# The field that says that a file is a grid of recipes, and in which version of the format.
+GRID = "grid"
 # That are told of a recipe: each of its values may be one.
 MAX_PROBLEMS = 100
 # Fields that name files: relative to the recipe, so that it runs from anywhere.
@@ -38,12 +40,15 @@ def load_recipe(path: Path, overrides: Sequence[str] = (), function: str | None 
     Raises:
         MissingFileError: no such file.
         RecipeError: not YAML, or anything that does not fit: all problems at once.
+        InputError: it is a grid of recipes.
     """
-    if not is_file(path):
-        told = f"no recipe at {cut(str(path), MAX_LINE)}"
-        raise MissingFileError(told, fix="check the path; `vitdeploy run --help` shows a recipe")
-    data = _parse(path)
-    _anchor(data, path.parent)
+    data = read_fields(path)
+    if GRID in data and "vitdeploy" not in data:
+        told = f"{path} is a grid of recipes"
+        raise InputError(
+            told, found=f"a file with {GRID}:", wanted="one recipe", fix="`vitdeploy sweep` runs all recipes of a grid"
+        )
+    anchor(data, path.parent)
     for override in overrides:
         _set(data, override, str(path))
     if function is not None:
@@ -75,7 +80,11 @@ def validate(data: Any, source: str, function: str | None = None) -> Recipe:
         raise RecipeError(source, told, len(errors) - len(told)) from None
 
 
-def _parse(path: Path) -> dict[str, Any]:
+def read_fields(path: Path) -> dict[str, Any]:
+    """The values of a file that is a mapping of fields, not validated; errors as of `load_recipe`."""
+    if not is_file(path):
+        told = f"no recipe at {cut(str(path), MAX_LINE)}"
+        raise MissingFileError(told, fix="check the path; `vitdeploy run --help` shows a recipe")
     if path.stat().st_size > MAX_BYTES:
         raise RecipeError(str(path), [f"$: {path.stat().st_size:,} bytes, wanted at most {MAX_BYTES:,}"])
     try:
@@ -90,7 +99,7 @@ def _parse(path: Path) -> dict[str, Any]:
     return data
 
 
-def _anchor(data: dict[str, Any], folder: Path) -> None:
+def anchor(data: dict[str, Any], folder: Path) -> None:
     """Make the recipe's own paths relative to the recipe, so that it runs from anywhere."""
     for section, key in PATHS:
         values = data.get(section)

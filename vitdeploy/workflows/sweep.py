@@ -9,13 +9,14 @@ from pathlib import Path
 from vitdeploy.document.errors import ErrorFacts
 from vitdeploy.document.report import Report
 from vitdeploy.document.sweep import SweepDocument, SweptRecipe
-from vitdeploy.errors import InputError, VitdeployError
+from vitdeploy.errors import VitdeployError
 from vitdeploy.pipeline.assemble import run_pipeline
 from vitdeploy.pipeline.job import Job, prepare
 from vitdeploy.pipeline.outcome import now
 from vitdeploy.pipeline.plan import make_plan
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.progress import Progress, silent
+from vitdeploy.recipe.grid import refuse_same_names
 from vitdeploy.recipe.load import load_recipe
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.runtime.host import describe_host
@@ -27,13 +28,21 @@ from vitdeploy.workflows.executors import Executor
 
 @dataclass(frozen=True)
 class Entry:
-    """One recipe of a sweep, as passed to a worker process. `skip_bad`, `function` as for `vitdeploy run`."""
+    """One recipe of a sweep, as passed to a worker process. `skip_bad`, `function` as for `vitdeploy run`; `grid`, the
+    file, and `choices`, (field, label), of a cell of a grid."""
 
     recipe: Path
     overrides: tuple[str, ...]
     store: Path
     skip_bad: bool
     function: str | None = None
+    grid: Path | None = None
+    choices: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def file(self) -> Path:
+        """Where a user finds the recipe."""
+        return self.grid or self.recipe
 
     def load(self) -> Recipe:
         return load_recipe(self.recipe, self.overrides, self.function)
@@ -49,16 +58,7 @@ def load_all(entries: Sequence[Entry]) -> list[Recipe]:
         InputError: two have one name, which their bundles are called by. Errors of recipes propagate.
     """
     recipes = [entry.load() for entry in entries]
-    for index, recipe in enumerate(recipes):
-        before = [other.name for other in recipes[:index]]
-        if recipe.name in before:
-            first = entries[before.index(recipe.name)].recipe
-            raise InputError(
-                "two recipes have the same name, and so would their bundles",
-                found=f"{recipe.name}: {first} and {entries[index].recipe}",
-                wanted="a name for each",
-                fix="give one of them another name in its file",
-            )
+    refuse_same_names([(recipe.name, entry.file) for recipe, entry in zip(recipes, entries, strict=True)])
     return recipes
 
 
@@ -123,7 +123,7 @@ def _make_all_ahead(entries: Sequence[Entry], executor: Executor, progress: Prog
 
 def _row(entry: Entry, recipe: Recipe, report: Report | None, error: VitdeployError | None) -> SweptRecipe:
     found = ErrorFacts.of(error) if error is not None else None
-    return SweptRecipe(recipe.name, str(entry.recipe), report, found)
+    return SweptRecipe(recipe.name, str(entry.file), report, found, dict(entry.choices) or None)
 
 
 def _measure(entry: Entry, recipe: Recipe, out: Path, told: Callable[[str], None]) -> Report:

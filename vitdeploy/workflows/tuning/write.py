@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import yaml
 
 from vitdeploy.document.context import Omission
 from vitdeploy.document.report import FORMAT
 from vitdeploy.document.tuning import MergingTrial, TuneDocument, TuneVerdict, VariantFacts
-from vitdeploy.models.names import graph_folder
 from vitdeploy.pipeline.job import tool_versions
 from vitdeploy.pipeline.outcome import (
     TOOLS,
@@ -25,8 +22,7 @@ from vitdeploy.pipeline.outcome import (
     warnings_of,
 )
 from vitdeploy.publish import replacing
-from vitdeploy.recipe.load import PATHS
-from vitdeploy.recipe.recipe import Recipe
+from vitdeploy.recipe.text import recipe_text
 from vitdeploy.report.html import render_tuning
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.spec import encode
@@ -45,38 +41,13 @@ def write_tuned(tuned: Tuned, out: Path) -> TuneDocument:
         OutputError: `out` holds something that is not such a folder.
     """
     document = _document(tuned)
-    recipe = recipe_text(tuned.chosen.variant.recipe(tuned.job.recipe), out)
+    recipe = recipe_text(tuned.chosen.variant.recipe(tuned.job.recipe), out, "Chosen by vitdeploy tune.")
     with replacing(out, TUNED_NAMES) as work:
         text = json.dumps(encode(document), indent=1, allow_nan=False)
         (work / "tune.json").write_text(f"{text}\n", encoding="utf-8")
         (work / "tune.html").write_text(render_tuning(document, recipe), encoding="utf-8")
         (work / RECIPE_FILE).write_text(recipe, encoding="utf-8")
     return document
-
-
-def recipe_text(recipe: Recipe, folder: Path) -> str:
-    """A recipe as YAML for a file in `folder`, to which its paths are relative: it holds wherever it is moved together
-    with what it names."""
-    changed = {**recipe.model_dump(exclude_defaults=True), "precision": recipe.precision}
-    data = {field: changed[field] for field in Recipe.model_fields if field in changed}
-    for section, key in PATHS:
-        value = data.get(section, {}).get(key)
-        if value is None:
-            continue
-        name = value.removeprefix("hf:") if key == "model" else value
-        is_graph = value.endswith(".onnx") or graph_folder(value) is not None
-        if key != "model" or is_graph or (name != value and Path(name).is_dir()):
-            data[section][key] = value[: len(value) - len(name)] + _relative(Path(name), folder)
-    text = yaml.safe_dump(data, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120)
-    return f"# Chosen by vitdeploy tune.\n{text}"
-
-
-def _relative(path: Path, folder: Path) -> str:
-    """The path relative to a recipe in `folder`; absolute if there is none, as between drives."""
-    try:
-        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
-    except ValueError:
-        return str(path.resolve())
 
 
 def _document(tuned: Tuned) -> TuneDocument:

@@ -1,0 +1,335 @@
+"""A grid: one recipe in many variants, as the values of some of its fields combine.
+
+As in the matrix of a CI job: every combination of the axes' values, without those that `exclude` matches, and with what
+`include` adds. A field is named as `--set` names it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from vitdeploy.errors import InputError, RecipeError
+from vitdeploy.recipe.cell_names import value_name
+from vitdeploy.recipe.load import GRID, MAX_PROBLEMS, anchor, load_recipe, read_fields
+from vitdeploy.recipe.problems import cut, problem_line
+from vitdeploy.recipe.section import Section
+from vitdeploy.yaml_values import Lines, yaml_text
+
+# A recipe takes a minute at least, so that more would run for longer than a night.
+MAX_CELLS = 500
+FIX = "`vitdeploy sweep --help` shows a grid"
+# What the names of recipes and folders take.
+MAX_NAME = 64
+NAME = "name"
+
+Rules = Annotated[tuple[Annotated[dict[str, Any], Field(min_length=1)], ...], Field(strict=False)]
+
+
+class GridFile(Section):
+    """What may be written: `base` is the recipe whose fields the axes override. An axis is a field with its values, or
+    with a mapping of names to values; a name then stands for its value in rules and in the names of cells."""
+
+    grid: Literal[1]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$")]
+    base: str
+    axes: Annotated[dict[str, list[Any] | dict[str, Any]], Field(min_length=1)]
+    exclude: Rules = ()
+    include: Rules = ()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A value of a field, as rules and tables call it; `line` is where it stands in the grid's file."""
+
+    label: str
+    name: str
+    value: Any
+    line: int
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One recipe of a grid. `overrides` are those of `load_recipe` for the grid's base; `choices` its axes by field, as
+    the file calls the values."""
+
+    name: str
+    choices: Mapping[str, str]
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The recipes of a grid, in the order of its file: the last axis changes fastest, included ones come last."""
+
+    path: Path
+    base: Path
+    axes: tuple[str, ...]
+    cells: tuple[Cell, ...]
+
+
+def is_grid(path: Path) -> bool:
+    """Whether a file is a grid, not a recipe; errors as of `load_recipe`."""
+    data = read_fields(path)
+    return GRID in data and "vitdeploy" not in data
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A recipe that is to be run: its file with the arguments of `load_recipe`, and of a cell its `grid` and choices as
+    (field, label)."""
+
+    path: Path
+    overrides: tuple[str, ...]
+    grid: Path | None = None
+    choices: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def file(self) -> Path:
+        """Where a user finds the recipe."""
+        return self.grid or self.path
+
+
+def refuse_same_names(recipes: Sequence[tuple[str, Path]]) -> None:
+    """Raise InputError if two recipes, each by its name and file, have one name, which their bundles are called by."""
+    before: dict[str, Path] = {}
+    for name, file in recipes:
+        if name in before:
+            raise InputError(
+                "two recipes have the same name, and so would their bundles",
+                found=f"{name}: {before[name]} and {file}",
+                wanted="a name for each",
+                fix="give one of them another name in its file",
+            )
+        before[name] = file
+
+
+def list_recipes(path: Path, overrides: Sequence[str] = (), function: str | None = None) -> list[Listed]:
+    """The recipe that a file is, or those of a grid, all validated; arguments and errors as of `load_grid`."""
+    if not is_grid(path):
+        load_recipe(path, overrides, function)
+        return [Listed(path, tuple(overrides))]
+    grid = load_grid(path, overrides, function)
+    return [Listed(grid.base, (*cell.overrides, *overrides), path, tuple(cell.choices.items())) for cell in grid.cells]
+
+
+def load_grid(path: Path, overrides: Sequence[str] = (), function: str | None = None) -> Grid:
+    """Read a grid and validate each of its recipes. Paths in it are relative to it.
+
+    Args:
+        overrides: of each recipe, after the grid's; `function` as for `load_recipe`.
+
+    Raises:
+        MissingFileError: no such file, or no base.
+        RecipeError: axes, rules, names or recipes that do not fit: all problems of a kind at once, with their lines.
+    """
+    data = read_fields(path)
+    try:
+        file = GridFile.model_validate(data)
+    except ValidationError as error:
+        errors = error.errors()
+        told = [problem_line(each, GridFile) for each in errors[:MAX_PROBLEMS]]
+        raise RecipeError(str(path), told, len(errors) - len(told), fix=FIX) from None
+    lines = Lines(path.read_text(encoding="utf-8-sig"))
+    reader = _Reader(path, file, lines)
+    combinations = reader.combinations()
+    cells = reader.named(combinations)
+    grid = Grid(path, path.parent / file.base, tuple(file.axes), tuple(cells))
+    if taken := [each for each in overrides if each.partition("=")[0] in file.axes]:
+        raise RecipeError(str(path), [f"--set {cut(each)}: an axis of the grid" for each in taken], fix=FIX)
+    _check_recipes(grid, combinations, overrides, function)
+    return grid
+
+
+# The choices of one cell, by field.
+_Choices = dict[str, Choice]
+
+
+class _Reader:
+    """One file on its way to cells; `refuse` raises what is wrong with it."""
+
+    def __init__(self, path: Path, file: GridFile, lines: Lines) -> None:
+        self.path, self.file, self.lines = path, file, lines
+        self.axes = {field: self._axis(field) for field in file.axes}
+
+    def refuse(self, problems: Sequence[str]) -> None:
+        if problems:
+            more = len(problems) - MAX_PROBLEMS
+            raise RecipeError(str(self.path), list(problems[:MAX_PROBLEMS]), max(0, more), fix=FIX)
+
+    def _axis(self, field: str) -> list[Choice]:
+        values = self.file.axes[field]
+        items: Iterator[tuple[str | int, Any]] = iter(values.items() if isinstance(values, dict) else enumerate(values))
+        return [self._choice(field, value, ("axes", field, key), key) for key, value in items]
+
+    def _choice(self, field: str, value: Any, path: Sequence[str | int], key: str | int = 0) -> Choice:
+        """A value with its name: the key of a mapping, or what the value itself says."""
+        label = key if isinstance(key, str) else yaml_text(value)
+        name = value_name(field, key if isinstance(key, str) else value)
+        return Choice(label, name, self._anchored(field, value), self.lines.of(path))
+
+    def _anchored(self, field: str, value: Any) -> Any:
+        """The value, whose paths start at the folder of the grid."""
+        *above, last = field.split(".")
+        data: dict[str, Any] = {last: value}
+        for key in reversed(above):
+            data = {key: data}
+        anchor(data, self.path.parent)
+        found: Any = data
+        for key in field.split("."):
+            found = found[key]
+        return found
+
+    def combinations(self) -> list[_Choices]:
+        """The cells' choices: all combinations without those excluded, then what is included."""
+        self.refuse(list(self._axis_problems()))
+        count = math.prod(map(len, self.axes.values()))
+        if count + len(self.file.include) > MAX_CELLS:
+            told = f"line {self.lines.of(['axes'])}: {count + len(self.file.include):,} recipes, at most {MAX_CELLS}"
+            self.refuse([f"{told}; leave values out, or make several grids"])
+        made = [dict(zip(self.axes, each, strict=True)) for each in itertools.product(*self.axes.values())]
+        kept = self._included(self._without_excluded(made))
+        self.refuse([] if kept else [f"line {self.lines.of(['exclude'])}: $.exclude: no recipe is left"])
+        return kept
+
+    def _axis_problems(self) -> Iterator[str]:
+        for field, choices in self.axes.items():
+            at = f"line {self.lines.of(['axes', field])}: $.axes.{cut(field)}"
+            within = next((other for other in self.axes if field.startswith(f"{other}.")), None)
+            if not choices:
+                yield f"{at}: no value; give one at least, or leave the axis out"
+            if field in (NAME, "vitdeploy"):
+                yield f"{at}: no axis; the grid names its recipes"
+            if within is not None:
+                yield f"{at}: a part of the axis {cut(within)}; one would undo the other"
+            for label, count in Counter(choice.label for choice in choices).items():
+                if count > 1:
+                    yield f"{at}: {cut(label)} stands there {count} times"
+            for choice in choices:
+                if choice.name == "":
+                    wanted = f"NAME: {cut(choice.label)}"
+                    yield f"line {choice.line}: $.axes.{cut(field)}: a value without a name; write {wanted}"
+
+    def _without_excluded(self, made: list[_Choices]) -> list[_Choices]:
+        problems, gone = [], set()
+        for index, rule in enumerate(self.file.exclude):
+            at = f"line {self.lines.of(['exclude', index])}: $.exclude[{index}]"
+            unknown = [field for field in rule if field not in self.axes]
+            found = {number for number, cell in enumerate(made) if not unknown and self._matches(rule, cell)}
+            if unknown:
+                problems.append(f"{at}: no axis {cut(', '.join(unknown))}; there are {', '.join(self.axes)}")
+            elif not found:
+                problems.append(f"{at}: matches no combination of the axes; {self._nearest(rule)}")
+            gone |= found
+        self.refuse(problems)
+        return [cell for number, cell in enumerate(made) if number not in gone]
+
+    def _nearest(self, rule: Mapping[str, Any]) -> str:
+        """What the first axis that a rule does not match has."""
+        for field, value in rule.items():
+            labels = [choice.label for choice in self.axes[field]]
+            if self._label(field, value) not in labels:
+                return cut(f"{field} is one of {', '.join(labels)}")
+        return "an axis has each value once"
+
+    def _label(self, field: str, value: Any) -> str:
+        """What a rule calls a value of a field."""
+        named = isinstance(self.file.axes.get(field), dict) and isinstance(value, str)
+        return str(value) if named else yaml_text(value)
+
+    def _matches(self, rule: Mapping[str, Any], cell: _Choices) -> bool:
+        """Whether a cell has all values that a rule gives to axes."""
+        return all(
+            self._label(field, value) == cell[field].label for field, value in rule.items() if field in self.axes
+        )
+
+    def _included(self, made: list[_Choices]) -> list[_Choices]:
+        """Each entry goes to all cells that have its values of axes, as in a CI matrix; where there is none, it is a
+        cell of its own, with the base's value of each axis that it does not name."""
+        found, added, problems = [dict(cell) for cell in made], [], []
+        for index, rule in enumerate(self.file.include):
+            at = f"line {self.lines.of(['include', index])}: $.include[{index}]"
+            if rule in self.file.include[:index]:
+                problems.append(f"{at}: the same as an entry before it")
+                continue
+            matching = [number for number, cell in enumerate(made) if self._matches(rule, cell)]
+            if matching and set(rule) <= set(self.axes):
+                problems.append(f"{at}: in the grid already; leave it out, or add a field")
+            choices = {field: self._of_rule(field, rule[field], index) for field in rule}
+            for number in matching:
+                found[number] |= {field: each for field, each in choices.items() if field not in self.axes}
+            if not matching:
+                added.append(choices)
+        self.refuse(problems)
+        return [*found, *added]
+
+    def _of_rule(self, field: str, value: Any, index: int) -> Choice:
+        label = self._label(field, value)
+        known = next((choice for choice in self.axes.get(field, ()) if choice.label == label), None)
+        path = ("include", index, field)
+        return self._choice(field, value, path) if known is None else known
+
+    def named(self, combinations: Sequence[_Choices]) -> list[Cell]:
+        """The cells with their names, of which no two are the same."""
+        cells, problems = [], []
+        first: dict[str, Cell] = {}
+        for choices in combinations:
+            at = f"line {max(choice.line for choice in choices.values())}"
+            cell = self._cell(choices)
+            other = first.setdefault(cell.name, cell)
+            if not cell.name:
+                problems.append(f"{at}: {_said(cell)}: a value without a name; give the entry a {NAME}")
+            elif other is not cell:
+                told = f"{_said(other)} and {_said(cell)} have one name, {cut(cell.name)}"
+                problems.append(f"{at}: {told}; give their values names, NAME: VALUE, or an entry of include a {NAME}")
+            elif len(cell.name) > MAX_NAME:
+                told = f"{at}: the name {cut(cell.name)} is longer than {MAX_NAME} characters"
+                problems.append(f"{told}; give its values shorter names, NAME: VALUE")
+            cells.append(cell)
+        self.refuse(problems)
+        return cells
+
+    def _cell(self, choices: _Choices) -> Cell:
+        """A cell is called by its axes, or by all that it has where it does not have them all."""
+        values = {field: choice for field, choice in choices.items() if field != NAME}
+        parts = [choices[field].name for field in (self.axes if set(self.axes) <= set(choices) else values)]
+        name = str(choices[NAME].value) if NAME in choices else "-".join([self.file.name, *parts]) * all(parts)
+        overrides = [f"{field}={yaml_text(choice.value)}" for field, choice in values.items()]
+        labels = {field: choice.label for field, choice in values.items()}
+        return Cell(name, labels, (*overrides, f"{NAME}={yaml_text(name)}"))
+
+
+def _said(cell: Cell) -> str:
+    return cut("{" + ", ".join(f"{field}: {label}" for field, label in cell.choices.items()) + "}")
+
+
+def _check_recipes(
+    grid: Grid, combinations: Sequence[_Choices], overrides: Sequence[str], function: str | None
+) -> None:
+    """Validate each recipe; a problem of several is told once, with the line of the value that brings it."""
+    problems: dict[str, None] = {}
+    for cell, choices in zip(grid.cells, combinations, strict=True):
+        try:
+            load_recipe(grid.base, (*cell.overrides, *overrides), function)
+        except RecipeError as error:
+            problems |= dict.fromkeys(_with_line(problem, choices, grid.base) for problem in error.problems)
+    if problems:
+        told = list(problems)
+        raise RecipeError(str(grid.path), told[:MAX_PROBLEMS], max(0, len(told) - MAX_PROBLEMS), fix=FIX)
+
+
+def _with_line(problem: str, choices: _Choices, base: Path) -> str:
+    """A problem with the line of the choice that brings it, or with the base."""
+    path = problem.removeprefix("$.").partition(":")[0]
+    for field, choice in choices.items():
+        ours = f"{path}.".startswith((f"{field}.", f"{field}[")) or field.startswith(f"{path}.")
+        if ours or problem.startswith((f"--set '{field}=", f'--set "{field}=')):
+            return f"line {choice.line}: {problem}"
+    return f"{base}: {problem}"
