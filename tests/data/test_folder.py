@@ -1,18 +1,23 @@
 """Image folders: order, classes, splits, digests."""
 
+import contextlib
+import os
+import tracemalloc
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vitdeploy.data.folder import Sample, digest, scan, split
+from vitdeploy.data.folder import SUFFIXES, Sample, Samples, digest, list_split, scan, split
 from vitdeploy.errors import DataError, MissingFileError
 
 
 def make(folder, *names):
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(name.encode())
+        (folder / name).write_bytes(os.fsencode(name))
     return folder
 
 
@@ -200,6 +205,90 @@ def test_too_few_images_are_refused(twenty, calibration, evaluation, what, found
 def test_too_few_images_in_a_part_are_refused(presplit, calibration, evaluation):
     with pytest.raises(DataError, match="too few images"):
         split(presplit, "folders", calibration=calibration, evaluation=evaluation, seed=0)
+
+
+# --- in little memory -------------------------------------------------------------------------------------------------
+
+
+def listed_as_paths(folder, labels):
+    """The samples of a folder as `pathlib` finds and sorts them, one Sample each."""
+
+    def images(below):
+        return sorted(
+            path
+            for path in below.rglob("*")
+            if path.suffix.lower() in SUFFIXES
+            and path.is_file()
+            and not any(part.startswith(".") for part in path.relative_to(below).parts)
+        )
+
+    if labels == "none":
+        return [Sample(path, None) for path in images(folder)]
+    classes = sorted(each.name for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+    return [Sample(path, i) for i, name in enumerate(classes) for path in images(folder / name)]
+
+
+@pytest.fixture(scope="module")
+def odd_names(tmp_path_factory):
+    """Names whose order as whole paths is not that of their parts, and what is no image."""
+    folder = tmp_path_factory.mktemp("odd")
+    names = ["a/b/1.png", "a/b.png", "a/b-/1.png", "a/b0/1.JPG", "a/B.png", "a/é.png", "a/e\u0301.png", "a/x.y.png"]
+    make(folder, *names, "b/1.png", "b c/1.png", "b/2.txt", "b/.h/1.png", "b/.1.png", "b/png", "b/.png", "b/1.png.")
+    (folder / "b" / "folder.png").mkdir()
+    (folder / "b" / "gone.png").symlink_to("nowhere.png")
+    (folder / "b" / "link.png").symlink_to("1.png")
+    (folder / "b" / "followed").symlink_to(folder / "a", target_is_directory=True)
+    with contextlib.suppress(OSError):  # not every file system takes it
+        make(folder, "a/caf\udce9.png")
+    return folder
+
+
+@pytest.mark.parametrize("labels", ["folders", "none"])
+def test_samples_are_those_that_pathlib_finds_and_in_its_order(odd_names, twenty, labels):
+    for folder in (odd_names, twenty):
+        samples, _ = scan(folder, labels)
+        assert list(samples) == listed_as_paths(folder, labels)
+        assert [folder / name for name in samples.names] == [sample.path for sample in samples]
+
+
+@given(seed=st.integers(0, 2**32 - 1), calibration=st.integers(0, 10), labels=st.sampled_from(["folders", "none"]))
+@settings(max_examples=30, deadline=None)
+def test_a_listed_split_is_a_permutation_of_the_list_of_samples(twenty, seed, calibration, labels):
+    samples = listed_as_paths(twenty, labels)
+    wanted = [samples[i] for i in np.random.RandomState(seed).permutation(20)]
+    found = list_split(twenty, labels, calibration=calibration, evaluation=8, seed=seed)
+    assert list(found.calibration) == wanted[:calibration]
+    assert list(found.evaluation) == wanted[calibration : calibration + 8]
+    assert [samples[place] for place in found.evaluation.places] == list(found.evaluation)
+
+
+@given(picked=st.lists(st.integers(0, 19), max_size=30), start=st.integers(-25, 25), step=st.sampled_from([1, 2, -1]))
+def test_parts_of_samples_are_those_of_a_list(twenty, picked, start, step):
+    samples, _ = scan(twenty, "folders")
+    assert list(samples.pick(np.array(picked, np.int64))) == [samples[i] for i in picked]
+    assert list(samples[start::step]) == list(samples)[start::step]
+    assert samples[-1] == list(samples)[-1]
+    with pytest.raises(IndexError):
+        samples[20]
+
+
+def test_samples_with_other_numbers_have_the_same_images(twenty):
+    samples, _ = scan(twenty, "folders")
+    other = samples[5:15].renumbered([7, 3])
+    assert [sample.label for sample in other] == other.labels.tolist() == [7] * 5 + [3] * 5
+    assert list(other.names) == list(samples[5:15].names)
+    assert samples.labels.tolist() == [0] * 10 + [1] * 10
+    unlabelled, _ = scan(twenty, "none")
+    assert list(unlabelled.renumbered([7, 3])) == list(unlabelled) and unlabelled.labels is None
+
+
+def test_an_image_takes_twenty_bytes_beside_its_name():
+    names = [f"n01440764_{n:08}.JPEG" for n in range(10_000)]
+    tracemalloc.start()
+    samples = Samples(Path("images"), [(3, names)])
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held / len(samples) < 1.15 * len(names[0]) + 20 + 1
 
 
 # --- digest -----------------------------------------------------------------------------------------------------------

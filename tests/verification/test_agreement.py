@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import json
 import operator
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.special import rel_entr, softmax
 
-from vitdeploy.verification.agreement import compare, kl_divergence, tally
+from vitdeploy.verification.agreement import Tally, compare, kl_divergence, tally
 from vitdeploy.verification.intervals import paired_difference, wilson
 
 # Four images, six classes. Answers of the original: 0, 1, 2, 3; of the artifact: 0, 1, 2, 5.
@@ -143,3 +144,5 @@ def test_pieces_of_any_size_in_any_order_give_the_bytes_of_the_whole(seed, cuts,
     ]
     order.shuffle(pieces)
     assert functools.reduce(operator.add, pieces).agreement() == compare(ours, reference, labels)
+    read = [Tally.from_dict(json.loads(json.dumps(piece.to_dict()))) for piece in pieces]
+    assert read == pieces

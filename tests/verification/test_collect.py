@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from vitdeploy.errors import EngineError
+from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import PreprocessSpec, TensorSpec
-from vitdeploy.verification.collect import Answers, collect, everything
+from vitdeploy.verification.collect import Answers, collect, everything, gather
 
 SPEC = PreprocessSpec(2, (2, 2), "bicubic", (0.5,), (0.5,))
 
@@ -138,3 +139,17 @@ def test_the_same_answers_give_the_same_bytes(tmp_path) -> None:
     for name in ("a", "b"):
         answers.save(tmp_path / f"{name}.npz")
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
+
+
+@pytest.mark.parametrize(("count", "fill", "batches"), [(19, False, [8, 8, 8]), (3, False, [3]), (3, True, [8])])
+def test_the_last_images_run_in_a_batch_like_all_others(count: int, fill: bool, batches: list[int]) -> None:
+    ran: list[int] = []
+
+    class Counting(MeanPixel):
+        def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+            ran.append(len(feeds["image"]))
+            return super()._infer(feeds)
+
+    with Predictor(Counting("mean"), SPEC) as predictor:
+        answers = gather(predictor, images(*range(count)), fill=fill)
+    assert (answers.stacked("logits")[:, 0].tolist(), ran) == (list(range(count)), batches)

@@ -47,12 +47,10 @@ def decode_images(
         WorkerError: no process can be started.
     """
     count = 0
-    loaded = _load(samples, spec)
+    loaded = decode_each(samples, spec)
     with contextlib.closing(loaded):
         for sample, found in zip(samples, loaded, strict=True):
-            if isinstance(found, VitdeployError):
-                if not isinstance(found, ImageError):
-                    raise found
+            if isinstance(found, ImageError):
                 if skipped is None:
                     raise skippable(found)
                 skipped.paths.append(str(sample.path))
@@ -61,6 +59,19 @@ def decode_images(
             yield sample, *found
     if not count:
         raise DataError("not one image could be read", found=f"{len(samples)} unreadable files")
+
+
+def decode_each(samples: Sequence[Sample], spec: PreprocessSpec) -> Generator[Loaded | ImageError, None, None]:
+    """The pixels and the size of each sample, or its error; to be closed, which ends the processes.
+
+    Raises:
+        WorkerError: no process can be started.
+    """
+    with contextlib.closing(_load(samples, spec)) as loaded:
+        for found in loaded:
+            if isinstance(found, VitdeployError) and not isinstance(found, ImageError):
+                raise found
+            yield found
 
 
 def _load(samples: Sequence[Sample], spec: PreprocessSpec) -> Generator[Loaded | VitdeployError, None, None]:

@@ -11,13 +11,15 @@ images/evaluation/<class>/...
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from vitdeploy.errors import DataError, MissingFileError
 from vitdeploy.paths import is_dir
@@ -29,6 +31,7 @@ OWN_SPLIT = ("calibration", "evaluation")
 PARTS = {"train", "training", "val", "valid", "validation", "test", "testing", "eval", *OWN_SPLIT}
 
 Labels = Literal["folders", "none"]
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,70 @@ class Sample:
     path: Path
     label: int | None
     box: Box | None = None
+
+
+class Samples(Sequence[Sample]):
+    """Images below a folder in little memory: 20 bytes each besides its name. A `Sample` is made when it is asked for.
+
+    `root`: the folder. `places`: int64 [n], of each in the order of `scan`. `labels`: int32 [n], None without.
+    """
+
+    def __init__(self, root: Path, groups: Iterable[tuple[int | None, Sequence[str]]]) -> None:
+        """`groups`: a label, None without, and the names below `root` of its images."""
+        self.root, self._names = root, bytearray()
+        counts: list[int] = []
+        ends, known = [np.zeros(1, np.int64)], []
+        for label, names in groups:
+            encoded = [name.encode("utf-8", "surrogateescape") for name in names]
+            ends.append(len(self._names) + np.cumsum([len(each) for each in encoded], dtype=np.int64))
+            self._names += b"".join(encoded)
+            known += [] if label is None else [label]
+            counts.append(len(names))
+        self._ends = np.concatenate(ends)
+        self._labels = np.repeat(np.array(known, np.int32), counts) if known else None
+        self.places: Ints = np.arange(sum(counts))
+
+    @property
+    def labels(self) -> npt.NDArray[np.int32] | None:
+        return None if self._labels is None else self._labels[self.places]
+
+    @property
+    def names(self) -> Iterator[str]:
+        """Of each its path below `root`, with slashes."""
+        return (self._name(place) for place in self.places.tolist())
+
+    def _name(self, place: int) -> str:
+        start, end = self._ends[place], self._ends[place + 1]
+        return bytes(self._names[start:end]).decode("utf-8", "surrogateescape")
+
+    def pick(self, indices: Ints | slice) -> Samples:
+        """Some of these, in that order; the names are shared."""
+        found = object.__new__(Samples)
+        found.__dict__ |= {**self.__dict__, "places": self.places[indices]}
+        return found
+
+    def renumbered(self, index: Sequence[int]) -> Samples:
+        """The same with the label `index[i]` for i; without labels, these."""
+        found = self.pick(slice(None))
+        if self._labels is not None:
+            found._labels = np.array(index, np.int32)[self._labels]
+        return found
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Samples: ...
+
+    def __getitem__(self, index: int | slice) -> Sample | Samples:
+        if isinstance(index, slice):
+            return self.pick(index)
+        place = int(self.places[index])
+        label = None if self._labels is None else int(self._labels[place])
+        return Sample(self.root / self._name(place), label)
 
 
 @dataclass(frozen=True)
@@ -54,7 +121,17 @@ class DataSplit:
     empty: frozenset[str] = field(default=frozenset())
 
 
-def scan(folder: Path, labels: Labels) -> tuple[list[Sample], tuple[str, ...]]:
+@dataclass(frozen=True, eq=False)
+class ListedSplit:
+    """A `DataSplit` of folders of any size."""
+
+    calibration: Samples
+    evaluation: Samples
+    classes: tuple[str, ...]
+    empty: frozenset[str]
+
+
+def scan(folder: Path, labels: Labels) -> tuple[Samples, tuple[str, ...]]:
     """All images below `folder`, sorted by class and file name, with the class names.
 
     Raises:
@@ -68,15 +145,15 @@ def scan(folder: Path, labels: Labels) -> tuple[list[Sample], tuple[str, ...]]:
     if labels == "folders" and not classes:
         raise DataError(
             f"{folder} has no class folders",
-            found=f"{len(_images(folder))} images directly in it",
+            found=f"{len(_images(folder, '.'))} images directly in it",
             wanted="one sub-folder a class",
             fix="sort the images into class folders, or set data.labels to none",
         )
     if labels == "folders":
         _check_parts(folder, classes)
-        samples = [Sample(path, i) for i, name in enumerate(classes) for path in _images(folder / name)]
+        samples = Samples(folder, ((i, _images(folder, name)) for i, name in enumerate(classes)))
     else:
-        samples = [Sample(path, None) for path in _images(folder)]
+        samples = Samples(folder, [(None, _images(folder, "."))])
     if not samples:
         raise DataError(
             f"{folder} holds no images",
@@ -111,17 +188,33 @@ def _check_parts(folder: Path, classes: tuple[str, ...]) -> None:
         )
 
 
-def _images(folder: Path) -> list[Path]:
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in SUFFIXES
-        and path.is_file()
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    )
+def _images(root: Path, folder: str) -> list[str]:
+    """The names below `root` of all images in a folder of it ("." is `root`), in the order of their parts. Links to
+    folders are not followed."""
+    top = os.path.join(root, folder)  # noqa: PTH118 - not a Path for each of a million files
+    found = []
+    for place, folders, files in os.walk(top):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        below = os.path.relpath(place, root)
+        prefix = "" if below == "." else f"{below.replace(os.sep, '/')}/"
+        found += [prefix + name for name in files if _is_image(place, name)]
+    return sorted(found, key=lambda name: os.path.normcase(name).replace(os.sep, "\0"))
+
+
+def _is_image(place: str, name: str) -> bool:
+    known = os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith(".")  # noqa: PTH122
+    return known and os.path.isfile(os.path.join(place, name))  # noqa: PTH113, PTH118
 
 
 def split(folder: Path, labels: Labels, *, calibration: int, evaluation: int | Literal["all"], seed: int) -> DataSplit:
+    """Choose calibration and evaluation images; as `list_split`, as samples that are all in memory."""
+    found = list_split(folder, labels, calibration=calibration, evaluation=evaluation, seed=seed)
+    return DataSplit(tuple(found.calibration), tuple(found.evaluation), found.classes, found.empty)
+
+
+def list_split(
+    folder: Path, labels: Labels, *, calibration: int, evaluation: int | Literal["all"], seed: int
+) -> ListedSplit:
     """Choose calibration and evaluation images.
 
     Files in sorted order are permuted by `numpy.random.RandomState(seed)`, whose stream is frozen for all versions of
@@ -135,28 +228,23 @@ def split(folder: Path, labels: Labels, *, calibration: int, evaluation: int | L
     if all((folder / part).is_dir() for part in OWN_SPLIT):
         scanned = [scan(folder / part, labels) for part in OWN_SPLIT]
         classes = tuple(sorted({name for _, names in scanned for name in names}))
-        first, second = (_renumbered(samples, names, classes) for samples, names in scanned)
+        places = {name: index for index, name in enumerate(classes)}
+        first, second = (samples.renumbered([places[name] for name in names]) for samples, names in scanned)
         enough(folder, len(first), calibration, "calibration")
-        chosen = [first[i] for i in generator.permutation(len(first))[:calibration]]
-        rest = [second[i] for i in generator.permutation(len(second))]
+        chosen = first.pick(generator.permutation(len(first))[:calibration])
+        rest = second.pick(generator.permutation(len(second)))
     else:
         samples, classes = scan(folder, labels)
-        first, second = samples, []
+        first = second = samples
         enough(folder, len(samples) - 1, calibration, "calibration (and at least one more to evaluate)")
-        shuffled = [samples[i] for i in generator.permutation(len(samples))]
+        shuffled = samples.pick(generator.permutation(len(samples)))
         chosen, rest = shuffled[:calibration], shuffled[calibration:]
     if evaluation != "all":
         enough(folder, len(rest), evaluation, "evaluation")
         rest = rest[:evaluation]
-    seen = {sample.label for sample in (*first, *second)}
+    seen = {int(label) for part in (first, second) if part.labels is not None for label in np.unique(part.labels)}
     empty = frozenset(name for index, name in enumerate(classes) if index not in seen)
-    return DataSplit(tuple(chosen), tuple(rest), classes, empty)
-
-
-def _renumbered(samples: list[Sample], names: tuple[str, ...], classes: tuple[str, ...]) -> list[Sample]:
-    """Samples whose labels index `names`, renumbered to index `classes`."""
-    places = {name: index for index, name in enumerate(classes)}
-    return [s if s.label is None else Sample(s.path, places[names[s.label]]) for s in samples]
+    return ListedSplit(chosen, rest, classes, empty)
 
 
 def enough(folder: Path, found: int, wanted: int, what: str) -> None:

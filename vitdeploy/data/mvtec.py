@@ -69,7 +69,7 @@ def normal_folder(path: Path) -> Path:
     return path / NORMAL if (path / NORMAL).is_dir() else path
 
 
-def read_mvtec(root: Path, skipped: Skipped | None = None) -> tuple[list[Sample], DefectSet]:
+def read_mvtec(root: Path, skipped: Skipped | None = None) -> tuple[Sequence[Sample], DefectSet]:
     """The normal images of train/good, and the test images with their defects. Masks are read by `load`.
 
     With `skipped` given, unreadable images are noted there and left out; without, they are an error.

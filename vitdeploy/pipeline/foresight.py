@@ -5,6 +5,7 @@ from __future__ import annotations
 from vitdeploy.spec import Budget
 from vitdeploy.tasks.adapter import Data, TaskAdapter
 from vitdeploy.verification.collect import Answers
+from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.feasible import Criterion, criterion_to_prove, unprovable
 
 
@@ -15,9 +16,12 @@ def bounds_answers(budget: Budget) -> bool:
 
 def criterion_of(adapter: TaskAdapter, reference: Answers, data: Data, budget: Budget) -> Criterion:
     """The criterion for a bound on the drop on these samples; it depends only on the original's answers."""
-    if budget.max_drop is None:
-        return "labels"
-    return criterion_to_prove(adapter.compare(reference, reference, data), budget.max_drop)
+    return "labels" if budget.max_drop is None else criterion_by(adapter.compare(reference, reference, data), budget)
+
+
+def criterion_by(perfect: Comparison, budget: Budget) -> Criterion:
+    """The same by `perfect`: the original compared with itself."""
+    return "labels" if budget.max_drop is None else criterion_to_prove(perfect, budget.max_drop)
 
 
 def foresee(adapter: TaskAdapter, reference: Answers, data: Data, budget: Budget) -> list[str]:

@@ -46,6 +46,17 @@ def judge(
     tensor: Comparison | None = image
     if preprocess[0] != preprocess[1]:
         tensor = None if reference_on_our_tensor is None else adapter.compare(ours, reference_on_our_tensor, data)
+    return explained(image, tensor, precision, preprocess)
+
+
+def explained(
+    image: Comparison,
+    tensor: Comparison | None,
+    precision: str,
+    preprocess: tuple[PreprocessSpec | None, PreprocessSpec | None],
+) -> Verified:
+    """A comparison on the same images with why the two differ. `tensor`: the same on the artifact's tensors, None if
+    the original cannot take these; the others as of `judge`."""
     same = None if tensor is None else SameTensor(tensor.agreement, tensor.max_difference)
     return diagnosed(image, same, diagnose(tensor, image, *preprocess, precision))
 

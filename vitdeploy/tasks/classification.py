@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vitdeploy.data.classes import match_folders
-from vitdeploy.data.folder import DataSplit, Sample
+from vitdeploy.data.classes import ClassMap, match_folders
+from vitdeploy.data.folder import DataSplit, ListedSplit, list_split
 from vitdeploy.document.answers import Said
 from vitdeploy.runtime.postprocess import classify, softmax
-from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, labels_of
+from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, check_labels, labels_of
 from vitdeploy.verification.agreement import compare
 from vitdeploy.verification.changes import Changes, judged
 from vitdeploy.verification.classes import Classified
@@ -22,27 +22,38 @@ from vitdeploy.verification.plausible import doubt_accuracy
 class ClassificationKit(ImageKit):
     def find(self, choice: DataChoice) -> Found:
         """The images with the model's classes as their labels."""
-        parts = super().find(choice).parts
+        parts, mapping = self.listed(choice)
+        return Found(DataSplit(tuple(parts.calibration), tuple(parts.evaluation), parts.classes), mapping=mapping)
+
+    def listed(self, choice: DataChoice) -> tuple[ListedSplit, ClassMap | None]:
+        """What `find` finds, of a folder of any size.
+
+        Raises:
+            DataError: another kind of labels, or classes that are not the model's.
+        """
+        check_labels(choice, self.kinds, self.setting.task)
+        parts = list_split(choice.path, "folders" if choice.labels == "folders" else "none", **choice.numbers)
         if not parts.classes:
-            return Found(parts)
+            return parts, None
         found = match_folders(parts.classes, parts.empty, self.setting.labels, self.setting.classes)
-        calibration, evaluation = (
-            tuple(Sample(s.path, found.index[parts.classes[s.label]]) for s in part if s.label is not None)
-            for part in (parts.calibration, parts.evaluation)
-        )
-        classes = parts.classes if found.how == "position" else self.setting.labels
-        return Found(DataSplit(calibration, evaluation, classes), mapping=found)
+        index = [found.index.get(name, -1) for name in parts.classes]  # -1: of a folder without images
+        both = parts.calibration.renumbered(index), parts.evaluation.renumbered(index)
+        return ListedSplit(*both, parts.classes if found.how == "position" else self.setting.labels, parts.empty), found
 
     def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
         return compare(ours.stacked("logits"), reference.stacked("logits"), labels_of(data))
 
     def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
         labels = labels_of(data)
-        if labels is None:
-            return None
-        logits = reference.stacked("logits")
-        text = doubt_accuracy(logits.argmax(axis=1), labels, logits.shape[1], self.setting.claim)
-        return f"{text} ({data.mapping.text})" if text is not None and data.mapping is not None else text
+        classes = reference.columns["logits"][0].shape[0]
+        return None if labels is None else self.doubt_answers(_best(reference), labels, classes, data.mapping)
+
+    def doubt_answers(
+        self, answers: np.ndarray, labels: np.ndarray, classes: int, mapping: ClassMap | None
+    ) -> str | None:
+        """`doubt` by the original's best classes and the labels, int64 [n] each, in the order of the images."""
+        text = doubt_accuracy(answers, labels, classes, self.setting.claim)
+        return f"{text} ({mapping.text})" if text is not None and mapping is not None else text
 
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
         """The surer the new answer, the worse."""

@@ -39,12 +39,12 @@ def check_images(
         for sample, _, _ in decode_images(images.calibration, preprocess, bad):
             calibration.append(sample)
             count(1)
-    decoded = DecodedSet(images.evaluation, _scratch())
+    decoded = DecodedSet(images.evaluation, scratch_folder())
     evaluation = decoded.check(preprocess, bad, count) if images.evaluation else ()
     return replace(images, calibration=tuple(calibration), evaluation=evaluation), decoded, tuple(skipped.paths)
 
 
-def _scratch() -> Path:
+def scratch_folder() -> Path:
     """The folder for large temporary files: next to the store's artifacts, or the system's own."""
     folder = store_folder()
     try:

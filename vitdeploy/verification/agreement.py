@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from fractions import Fraction
 from typing import Any
@@ -80,6 +81,18 @@ class Tally:
             max(self.difference, other.difference),
             max(self.largest, other.largest),
         )
+
+    def to_dict(self) -> dict[str, object]:
+        """JSON values that lose nothing: the exact sums as numerator and denominator."""
+        right = None if self.right is None else dict(vars(self.right))
+        sums = {"kl": list(self.kl.as_integer_ratio()), "cosine": list(self.cosine.as_integer_ratio())}
+        return {**vars(self), "right": right, **sums}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Tally:
+        """The inverse of `to_dict`."""
+        right = None if values["right"] is None else Right(**values["right"])
+        return cls(**{**values, "right": right, "kl": Fraction(*values["kl"]), "cosine": Fraction(*values["cosine"])})
 
     def agreement(self) -> Agreement:
         """The comparison that these counts are of."""

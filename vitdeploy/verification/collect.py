@@ -71,30 +71,44 @@ def collect(
     Raises:
         EngineError: an output is NaN or infinite.
     """
+    with Predictor(runner, preprocess) as predictor:
+        return gather(predictor, images, keep, progress)
+
+
+def gather(
+    predictor: Predictor,
+    images: Iterable[tuple[Pixels, tuple[int, int]]],
+    keep: Keep = everything,
+    progress: Callable[[int], None] = lambda images: None,
+    *,
+    fill: bool = False,
+) -> Answers:
+    """As `collect`, of an artifact that is loaded already. The last `CHUNK` is filled up with copies, as the sums of
+    another batch are rounded otherwise; where it is the only one too if `fill` is True."""
     columns: dict[str, list[Array]] = {}
     broken = 0
 
     def run(held: list[tuple[Pixels, tuple[int, int]]]) -> int:
-        outputs = predictor.outputs([pixels for pixels, _ in held])
+        copies = CHUNK - len(held) if fill or columns else 0
+        outputs = predictor.outputs([pixels for pixels, _ in (*held, *held[-1:] * copies)])
         for i, (_, size) in enumerate(held):
             for name, array in keep({name: output[i] for name, output in outputs.items()}, size).items():
                 columns.setdefault(name, []).append(array)
         progress(len(held))
         return sum(not _finite(output[i] for output in outputs.values()) for i in range(len(held)))
 
-    with Predictor(runner, preprocess) as predictor:
-        held = []
-        for image in images:
-            held.append(image)
-            if len(held) == CHUNK:
-                broken += run(held)
-                held = []
-        if held:
+    held = []
+    for image in images:
+        held.append(image)
+        if len(held) == CHUNK:
             broken += run(held)
+            held = []
+    if held:
+        broken += run(held)
     answers = Answers({name: tuple(column) for name, column in columns.items()})
     if broken:
         raise EngineError(
-            f"{runner.name} gives outputs that are not finite",
+            f"{predictor.runner.name} gives outputs that are not finite",
             found=f"NaN or infinity for {broken} of {len(answers)} images",
             wanted="finite outputs",
             fix="choose another precision, or check the checkpoint",

@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from vitdeploy.benchmark.percentiles import DEFAULT
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import against_last
-from vitdeploy.data.classes import differing
 from vitdeploy.document.bench import BenchDocument
 from vitdeploy.document.verification import Verification
-from vitdeploy.errors import AnswersError, InputError
+from vitdeploy.errors import AnswersError
 from vitdeploy.pipeline.foresight import bounds_answers, criterion_of, foresee
 from vitdeploy.pipeline.measure import measure
 from vitdeploy.progress import Counter, Progress
@@ -23,6 +22,8 @@ from vitdeploy.tasks.adapter import DataChoice, Setting, TaskAdapter
 from vitdeploy.tasks.adapters import make_adapter
 from vitdeploy.verification.collect import Answers
 from vitdeploy.verification.gate import GUARD, accuracy_gate
+from vitdeploy.workflows.sharded import verify_in_shards
+from vitdeploy.workflows.sides import settings_of, verification
 from vitdeploy.workflows.subjects import Subject
 
 
@@ -37,7 +38,11 @@ def verify_subjects(
     note: Callable[[str], None] = lambda text: None,
 ) -> Verification:
     """Compare `ours` with `theirs`, one runtime after the other; returns the result and its gate. Errors as in `Trial`.
-    `note` is called with bounds of the budget that the data cannot prove, before `ours` runs."""
+    `note` is called with bounds of the budget that the data cannot prove, before `ours` runs. Many images for a
+    classifier are evaluated in shards."""
+    found = verify_in_shards(ours, theirs, choice, skip_bad=skip_bad, budget=budget, progress=progress, note=note)
+    if found is not None:
+        return found
     trial = Trial(ours, theirs, choice, skip_bad=skip_bad, progress=progress)
     for text in trial.foresee(budget):
         note(text)
@@ -55,7 +60,7 @@ class Trial:
     def __init__(
         self, ours: Subject, theirs: Subject, choice: DataChoice, *, skip_bad: bool, progress: Progress
     ) -> None:
-        self._own, self._other = _settings(ours, theirs)
+        self._own, self._other = settings_of(ours, theirs)
         self._adapter, self._theirs, self._progress = make_adapter(self._own), theirs, progress
         self._data = self._adapter.load(choice, skip_bad=skip_bad, progress=progress)
 
@@ -97,63 +102,7 @@ class Trial:
         criterion = criterion_of(self._adapter, self._reference, self._data, budget)
         gate = accuracy_gate(found, budget, criterion, GUARD[self._own.task])
         doubt = self._adapter.doubt(self._reference, self._data, found)
-        return Verification(
-            artifact=ours.name,
-            against=self._theirs.name,
-            verified=found,
-            mapping=self._data.mapping_facts,
-            skipped=tuple(self._data.skipped),
-            remarks=(*ours.remarks, *self._theirs.remarks, *self._data.notes),
-            warnings=(doubt,) if doubt is not None else (),
-            gate=gate,
-        )
-
-
-def _settings(ours: Subject, theirs: Subject) -> tuple[Setting, Setting]:
-    """The setting of each side; a side without preprocessing of its own takes the other's."""
-    own, other = ours.setting, theirs.setting
-    if not ours.own and not theirs.own and own.preprocess is not None:
-        raise InputError(
-            "neither side says how images are prepared",
-            found="two built-in models",
-            wanted="at least one exported graph or bundle",
-        )
-    if own.task != other.task or own.classes != other.classes:
-        raise InputError(
-            "the tasks or classes of the two models differ",
-            found=f"{own.task} with {own.classes} classes against {other.task} with {other.classes}",
-            wanted="the same task, and the same number of classes",
-        )
-    if (differs := differing(own.labels, other.labels)) is not None:
-        raise InputError(
-            "the two models count their classes in another order",
-            found=differs,
-            wanted="the same classes in the same order: answers are compared by their numbers",
-            fix="take the original that the artifact was made of, or correct the labels.txt that is wrong",
-        )
-    own = dataclasses.replace(own, labels=own.labels or other.labels, claim=other.claim)
-    if not ours.own:
-        own = _taken(ours.name, own, other)
-    if not theirs.own:
-        other = _taken(theirs.name, other, own)
-    return own, other
-
-
-def _taken(name: str, setting: Setting, other: Setting) -> Setting:
-    """The setting of an original that does not say how its images are prepared, with the other side's preprocessing.
-
-    Raises:
-        InputError: it takes images of another size.
-    """
-    ours, theirs = setting.preprocess, other.preprocess
-    if ours is not None and theirs is not None and ours.crop != theirs.crop:
-        raise InputError(
-            f"{name} takes images of another size than the other side",
-            found=f"{ours.crop[0]}x{ours.crop[1]}",
-            wanted=f"{theirs.crop[0]}x{theirs.crop[1]}",
-            fix=f"--image-size {theirs.crop[0]}x{theirs.crop[1]}, where the model takes that size",
-        )
-    return dataclasses.replace(setting, preprocess=theirs)
+        return verification(ours, self._theirs, found, self._data, gate, doubt)
 
 
 def _same_shape(own: Setting, other: Setting) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -42,7 +43,9 @@ from vitdeploy.runtime.weight_bits import weight_remarks
 from vitdeploy.spec import EngineSpec, Manifest, encode
 from vitdeploy.stages.files import MODEL_FILE, find_graph, is_ours
 from vitdeploy.stages.reference_model import ReferenceModel, find_reference_model, reference_runner
+from vitdeploy.stages.shards import Identity
 from vitdeploy.tasks.adapter import Setting
+from vitdeploy.workflows.identities import engine_identity, original_identity
 from vitdeploy.workflows.placement import compile_bundle
 from vitdeploy.workflows.seeded import require_seeded, seeded_answers
 
@@ -55,7 +58,8 @@ class Subject:
     """One artifact to verify or bench, and how its inputs and outputs are read.
 
     `own` is False if the setting is only the architecture's default: the other side's preprocessing is used then.
-    `remarks`: remarks about it on this machine. `artifact`: an engine's name in its bundle.
+    `remarks`: remarks about it on this machine. `artifact`: an engine's name in its bundle. `identity`: what its
+    answers depend on beside the images, where that can be told.
     """
 
     name: str
@@ -66,6 +70,7 @@ class Subject:
     bench_candidate: Callable[[str], BenchCandidate]
     remarks: tuple[str, ...] = ()
     artifact: str = ""
+    identity: Callable[[], Identity] | None = None
 
 
 Finder = Callable[[str], list[Subject]]
@@ -166,8 +171,9 @@ def find_subjects(
     path = Path(text)
     bundle = find_bundle(text, target=target, work=work, accepted=accepted, proven=proven)
     if bundle is not None:
-        subjects = _bundle_subjects(bundle, target, work, trust if bundle == path else None)
-        return subjects if bundle == path else [dataclasses.replace(s, name=str(path)) for s in subjects]
+        given = bundle == path
+        subjects = _bundle_subjects(bundle, target, work, trust if given else None, compiled=not given)
+        return subjects if given else [dataclasses.replace(s, name=str(path)) for s in subjects]
     # Which know recipes and PyTorch too: a bundle's bench needs neither.
     from vitdeploy.stages.batches import settle_batch
 
@@ -186,6 +192,7 @@ def original_subject(name: str, reference_model: ReferenceModel, *, own: bool, n
         lambda: reference_runner(reference_model.source),
         lambda name: original_candidate(reference_model.source, name),
         reference_model.notes[-1:] if noted else (),
+        identity=functools.cache(lambda: original_identity(reference_model)),
     )
 
 
@@ -227,13 +234,15 @@ def find_bundle(
     return compiled
 
 
-def _bundle_subjects(folder: Path, target: str | None, work: Path, trust: Path | None) -> list[Subject]:
+def _bundle_subjects(
+    folder: Path, target: str | None, work: Path, trust: Path | None, *, compiled: bool
+) -> list[Subject]:
     manifest, labels = open_bundle(folder, trust)
     chosen = select_engines(manifest, target or "auto")
     signed = signed_digests(folder, trust) if any(map(engine_is_code, chosen)) else frozenset()
     subjects = []
     for engine in chosen:
-        subject = _engine_subject(folder, manifest, engine, labels, trust, folder)
+        subject = _engine_subject(folder, manifest, engine, labels, trust, folder, compiled=compiled)
         if not loads_here(folder, engine, signed):
             subject = _rebuilt(subject, folder, engine, labels, work)
         subjects.append(subject)
@@ -247,14 +256,21 @@ def _rebuilt(subject: Subject, folder: Path, engine: EngineSpec, labels: tuple[s
     manifest = compile_bundle(
         folder / engine.graph, engine.target, engine.batch, engine.precision, out, accepted=accepted
     )
-    built = _engine_subject(out, manifest, manifest.engines[0], labels, None, folder)
+    built = _engine_subject(out, manifest, manifest.engines[0], labels, None, folder, compiled=True)
     return dataclasses.replace(built, name=subject.name, remarks=(*built.remarks, REBUILT.format(subject.name)))
 
 
 def _engine_subject(
-    folder: Path, manifest: Manifest, engine: EngineSpec, labels: tuple[str, ...], trust: Path | None, golden: Path
+    folder: Path,
+    manifest: Manifest,
+    engine: EngineSpec,
+    labels: tuple[str, ...],
+    trust: Path | None,
+    golden: Path,
+    *,
+    compiled: bool,
 ) -> Subject:
-    """`golden`: the bundle whose golden answers it must give."""
+    """`golden`: the bundle whose golden answers it must give. `compiled`: for this command."""
     setting = engine_setting(folder, manifest, engine, labels)
     return Subject(
         f"{folder}:{engine.artifact}",
@@ -265,6 +281,7 @@ def _engine_subject(
         lambda name: engine_candidate(engine, folder, name, trust, image_request(setting), golden),
         (*weight_remarks(engine, describe_host()["isa"]), *in_spite(engine.artifact, engine.accepted or ())),
         engine.artifact,
+        functools.cache(lambda: engine_identity(manifest, engine, compiled=compiled)),
     )
 
 

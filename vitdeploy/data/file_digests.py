@@ -1,0 +1,169 @@
+"""Digests of files that were hashed before, known again by their stat as git's index knows a worktree's files.
+
+They lie in a SQLite database. It is a cache: where it is damaged, or of another program, it is begun anew; where it
+cannot be written, files are hashed each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+
+from vitdeploy.bundle.read import file_sha256
+
+# "vitd", and the version of the table.
+APPLICATION, VERSION = 0x76697464, 1
+# A file that changed so shortly before it was recorded may change again without another time: FAT counts in 2 s. Git
+# calls such entries racy (Documentation/technical/racy-git.txt).
+RACY_NS = 2_100_000_000
+# What is lost by a kill.
+COMMIT_FILES = 1000
+BUSY_SECONDS = 5.0
+
+_TABLE = """CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, size INTEGER, mtime INTEGER, ctime INTEGER,
+inode INTEGER, recorded INTEGER, sha256 TEXT) WITHOUT ROWID"""
+_FIND = """SELECT sha256 FROM files WHERE path = ? AND size = ? AND mtime = ? AND ctime = ? AND inode = ?
+AND max(mtime, ctime) + ? < recorded"""
+_RECORD = "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)"
+
+# What a file is known again by.
+Stat = tuple[int, int, int, int]
+
+
+class FileDigests:
+    """SHA-256 of files; of those in the database that did not change since, without reading them. Use as a context
+    manager. `hashed`: how many had to be read."""
+
+    def __init__(self, file: Path) -> None:
+        """`file`: the database; made where it is not there."""
+        self._file = file
+        self._database: sqlite3.Connection | None = None
+        self.hashed = 0
+
+    def __enter__(self) -> FileDigests:
+        with contextlib.suppress(OSError, sqlite3.OperationalError):  # no place to write: no cache
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._database = _opened(self._file)
+            except sqlite3.DatabaseError as error:
+                if isinstance(error, sqlite3.OperationalError):
+                    raise
+                _discard(self._file)
+                self._database = _opened(self._file)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._commit()
+        self._close()
+
+    def of(self, paths: Iterable[Path]) -> list[str]:
+        """The SHA-256 of each file, in hexadecimal; of one that cannot be read, a text that no file has twice."""
+        found = []
+        for path in paths:
+            found.append(self._digest(os.path.abspath(path)))  # noqa: PTH100 - links stay: what they name may change
+            if len(found) % COMMIT_FILES == 0:
+                self._commit()
+        self._commit()
+        return found
+
+    def _digest(self, path: str) -> str:
+        try:
+            stat = _stat(path)
+            known = self._known(path, stat)
+            if known is not None:
+                return known
+            recorded = time.time_ns()
+            digest = file_sha256(Path(path))
+            if _stat(path) == stat:
+                self._record(path, stat, recorded, digest)
+        except OSError:
+            return f"unread {uuid.uuid4().hex}"
+        self.hashed += 1
+        return digest
+
+    def _known(self, path: str, stat: Stat) -> str | None:
+        return self._execute(_FIND, (_key(path), *stat, RACY_NS))
+
+    def _record(self, path: str, stat: Stat, recorded: int, digest: str) -> None:
+        self._execute(_RECORD, (_key(path), *stat, recorded, digest))
+
+    def _execute(self, statement: str, values: tuple[object, ...]) -> str | None:
+        """What it finds. Once the database fails it is left, and thrown away if it is damaged."""
+        row = None
+        if self._database is not None:
+            try:
+                row = self._database.execute(statement, values).fetchone()
+            except sqlite3.DatabaseError as error:
+                self._fail(error)
+        return None if row is None else str(row[0])
+
+    def _commit(self) -> None:
+        if self._database is not None:
+            try:
+                self._database.commit()
+            except sqlite3.DatabaseError as error:
+                self._fail(error)
+
+    def _fail(self, error: sqlite3.DatabaseError) -> None:
+        self._close()
+        if not isinstance(error, sqlite3.OperationalError):
+            _discard(self._file)
+
+    def _close(self) -> None:
+        if self._database is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._database.close()
+            self._database = None
+
+
+def _opened(file: Path) -> sqlite3.Connection:
+    """The database with its table.
+
+    Raises:
+        sqlite3.OperationalError: it cannot be read or written now.
+        sqlite3.DatabaseError: it is damaged, or not ours.
+    """
+    database = sqlite3.connect(file, timeout=BUSY_SECONDS)
+    try:
+        marks = [database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
+        empty = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+        if not empty and marks != [APPLICATION, VERSION]:
+            raise sqlite3.DatabaseError("of another program, or of another version")
+        if empty:
+            database.execute(f"PRAGMA application_id = {APPLICATION}")
+            database.execute(f"PRAGMA user_version = {VERSION}")
+        database.execute(_TABLE)
+        database.commit()
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _discard(file: Path) -> None:
+    """Remove the database; its journal first, which SQLite would play into the next one."""
+    for name in (f"{file.name}-journal", file.name):
+        file.with_name(name).unlink(missing_ok=True)
+
+
+def _stat(path: str) -> Stat:
+    found = os.stat(path)  # noqa: PTH116 - not a Path for each of a million files
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, _signed(found.st_ino)
+
+
+def _signed(number: int) -> int:
+    """SQLite's integers have a sign."""
+    return number - (1 << 64) if number >= 1 << 63 else number
+
+
+def _key(path: str) -> str:
+    """The path as SQLite takes it: what is no UTF-8 in it, escaped."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
