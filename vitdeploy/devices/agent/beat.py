@@ -35,10 +35,11 @@ class Beats:
         self._process = 0
 
     def __enter__(self) -> Beats:
+        agent = os.getpid()
         self._process = os.fork()
         if not self._process:
             self._orders.close()
-            _beat(self._child, self._descriptor, self._ends)
+            _beat(self._child, self._descriptor, agent if self._ends else 0)
         self._child.close()
         return self
 
@@ -58,8 +59,8 @@ class Beats:
             self._orders.send(GO_ON)
 
 
-def _beat(orders: socket.socket, descriptor: int, ends: bool) -> NoReturn:
-    """Obey, until the agent's process has ended or nobody listens; `ends`: end it too then."""
+def _beat(orders: socket.socket, descriptor: int, ends: int) -> NoReturn:
+    """Obey, until the agent's process has ended or nobody listens; `ends`: the process to end then, 0 for none."""
     seconds: float | None = BEAT_SECONDS
     try:
         while True:
@@ -73,7 +74,7 @@ def _beat(orders: socket.socket, descriptor: int, ends: bool) -> NoReturn:
             if order == PAUSE:
                 orders.send(PAUSE)
     except BrokenPipeError:
-        if ends:
-            os.kill(os.getppid(), signal.SIGTERM)
+        if ends == os.getppid():  # else the agent is gone, and another process has its number, or will have
+            os.kill(ends, signal.SIGTERM)
     finally:
         os._exit(0)

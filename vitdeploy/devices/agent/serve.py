@@ -5,8 +5,8 @@
     {"feeds": [{"name", "dtype", "shape"}, ...]} + arrays        {"outputs": [...]} + arrays
 
 While another user has the device, lines {"waits_for": "..."} come first; beats (beat.py) come between any two lines. An
-error is answered as {"failure": {...}}. The session ends with the connection, also while it waits or builds: then a beat
-that nobody hears ends it. Nothing of it stays.
+error is answered as {"failure": {...}}. The session ends with the connection, also while it waits or builds: then a
+beat that nobody hears ends it. Nothing of it stays.
 """
 
 from __future__ import annotations
