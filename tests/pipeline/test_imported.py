@@ -24,7 +24,7 @@ from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 from vitdeploy.stages.beside import ASSUMED
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.reference_model import Overrides, find_reference_model, reference_runner
-from vitdeploy.workflows.comparison import _settings
+from vitdeploy.workflows.sides import settings_of
 from vitdeploy.workflows.placement import compile_bundle
 from vitdeploy.workflows.subjects import find_subjects, opened
 from vitdeploy.workflows.sweep import Entry
@@ -296,11 +296,11 @@ def test_verify_and_bench_name_it_as_it_is(own, small_export, tmp_path):
         [subject] = find(f"{own}:build")
         assert subject.setting.images.crop == (32, 32)
         [ours] = find(str(small_export))
-        assert _settings(ours, subject)[1].preprocess == ours.setting.preprocess
+        assert settings_of(ours, subject)[1].preprocess == ours.setting.preprocess
         other = dataclasses.replace(ours.setting.images, crop=(48, 48))
         larger = dataclasses.replace(ours, setting=dataclasses.replace(ours.setting, preprocess=other))
         with pytest.raises(InputError, match="of another size than the other side") as caught:
-            _settings(larger, subject)
+            settings_of(larger, subject)
         assert "--image-size 48x48" in caught.value.fix
     source = Source(function=f"{own}:build")
     with pytest.raises(InputError, match="two models are named: vit_tiny_patch16_224, and --model"):
