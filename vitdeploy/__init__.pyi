@@ -12,6 +12,9 @@ from vitdeploy.api.deploy import run as run
 from vitdeploy.api.graph import Graph as Graph
 from vitdeploy.api.graph import export as export
 from vitdeploy.api.graph import optimize as optimize
+from vitdeploy.api.history import History as History
+from vitdeploy.api.history import read_history as read_history
+from vitdeploy.api.history import record as record
 from vitdeploy.api.images import Images as Images
 from vitdeploy.api.images import images as images
 from vitdeploy.api.model import Model as Model

@@ -24,8 +24,8 @@ from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 from vitdeploy.stages.beside import ASSUMED
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.reference_model import Overrides, find_reference_model, reference_runner
-from vitdeploy.workflows.sides import settings_of
 from vitdeploy.workflows.placement import compile_bundle
+from vitdeploy.workflows.sides import settings_of
 from vitdeploy.workflows.subjects import find_subjects, opened
 from vitdeploy.workflows.sweep import Entry
 from vitdeploy.workflows.tuning.prepare import prepare_search
