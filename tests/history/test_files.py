@@ -15,8 +15,9 @@ from tests.history.made import bench_document, bench_rows
 from vitdeploy.errors import InputError, MissingFileError, MissingPackageError, StorageError
 from vitdeploy.history import files
 from vitdeploy.history.files import append, read_rows
-from vitdeploy.history.place import open_place, shown
+from vitdeploy.history.place import open_place
 from vitdeploy.history.row import FORMAT_KEY, schema
+from vitdeploy.store.uri import shown_uri
 
 
 def silent(text, done, total):
@@ -201,11 +202,11 @@ SECRETS = ["s3://KEY:SEC/RET@bucket/h", "ftp://me:pass@word@host/h", "https://ho
 
 @pytest.mark.parametrize("uri", SECRETS)
 def test_no_credentials_are_shown(uri):
-    assert not any(word in shown(uri) for word in ("KEY", "SEC", "RET", "pass", "word", "me", "sig"))
+    assert not any(word in shown_uri(uri) for word in ("KEY", "SEC", "RET", "pass", "word", "me", "sig"))
 
 
 def test_what_is_behind_a_filter_is_shown_without_credentials_too():
-    assert shown("simplecache::s3://a:b@bucket/h") == "simplecache::s3://bucket/h"
+    assert shown_uri("simplecache::s3://a:b@bucket/h") == "simplecache::s3://bucket/h"
 
 
 def test_a_uri_that_nobody_knows_is_refused_without_its_secret():

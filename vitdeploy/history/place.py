@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitdeploy.errors import InputError, LimitError, MissingFileError, MissingPackageError, StorageError
 from vitdeploy.publish import replacing_file, storage_errors, temporary_folder
+from vitdeploy.store.uri import shown_uri
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -50,13 +50,6 @@ def open_place(where: str | Path) -> Place:
             installed. StorageError: its service refuses.
     """
     return _Remote(where) if isinstance(where, str) and "://" in where else _Folder(Path(where))
-
-
-def shown(uri: str) -> str:
-    """A URI as it may be printed: without users, passwords, queries and fragments. A secret may have slashes, so all up
-    to the last "@" goes."""
-    parts = (re.sub(r"://.*@", "://", part, flags=re.DOTALL) for part in re.split(r"[?#]", uri)[0].split("::"))
-    return "::".join(parts)
 
 
 def _too_large(name: str, size: int) -> LimitError:
@@ -113,7 +106,7 @@ class _Folder(Place):
 
 class _Remote(Place):
     def __init__(self, uri: str) -> None:
-        self.name = shown(uri)
+        self.name = shown_uri(uri)
         try:
             import fsspec
         except ModuleNotFoundError:

@@ -30,6 +30,7 @@ from vitdeploy.publish import storage_error
 from vitdeploy.spec import FileEntry, decode, encode
 from vitdeploy.store.key import canonical_json
 from vitdeploy.store.record import RECORD_FILE, Record
+from vitdeploy.store.uri import shown_uri
 
 if TYPE_CHECKING:
     import fsspec
@@ -69,8 +70,7 @@ class SharedStore:
     @property
     def name(self) -> str:
         """The URL without what may be a secret in it."""
-        parts = urlsplit(self.url)
-        return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+        return shown_uri(self.url)
 
     def fetch(self, key: str, folder: Path) -> Record | None:
         """Bring an artifact, with its record, into an empty folder; None if it is not there whole.
@@ -188,9 +188,10 @@ class SharedStore:
 
     def _unsecret(self, text: str) -> str:
         """What a library says, without what is secret of the URL."""
-        parts = urlsplit(self.url)
         text = text.replace(self.url, self.name)
-        for secret in (parts.netloc.rpartition("@")[0], parts.password, parts.query):
+        place, _, query = self.url.partition("?")
+        user = place.rpartition("@")[0].partition("://")[2]
+        for secret in (user, user.partition(":")[2], query):
             text = text.replace(secret, "...") if secret else text
         return text
 
