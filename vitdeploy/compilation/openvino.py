@@ -26,6 +26,7 @@ from vitdeploy.runtime.openvino import (
     require,
     set_batch,
 )
+from vitdeploy.runtime.openvino_operands import put_vectors_first
 from vitdeploy.spec import EngineSpec, Precision
 
 IR_FILES = ("model.xml", "model.bin")
@@ -74,6 +75,7 @@ def write_ir(graph: Path) -> Any:
     with native_writes(graph.parent, size):
         try:
             model = openvino.Core().read_model(str(graph))
+            put_vectors_first(model)  # in the file too, which apps in other languages load
             openvino.save_model(model, str(graph.parent / IR_FILES[0]), compress_to_fp16=False)
         except Exception as error:
             found = (str(error).strip() or repr(error)).splitlines()[-1][:300]

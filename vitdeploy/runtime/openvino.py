@@ -14,6 +14,7 @@ import numpy as np
 
 from vitdeploy.errors import CapabilityError, EngineError, MissingPackageError, TensorError
 from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
+from vitdeploy.runtime.openvino_operands import put_vectors_first
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import TensorSpec
 
@@ -84,6 +85,7 @@ def compile_model(
         core = openvino.Core()
         model = core.read_model(str(model_file))
         set_batch(model, batch)
+        put_vectors_first(model)  # of an IR by others, or of a release before the exchange
         names = tuple(port.get_any_name() for port in model.outputs)
         return core.compile_model(model, "CPU", {**needed_options(model), **config}), names
     except Exception as error:
