@@ -14,7 +14,8 @@ from vitdeploy.errors import DeviceResultError
 from vitdeploy.runtime import openvino as runtime
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.search import alternatives
-from vitdeploy.search.float_rest import FloatRestTable, _interval
+from vitdeploy.search.float_rest import FloatRestTable
+from vitdeploy.search.rest_timing import _interval
 from vitdeploy.spec import decode, encode
 from vitdeploy.stages import float_rest as stage
 from vitdeploy.stages.asked_rest import AskedRest, read_float_rest, rest_of

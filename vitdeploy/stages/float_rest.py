@@ -1,4 +1,4 @@
-"""Find in which precision INT8 engines compute their float operators on this machine: see `search.float_rest`."""
+"""Find in which precision INT8 engines compute their float operators on this machine: see `search.rest_timing`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from vitdeploy.graph.analysis.work import layer_macs
 from vitdeploy.graph.io.files import fixed_batch, graph_spec, load_graph
 from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.flows import FLOWS
-from vitdeploy.search.float_rest import FloatRestTable, measure_float_rest, not_measured
+from vitdeploy.search.float_rest import FloatRestTable
+from vitdeploy.search.rest_timing import measure_float_rest, not_measured
 from vitdeploy.spec import Task, WeightBits, encode
 from vitdeploy.stages.asked_rest import FLOAT_REST, FLOAT_REST_FILE
 from vitdeploy.stages.files import MODEL_FILE, STATISTICS_FILE, read_json, write_json
