@@ -80,6 +80,7 @@ def test_the_wheel_asks_for_three_packages_and_offers_the_extras(wheel):
         "embed",
         "coco",
         "cuda",
+        "datasets",
         "export",
         "history",
         "hub",

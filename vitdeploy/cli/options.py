@@ -71,7 +71,7 @@ def label_options(function: F) -> F:
     labels = click.option(
         "--labels",
         type=click.Choice(typing.get_args(LabelKind)),
-        help="Where labels come from. Default: class folders where there are any.",
+        help="Where labels come from. Default: class folders, or what tars, tables and lists bring.",
     )
     annotations = click.option(
         "--annotations",
