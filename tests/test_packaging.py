@@ -83,6 +83,7 @@ def test_the_wheel_asks_for_three_packages_and_offers_the_extras(wheel):
         "export",
         "history",
         "hub",
+        "mlflow",
         "onnxruntime",
         "openvino",
         "tensorrt",
@@ -93,6 +94,7 @@ def test_the_wheel_asks_for_three_packages_and_offers_the_extras(wheel):
         "text",
         "timm",
         "transformers",
+        "wandb",
     }
 
 

@@ -30,6 +30,7 @@ _HOMES = {
     **dict.fromkeys(("Deployment", "deploy", "plan", "run"), "api.deploy"),
     **dict.fromkeys(("Swept", "sweep"), "api.sweep"),
     **dict.fromkeys(("History", "read_history", "record"), "api.history"),
+    **dict.fromkeys(("Reported", "report_to"), "api.tracking"),
     **dict.fromkeys(("Versions", "versions"), "api.versions"),
     **dict.fromkeys(("Tuned", "tune", "tune_recipe"), "api.tune"),
     "Predictor": "runtime.predictor",

@@ -23,6 +23,8 @@ from vitdeploy.api.quantize import QuantizedGraph as QuantizedGraph
 from vitdeploy.api.quantize import quantize as quantize
 from vitdeploy.api.sweep import Swept as Swept
 from vitdeploy.api.sweep import sweep as sweep
+from vitdeploy.api.tracking import Reported as Reported
+from vitdeploy.api.tracking import report_to as report_to
 from vitdeploy.api.tune import Tuned as Tuned
 from vitdeploy.api.tune import tune as tune
 from vitdeploy.api.tune import tune_recipe as tune_recipe

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from vitdeploy.cli.console import Console, command_line, output_options
-from vitdeploy.cli.options import history_option
+from vitdeploy.cli.options import memory_options, report_bundle_option
 from vitdeploy.cli.sources import model_option
 
 
@@ -35,7 +35,8 @@ from vitdeploy.cli.sources import model_option
     help="Write the recipes of grids to DIR, and run nothing.",
 )
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
-@history_option
+@memory_options
+@report_bundle_option
 @output_options
 def command(
     console: Console,
@@ -48,6 +49,8 @@ def command(
     write: Path | None,
     skip_bad: bool,
     history: str | None,
+    trackers: tuple[str, ...],
+    report_bundle: bool,
 ) -> None:
     """Run many recipes, or those of grids, and compare them in one table.
 
@@ -83,7 +86,7 @@ def command(
         names = [str(path) for path in written]
         console.finish({"recipes": names}, names, write, command_line("vitdeploy", "run", written[0]))
         return
-    with recorded(history) as record:
+    with recorded(history, trackers, bundle=report_bundle, progress=console) as record:
         found = sweep(
             recipes,
             output,
