@@ -48,12 +48,27 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class ShareFacts:
+    """A value of a fact that more of the results right after a change have than of those right before it, and not all:
+    `after` of `of_after`, `before` of `of_before`. `ratio`: how many times as long those after it take as the others
+    there; None with too few of either."""
+
+    what: str
+    value: str
+    before: int
+    of_before: int
+    after: int
+    of_after: int
+    ratio: float | None
+
+
+@dataclass(frozen=True)
 class ChangeFacts:
     """A change of the p50 latency. `number`: the point that is the first after it, `time` that of this result.
 
     `ratio`: after / before, of the geometric means of both sides up to the next changes, with its 95 % interval.
     `differences`: what is another one on both sides; `same`: what is the same one on both; `unclear`: what neither is
-    true of.
+    true of, and `shares` has what came up among these. `sentence`: when, by how much, and what changed with it.
     """
 
     number: int
@@ -66,6 +81,8 @@ class ChangeFacts:
     differences: tuple[Difference, ...]
     same: tuple[str, ...]
     unclear: tuple[str, ...]
+    shares: tuple[ShareFacts, ...]
+    sentence: str
 
 
 @dataclass(frozen=True)
