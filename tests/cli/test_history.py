@@ -13,6 +13,8 @@ from vitdeploy.api.history import read_history, record, recorded
 from vitdeploy.errors import AnswersError, GateError, MissingPackageError, StorageError
 from vitdeploy.history.files import append, read_rows
 from vitdeploy.history.place import open_place
+from vitdeploy.known_bad.entries import Table
+from vitdeploy.spec import decode
 
 MODEL = "vit_w32d2h2_patch8_32"
 
@@ -123,6 +125,22 @@ def test_a_canary_that_fails_is_recorded_and_raised(tmp_path):
     (row,) = rows(tmp_path)
     assert (row.kind, row.artifact, row.target) == ("canary", "openvino-cpu-int8", "openvino-cpu")
     assert "2 of 8" in row.error
+
+
+def test_a_canary_of_a_bundle_brings_an_entry_for_the_table_of_runtimes(run, monkeypatch):
+    def wrong(*given, **options):
+        error = AnswersError("gives wrong answers here", found="0 of 8")
+        error.bundle, error.engine = str(run.folder / "bundle"), "onnxruntime-cpu-fp32"
+        raise error
+
+    monkeypatch.setattr("vitdeploy.api.bench.bench", wrong)
+    assert run("bench", "bundle", "--history", "canaries").returncode == 4
+    done = run("history", "canaries", "-o", "canaries.html")
+    assert "wrong answers: onnxruntime " in done.stdout and "--json has an entry for the table" in done.stdout
+    (found,) = run("history", "canaries", "--json").document["canaries"]
+    (entry,) = decode(Table, {"format": 1, "entries": [found["proposal"]]}).entries
+    assert entry.runtime == "onnxruntime" and {"MatMul", "Softmax"} & set(entry.pattern.operators)
+    assert "Wrong answers</h2>" in (run.folder / "canaries.html").read_text()
 
 
 def test_without_a_history_nothing_is_written_nor_imported():

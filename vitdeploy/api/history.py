@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitdeploy.api.history_lines import history_lines
-from vitdeploy.api.history_rows import Result, named_engine, rows_of, this_machine
+from vitdeploy.api.history_rows import Result, graph_of, named_engine, rows_of, this_machine
 from vitdeploy.api.reporter import Reporter, reporting
 from vitdeploy.api.shown import Shown
 from vitdeploy.api.tables import Line
@@ -57,14 +57,14 @@ def read_history(where: str | Path, page: str | Path | None = None, *, progress:
             not be written. MissingPackageError: without the extra `history`. OutputError: `page` is a folder or a file
             of something else.
     """
-    from vitdeploy.history.files import read_rows
+    from vitdeploy.history.files import documents_of, read_rows
     from vitdeploy.history.place import open_place
     from vitdeploy.history.series import history_document
 
     place, reporter = open_place(where), reporting(progress)
     with reporter:
         rows, left_out = read_rows(place, reporter.progress)
-        document = history_document(rows, left_out, place.name)
+        document = history_document(rows, left_out, place.name, documents_of(place))
         if page is not None:
             _write_page(Path(page), document)
     return History(document)
@@ -154,6 +154,7 @@ class _Memory:
             self._send(outcomes_of_result(result, rows, self._bundle))
 
     def keep_canary(self, error: AnswersError) -> None:
+        from vitdeploy.history.canaries import GRAPH
         from vitdeploy.history.files import append, of_one_result
         from vitdeploy.history.of_documents import row_of_canary
         from vitdeploy.history.row import now
@@ -163,7 +164,7 @@ class _Memory:
         target = what.artifact.rpartition("-")[0]
         rows = of_one_result([row_of_canary(error, what, this_machine([target]), now())])
         if self._place is not None:
-            append(self._place, rows, error.to_dict())
+            append(self._place, rows, {**error.to_dict(), GRAPH: graph_of(Path(error.bundle), error.engine)})
         self._send([Outcome(tuple(rows))])
 
     def _send(self, outcomes: Sequence[Outcome]) -> None:

@@ -17,6 +17,10 @@ def history_lines(document: HistoryDocument) -> list[Line]:
     for number, series in enumerate(document.series, 1):
         lines += [line for change in series.changes for line in change_lines(number, change)]
         lines += [f"series {number}: {text}" for text in _remarks(series)]
+    for canary in document.canaries:
+        lines.append(f"wrong answers: {canary.sentence}")
+        if canary.proposal is not None:
+            lines.append("    --json has an entry for the table of runtimes known to be wrong (docs/known-bad.md)")
     return [*lines, *(f"left out: {each.what}: {each.why}" for each in document.left_out)]
 
 

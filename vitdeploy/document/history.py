@@ -109,6 +109,34 @@ class SeriesFacts:
 
 
 @dataclass(frozen=True)
+class CanaryFacts:
+    """An engine that did not give its golden answers with a release of its runtime: `results` times, on `machines`,
+    the last at `time` with `error`.
+
+    Who is right: `right_machines`, where this engine gave its golden answers with the same release; `right_releases`,
+    with which it did so anywhere; `right_engines`: how many other engines did with the same release. `sentence` says
+    all of it. `proposal`: an entry for the table of runtimes known to be wrong, as JSON has it, whose pattern is all
+    that is known: the operators of the graph; None where they were not recorded.
+    """
+
+    runtime: str
+    version: str
+    model: str
+    artifact: str
+    target: str
+    precision: str
+    results: int
+    machines: tuple[str, ...]
+    time: str
+    error: str
+    right_machines: tuple[str, ...]
+    right_releases: tuple[str, ...]
+    right_engines: int
+    sentence: str
+    proposal: dict[str, object] | None
+
+
+@dataclass(frozen=True)
 class HistoryDocument:
     """The whole document; `left_out`: files that are no part of it, and why."""
 
@@ -117,4 +145,5 @@ class HistoryDocument:
     place: str
     results: int
     series: tuple[SeriesFacts, ...]
+    canaries: tuple[CanaryFacts, ...]
     left_out: tuple[Omission, ...]

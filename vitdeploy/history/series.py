@@ -9,6 +9,7 @@ from typing import Literal
 
 from vitdeploy.document.context import Omission
 from vitdeploy.document.history import ChangeFacts, Difference, HistoryDocument, PointFacts, SeriesFacts, ShareFacts
+from vitdeploy.history.canaries import canaries_of
 from vitdeploy.history.changes import LEAST_OF_LEVEL, LEAST_RESULTS, Change, find_changes
 from vitdeploy.history.row import ResultRow, now
 from vitdeploy.history.sentences import change_sentence
@@ -33,14 +34,20 @@ _Head = tuple[str, str, str, str, str]
 _Key = tuple[_Head, tuple[int | None, int | None, int | None]]
 
 
-def history_document(rows: Sequence[ResultRow], left_out: Sequence[Omission], place: str) -> HistoryDocument:
-    """The document of a history's rows, which are in its order."""
+def history_document(
+    rows: Sequence[ResultRow],
+    left_out: Sequence[Omission],
+    place: str,
+    document_of: Callable[[ResultRow], str | None] = lambda row: None,
+) -> HistoryDocument:
+    """The document of a history's rows, which are in its order. `document_of`: the document of a row, as JSON."""
     return HistoryDocument(
         format=1,
         created=now().isoformat(timespec="seconds"),
         place=place,
         results=len({row.run for row in rows}),
         series=tuple(_series(key, each) for key, each in _grouped(rows).items()),
+        canaries=canaries_of(rows, document_of),
         left_out=tuple(left_out),
     )
 

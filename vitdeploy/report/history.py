@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,22 @@ class ChangesView:
     changes: list[Told]
     searched: int
     short: int
+
+
+@dataclass(frozen=True)
+class ToldCanary:
+    """One engine with one release, in a sentence; `proposal`: the entry for the table, as JSON, or ""."""
+
+    sentence: str
+    error: str
+    proposal: str
+
+
+@dataclass(frozen=True)
+class CanariesView:
+    """The section of all of these."""
+
+    canaries: list[ToldCanary]
 
 
 @dataclass(frozen=True)
@@ -119,6 +136,15 @@ def changes_view(document: HistoryDocument) -> list[ChangesView]:
     latest = [told for _, told in sorted(found, key=lambda each: -each[0])]
     short = sum(bool(series.too_few) for series in document.series)
     return [ChangesView(latest, len(document.series) - short, short)] if document.series else []
+
+
+def canaries_view(document: HistoryDocument) -> list[CanariesView]:
+    """The section of engines that did not give their golden answers."""
+    told = [
+        ToldCanary(each.sentence, each.error, json.dumps(each.proposal, indent=1) if each.proposal else "")
+        for each in document.canaries
+    ]
+    return [CanariesView(told)] if told else []
 
 
 def overview_view(document: HistoryDocument) -> list[OverviewView]:
