@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet
 COMPILE := build/lock/bin/uv pip compile --quiet pyproject.toml --constraint requirements/torch.txt --no-python-downloads
-.PHONY: demo page test test-lowest test-extras docs modules tensorrt-api models-doc known-bad-doc arm64 faults faults-all sbom audit \
+.PHONY: demo page test test-lowest test-extras docs modules tensorrt-api mlflow-server models-doc known-bad-doc arm64 faults faults-all sbom audit \
 	report-schema train-scenes lock clean
 
 demo: $(VENV)/.installed
@@ -41,6 +41,14 @@ modules: $(VENV)/.installed-dev
 # tests skip; what was made is kept.
 tensorrt-api: $(VENV)/.installed-dev
 	$(BIN)/python tests/tensorrt_api/make_stubs.py $(VENV)/tensorrt-api
+
+# MLflow with its server, which tests of `--report-to` start; in an environment of its own, as it wants an older pyarrow.
+mlflow-server: build/mlflow/.installed
+
+build/mlflow/.installed:
+	$(PYTHON) -m venv --clear build/mlflow
+	build/mlflow/bin/python -m pip install --quiet 'mlflow==3.*'
+	touch $@
 
 # docs/models.md, of what the tests of parity measure.
 models-doc: $(VENV)/.installed-dev

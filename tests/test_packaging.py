@@ -84,6 +84,7 @@ def test_the_wheel_asks_for_three_packages_and_offers_the_extras(wheel):
         "export",
         "history",
         "hub",
+        "mlflow",
         "onnxruntime",
         "openvino",
         "tensorrt",
@@ -94,6 +95,7 @@ def test_the_wheel_asks_for_three_packages_and_offers_the_extras(wheel):
         "text",
         "timm",
         "transformers",
+        "wandb",
     }
 
 
