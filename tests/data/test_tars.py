@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import pickle
 import tarfile  # noqa: TID251 - read in place
 import tracemalloc
 
@@ -49,6 +50,13 @@ def test_one_tar_a_pattern_and_a_folder_name_their_images_alike(shards):
         samples, _ = list_images(path, "none")
         assert list(samples.names) == wanted and samples.labels is None
     assert list(list_images(shards, "none")[0].names)[3:] == wanted
+
+
+def test_images_for_another_process_are_found_there(shards):
+    samples, _ = list_images(shards, "folders")
+    sent = pickle.loads(pickle.dumps(samples.pick(np.array([4, 0])).packed()))  # noqa: TID251 - our own
+    assert list(sent.names) == ["val-001.tar/0004.png", "val-000.tar/0000.png"] and sent.labels.tolist() == [1, 0]
+    assert [each.content() for each in sent] == [picture(4), picture(0)]
 
 
 def test_splits_never_overlap_and_digests_follow_bytes_and_labels(shards):

@@ -121,6 +121,7 @@ class Samples(Sequence[Sample]):
         labels, names = self.labels, list(self.names)
         found = Samples(self.root, [(None, names)])
         found._labels = labels
+        found._holder = None if self._holder is None else self._holder.picked(self.places)
         return found
 
     def renumbered(self, index: Sequence[int]) -> Samples:
