@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 pa = pytest.importorskip("pyarrow", reason="pip install 'vitdeploy[datasets]'")
@@ -11,8 +12,12 @@ from tests.data.made import features, picture, table  # noqa: E402
 from vitdeploy.data.containers import rows  # noqa: E402
 from vitdeploy.data.containers.listing import Classes  # noqa: E402
 from vitdeploy.data.containers.reading import read_written  # noqa: E402
+from vitdeploy.data.decoded import DecodedSet, reading_order  # noqa: E402
 from vitdeploy.data.folder import has_container_labels, list_images  # noqa: E402
+from vitdeploy.data.pixels import Skipped  # noqa: E402
 from vitdeploy.errors import DataError, ImageError, MissingPackageError  # noqa: E402
+from vitdeploy.runtime.preprocess import load_pixels  # noqa: E402
+from vitdeploy.spec import PreprocessSpec  # noqa: E402
 
 PETS = ("dog", "cat")
 
@@ -202,6 +207,21 @@ def test_few_row_groups_are_kept(tmp_path, monkeypatch):
     for i in (0, 1, 5, 2, 0):
         assert samples[i].content() == picture(i)
     assert len(rows._kept._groups) == 1
+
+
+def test_pixels_are_kept_by_image_though_groups_are_read_one_after_another(tmp_path):
+    """One of them cannot be read."""
+    found = pa.table({"image": [b"none" if i == 4 else picture(i) for i in range(9)], "label": [0] * 9})
+    pq.write_table(found, tmp_path / "x.parquet", row_group_size=3)
+    samples = list_images(tmp_path / "x.parquet", "none")[0].pick(np.array([8, 0, 4, 3, 7, 1]))
+    assert reading_order(samples) == [1, 5, 2, 3, 0, 4]
+    decoded, skipped, spec = DecodedSet(samples, tmp_path), Skipped([]), PreprocessSpec(8, (8, 8))
+    kept = decoded.check(spec, skipped, lambda count: None)
+    assert [each.path.name for each in kept] == ["8", "0", "3", "7", "1"] and len(skipped.paths) == 1
+    pixels = decoded.of(spec)
+    assert [pixels[i][0].tobytes() for i in range(5)] == [
+        load_pixels(picture(n), spec).tobytes() for n in (8, 0, 3, 7, 1)
+    ]
 
 
 def test_files_of_different_sets_and_parts_are_refused(tmp_path):

@@ -125,7 +125,7 @@ def test_unreadable_members_are_skipped_by_name_or_are_the_error(contents, subje
 def test_labels_of_another_kind_are_for_files(tmp_path, subjects, contents):
     (tmp_path / "data").mkdir()
     place = tars(tmp_path / "data", contents[1])
-    choice = DataChoice(place, "coco", Path("x.json"), 0, "all", 3)
+    choice = DataChoice(place / "val-0.tar", "coco", Path("x.json"), 0, "all", 3)
     from vitdeploy.tasks.adapter import check_labels
 
     with pytest.raises(DataError, match="are for a folder of image files"):

@@ -37,6 +37,8 @@ class Decoded(Sequence[Loaded]):
         """`samples` are those that `fill` adds, all or some; `folder` holds the file."""
         self._samples, self._spec, self._folder = list(samples), spec, folder
         self._sizes: list[Size] = []
+        # Of each image where its pixels lie in the file, in images.
+        self._slots: list[int] = []
         self._shape = (*spec.crop, spec.channels)
         self._bytes = int(np.prod(self._shape))
         self._lock = threading.Lock()
@@ -56,16 +58,19 @@ class Decoded(Sequence[Loaded]):
             ImageError, DataError, WorkerError: as `decode_images`.
             StorageError: the disk is full.
         """
-        good: list[Sample] = []
-        for sample, pixels, size in decode_images(self._samples, self._spec, skipped):
+        order = reading_order(self._samples)
+        left, good = iter(order), []
+        for sample, pixels, size in decode_images([self._samples[i] for i in order], self._spec, skipped):
             if self._file is not None:
                 with storage_errors(self._folder):
                     self._file.write(np.ascontiguousarray(pixels).data)
-            good.append(sample)
-            self._sizes.append(size)
+            index = next(i for i in left if self._samples[i] is sample)  # those before it are skipped
+            good.append((index, len(good), size))
             count(1)
-        self._samples = good
-        return tuple(good)
+        good.sort()
+        self._samples = [self._samples[index] for index, _, _ in good]
+        self._slots, self._sizes = [slot for _, slot, _ in good], [size for _, _, size in good]
+        return tuple(self._samples)
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -87,7 +92,7 @@ class Decoded(Sequence[Loaded]):
         pixels = np.empty(self._shape, np.uint8)
         assert self._file is not None
         with self._lock, storage_errors(self._folder):
-            self._file.seek(index * self._bytes)
+            self._file.seek(self._slots[index] * self._bytes)
             count = self._file.readinto(pixels.data)  # type: ignore[attr-defined]
         if count != self._bytes:
             raise StorageError(
@@ -123,6 +128,13 @@ class DecodedSet:
                 found.fill(None, lambda images: None)
                 self._by_geometry[_geometry(spec)] = found
             return found
+
+
+def reading_order(samples: Sequence[Sample]) -> list[int]:
+    """The indices of samples in the order in which they are best read: rows of a table group by group, all others as
+    they are. A group is read at once, for whichever of its rows."""
+    keys = [("", 0) if each.held is None else each.held.beside for each in samples]
+    return sorted(range(len(samples)), key=lambda i: keys[i])
 
 
 def _geometry(spec: PreprocessSpec) -> PreprocessSpec:

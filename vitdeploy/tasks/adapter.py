@@ -20,6 +20,7 @@ from vitdeploy.data.pixels import Skipped
 from vitdeploy.document.answers import Marks, Said
 from vitdeploy.document.mapping import MappingFacts
 from vitdeploy.errors import DataError
+from vitdeploy.paths import is_dir
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import LabelKind, Postprocess, PreprocessSpec, SequenceSpec, Task
@@ -348,7 +349,8 @@ def check_labels(choice: DataChoice, allowed: Sequence[str], task: Task) -> None
             wanted=", ".join(allowed),
             fix="change data.labels",
         )
-    if choice.labels not in ("folders", "none") and find_containers(choice.path, SUFFIXES) is not None:
+    files = choice.labels not in ("folders", "none")
+    if files and not is_dir(choice.path) and find_containers(choice.path, SUFFIXES) is not None:
         raise DataError(
             f"labels of the kind {choice.labels!r} are for a folder of image files",
             found=f"tars, tables or a list at {choice.path}",

@@ -82,7 +82,10 @@ def calibration_images(
         MissingFileError, DataError, ImageError: no folder, too few images, an unreadable one.
     """
     root = folder / "calibration" if _has_split(folder) else folder
-    samples, classes = list_images(root, labels_in(folder))
+    labels = labels_in(folder)
+    if has_container_labels(root) is not None:
+        labels = "none"  # ranges know no classes, and the labels of a container may be unknown
+    samples, classes = list_images(root, labels)
     if count is not None:
         enough(root, len(samples), count, "calibration")
     order = np.random.RandomState(seed).permutation(len(samples))

@@ -20,6 +20,8 @@ WANTED = (
     "a folder of images, of WebDataset tars or of Parquet files, one of these files, a data set that datasets saved to "
     "disk, or a list of URIs (.txt, .csv)"
 )
+# What Hugging Face's datasets reads beside a folder of image files.
+METADATA = "metadata.parquet"
 PATTERN = re.compile(r"[*?\[]")
 # `datasets` numbers the files of one part so.
 NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})")
@@ -132,7 +134,7 @@ def _below(folder: Path, images: frozenset[str] | set[str]) -> list[Path]:
             if not found:
                 return []
             raise _mixed(folder, found[0], each)
-        if suffix in (tars.SUFFIX, PARQUET):
+        if suffix in (tars.SUFFIX, PARQUET) and each.name != METADATA:
             found.append(each)
         elif each.name.lower().endswith(tars.COMPRESSED_SUFFIXES):
             packed = packed or each

@@ -73,6 +73,11 @@ class Held(ABC):
         return None
 
     @property
+    def beside(self) -> tuple[str, int]:
+        """The same for all that is read at once with it, and in no other respect; ("", 0) of what is read alone."""
+        return "", 0
+
+    @property
     def uri(self) -> str | None:
         """Where it is, of what is not on this machine; it may hold a secret."""
         return None

@@ -136,9 +136,15 @@ class _Kept:
                 self._groups.move_to_end(key)
             else:
                 self._groups[key] = open_table(container).column(index, column)
-                while len(self._groups) > 1 and sum(each.nbytes for each in self._groups.values()) > KEPT_BYTES:
+                while len(self._groups) > 1 and self._bytes() > KEPT_BYTES:
                     self._groups.popitem(last=False)
             return self._groups[key]
+
+    def _bytes(self) -> int:
+        """In memory: what an Arrow file holds stays on the disk."""
+        return sum(
+            found.nbytes for (container, _, _), found in self._groups.items() if not container.path.endswith(ARROW)
+        )
 
 
 _kept = _Kept()
@@ -188,3 +194,7 @@ class TableRow(Held):
     @property
     def within(self) -> tuple[Container, str]:
         return self.container, f"{self.column}:{self.group}:{self.row}"
+
+    @property
+    def beside(self) -> tuple[str, int]:
+        return self.container.path, self.group
