@@ -44,7 +44,7 @@ def groupings(draw, count):
 
 
 @given(arrays.arrays(np.float32, (7, 3, 2), elements=FINITE), groupings(7))
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 def test_bounds_merge_to_the_same_bytes_in_any_order_and_grouping(values, groups):
     each = [Bounds.of(values[i : i + 1], i) for i in range(7)]
     wanted = functools.reduce(Bounds.merged, each)
@@ -66,7 +66,7 @@ def test_what_is_not_finite_stays_so_in_any_order():
 
 
 @given(arrays.arrays(np.uint8, (6, 2, 2, 3), elements=st.sampled_from([0, 7, 255])), groupings(6))
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 def test_checks_merge_to_the_same_bytes_in_any_order_and_grouping(images, groups):
     def checked(pixels):
         checks = ImageChecks(PREPROCESS_OF_COLOURS)

@@ -297,5 +297,10 @@ def _stored(store: Store | None, key: str, *, resume: bool) -> Arrays | None:
 
 def _keep(store: Store | None, piece: Piece, tools: dict[str, str], arrays: Arrays) -> None:
     if store is not None:
-        made = {"config": piece.config, "inputs": {"graph": piece.graph.digest}, "tools": tools}
-        store.make(piece.key(tools), KIND, **made, write=lambda out: save_arrays(out / ARRAYS_FILE, arrays))
+        inputs = {"graph": piece.graph.digest}
+        write = functools.partial(_write, arrays)
+        store.make(piece.key(tools), KIND, piece.config, inputs, tools, write)
+
+
+def _write(arrays: Arrays, out: Path) -> None:
+    save_arrays(out / ARRAYS_FILE, arrays)
