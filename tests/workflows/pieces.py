@@ -43,3 +43,10 @@ def begun(ask: tuple[str, int, float]) -> int:
     while len(list(folder.iterdir())) < wanted and time.monotonic() < end:
         time.sleep(0.01)
     return len(list(folder.iterdir()))
+
+
+def node(_: None) -> dict[str, float]:
+    """What the task has of its node, by what Ray says."""
+    import ray
+
+    return dict(ray.get_runtime_context().get_assigned_resources())
