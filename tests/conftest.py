@@ -30,6 +30,7 @@ LONGEST = (
     *("test_walks.py", "test_modules.py", "test_notebooks.py", "test_detectors.py", "test_tasks.py", "test_kill.py"),
     *("test_readme.py", "test_values.py", "test_web.py", "test_graphs.py", "test_dense.py", "test_digits.py"),
     *("test_cpp_maps.py", "test_run.py", "test_packaging.py", "test_image_to_text.py", "test_tune.py", "test_ssh.py"),
+    *("test_sweep_on_ray.py", "test_executors.py"),
     *("test_sweep.py", "test_sizes.py", "test_vit_export.py", "test_prompted.py", "test_verbs.py", "test_bad_input.py"),
     *("test_external_modules.py", "test_bisect.py", "test_zero_shot.py", "test_family.py", "test_working_folder.py"),
     *("test_families.py", "test_real_weights.py", "test_module.py", "test_modules_as_bundles.py"),
@@ -40,6 +41,7 @@ LONGEST = (
 # Files of half a minute and more: `make test` runs them, `make test-PACKAGE` leaves them out.
 SLOW = {
     *("compatibility/test_modules.py", "embed/test_web.py", "faults/test_kill.py"),
+    "workflows/test_sweep_on_ray.py",
     *("workflows/test_sweep.py", "tasks/test_tasks.py", "workflows/test_tune.py", "api/test_notebooks.py"),
     *("tasks/test_dense.py", "external/test_detectors.py", "devices/test_fleet.py"),
 }

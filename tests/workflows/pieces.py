@@ -64,3 +64,10 @@ def evaluates_at_second_try(ask: tuple[str, shard_work.Work]) -> None:
 
 def always_dies(ask: tuple[str, shard_work.Work]) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def node(_: None) -> dict[str, float]:
+    """What the task has of its node, by what Ray says."""
+    import ray
+
+    return dict(ray.get_runtime_context().get_assigned_resources())

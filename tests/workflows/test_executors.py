@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,34 +14,9 @@ from vitdeploy.workflows import ray_cluster, ray_pool
 from vitdeploy.workflows.executors import Processes
 from vitdeploy.workflows.named_executor import executor_of
 from vitdeploy.workflows.ray_cluster import MODE, TOKEN, RayCluster
+from vitdeploy.workflows.ray_pool import DEVICE
 
 NO_RAY = "Ray is not installed: pip install 'vitdeploy[ray]'"
-
-
-@pytest.fixture(scope="module")
-def token(tmp_path_factory):
-    """A cluster's token, and ways of this file: no address is asked without one."""
-    path = tmp_path_factory.mktemp("token") / "token"
-    path.write_text("0123456789abcdef" * 4)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(MODE, TOKEN)
-        patch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-        yield path
-
-
-@pytest.fixture(scope="module")
-def cluster(token):
-    """The address of a head node and a second node, of one CPU each."""
-    pytest.importorskip("ray", reason=NO_RAY)
-    from ray.cluster_utils import Cluster
-
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    nodes.add_node(num_cpus=1)
-    nodes.wait_for_nodes()
-    yield nodes.address
-    nodes.shutdown()
 
 
 @pytest.fixture(scope="module", params=["processes", "ray"])
@@ -73,6 +49,48 @@ def test_a_task_that_always_dies_is_named_and_the_rest_goes_on(cluster, tmp_path
     found = dict(RayCluster(cluster).map(pieces.dies, [(str(tmp_path), 99), (str(tmp_path / ".."), 0)]))
     assert isinstance(found[0], WorkerError) and found[0].message == "a task died 3 times"
     assert isinstance(found[1], int) and len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_piece_alone_has_a_node_that_is_for_it(cluster):
+    """The second node alone has the resource: of its CPU, and of the resource, nothing is left for others meanwhile."""
+    with RayCluster(cluster).pool() as pool:
+        assert pool.lonely == 1
+        for ticket in ("first", "second"):
+            pool.submit(ticket, pieces.node, None, alone=True)
+        found = [pool.next() for _ in range(2)]
+        assert pool.next() is None
+    assert {ticket for ticket, _ in found} == {"first", "second"}
+    (place,) = {tuple(sorted(node.items())) for _, node in found}
+    assert dict(place) == {"CPU": 1.0, DEVICE: 1.0}
+
+
+def test_a_piece_alone_that_always_dies_is_named(cluster, tmp_path):
+    with RayCluster(cluster).pool() as pool:
+        pool.submit(0, pieces.dies, (str(tmp_path), 99), "mine-int8", alone=True)
+        ticket, error = pool.next()
+    assert ticket == 0 and isinstance(error, WorkerError) and error.message == "mine-int8 died 3 times"
+
+
+def test_what_has_not_begun_can_be_dropped(executor):
+    with executor.pool() as pool:
+        for number in range(20):
+            pool.submit(number, pieces.squared, number)
+        first, value = pool.next()
+        dropped = pool.drop()
+        rest = []
+        while (found := pool.next()) is not None:
+            rest.append(found)
+    assert value == first * first and len(dropped) >= 10
+    assert sorted([first, *dropped, *(ticket for ticket, _ in rest)]) == list(range(20))
+
+
+def test_a_process_that_dies_takes_no_other_piece_with_it(tmp_path):
+    asked = [(str(tmp_path / name), deaths) for name, deaths in (("never", 0), ("once", 1), ("always", 99))]
+    for folder, _ in asked:
+        Path(folder).mkdir()
+    found = dict(Processes(2).map(pieces.dies, asked))
+    assert (found[0], found[1]) == (0, 1)
+    assert isinstance(found[2], WorkerError) and "killed" in found[2].found
 
 
 def test_a_task_has_the_environment_and_the_folder_of_the_command(cluster, tmp_path, monkeypatch):
@@ -164,7 +182,8 @@ except WorkerError as error:
 def test_another_token_does_not_get_in(cluster, tmp_path):
     """In a process of its own, as a process reads its token once."""
     (tmp_path / "token").write_text("f" * 64)
-    environment = {**os.environ, "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
+    # Ray asks again each second, 20 times by default.
+    environment = {**os.environ, "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token"), "RAY_NUM_REDIS_GET_RETRIES": "2"}
     words = [sys.executable, "-c", OTHER_TOKEN, cluster]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout == f"the Ray cluster {cluster} cannot be used\n", done.stderr[-2000:]

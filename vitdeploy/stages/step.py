@@ -88,7 +88,7 @@ class Outline:
 
     name: str
     kind: str
-    config: dict[str, Any]
+    config: Mapping[str, object]
     inputs: tuple[str, ...]
     outside: dict[str, str]
     tools: dict[str, str]

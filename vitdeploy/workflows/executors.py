@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 from vitdeploy.document.errors import ErrorFacts
 from vitdeploy.errors import VitdeployError, WorkerError, error_with_code
@@ -31,7 +31,7 @@ class Pool(Protocol):
         ...
 
     def submit(
-        self, ticket: Any, function: Callable[[T], Any], item: T, named: str = "a task", *, alone: bool = False
+        self, ticket: object, function: Callable[[T], object], item: T, named: str = "a task", *, alone: bool = False
     ) -> None:
         """Add a piece: `function` is a module's own, and it and its item can be pickled.
 
@@ -42,12 +42,12 @@ class Pool(Protocol):
         """
         ...
 
-    def next(self) -> tuple[Any, Any] | None:
+    def next(self) -> tuple[object, object] | None:
         """Wait for the next piece that is finished: its ticket, with what it returned or the VitdeployError that it
         raised. One whose process or node died is started again, `STARTS` times in all. None if no piece is left."""
         ...
 
-    def drop(self) -> list[Any]:
+    def drop(self) -> list[object]:
         """Forget the pieces that have not begun: their tickets. Those that run go on."""
         ...
 
@@ -69,9 +69,9 @@ class Executor(Protocol):
 class Piece:
     """One piece of work; `starts`: how often it was started."""
 
-    ticket: Any
-    function: Callable[[Any], Any]
-    item: Any
+    ticket: object
+    function: Callable[..., object]
+    item: object
     named: str
     alone: bool = False
     starts: int = 0
@@ -102,7 +102,7 @@ def mapped(pool: Pool, function: Callable[[T], R], items: Sequence[T]) -> Iterat
     for index, item in enumerate(items):
         pool.submit(index, function, item)
     while (found := pool.next()) is not None:
-        yield found
+        yield cast("tuple[int, R | VitdeployError]", found)
 
 
 class _ProcessPool:
@@ -113,21 +113,21 @@ class _ProcessPool:
     def __init__(self, count: int) -> None:
         self._count = count
         self._waiting: deque[Piece] = deque()
-        self._running: dict[Future[Any], tuple[Piece, ProcessPoolExecutor]] = {}
+        self._running: dict[Future[object], tuple[Piece, ProcessPoolExecutor]] = {}
         self._idle: list[ProcessPoolExecutor] = []
 
     def submit(
-        self, ticket: Any, function: Callable[[T], Any], item: T, named: str = "a task", *, alone: bool = False
+        self, ticket: object, function: Callable[[T], object], item: T, named: str = "a task", *, alone: bool = False
     ) -> None:
         assert not alone, "asked of a pool that has no nodes"
         self._waiting.append(Piece(ticket, function, item, named))
 
-    def drop(self) -> list[Any]:
+    def drop(self) -> list[object]:
         dropped = [piece.ticket for piece in self._waiting]
         self._waiting.clear()
         return dropped
 
-    def next(self) -> tuple[Any, Any] | None:
+    def next(self) -> tuple[object, object] | None:
         while True:
             while self._waiting and len(self._running) < self._count:
                 self._start(self._waiting.popleft())

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from vitdeploy.document.errors import ErrorFacts
 from vitdeploy.errors import WorkerError
@@ -40,24 +40,24 @@ class RayPool:
         self._waiting: deque[Piece] = deque()
         self._lonely: deque[Piece] = deque()
         # By Ray's reference: the piece, and the node that it has for itself.
-        self._running: dict[Any, tuple[Piece, str | None]] = {}
+        self._running: dict[object, tuple[Piece, str | None]] = {}
 
     @property
     def lonely(self) -> int:
         return len(self._devices())
 
     def submit(
-        self, ticket: Any, function: Callable[[T], Any], item: T, named: str = "a task", *, alone: bool = False
+        self, ticket: object, function: Callable[[T], object], item: T, named: str = "a task", *, alone: bool = False
     ) -> None:
         (self._lonely if alone else self._waiting).append(Piece(ticket, function, item, named, alone))
 
-    def drop(self) -> list[Any]:
+    def drop(self) -> list[object]:
         dropped = [piece.ticket for piece in (*self._waiting, *self._lonely)]
         self._waiting.clear()
         self._lonely.clear()
         return dropped
 
-    def next(self) -> tuple[Any, Any] | None:
+    def next(self) -> tuple[object, object] | None:
         while True:
             self._start_waiting()
             if not self._running:
@@ -92,7 +92,7 @@ class RayPool:
                     piece.starts += 1
                     self._start(piece, node, num_cpus=cpus, resources={DEVICE: 1}, max_retries=0)
 
-    def _start(self, piece: Piece, node: str | None, **options: Any) -> None:
+    def _start(self, piece: Piece, node: str | None, **options: object) -> None:
         if node is not None:
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -110,7 +110,7 @@ class RayPool:
             if node["Alive"] and node["Resources"].get(DEVICE, 0) >= 1
         }
 
-    def _result(self, piece: Piece, reference: Any) -> tuple[Any] | None:
+    def _result(self, piece: Piece, reference: object) -> tuple[object] | None:
         """What a piece came to; None if it is to be started again on some node for itself."""
         try:
             return (error_of(self._ray.get(reference)),)

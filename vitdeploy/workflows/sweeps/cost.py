@@ -66,7 +66,7 @@ def measuring(outlined: Outlined) -> Expected:
     found = []
     for plan in outlined.plans:
         engines = [step.name for step in plan if step.kind == "compile"]
-        requests = {ORIGINAL: {}, **{name: {"engine": {}} for name in engines}}
-        candidates = [BenchCandidate(name, "", "", (), dict(request)) for name, request in requests.items()]
+        requests: dict[str, dict[str, dict[str, str]]] = {ORIGINAL: {}, **{name: {"engine": {}} for name in engines}}
+        candidates = [BenchCandidate(name, "", "", (), request) for name, request in requests.items()]
         found.append(expected(candidates, protocol, context=True))
     return Expected(sum(each.seconds for each in found), sum(each.most for each in found))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from vitdeploy.errors import VitdeployError
 from vitdeploy.stages.step import Outline
@@ -67,11 +68,11 @@ class Making:
             self._advance(line)
         self._tell()
         while (found := self._pool.next()) is not None:
-            self._finish(*found)
+            self._finish(*cast("tuple[str, StageDone | VitdeployError]", found))
             self._tell()
             if self._over():
                 for key in self._pool.drop():
-                    self._waiting.pop(key)
+                    self._waiting.pop(str(key))
 
     def _tell(self) -> None:
         self._progress(sum(len(line.digests) for line in self._lines), sum(len(line.steps) for line in self._lines))

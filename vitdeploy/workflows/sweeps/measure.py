@@ -73,6 +73,8 @@ def measure_there(entry: Entry) -> MeasuredThere:
         measure(entry, entry.prepare(), work / BUNDLE, told.append)
 
     store.make(key, TRAVELS, asked, {}, {}, write)
+    if store.shared is not None:  # from there it is taken
+        store.remove(key)
     return MeasuredThere(key, tuple(told), socket.gethostname())
 
 

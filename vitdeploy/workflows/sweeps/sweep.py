@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from vitdeploy.document.errors import ErrorFacts
 from vitdeploy.document.report import Report
@@ -191,7 +192,7 @@ class _Sweep:
             if (found := pool.next()) is None:
                 continue
             running -= 1
-            self._take(*found)
+            self._take(*cast("tuple[_Looked, MeasuredThere | VitdeployError]", found))
 
     def _take(self, each: _Looked, found: MeasuredThere | VitdeployError) -> None:
         """What a node has measured, or the error that it had."""
