@@ -54,10 +54,12 @@ def test_only_the_tail_may_be_slower():
 
 
 def test_what_nobody_can_say_is_said():
-    wide = Tail(1.1, 0.9, 1.4, 2.0, 1.8, 100)
+    level = (1.0, 0.99, 1.01)
+    wide = Tail(1.1, 0.9, 1.4, 2.0, 1.8, 100, level)
     assert not wide.slower(0.1) and "p99 is 1.10 times (0.90 to 1.40): measure for longer" in wide.undecided(0.1)
-    assert Tail(1.0, 0.9, 1.05, 2, 2, 100, "busy").undecided(0.1) == "busy"
-    assert Tail(2.0, 1.9, 2.1, 2, 1, 100, "busy").undecided(0.1) == ""  # it is slower, whatever else ran
+    assert Tail(1.0, 0.9, 1.05, 2, 2, 100, level, "busy").undecided(0.1) == "busy"
+    assert Tail(2.0, 1.9, 2.1, 2, 1, 100, level, "busy").undecided(0.1) == ""  # it is slower, whatever else ran
+    assert Tail(2.0, 0.5, 8.0, 2, 1, 100, (3.0, 2.9, 3.1)).slower(0.1)  # nobody sees its tail, and medians tell
 
 
 def test_one_process_of_few_queries_is_enough_for_a_number():

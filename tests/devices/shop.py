@@ -29,6 +29,7 @@ class Shop:
     """The devices of one label; `names` are theirs, in order."""
 
     def __init__(self, folder: Path, count: int) -> None:
+        folder.mkdir(exist_ok=True)
         self.keys, self.temporary = folder / "keys", folder / "tmp"
         make_keys(self.keys)
         self.names = [f"till-{number:02d}" for number in range(count)]

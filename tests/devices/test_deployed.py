@@ -26,7 +26,7 @@ from vitdeploy.workflows.rollout import parse_stages
 
 PROTOCOL = Protocol(("single",), (1,), 0.06, 0.02, 3, 0.0, processes=1, max_extension=1)
 OLD, NEW = "a" * 64, "b" * 64
-STAGE = StageOptions("small", NEW, (), "auto", PROTOCOL)
+STAGE = StageOptions("small", NEW, OLD, 3, "auto", PROTOCOL, ())
 SWITCH = SwitchOptions("small", NEW, OLD, 3, "auto", 0.1, PROTOCOL)
 RIGHT = Golden(5, 1e-6, 1e-3, 5, 5)
 
@@ -68,7 +68,7 @@ def test_a_release_that_is_right_and_as_fast_may_stay(manifest):
 
 def test_one_that_is_slower_or_wrong_may_not_and_a_first_one_is_only_measured(manifest):
     slower = judged(manifest, result(manifest, measured("new", "current", slower=9.0)))
-    assert "p99 is 9.00 times that of the current release" in slower.failed
+    assert "p99 takes 9.00 times as long as of the current release" in slower.failed
     wrong = judged(manifest, result(manifest, None, replace(RIGHT, difference=None, same=1)))
     assert "1 of 5 are the original's" in wrong.failed and "no number from the recorded ones" in wrong.failed
     alone = judged(manifest, result(manifest, measured("new"), alone="nothing was deployed before"))

@@ -105,6 +105,16 @@ def test_devices_are_kept_in_a_private_file_and_found_by_name_and_label():
     assert "vitdeploy devices add lab3" in caught.value.fix
 
 
+def test_a_label_that_a_device_is_called_after_is_still_a_label():
+    write_devices({d.name: d for d in (added("a", labels=("lab",)), added("lab", labels=("others",)))})
+    assert [d.name for d in find_devices("lab")] == ["lab"]
+    assert [d.name for d in find_devices("label:lab,lab")] == ["a", "lab"]
+    assert [d.name for d in find_devices("label:others")] == ["lab"]
+    with pytest.raises(UnknownDeviceError, match="no device has the label 'a'") as caught:
+        find_devices("label:a")
+    assert caught.value.wanted == "lab, others" and "--label a" in caught.value.fix
+
+
 @pytest.mark.parametrize(
     "device",
     [{"host": "-oProxyCommand=id"}, {"user": "-x"}, {"port": "22"}, {"host": None}, {"python": "a b"}, {"more": 1}],

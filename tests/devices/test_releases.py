@@ -69,6 +69,14 @@ def test_files_of_another_bundle_are_no_release_of_that_name(tmp_path):
     assert not place.folder_of(NEW).exists()
 
 
+def test_no_path_leads_out_of_a_release(tmp_path):
+    place = Deployment("shop", tmp_path / "deployed")
+    fill(tmp_path / "sent", {"x": b"1"})
+    with place.held(), pytest.raises(VitdeployError, match="is no path of a release"):
+        place.add(NEW, entries_of({"../../../x": b"1"}), tmp_path / "sent")
+    assert not (tmp_path / "x").exists()
+
+
 def test_two_releases_are_kept(place, tmp_path):
     move_to(tmp_path, NEW)
     third = bring(tmp_path, "third")

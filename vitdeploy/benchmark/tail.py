@@ -22,8 +22,9 @@ GROUPS = 4
 
 @dataclass(frozen=True)
 class Tail:
-    """p99 of `a` over p99 of `b` with its 95 % interval, and both in ms over all rounds. `reason`: why the measurement
-    does not show how fast they are on this machine, "" where it does."""
+    """p99 of `a` over p99 of `b` with its 95 % interval, and both in ms over all rounds. `median`: the same of the
+    median queries, less the ms. `reason`: why the measurement does not show how fast they are on this machine, "" where
+    it does."""
 
     ratio: float
     low: float
@@ -31,12 +32,14 @@ class Tail:
     a_ms: float
     b_ms: float
     queries: int
+    median: tuple[float, float, float]
     reason: str = ""
 
     def slower(self, worse: float) -> bool:
         """Whether `a` is more than `worse` (0.1: a tenth) slower, beyond its interval. On a busy machine too: what
-        disturbs takes turns with both."""
-        return self.low > 1 + worse
+        disturbs takes turns with both. Where it blurs the tails, medians still tell: who is slower in most queries is
+        not faster in the slowest ones."""
+        return max(self.low, self.median[1]) > 1 + worse
 
     def undecided(self, worse: float) -> str:
         """Why nobody can say whether `a` is more than `worse` slower; "" where that is clear."""
@@ -58,12 +61,13 @@ def tail_of(bench_run: BenchRun, a: str, b: str) -> Tail:
     rounds = together(bench_run.protocol, (named[a], named[b]), scenario)
     groups = _groups([block.process for block in rounds[0]])
     over, under = ([_percentile([each[index] for index in group]) for group in groups] for each in rounds)
-    found = clustered(np.log(over) - np.log(under), [rounds[0][group[0]].process for group in groups])
-    ratio = dataclasses.replace(found, bias=max(map(left_over, rounds)))
+    logs = clustered(np.log(over) - np.log(under), [rounds[0][group[0]].process for group in groups])
+    ratio = dataclasses.replace(logs, bias=max(map(left_over, rounds)))
     middle, low, high = ratio.interval
     a_ms, b_ms = (_percentile(each) for each in rounds)
     queries = sum(block.latencies_ms.size for block in rounds[0])
-    return Tail(middle, low, high, a_ms, b_ms, queries, judged(bench_run, a, b, scenario).reason)
+    found = judged(bench_run, a, b, scenario)
+    return Tail(middle, low, high, a_ms, b_ms, queries, found.ratio.interval, found.reason)
 
 
 def p99_ms(bench_run: BenchRun, artifact: str) -> float:

@@ -28,7 +28,7 @@ def complete_models(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 def complete_devices(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The names of `vitdeploy devices list` and their labels, the last of those with commas between them."""
-    from vitdeploy.devices.registry import LOCAL, read_devices
+    from vitdeploy.devices.registry import LABEL, LOCAL, read_devices
     from vitdeploy.errors import VitdeployError
 
     try:
@@ -36,7 +36,10 @@ def complete_devices(ctx: click.Context, param: click.Parameter, incomplete: str
     except VitdeployError:  # a shell has no place for it
         return []
     before, comma, last = incomplete.rpartition(",")
-    names = dict.fromkeys([LOCAL, *(d.name for d in devices), *(label for d in devices for label in d.labels)])
+    labels = [label for device in devices for label in device.labels]
+    names = dict.fromkeys([LOCAL, *(device.name for device in devices), *labels])
+    if last.startswith(LABEL):
+        names = dict.fromkeys(f"{LABEL}{label}" for label in labels)
     return [CompletionItem(f"{before}{comma}{name}") for name in names if name.startswith(last)]
 
 

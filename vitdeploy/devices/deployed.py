@@ -90,8 +90,7 @@ def judge(
     found = tried.golden
     if not 1 <= found.inputs <= MOST or found.same > found.inputs or (found.difference or 0.0) < 0:
         raise refuse(device, "impossible golden answers", found)
-    expected = options.expected if isinstance(options, SwitchOptions) else None
-    if tried.golden.ok and expected == "" and not tried.alone and options.protocol is not None:
+    if tried.golden.ok and options.expected == "" and not tried.alone and options.protocol is not None:
         raise refuse(device, "a comparison with a release that was not there")
     trial = _trial(device, result, tried, options, worse)
     if tried.kept and (trial.failed or isinstance(options, StageOptions)):
@@ -112,14 +111,20 @@ def _trial(device: str, result: Result, tried: Tried, options: StageOptions | Sw
     if tried.alone:
         return Trial(tried.engine, tried.golden, p99_ms(bench_run, NEW), alone=alone)
     tail = tail_of(bench_run, NEW, CURRENT)
-    failed = ""
-    if tail.slower(worse):
-        failed = (
-            f"p99 is {tail.ratio:.2f} times that of the current release ({tail.low:.2f} to {tail.high:.2f}; "
-            f"{tail.a_ms:.3g} and {tail.b_ms:.3g} ms)"
-        )
+    failed = _slower(tail, worse) if tail.slower(worse) else ""
     undecided = tail.undecided(worse)
     return Trial(tried.engine, tried.golden, tail.a_ms, tail, failed=failed, undecided=undecided)
+
+
+def _slower(tail: Tail, worse: float) -> str:
+    if tail.low > 1 + worse:
+        what, (ratio, low, high) = "p99", (tail.ratio, tail.low, tail.high)
+    else:
+        what, (ratio, low, high) = "the median query", tail.median
+    return (
+        f"{what} takes {ratio:.2f} times as long as of the current release ({low:.2f} to {high:.2f}); "
+        f"p99 is {tail.a_ms:.3g} and {tail.b_ms:.3g} ms"
+    )
 
 
 def _check_bounds(device: str, tried: Tried, manifest: Manifest) -> None:

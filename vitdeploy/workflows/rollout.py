@@ -41,6 +41,8 @@ SENT = "release"
 STAGES = "1,10%,all"
 # A device that is off or full says nothing about a release: it is left out, and served by the same command later.
 AWAY = (ConnectionLost, StorageError)
+# Of the devices of a stage, the share that may be lost while they switch: more have been lost by it.
+LOST_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ class _RollOut:
         while left and len(tried) < needed:
             batch = left[: needed - len(tried)]
             del left[: len(batch)]
-            tried += self._try(batch)
+            tried += self._try(batch, there)
         if not tried:
             return []
         switched, failed = self._switch(tried, there)
@@ -205,10 +207,14 @@ class _RollOut:
         self.stages.append(f"stage {step.text}: {', '.join(device.name for device in switched)}")
         return switched
 
-    def _try(self, devices: Sequence[Device]) -> list[Device]:
+    def _try(self, devices: Sequence[Device], there: Mapping[str, Deployed]) -> list[Device]:
         """Bring the release to devices and try it beside the current one; those that it does well on."""
         passed, failure = [], None
-        for outcome in on_all(devices, self._bring, self.tell, self.note):
+
+        def work(client: Client) -> Trial:
+            return self._bring(client, there[client.device.name])
+
+        for outcome in on_all(devices, work, self.tell, self.note):
             name = outcome.device.name
             if isinstance(outcome.error, AWAY):
                 self._away(name, outcome.error)
@@ -232,13 +238,14 @@ class _RollOut:
         ratio = trial.tail.ratio if trial.tail is not None else None
         facts = {"engine": trial.engine, "p99_ms": trial.p99_ms, "ratio": ratio, "reason": trial.failed}
         self._put(member, **facts, **({"state": "failed"} if trial.failed else {}))
-        if trial.undecided:
-            self.undecided[name] = f"{name}: {trial.undecided}"
+        if open_ := trial.undecided or (trial.alone if member.release else ""):
+            self.undecided[name] = f"{name}: {open_}"
         if not trial.failed:
             return None
-        golden = "golden" in trial.failed
+        golden = not trial.golden.ok
+        why = "its answers are wrong" if golden else "it is slower" if trial.tail is not None else "it was taken back"
         return GateError(
-            f"{self.release.manifest.name} failed on {name}: {'its answers are wrong' if golden else 'it is slower'}",
+            f"{self.release.manifest.name} failed on {name}: {why}",
             found=trial.failed,
             wanted="the golden answers of the bundle"
             if golden
@@ -255,8 +262,13 @@ class _RollOut:
         def work(client: Client) -> Trial:
             return self._move(client, there[client.device.name])
 
-        for outcome in on_all(devices, work, self.tell, self.note):
+        outcomes = on_all(devices, work, self.tell, self.note)
+        lost = [outcome for outcome in outcomes if isinstance(outcome.error, ConnectionLost)]
+        for outcome in outcomes:
             name = outcome.device.name
+            if outcome in lost and len(lost) <= LOST_SHARE * len(devices):
+                self._away(name, outcome.error)
+                continue
             error = self._judged(name, outcome)
             failure = failure or error
             if error is not None:
@@ -279,8 +291,9 @@ class _RollOut:
 
         for outcome in on_all(back, work, self.tell, self.note):
             name, was = outcome.device.name, there[outcome.device.name]
-            if outcome.error is not None:
-                self.errors.append(outcome.error)
+            error = outcome.error or not_back(outcome, was.name)
+            if error is not None:
+                self.errors.append(error)
                 continue
             there[name] = Deployed(was.name, was.previous, was.current, was.counter + 1)
             self._put(seen(self.fleet.member(name), there[name]), state="behind", reason="its stage was taken back")
@@ -288,7 +301,7 @@ class _RollOut:
 
     # --- on a device --------------------------------------------------------------------------------------------------
 
-    def _bring(self, client: Client) -> Trial:
+    def _bring(self, client: Client, found: Deployed) -> Trial:
         release, device = self.release, client.device.name
         listed = message({"files": encode(list(release.files))})
         answer = client.ask(Missing, "missing", release.deployment, send=listed)
@@ -297,7 +310,8 @@ class _RollOut:
         files = {f"{SENT}/{entry.path}": path for entry, path in sent.items()}
         entries = [dataclasses.replace(entry, path=f"{SENT}/{entry.path}") for entry in sent]
         options = StageOptions(
-            release.deployment, release.digest, tuple(release.files), release.target, release.protocol
+            *(release.deployment, release.digest, found.current, found.counter, release.target),
+            *(release.protocol, tuple(release.files)),
         )
         return _job(client, "stage", options, entries, files, release)
 
@@ -355,3 +369,15 @@ def move_back(client: Client, found: Deployed, target: str) -> Trial:
     """Have a device move its link to the release before."""
     options = SwitchOptions(found.name, found.previous, found.current, found.counter, target)
     return _job(client, "switch", options, [], {}, None)
+
+
+def not_back(outcome: Outcome[Trial], name: str) -> VitdeployError | None:
+    """The error of a device on which the release before fails too."""
+    if outcome.found is None or not outcome.found.failed:
+        return None
+    return GateError(
+        f"the release of {name} before this one fails on {outcome.device.name}, which keeps this one",
+        found=outcome.found.failed,
+        wanted="its golden answers",
+        fix=f"vitdeploy devices deploy ANOTHER_BUNDLE --on {outcome.device.name}",
+    )

@@ -10,10 +10,10 @@ from vitdeploy.devices.client import Client
 from vitdeploy.devices.deployed import Trial
 from vitdeploy.devices.fleet import Fleet, State, now, read_fleet, read_fleets, write_fleet
 from vitdeploy.devices.registry import Device
-from vitdeploy.errors import DeviceError, GateError, VitdeployError
+from vitdeploy.errors import DeviceError, VitdeployError
 from vitdeploy.progress import Progress as Tell
-from vitdeploy.workflows.on_devices import Note, Outcome, on_all
-from vitdeploy.workflows.rollout import RollOut, ask_all, move_back, seen, with_member
+from vitdeploy.workflows.on_devices import Note, on_all
+from vitdeploy.workflows.rollout import RollOut, ask_all, move_back, not_back, seen, with_member
 
 
 def roll_back(name: str, devices: Sequence[Device], target: str, tell: Tell, note: Note) -> RollOut:
@@ -48,7 +48,7 @@ def roll_back(name: str, devices: Sequence[Device], target: str, tell: Tell, not
 
     for outcome in on_all(chosen, work, tell, note) if chosen else []:
         was = there[outcome.device.name]
-        error = outcome.error or _not_back(outcome, name)
+        error = outcome.error or not_back(outcome, name)
         if error is not None:
             errors.append(error)
             continue
@@ -58,18 +58,6 @@ def roll_back(name: str, devices: Sequence[Device], target: str, tell: Tell, not
         fleet = with_member(fleet, member, state=state, since=now(), reason="rolled back")
     write_fleet(fleet)
     return RollOut(fleet, tuple(device.name for device in devices), tuple(errors))
-
-
-def _not_back(outcome: Outcome[Trial], name: str) -> VitdeployError | None:
-    """The error of a device on which the release before fails too."""
-    if outcome.found is None or not outcome.found.failed:
-        return None
-    return GateError(
-        f"the release of {name} before this one fails on {outcome.device.name}, which keeps this one",
-        found=outcome.found.failed,
-        wanted="its golden answers",
-        fix=f"vitdeploy devices deploy ANOTHER_BUNDLE --on {outcome.device.name}",
-    )
 
 
 def standing(devices: Sequence[Device], name: str | None, tell: Tell, note: Note) -> tuple[list[Fleet], list[str]]:

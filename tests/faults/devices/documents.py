@@ -385,7 +385,7 @@ def _deployed(device: Any, small: Small, said: dict[str, bytes]) -> list[Kind]:
 
     release = ready(small.bundle, None, trust=None, target="auto", duration=0.03, worse=0.1)
     old, paths = "a" * 64, [entry.path for entry in release.files]
-    stage = StageOptions("small", release.digest, tuple(release.files), "auto", release.protocol)
+    stage = StageOptions("small", release.digest, old, 3, "auto", release.protocol, tuple(release.files))
     switch = SwitchOptions("small", release.digest, old, 3, "auto", 0.1, release.protocol)
 
     def stands(line: bytes) -> None:

@@ -91,13 +91,15 @@ class Job:
 class StageOptions:
     """Of a job that brings a release: the `files` of the whole bundle, of which the job has those that were missing.
     `release` is the SHA-256 of its manifest, `target` what an app would ask for, `protocol` that of the comparison with
-    the current release."""
+    the current release, which is `expected` ("" for none) after `counter` moves: another comparison is another job."""
 
     deployment: str
     release: str
-    files: tuple[FileEntry, ...]
+    expected: str
+    counter: int
     target: str
     protocol: Protocol
+    files: tuple[FileEntry, ...]
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitdeploy.bundle.read import MANIFEST_FILE, file_sha256, read_bundle, regular_file, verify_file, verify_files
+from vitdeploy.bundle.read import (
+    MANIFEST_FILE,
+    file_sha256,
+    plain_path,
+    read_bundle,
+    regular_file,
+    verify_file,
+    verify_files,
+)
 from vitdeploy.devices.agent.documents import DEPLOYMENT, RELEASE, Deployed
 from vitdeploy.devices.agent.state import Process
 from vitdeploy.errors import DeviceError, DigestError, HostError, StorageError, VitdeployError
-from vitdeploy.publish import flush, point, replacing
-from vitdeploy.runtime.atomic import write_atomic
+from vitdeploy.publish import flush, point, replacing, replacing_file
 from vitdeploy.spec import DecodeError, FileEntry, decode, encode
 
 FORMAT = 1
@@ -149,6 +156,9 @@ class Deployment:
         final = self.folder_of(release)
         if is_whole(final, entries):
             return final
+        odd = [entry.path for entry in entries if not plain_path(entry.path)]
+        if odd:
+            raise VitdeployError(f"{odd[0][:120]!r} is no path of a release")
         found = self._found(entries)
         names = tuple({entry.path.split("/")[0] for entry in entries})
         with replacing(final, names) as work:
@@ -185,14 +195,7 @@ class Deployment:
         """
         folder = self.folder_of(release)
         with self.held():
-            record = self.settled()
-            if record.move is not None or (record.current, record.counter) != (expected, counter):
-                raise DeviceError(
-                    f"somebody else has deployed {self.name} here meanwhile",
-                    found=f"release {record.current[:12] or 'none'}, moved {record.counter} times",
-                    wanted=f"release {expected[:12] or 'none'}, moved {counter} times",
-                    fix="run the command again; `vitdeploy devices status` says what runs where",
-                )
+            record = self.standing(expected, counter)
             verify_files(folder, read_bundle(folder))
             _require_release(folder, release)
             self._write(dataclasses.replace(record, move=Move(release, Process.current())))
@@ -205,6 +208,25 @@ class Deployment:
             before = record.previous if release == record.current else record.current
             self._write(Record(FORMAT, release, before, record.counter + 1))
             self.keep(release, before)
+
+    def standing(self, expected: str, counter: int) -> Record:
+        """The record, if it is as somebody takes it to be. Hold it first.
+
+        Raises:
+            DeviceError: it is not.
+        """
+        record = self.settled()
+        self._require(record, expected, counter)
+        return record
+
+    def _require(self, record: Record, expected: str, counter: int) -> None:
+        if record.move is not None or (record.current, record.counter) != (expected, counter):
+            raise DeviceError(
+                f"somebody else has deployed {self.name} here meanwhile",
+                found=f"release {record.current[:12] or 'none'}, moved {record.counter} times",
+                wanted=f"release {expected[:12] or 'none'}, moved {counter} times",
+                fix="run the command again; `vitdeploy devices status` says what runs where",
+            )
 
     def settled(self) -> Record:
         """The record, once a move whose process is gone was undone, and with the release that the link is really at.
@@ -262,8 +284,8 @@ class Deployment:
         return record
 
     def _write(self, record: Record) -> None:
-        text = json.dumps(encode(record), allow_nan=False) + "\n"
-        write_atomic(self.folder / RECORD_FILE, text.encode())
+        with replacing_file(self.folder / RECORD_FILE, lambda path: True) as file:
+            file.write_text(json.dumps(encode(record), allow_nan=False) + "\n", encoding="utf-8")
 
 
 def is_whole(folder: Path, entries: Sequence[FileEntry]) -> bool:

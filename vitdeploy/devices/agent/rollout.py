@@ -50,7 +50,7 @@ def stage(job: Job, folder: Path, products: Path, progress: Progress) -> Result:
     place = Deployment(options.deployment)
     progress("check files", 0, 3)
     with place.held():
-        found = place.settled()
+        found = place.standing(options.expected, options.counter)
         place.keep(found.current, found.previous, options.release)
         place.add(options.release, options.files, folder / SENT)
     new = place.folder_of(options.release)
