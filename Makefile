@@ -5,8 +5,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet
 COMPILE := build/lock/bin/uv pip compile --quiet pyproject.toml --constraint requirements/torch.txt --no-python-downloads
-.PHONY: demo page test test-lowest test-extras docs modules tensorrt-api models-doc known-bad-doc arm64 faults faults-all sbom audit \
-	report-schema train-scenes lock clean
+.PHONY: demo page test test-lowest test-extras docs modules tensorrt-api models-doc known-bad-doc arm64 faults faults-all scale \
+	sbom audit report-schema train-scenes lock clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitdeploy run recipes/digits.yaml -o out/digits
@@ -58,6 +58,11 @@ faults: $(VENV)/.installed-dev
 
 faults-all: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.faults --all
+
+# Past one machine: shards, executors, kills, grids, a history, a fleet; in under five minutes on two cores. One table, and
+# build/scale/scale.json (docs/scale.md). Single rows: python -m tests.scale --only ROW; at the sizes of that page: --all.
+scale: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.scale
 
 # What a device install holds, as CycloneDX: out/sbom.json. And which of the locked versions are known to be vulnerable, where the
 # registry answers that.
