@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import multiprocessing
 import os
+import threading
 
 import duckdb
 import fsspec
@@ -17,7 +18,7 @@ from vitdeploy.history import files
 from vitdeploy.history.files import append, read_rows
 from vitdeploy.history.place import open_place
 from vitdeploy.history.row import FORMAT_KEY, schema
-from vitdeploy.store.uri import shown_uri
+from vitdeploy.remote import shown_uri
 
 
 def silent(text, done, total):
@@ -219,6 +220,17 @@ def test_a_service_that_does_not_answer_is_told_without_the_secret():
     with pytest.raises((StorageError, MissingPackageError)) as told:
         open_place("ftp://me:SECRET@127.0.0.1:9/h").names()
     assert "SECRET" not in str(told.value) and told.value.__suppress_context__
+
+
+def test_a_service_that_is_silent_is_not_waited_for_without_end(monkeypatch):
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    place = open_place("memory://silent/history")
+    monkeypatch.setattr("vitdeploy.remote.PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(MemoryFileSystem, "exists", lambda self, path: threading.Event().wait(5))
+    with pytest.raises(StorageError, match="memory://silent/history cannot be read") as told:
+        place.names()
+    assert told.value.found == "no answer for 0 s"
 
 
 def test_an_interrupted_write_to_a_service_leaves_no_file(monkeypatch):

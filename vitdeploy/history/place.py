@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from vitdeploy.errors import InputError, LimitError, MissingFileError, MissingPackageError, StorageError
+from vitdeploy.errors import InputError, LimitError, MissingFileError
 from vitdeploy.publish import replacing_file, storage_errors, temporary_folder
-from vitdeploy.store.uri import shown_uri
+from vitdeploy.remote import Remote
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -106,70 +104,28 @@ class _Folder(Place):
 
 class _Remote(Place):
     def __init__(self, uri: str) -> None:
-        self.name = shown_uri(uri)
-        try:
-            import fsspec
-        except ModuleNotFoundError:
-            raise MissingPackageError("fsspec", "history", "a history at a URI") from None
-        with self._told("opened"):
-            files, self._folder = fsspec.core.url_to_fs(uri)
-        self._files: AbstractFileSystem = files
+        self._remote = Remote(uri, "history", "history", InputError)
+        self.name = self._remote.name
+        self._remote.open()
 
     def prepare(self) -> None:
-        with self._told("written"):
-            self._files.makedirs(self._folder, exist_ok=True)
+        self._remote.ask(lambda files, at: files.makedirs(at, exist_ok=True), done="written")
 
     def names(self) -> list[str]:
-        with self._told("read"):
-            self._files.invalidate_cache()
-            if not self._files.exists(self._folder):
+        def ask(files: AbstractFileSystem, at: str) -> list[str]:
+            files.invalidate_cache()
+            if not files.exists(at):
                 raise _missing(self.name)
-            found: list[Any] = self._files.ls(self._folder, detail=False)
-        names = [str(path).rstrip("/").rpartition("/")[2] for path in found]
+            return [str(path) for path in files.ls(at, detail=False)]
+
+        names = [path.rstrip("/").rpartition("/")[2] for path in self._remote.ask(ask, done="read")]
         return sorted(name for name in names if name.endswith(ENDING) and not name.startswith("."))
 
     def read(self, name: str) -> bytes:
-        path = f"{self._folder}/{name}"
-        with self._told("read"):
-            size = self._files.size(path)
-            if size is not None and size > MAX_BYTES:
-                raise _too_large(name, size)
-            return bytes(self._files.cat_file(path))
+        size = self._remote.ask(lambda files, at: files.size(f"{at}/{name}"), done="read")
+        if size is not None and size > MAX_BYTES:
+            raise _too_large(name, size)
+        return self._remote.ask(lambda files, at: bytes(files.cat_file(f"{at}/{name}")), size or MAX_BYTES, done="read")
 
     def write(self, name: str, data: bytes) -> None:
-        """Stores of objects write them whole; other services may be cut off, so the file gets its name last."""
-        temporary = f"{self._folder}/.tmp-{uuid.uuid4().hex}"
-        with self._told("written"):
-            self._files.makedirs(self._folder, exist_ok=True)
-            try:
-                self._files.pipe_file(temporary, data)
-                self._files.mv(temporary, f"{self._folder}/{name}")
-            except BaseException:
-                with contextlib.suppress(Exception):
-                    self._files.rm_file(temporary)
-                raise
-
-    @contextlib.contextmanager
-    def _told(self, done: str) -> Iterator[None]:
-        """Errors of a service as ours. Their texts, which may hold the URI with its password, are not repeated."""
-        try:
-            yield
-        except (InputError, LimitError):
-            raise
-        except ImportError as error:
-            raise MissingPackageError(
-                error.name or "that fsspec names for it", "", f"a history at {self.name}"
-            ) from None
-        except ValueError:
-            raise InputError(
-                f"the history {self.name} cannot be {done}",
-                found="a URI that fsspec does not know, or that lacks something",
-                wanted="a folder, or a URI such as s3://bucket/folder",
-            ) from None
-        except Exception as error:
-            raise StorageError(
-                f"the history {self.name} cannot be {done}",
-                found=type(error).__name__,
-                wanted="a service that answers, and credentials that it takes",
-                fix="check the URI, the network and the credentials, which fsspec reads from the environment",
-            ) from None
+        self._remote.publish(name, data, len(data))

@@ -11,44 +11,25 @@ absent, and is written again by whoever makes the artifact next.
 
 from __future__ import annotations
 
-import concurrent.futures
-import contextlib
-import errno
-import itertools
 import json
-import threading
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
 
 from vitdeploy.bundle.read import plain_path, verify_file
-from vitdeploy.errors import DigestError, MissingPackageError, StorageError
-from vitdeploy.publish import storage_error
+from vitdeploy.errors import DigestError
+from vitdeploy.remote import Remote, shown_uri
 from vitdeploy.spec import FileEntry, decode, encode
 from vitdeploy.store.key import canonical_json
 from vitdeploy.store.record import RECORD_FILE, Record
-from vitdeploy.store.uri import shown_uri
 
 if TYPE_CHECKING:
     import fsspec
 
 T = TypeVar("T")
-# How long one answer of the store is waited for, and what it has to bring of a file in a second.
-PATIENCE_SECONDS, SLOWEST_BYTES = 60.0, 256 << 10
 MAX_RECORD_BYTES = 16 << 20
-# Of a disk of this machine, when something is brought.
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Where the packages of these protocols find who the user is.
-CREDENTIALS = {
-    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
-    "gcs": "GOOGLE_APPLICATION_CREDENTIALS",
-    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
-    "abfs": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
-}
+PASSING = ".tmp"
 
 
 @dataclass
@@ -56,10 +37,13 @@ class SharedStore:
     """The store at `url`, such as "s3://bucket/vitdeploy" or "file:///mnt/team/vitdeploy"; opened when first used."""
 
     url: str
-    _opened: tuple[fsspec.AbstractFileSystem, str] | None = field(default=None, repr=False, compare=False)
+    _remote: Remote = field(init=False, repr=False, compare=False)
     # Records that are there, by key; and those, with the files, that were found damaged there.
     _known: set[str] = field(default_factory=set, repr=False, compare=False)
     _damaged: set[str] = field(default_factory=set, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._remote = Remote(self.url, "shared store", "shared")
 
     def __getstate__(self) -> dict[str, Any]:
         return {"url": self.url}
@@ -136,24 +120,7 @@ class SharedStore:
         return True
 
     def _put(self, place: str, content: Path | bytes, size: int) -> None:
-        """Write under a name of its own, then give it the final one: a reader never sees a part."""
-
-        def write(files: fsspec.AbstractFileSystem, at: str) -> None:
-            passing, final = f"{at}/.tmp/{uuid.uuid4().hex}", f"{at}/{place}"
-            files.makedirs(f"{at}/.tmp", exist_ok=True)
-            files.makedirs(final.rpartition("/")[0], exist_ok=True)
-            try:
-                if isinstance(content, bytes):
-                    files.pipe_file(passing, content)
-                else:
-                    files.put_file(str(content), passing)
-                files.mv(passing, final)
-            except BaseException:
-                with contextlib.suppress(Exception):
-                    files.rm_file(passing)
-                raise
-
-        self._ask(write, size)
+        self._remote.publish(place, content, size, aside=PASSING)
 
     def _size(self, place: str) -> int | None:
         """In bytes; None if it is not there."""
@@ -168,72 +135,7 @@ class SharedStore:
         return self._ask(ask, 0)
 
     def _ask(self, question: Callable[[fsspec.AbstractFileSystem, str], T], size: int, here: Path | None = None) -> T:
-        """What the store answers, in the time that so many bytes may take. `here`: where they are written."""
-        seconds = PATIENCE_SECONDS + size / SLOWEST_BYTES
-        try:
-            if self._opened is None:
-                self._opened = _open(self.url)
-            files, at = self._opened
-            return _within(seconds, lambda: question(files, at))
-        except (StorageError, MissingPackageError):
-            raise
-        except concurrent.futures.TimeoutError:
-            raise self._failed(f"no answer for {seconds:.0f} s", "the same command goes on where it was") from None
-        except Exception as error:  # each protocol has its own
-            if here is not None and isinstance(error, OSError) and error.errno in FULL:
-                raise storage_error(error, here) or error from None
-            where = CREDENTIALS.get(urlsplit(self.url).scheme)
-            fix = f"credentials are taken from {where}" if where else "look whether the address is right, and writable"
-            raise self._failed(f"{type(error).__name__}: {self._unsecret(str(error))}"[:300], fix) from None
-
-    def _unsecret(self, text: str) -> str:
-        """What a library says, without what is secret of the URL."""
-        text = text.replace(self.url, self.name)
-        place, _, query = self.url.partition("?")
-        user = place.rpartition("@")[0].partition("://")[2]
-        for secret in (user, user.partition(":")[2], query):
-            text = text.replace(secret, "...") if secret else text
-        return text
-
-    def _failed(self, found: str, fix: str) -> StorageError:
-        return StorageError(f"the shared store {self.name} cannot be used", found=found, wanted="an answer", fix=fix)
-
-
-def _open(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The file system and the path in it."""
-    try:
-        import fsspec
-    except ImportError:
-        raise MissingPackageError("fsspec", "shared", "a shared store") from None
-    try:
-        files, at = fsspec.core.url_to_fs(url)
-    except ImportError as error:  # such as "Install s3fs to access S3"
-        raise MissingPackageError(_package(error), "", f"a shared store at {urlsplit(url).scheme}://") from None
-    return files, at.rstrip("/")
-
-
-def _package(error: ImportError) -> str:
-    words = str(error).split()
-    follows = [word for before, word in itertools.pairwise(words) if before.lower() == "install"]
-    return error.name or next(iter(follows), "that fsspec asks for")
-
-
-def _within(seconds: float, work: Callable[[], T]) -> T:
-    """The result of `work`, in a thread that is left alone where it takes longer: no protocol promises to give up.
-
-    Raises:
-        TimeoutError: of concurrent.futures. Errors of `work` propagate.
-    """
-    future: concurrent.futures.Future[T] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="vitdeploy-shared-store", daemon=True).start()
-    return future.result(seconds)
+        return self._remote.ask(question, size, here)
 
 
 def _record_path(key: str) -> str:

@@ -1,0 +1,197 @@
+"""A place behind a URI that fsspec opens: asked with patience, with errors of ours, and no secret in any message."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import errno
+import itertools
+import re
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from vitdeploy.errors import MissingPackageError, StorageError, VitdeployError
+from vitdeploy.publish import storage_error
+
+if TYPE_CHECKING:
+    import fsspec
+
+T = TypeVar("T")
+# How long one answer is waited for, and what it has to bring of a file in a second.
+PATIENCE_SECONDS, SLOWEST_BYTES = 60.0, 256 << 10
+# Of a disk of this machine, when something is brought.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Where the packages of these protocols find who the user is.
+CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "gcs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+    "abfs": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+
+
+def shown_uri(uri: str) -> str:
+    """A URI as it may be printed: without users, passwords, queries and fragments. A secret may have slashes, so all up
+    to the last "@" goes."""
+    parts = (re.sub(r"://.*@", "://", part, flags=re.DOTALL) for part in re.split(r"[?#]", uri)[0].split("::"))
+    return "::".join(parts)
+
+
+class Remote:
+    """A place at `uri`; opened when it is first asked.
+
+    Args:
+        kind: what messages call it: "shared store".
+        extra: that of vitdeploy which installs fsspec.
+        unknown: the error of a URI that fsspec does not understand.
+    """
+
+    def __init__(self, uri: str, kind: str, extra: str, unknown: type[VitdeployError] = StorageError) -> None:
+        self.uri, self._kind, self._extra, self._unknown = uri, kind, extra, unknown
+        self._opened: tuple[fsspec.AbstractFileSystem, str] | None = None
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self.uri, self._kind, self._extra, self._unknown
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.__init__(*state)  # type: ignore[misc]  # connections stay with their process
+
+    @property
+    def name(self) -> str:
+        """The URI without what may be a secret in it."""
+        return shown_uri(self.uri)
+
+    def open(self) -> tuple[fsspec.AbstractFileSystem, str]:
+        """The file system, and the path in it.
+
+        Raises:
+            MissingPackageError: fsspec, or what it needs for this protocol, is not installed.
+            VitdeployError: of the class `unknown`.
+        """
+        if self._opened is None:
+            try:
+                import fsspec
+            except ImportError:
+                raise MissingPackageError("fsspec", self._extra, f"a {self._kind}") from None
+            try:  # some protocols connect already
+                files, at = _within(PATIENCE_SECONDS, lambda: fsspec.core.url_to_fs(self.uri))
+            except ImportError as error:  # such as "Install s3fs to access S3"
+                why = f"a {self._kind} at {urlsplit(self.uri).scheme}://"
+                raise MissingPackageError(_package(error), "", why) from None
+            except concurrent.futures.TimeoutError:
+                raise self._late(PATIENCE_SECONDS, "opened") from None
+            except Exception as error:  # each protocol has its own
+                raise self._failed(error, "opened", self._unknown if isinstance(error, ValueError) else None) from None
+            self._opened = files, at.rstrip("/")
+        return self._opened
+
+    def ask(
+        self,
+        question: Callable[[fsspec.AbstractFileSystem, str], T],
+        size: int = 0,
+        here: Path | None = None,
+        done: str = "used",
+    ) -> T:
+        """What the place answers, in the time that so many bytes may take. Errors of ours that the question raises
+        propagate.
+
+        Args:
+            here: where on this machine bytes are written.
+            done: what "cannot be" in messages: "read", "written".
+
+        Raises:
+            StorageError: no answer in time, or another error of the service; or the disk is full here.
+            MissingPackageError, VitdeployError: as `open`.
+        """
+        files, at = self.open()
+        seconds = PATIENCE_SECONDS + size / SLOWEST_BYTES
+        try:
+            return _within(seconds, lambda: question(files, at))
+        except VitdeployError:
+            raise
+        except concurrent.futures.TimeoutError:
+            raise self._late(seconds, done) from None
+        except Exception as error:  # each protocol has its own
+            if here is not None and isinstance(error, OSError) and error.errno in FULL:
+                raise storage_error(error, here) or error from None
+            raise self._failed(error, done) from None
+
+    def publish(self, name: str, content: Path | bytes, size: int, *, aside: str = "") -> None:
+        """Write `content`, of so many bytes, under a name of its own, in the folder `aside` or beside the final one,
+        then give it the name: a reader never sees a part. Both are below the URI. Errors as `ask`."""
+
+        def write(files: fsspec.AbstractFileSystem, at: str) -> None:
+            final = f"{at}/{name}"
+            folder = final.rpartition("/")[0]
+            passing = f"{at}/{aside}/{uuid.uuid4().hex}" if aside else f"{folder}/.tmp-{uuid.uuid4().hex}"
+            files.makedirs(passing.rpartition("/")[0], exist_ok=True)
+            files.makedirs(folder, exist_ok=True)
+            try:
+                if isinstance(content, bytes):
+                    files.pipe_file(passing, content)
+                else:
+                    files.put_file(str(content), passing)
+                files.mv(passing, final)
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    files.rm_file(passing)
+                raise
+
+        self.ask(write, size, done="written")
+
+    def _late(self, seconds: float, done: str) -> StorageError:
+        return StorageError(
+            f"the {self._kind} {self.name} cannot be {done}",
+            found=f"no answer for {seconds:.0f} s",
+            wanted="an answer",
+            fix="the same command goes on where it was",
+        )
+
+    def _failed(self, error: Exception, done: str, kind: type[VitdeployError] | None = None) -> VitdeployError:
+        where = CREDENTIALS.get(urlsplit(self.uri).scheme)
+        fix = f"credentials are taken from {where}" if where else "look at the address, and who may use it"
+        return (kind or StorageError)(
+            f"the {self._kind} {self.name} cannot be {done}",
+            found=f"{type(error).__name__}: {self._unsecret(str(error))}"[:300],
+            wanted="an answer" if kind is None else "a URI that fsspec knows, such as s3://bucket/folder",
+            fix=fix,
+        )
+
+    def _unsecret(self, text: str) -> str:
+        """What a library says, without what is secret of the URI."""
+        text = text.replace(self.uri, self.name)
+        place, _, query = self.uri.partition("?")
+        user = place.rpartition("@")[0].partition("://")[2]
+        for secret in (user, user.partition(":")[2], query):
+            for form in {secret, unquote(secret)} - {""}:
+                text = text.replace(form, "...")
+        return text
+
+
+def _package(error: ImportError) -> str:
+    words = str(error).split()
+    follows = [word for before, word in itertools.pairwise(words) if before.lower() == "install"]
+    return error.name or next(iter(follows), "that fsspec asks for")
+
+
+def _within(seconds: float, work: Callable[[], T]) -> T:
+    """The result of `work`, in a thread that is left alone where it takes longer: no protocol promises to give up.
+
+    Raises:
+        TimeoutError: of concurrent.futures. Errors of `work` propagate.
+    """
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="vitdeploy-remote", daemon=True).start()
+    return future.result(seconds)
