@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from vitdeploy.store.key import artifact_key
@@ -45,32 +46,38 @@ class Counted:
 
 
 def main() -> None:
-    import boto3
-    from moto import server
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "build" / "scale" / "requests.json")
     options = parser.parse_args()
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    os.environ.update(AWS_ACCESS_KEY_ID="none", AWS_SECRET_ACCESS_KEY="none", AWS_DEFAULT_REGION="us-east-1")  # noqa: S106
-    served = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    served.start()
-    host, port = served.get_host_and_port()
-    os.environ["AWS_ENDPOINT_URL"] = endpoint = f"http://{host}:{port}"
-    boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket=BUCKET)
-    counted = Counted(served._server.app)  # type: ignore[union-attr]
-    served._server.app = counted  # type: ignore[union-attr, assignment]
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            found = operations(Path(folder), counted)
-    finally:
-        served.stop()
+    with count_requests() as counted, tempfile.TemporaryDirectory() as folder:
+        found = operations(Path(folder), counted)
     kinds = sorted({kind for each in found.values() for kind in each})
     print(f"| operation | {' | '.join(kinds)} | all |\n|{'---|' * (2 + len(kinds))}")
     for name, each in found.items():
         print(f"| {name} | {' | '.join(str(each.get(kind, '')) for kind in kinds)} | {sum(each.values())} |")
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def count_requests() -> Iterator[Counted]:
+    """A server with an empty bucket, which this process's environment leads to."""
+    import boto3
+    from moto import server
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    os.environ.update(AWS_ACCESS_KEY_ID="none", AWS_SECRET_ACCESS_KEY="none", AWS_DEFAULT_REGION="us-east-1")  # noqa: S106
+    served = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    served.start()
+    host, port = served.get_host_and_port()
+    os.environ["AWS_ENDPOINT_URL"] = endpoint = f"http://{host}:{port}"
+    boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket=BUCKET)
+    counted = Counted(served._server.app)
+    served._server.app = counted
+    try:
+        yield counted
+    finally:
+        served.stop()
 
 
 def operations(folder: Path, counted: Counted) -> dict[str, dict[str, int]]:
