@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
 from tests.command_line import command_line, undisturbed
-from tests.faults.killing import digests
 from tests.scale.cluster import two_nodes as cluster_of_two
 from tests.scale.commands import DIGITS, SMALL_MODEL, kept, small_model
 from tests.scale.row import Row
 
 AXES = {"precision": ["fp32", "int8"], "targets": [["onnxruntime-cpu"], ["openvino-cpu"]]}
+# What measured times decide, and what a runtime writes of an engine.
+UNEQUAL = ("high_precision", "parts", "compile")
+ALSO_EQUAL = ("calibration.json", "monitor.json")
 MORE = {"data.calibration.images": [16, 32, 48], "optimize.class_token_only": [True, False]}
 
 
@@ -30,7 +33,8 @@ def two_nodes(full: bool, work: Path, row: Row) -> None:
         common = both[0].keys() & both[1].keys()
         row.same(*({each: found[each] for each in common} for found in both), f"{name}: the same bundle")
     stores = [_files(work / name / "store") for name in ("ray", "alone")]
-    row.same(*stores, "the same artifacts under the same keys")
+    common = stores[0].keys() & stores[1].keys()
+    row.same(*({key: store[key] for key in common} for store in stores), "the same files under the same keys")
     row.seen["stored"] = f"{len(stores[0])} artifacts for {count} recipes"
 
 
@@ -56,8 +60,16 @@ def _swept(home: Path, grid: Path, *options: object) -> dict[str, dict[str, str]
     with command_line(home, home / "store", short_bench=True) as command:
         found = command("sweep", grid, "-o", "swept", "--json", *options)
     assert found.returncode in (0, 5), found.stderr[-3000:]
-    return {each["name"]: digests(home / "swept" / each["name"]) for each in json.loads(found.stdout)["recipes"]}
+    return {each["name"]: equal_files(home / "swept" / each["name"]) for each in json.loads(found.stdout)["recipes"]}
+
+
+def equal_files(bundle: Path) -> dict[str, str]:
+    """The digests of all files of a bundle but those that tell of measured times, and of engines as a runtime keeps
+    them."""
+    named = [path for path in bundle.rglob("*") if path.is_file()]
+    kept = [path for path in named if path.suffix in (".onnx", ".npz", ".txt") or path.name in ALSO_EQUAL]
+    return {str(path.relative_to(bundle)): hashlib.sha256(path.read_bytes()).hexdigest() for path in kept}
 
 
 def _files(store: Path) -> dict[str, object]:
-    return {key: record["files"] for key, record in kept(store).items()}
+    return {key: record["files"] for key, record in kept(store).items() if record["kind"] not in UNEQUAL}
