@@ -128,7 +128,6 @@ def store(size: int, folder: Path) -> Found:
     found["shared: put, ms"] = median_ms(TIMED, lambda number: makes(both, f"both {number}"))
     found["shared: absent, ms"] = median_ms(TIMED, lambda number: _find(both, f"absent {number}", False))
     other = Store(folder / "other", SharedStore(shared))
-    fill_store(folder / "other", size)
     found["shared: brought, ms"] = median_ms(TIMED, lambda number: _find(other, f"both {number}", True))
     return found
 

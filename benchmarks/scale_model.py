@@ -10,6 +10,7 @@ A variant of a model is made first (`Work.make`). That releases its shards to th
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 from collections.abc import Generator
@@ -24,11 +25,14 @@ Steps = Generator[simpy.Event, object, None]
 
 @dataclass(frozen=True)
 class Task:
-    """`core_seconds` of computation on at most `threads` cores at a time, then `requests` of the store, which bring and
-    take `bytes`."""
+    """`core_seconds` of computation on at most `threads` cores at a time. Beside it `turn_core_seconds`, which the
+    processes of a machine compute one after the other, on at most `turn_threads` cores: the engine, while images of the
+    same shard are decoded. Then `requests` of the store, which bring and take `bytes`."""
 
     core_seconds: float
     threads: float = 1.0
+    turn_core_seconds: float = 0.0
+    turn_threads: float = 1.0
     requests: int = 0
     bytes: float = 0.0
 
@@ -104,15 +108,37 @@ class Cores:
         self._env, self._count = env, count
         self._jobs: dict[simpy.Event, list[float]] = {}  # what is left, its threads, its rate now
         self._at, self._change = env.now, 0
+        self._turn = simpy.Resource(env)
         self.used = 0.0
 
     def work(self, task: Task) -> Steps:
-        """Compute; what is interrupted leaves its cores."""
-        if task.core_seconds <= 0:
+        """Compute; what is interrupted leaves its cores and its turn."""
+        if not task.turn_core_seconds:
+            yield from self._compute(task.core_seconds, task.threads)
+            return
+        both = [self._env.process(each) for each in (self._beside(task), self._in_turn(task))]
+        try:
+            yield self._env.all_of(both)
+        finally:
+            for part in both:
+                if part.is_alive:
+                    part.interrupt()
+
+    def _beside(self, task: Task) -> Steps:
+        with contextlib.suppress(simpy.Interrupt):
+            yield from self._compute(task.core_seconds, task.threads)
+
+    def _in_turn(self, task: Task) -> Steps:
+        with contextlib.suppress(simpy.Interrupt), self._turn.request() as asked:
+            yield asked
+            yield from self._compute(task.turn_core_seconds, task.turn_threads)
+
+    def _compute(self, core_seconds: float, threads: float) -> Steps:
+        if core_seconds <= 0:
             return
         done = self._env.event()
         self._advance()
-        self._jobs[done] = [task.core_seconds, task.threads, 0.0]
+        self._jobs[done] = [core_seconds, threads, 0.0]
         self._share()
         try:
             yield done

@@ -29,6 +29,17 @@ def test_a_task_of_several_threads_takes_the_cores_that_others_leave():
     assert simulate(wide, Place(workers=4, cores=8)).seconds == pytest.approx(3.0)
 
 
+def test_engines_of_one_machine_run_in_turns_while_images_are_decoded():
+    shard = Task(3.0, turn_core_seconds=4.0, turn_threads=2)
+    work = Work(variants=1, shards=4, shard=shard)
+    # One worker: 3 and 4 core seconds share two cores, as fast as both can.
+    assert simulate(work, Place(workers=1, cores=2)).seconds == pytest.approx(4 * 7 / 2)
+    assert simulate(work, Place(workers=4, cores=2)).seconds == pytest.approx(4 * 7 / 2)
+    # With many cores the turns are what counts, and another machine has turns of its own.
+    assert simulate(work, Place(workers=4, cores=16)).seconds == pytest.approx(4 * 2)
+    assert simulate(work, Place(workers=4, machines=2, cores=16)).seconds == pytest.approx(2 * 2)
+
+
 def test_the_driver_and_the_start_of_workers_take_their_time():
     work = Work(variants=1, shards=12, shard=Task(2.0), before=Task(3.0), after=Task(1.0))
     assert simulate(work, Place(cores=1, boot=Task(5.0))).seconds == pytest.approx(3 + 5 + 24 + 1)

@@ -24,9 +24,12 @@ from pathlib import Path
 from tests.scale.row import Missing, Row, load, save, table
 
 ROOT = Path(__file__).parents[2]
+EVALUATION = "tests.scale.evaluation"
 # Each a function of (all of it?, an empty folder of its own, the row that it fills). The longest first.
 ROWS: dict[str, tuple[str, str]] = {
-    "memory": ("many images in constant memory, goes on after SIGKILL", "tests.scale.evaluation:constant_memory"),
+    "kills": ("workers killed every few seconds, the command twice: only the time is another", f"{EVALUATION}:kills"),
+    "executors": ("one process, four, and two Ray nodes give the same bytes", f"{EVALUATION}:executors"),
+    "memory": ("many images in constant memory, goes on after SIGKILL", f"{EVALUATION}:constant_memory"),
     "grid": ("a grid on two Ray nodes gives the bundles of one process", "tests.scale.grid:two_nodes"),
     "history": ("a slowdown of 5 % is found, none where there is none", "tests.scale.history:slowdown"),
 }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
-from tests.scale.commands import Commands, Done, kept_kinds, kill, many_images, small_model
-from tests.scale.row import Row
+from tests.scale.cluster import two_nodes
+from tests.scale.commands import Commands, Done, Model, kept, kept_kinds, kill, many_images, small_model
+from tests.scale.killing import killed_every, pool_workers, ray_workers
+from tests.scale.row import Missing, Row
 from vitdeploy.data.shards import WINDOW
 
 SHARD_KINDS = ("shard-answers", "shard-tally")
@@ -13,6 +16,10 @@ SHARD_KINDS = ("shard-answers", "shard-tally")
 SHORT, ALL = (4_000, 16_000), (10_000, 100_000)
 KB_AN_IMAGE, NOISE_MB = 1.5, 25.0
 KILLED_AT = 0.6
+# Of the rows with executors; and the driver is killed when so much is stored.
+SHARED_OUT, SHARED_OUT_ALL = 6_000, 50_000
+DRIVER_KILLED_AT = (0.25, 0.6)
+KILL_SECONDS, KILL_SECONDS_ALL = 2.0, 5.0
 
 
 def constant_memory(full: bool, work: Path, row: Row) -> None:
@@ -46,6 +53,68 @@ def constant_memory(full: bool, work: Path, row: Row) -> None:
     share = 100 * second.seconds / whole.seconds
     row.seen["second run"] = f"{share:.1f} % of {whole.seconds:.0f} s"
     row.check(not full or share < 10, "the second run takes a small part of the first one's time", f"{share:.1f} %")
+
+
+def executors(full: bool, work: Path, row: Row) -> None:
+    """One evaluation by one process, by four, and by a Ray cluster: the same document and the same store."""
+    model, images = _model_and_images(full, work)
+    alone = _commands(work / "alone")
+    ways = {"four processes": ("--executor", "processes", "--jobs", 4)}
+    whole = alone(*model.verify(images))
+    row.seen["one process"] = f"{whole.seconds:.0f} s"
+    with contextlib.ExitStack() as stack:
+        try:
+            ways["two Ray nodes"] = ("--executor", f"ray:{stack.enter_context(two_nodes(work))}")
+        except Missing as missing:
+            row.seen["Ray"] = f"not run, {missing}"
+        for name, options in ways.items():
+            command = _commands(work / name.replace(" ", "-"))
+            found = command(*model.verify(images, *options))
+            _same(row, found, whole, f"{name}: the same bytes of metrics")
+            row.same(_shard_files(command.store), _shard_files(alone.store), f"{name}: the same shards in the store")
+            row.seen[name] = f"{found.seconds:.0f} s"
+
+
+def kills(full: bool, work: Path, row: Row) -> None:
+    """A worker is killed every few seconds, and twice the command itself; then the same command."""
+    model, images = _model_and_images(full, work)
+    whole = _commands(work / "calm")(*model.verify(images))
+    wanted = _shards(work / "calm" / "store")
+    _killed(row, full, work / "processes", model.verify(images, "--executor", "processes", "--jobs", 2), whole, wanted)
+    with two_nodes(work) as address:
+        _killed(row, full, work / "ray", model.verify(images, "--executor", f"ray:{address}"), whole, wanted)
+
+
+def _killed(row: Row, full: bool, home: Path, words: tuple[object, ...], whole: Done, wanted: int) -> None:
+    command, name = _commands(home), home.name
+    running: list[int] = []
+    workers = ray_workers if name == "ray" else lambda: pool_workers(running[-1]) if running else []
+    seconds, deaths = 0.0, 0
+    with killed_every(KILL_SECONDS_ALL if full else KILL_SECONDS, workers, seed=7) as killed:
+        for share in (*DRIVER_KILLED_AT, 2.0):
+
+            def look(process: int, share: float = share) -> None:
+                running.append(process)
+                if _shards(command.store) >= share * wanted:
+                    kill(process)
+
+            found = command(*words, while_it_runs=look)
+            seconds += found.seconds
+            deaths += found.status == -9
+            running.clear()
+    row.check(deaths == len(DRIVER_KILLED_AT), f"{name}: the command was killed twice", f"{deaths} times")
+    _same(row, found, whole, f"{name}: the same bytes of metrics after all")
+    row.check(_shards(command.store) == wanted, f"{name}: all shards are stored once")
+    row.seen[name] = f"{len(killed)} workers killed, {seconds:.0f} s instead of {whole.seconds:.0f} s of one process"
+
+
+def _model_and_images(full: bool, work: Path) -> tuple[Model, Path]:
+    count = SHARED_OUT_ALL if full else SHARED_OUT
+    return small_model(work.parent / "made"), many_images(work / "images", count)
+
+
+def _shard_files(store: Path) -> dict[str, object]:
+    return {key: record["files"] for key, record in kept(store).items() if record["kind"] in SHARD_KINDS}
 
 
 def _commands(home: Path) -> Commands:
