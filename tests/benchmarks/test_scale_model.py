@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest.importorskip("simpy", reason="pip install simpy: the group `test` has it")
+pytest.importorskip("simpy", reason="pip install simpy")
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
