@@ -25,7 +25,6 @@ import numpy as np
 from benchmarks.scale_costs import Load
 from benchmarks.scale_model import Place, Task, Work, simulate
 from tests.scale.commands import DIGITS, ROOT, Commands, kept_kinds, many_images
-from vitdeploy.workflows.sharded import LEAST_PIECES, MOST_AT_ONCE
 
 CHECKPOINT, MODEL = DIGITS / "vit_digits.safetensors", "vit_w192d4h3_patch4_32"
 SIDES = ("original", "engine")
@@ -174,6 +173,8 @@ def decoded(images: Path, graph: Path, work: Path) -> float:
 
 def predicted(known: dict[str, object], workers: int, cores: float) -> float:
     """Seconds of the command: first all shards of the original, then all of the engine, each by new workers."""
+    from vitdeploy.workflows.sharded import LEAST_PIECES, MOST_AT_ONCE
+
     shards = int(known["shards"])  # type: ignore[call-overload]
     each = min(MOST_AT_ONCE, -(-shards // LEAST_PIECES))
     pieces = -(-shards // each)
