@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import time
@@ -9,6 +10,7 @@ import uuid
 from pathlib import Path
 
 from vitdeploy.errors import DataError
+from vitdeploy.workflows import shard_work
 
 
 def squared(number: int) -> int:
@@ -43,3 +45,22 @@ def begun(ask: tuple[str, int, float]) -> int:
     while len(list(folder.iterdir())) < wanted and time.monotonic() < end:
         time.sleep(0.01)
     return len(list(folder.iterdir()))
+
+
+def evaluates(ask: tuple[str, shard_work.Work]) -> None:
+    shard_work.do(ask[1])
+
+
+def evaluates_at_second_try(ask: tuple[str, shard_work.Work]) -> None:
+    """Ends its process the first time that it is asked for these shards, after half of them."""
+    work = ask[1]
+    place = Path(ask[0]) / work.parts[0].content / str(work.parts[0].original)
+    if not place.exists():
+        place.mkdir(parents=True)
+        shard_work.do(dataclasses.replace(work, parts=work.parts[: len(work.parts) // 2]))
+        os.kill(os.getpid(), signal.SIGKILL)
+    shard_work.do(work)
+
+
+def always_dies(ask: tuple[str, shard_work.Work]) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -68,15 +68,16 @@ def small_shards(monkeypatch, tmp_path):
     monkeypatch.setattr(sharded, "MOST", 64)
 
 
-def verified(images, ours, theirs, labels="folders", count="all", skip_bad=False, budget=None):
+def verified(images, ours, theirs, labels="folders", count="all", skip_bad=False, progress=None, executor=None):
     """The document, the images that each artifact ran on, and the notes."""
     ran, notes = {}, []
     found = verify_subjects(
         *(ours, theirs, DataChoice(images, labels, None, 0, count, 3)),
         skip_bad=skip_bad,
-        budget=budget or Budget(max_drop=1.0, min_agreement=99.9),
-        progress=lambda text, done, total: ran.update({text: total}),
+        budget=Budget(max_drop=1.0, min_agreement=99.9),
+        progress=progress or (lambda text, done, total: ran.update({text: total})),
         note=notes.append,
+        executor=executor,
     )
     return found.document(), {name: ran.get(name, 0) for name in (ORIGINAL, ENGINE)}, notes
 

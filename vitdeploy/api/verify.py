@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from vitdeploy.api.reporter import Reporter, reporting
 from vitdeploy.api.shown import Shown
 from vitdeploy.api.tables import Line, interval
 from vitdeploy.errors import InputError
+from vitdeploy.runtime.host import usable_cores
 from vitdeploy.spec import Budget, GateStatus
 
 if TYPE_CHECKING:
@@ -123,6 +125,8 @@ def verify(
     skip_bad: bool = False,
     trust: str | Path | None = None,
     accept_known_bad: Sequence[str] = (),
+    jobs: int = 0,
+    executor: str | None = None,
     progress: bool | Reporter = True,
 ) -> Verification:
     """Compare an artifact with the original on the same images. A bound that is not met is reported, not raised.
@@ -139,10 +143,15 @@ def verify(
         skip_bad: go on without unreadable images.
         trust: bundles must be signed by this public key or certificate (PEM).
         accept_known_bad: ids of the table of runtimes known to be wrong that are no reason to refuse a graph.
+        jobs: how many shards of a classifier's evaluation are done at the same time; 0: with an executor one for each
+            core, or as many as the Ray cluster has CPUs for.
+        executor: where they are done: by "processes" of this machine, on a cluster of "ray" on it, or "ray:HOST:PORT".
+            None: by processes for more than one job, else in this process, which has others that decode for it.
         progress: as for `vitdeploy.export`.
 
     Raises:
-        InputError: the two are for other tasks or classes. DataError, ImageError: of the images. Errors of engines.
+        InputError: the two are for other tasks or classes, or no executor that is known. DataError, ImageError: of the
+            images. WorkerError, MissingPackageError: of the executor. Errors of engines.
 
     >>> import numpy as np
     >>> import vitdeploy as vd
@@ -153,7 +162,13 @@ def verify(
     """
     chosen = _checked(artifact, against, data, target)
     from vitdeploy.workflows.comparison import verify_subjects
+    from vitdeploy.workflows.named_executor import executor_of
+    from vitdeploy.workflows.ray_cluster import RayCluster
     from vitdeploy.workflows.subjects import emulation_offered
+
+    shares = executor_of(executor, jobs or (usable_cores() if executor == "processes" else 1))
+    if jobs and isinstance(shares, RayCluster):
+        shares = dataclasses.replace(shares, at_a_time=jobs)
 
     reporter, budget = reporting(progress), Budget(max_drop=max_drop, min_agreement=min_agreement)
     name = artifact_name(artifact)
@@ -169,6 +184,7 @@ def verify(
             budget=budget,
             progress=reporter.progress,
             note=reporter.note,
+            executor=shares,
         )
     return Verification(found, _noun(chosen))
 

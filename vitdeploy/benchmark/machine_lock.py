@@ -82,7 +82,7 @@ def lock_file() -> Path:
 
 def _locked() -> tuple[bool, int | None]:
     """Whether the lock is ours, and the descriptor that holds it; None if there is nothing to lock."""
-    descriptor = _open(lock_file()) if os.name == "posix" else None
+    descriptor = open_lock(lock_file()) if os.name == "posix" else None
     if descriptor is None:
         return True, None
     import fcntl  # there is none on Windows
@@ -98,8 +98,8 @@ def _locked() -> tuple[bool, int | None]:
     return True, descriptor
 
 
-def _open(path: Path) -> int | None:
-    """Open the lock file, creating it if missing. Others may have put something else in its place: links are not
+def open_lock(path: Path) -> int | None:
+    """Open a lock file, creating it if missing. Others may have put something else in its place: links are not
     followed, and a pipe does not block."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = None

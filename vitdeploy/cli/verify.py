@@ -42,6 +42,16 @@ if TYPE_CHECKING:
 @click.option("--bisect", is_flag=True, help="Find where the error enters instead, and what fixes it.")
 @click.option("--emulate", is_flag=True, help="Evaluate a graph typed for a GPU here, with its types' storage.")
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
+@click.option(
+    "--executor",
+    metavar="processes|ray[:HOST:PORT]",
+    help="Where a classifier's images are evaluated, in shards: by processes of this machine, or on a Ray cluster.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="How many shards at a time, by processes without --executor. Default: one for each core or CPU.",
+)
 @accept_option
 @on_option
 @expect_option
@@ -64,6 +74,8 @@ def command(
     bisect: bool,
     emulate: bool,
     skip_bad: bool,
+    executor: str | None,
+    jobs: int | None,
     accept_known_bad: tuple[str, ...],
     on: str | None,
     expect_digest: str | None,
@@ -84,8 +96,13 @@ def command(
     tensor is rounded to its type, sums are in float32. That finds overflow and lost answers without the GPU. It says
     nothing about speed.
 
+    Many images of a classifier are evaluated in shards, which are stored: the same command goes on where it was. With
+    --executor they are shared out to processes, or to the nodes of a Ray cluster; the numbers are the same.
+
     With --on each device builds and runs the artifact's engine, and the original runs here.
     """
+    if (executor is not None or jobs is not None) and (bisect or on is not None):
+        raise click.UsageError("--executor and --jobs share out an evaluation: leave --bisect and --on out.")
     if on is not None and (bisect or emulate):
         raise click.UsageError("--on runs a whole engine: leave --bisect and --emulate out.")
     from vitdeploy.api.artifacts import Named
@@ -129,7 +146,7 @@ def command(
             _unmet,
         )
         return
-    found = verify(artifact, original, chosen, emulate=emulate, **bounds, **common)
+    found = verify(artifact, original, chosen, emulate=emulate, executor=executor, jobs=jobs or 0, **bounds, **common)
     console.finish(found.document(), found.lines(), None)
     error = _unmet(found)
     if error is not None:

@@ -61,25 +61,33 @@ def decode_images(
         raise DataError("not one image could be read", found=f"{len(samples)} unreadable files")
 
 
-def decode_each(samples: Sequence[Sample], spec: PreprocessSpec) -> Generator[Loaded | ImageError, None, None]:
+def decode_each(
+    samples: Sequence[Sample], spec: PreprocessSpec, processes: int | None = None
+) -> Generator[Loaded | ImageError, None, None]:
     """The pixels and the size of each sample, or its error; to be closed, which ends the processes.
+
+    Args:
+        processes: how many there are at most; None: one for each core, where there are several.
 
     Raises:
         WorkerError: no process can be started.
     """
-    with contextlib.closing(_load(samples, spec)) as loaded:
+    with contextlib.closing(_load(samples, spec, processes)) as loaded:
         for found in loaded:
             if isinstance(found, VitdeployError) and not isinstance(found, ImageError):
                 raise found
             yield found
 
 
-def _load(samples: Sequence[Sample], spec: PreprocessSpec) -> Generator[Loaded | VitdeployError, None, None]:
+def _load(
+    samples: Sequence[Sample], spec: PreprocessSpec, processes: int | None
+) -> Generator[Loaded | VitdeployError, None, None]:
     """The result of each sample. Processes are started if the first images show that the others take long enough."""
-    workers, seconds = min(_cores(), MAX_WORKERS), 0.0
+    seconds, cores = 0.0, _cores()
+    workers = processes or (min(cores, MAX_WORKERS) if cores > 1 else 0)
     for index, sample in enumerate(samples):
         left = len(samples) - index
-        if workers > 1 and index >= FIRST_IMAGES and seconds / index * left > WORTH_SECONDS:
+        if workers and index >= FIRST_IMAGES and seconds / index * left > WORTH_SECONDS:
             yield from _by_processes(samples[index:], spec, min(workers, left))
             return
         begun = time.perf_counter()

@@ -22,6 +22,8 @@ APPLICATION, VERSION = 0x76697464, 1
 # A file that changed so shortly before it was recorded may change again without another time: FAT counts in 2 s. Git
 # calls such entries racy (Documentation/technical/racy-git.txt).
 RACY_NS = 2_100_000_000
+# What the digest of a file that cannot be read begins with.
+UNREAD = "unread"
 # What is lost by a kill.
 COMMIT_FILES = 1000
 BUSY_SECONDS = 5.0
@@ -30,6 +32,7 @@ _TABLE = """CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, size INTEGE
 inode INTEGER, recorded INTEGER, sha256 TEXT) WITHOUT ROWID"""
 _FIND = """SELECT sha256 FROM files WHERE path = ? AND size = ? AND mtime = ? AND ctime = ? AND inode = ?
 AND max(mtime, ctime) + ? < recorded"""
+_RECORDED = "SELECT sha256 FROM files WHERE path = ?"
 _RECORD = "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 # What a file is known again by.
@@ -38,13 +41,14 @@ Stat = tuple[int, int, int, int]
 
 class FileDigests:
     """SHA-256 of files; of those in the database that did not change since, without reading them. Use as a context
-    manager. `hashed`: how many had to be read."""
+    manager. `hashed`: how many had to be read; `changed`: which of these have other bytes than were recorded."""
 
     def __init__(self, file: Path) -> None:
         """`file`: the database; made where it is not there."""
         self._file = file
         self._database: sqlite3.Connection | None = None
         self.hashed = 0
+        self.changed: list[Path] = []
 
     def __enter__(self) -> FileDigests:
         with contextlib.suppress(OSError, sqlite3.OperationalError):  # no place to write: no cache
@@ -82,10 +86,12 @@ class FileDigests:
                 return known
             recorded = time.time_ns()
             digest = file_sha256(Path(path))
+            if self._execute(_RECORDED, (_key(path),)) not in (None, digest):
+                self.changed.append(Path(path))
             if _stat(path) == stat:
                 self._record(path, stat, recorded, digest)
         except OSError:
-            return f"unread {uuid.uuid4().hex}"
+            return f"{UNREAD} {uuid.uuid4().hex}"
         self.hashed += 1
         return digest
 

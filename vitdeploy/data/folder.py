@@ -84,6 +84,13 @@ class Samples(Sequence[Sample]):
         found.__dict__ |= {**self.__dict__, "places": self.places[indices]}
         return found
 
+    def packed(self) -> Samples:
+        """The same without the names of all others, for another process; `places` then count these alone."""
+        labels, names = self.labels, list(self.names)
+        found = Samples(self.root, [(None, names)])
+        found._labels = labels
+        return found
+
     def renumbered(self, index: Sequence[int]) -> Samples:
         """The same with the label `index[i]` for i; without labels, these."""
         found = self.pick(slice(None))

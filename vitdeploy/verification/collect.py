@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,7 @@ SIZE = "size"
 
 # (outputs of one image, its original (width, height)) -> what is kept of them.
 Keep = Callable[[Mapping[str, Array], tuple[int, int]], Mapping[str, Array]]
+Turn = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
@@ -82,15 +85,18 @@ def gather(
     progress: Callable[[int], None] = lambda images: None,
     *,
     fill: bool = False,
+    turn: Turn = contextlib.nullcontext,
 ) -> Answers:
     """As `collect`, of an artifact that is loaded already. The last `CHUNK` is filled up with copies, as the sums of
-    another batch are rounded otherwise; where it is the only one too if `fill` is True."""
+    another batch are rounded otherwise; where it is the only one too if `fill` is True. The artifact runs inside
+    `turn`."""
     columns: dict[str, list[Array]] = {}
     broken = 0
 
     def run(held: list[tuple[Pixels, tuple[int, int]]]) -> int:
         copies = CHUNK - len(held) if fill or columns else 0
-        outputs = predictor.outputs([pixels for pixels, _ in (*held, *held[-1:] * copies)])
+        with turn():
+            outputs = predictor.outputs([pixels for pixels, _ in (*held, *held[-1:] * copies)])
         for i, (_, size) in enumerate(held):
             for name, array in keep({name: output[i] for name, output in outputs.items()}, size).items():
                 columns.setdefault(name, []).append(array)

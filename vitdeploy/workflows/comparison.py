@@ -22,6 +22,7 @@ from vitdeploy.tasks.adapter import DataChoice, Setting, TaskAdapter
 from vitdeploy.tasks.adapters import make_adapter
 from vitdeploy.verification.collect import Answers
 from vitdeploy.verification.gate import GUARD, accuracy_gate
+from vitdeploy.workflows.executors import Executor
 from vitdeploy.workflows.sharded import verify_in_shards
 from vitdeploy.workflows.sides import settings_of, verification
 from vitdeploy.workflows.subjects import Subject
@@ -36,11 +37,14 @@ def verify_subjects(
     budget: Budget,
     progress: Progress,
     note: Callable[[str], None] = lambda text: None,
+    executor: Executor | None = None,
 ) -> Verification:
     """Compare `ours` with `theirs`, one runtime after the other; returns the result and its gate. Errors as in `Trial`.
     `note` is called with bounds of the budget that the data cannot prove, before `ours` runs. Many images for a
-    classifier are evaluated in shards."""
-    found = verify_in_shards(ours, theirs, choice, skip_bad=skip_bad, budget=budget, progress=progress, note=note)
+    classifier are evaluated in shards; with an `executor` any number of them, by its processes."""
+    found = verify_in_shards(
+        ours, theirs, choice, skip_bad=skip_bad, budget=budget, progress=progress, note=note, executor=executor
+    )
     if found is not None:
         return found
     trial = Trial(ours, theirs, choice, skip_bad=skip_bad, progress=progress)

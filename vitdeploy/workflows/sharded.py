@@ -9,37 +9,57 @@ shards.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from vitdeploy.data.classes import ClassMap
 from vitdeploy.data.file_digests import FileDigests
-from vitdeploy.data.folder import Ints, Samples
+from vitdeploy.data.folder import Samples
 from vitdeploy.data.shards import MOST, WINDOW, cut
 from vitdeploy.document.verification import Verification
-from vitdeploy.errors import DataError
+from vitdeploy.errors import DataError, HostError, StorageError, VitdeployError, error_with_code
 from vitdeploy.pipeline.foresight import bounds_answers, criterion_by
+from vitdeploy.pipeline.run import default_store
 from vitdeploy.progress import Counter, Progress
-from vitdeploy.runtime.runner import Array
+from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.spec import Budget
-from vitdeploy.stages.shards import Answered, Identity, ShardStore, run_shards, shard_digest
+from vitdeploy.stages.shards import (
+    DIGESTS_FILE,
+    Answered,
+    Identity,
+    Part,
+    ShardStore,
+    content_digest,
+    evaluate,
+    shard_digest,
+)
 from vitdeploy.stages.verify import explained
 from vitdeploy.store.places import store_folder
-from vitdeploy.store.store import Store
-from vitdeploy.tasks.adapter import Data, DataChoice
+from vitdeploy.tasks.adapter import Data, DataChoice, Setting
 from vitdeploy.tasks.adapters import make_adapter
 from vitdeploy.tasks.classification import ClassificationKit
 from vitdeploy.tasks.images import scratch_folder
-from vitdeploy.verification.agreement import Tally, tally
+from vitdeploy.verification.agreement import Tally
 from vitdeploy.verification.feasible import unprovable
 from vitdeploy.verification.gate import GUARD, accuracy_gate
+from vitdeploy.workflows.executors import Executor
+from vitdeploy.workflows.shard_work import Work, do, threads_here
 from vitdeploy.workflows.sides import settings_of, verification
 from vitdeploy.workflows.subjects import Subject
 
-DIGESTS_FILE = "digests.sqlite"
+F = TypeVar("F")
+# A piece of work has so many shards at most, and there are so many pieces at least: a process that dies, or is slower
+# than others, holds up little.
+MOST_AT_ONCE, LEAST_PIECES = 4, 16
+# So many pieces that failed are named.
+NAMED = 3
 Note = Callable[[str], None]
 
 
@@ -52,19 +72,28 @@ def verify_in_shards(
     budget: Budget,
     progress: Progress,
     note: Note,
+    executor: Executor | None = None,
 ) -> Verification | None:
     """As `comparison.verify_subjects`, whose arguments and errors these are; unreadable images are found as they come.
 
-    None where shards are not for: images that one shard could hold, which are better decoded once and kept; other tasks
-    than classification; two ways to prepare an image; an artifact of no known identity; no store that can be written.
+    None where shards are not for: without an executor images that one shard could hold, which are better decoded once
+    and kept; other tasks than classification; two ways to prepare an image; an artifact of no known identity; no store
+    that can be written. With one, the reason is noted.
+
+    Raises:
+        VitdeployError: of some shards, whose images it names; what is finished is stored.
     """
-    adapter = _classifier(ours, theirs)
-    if adapter is None or scratch_folder() != store_folder():
+    own, other = settings_of(ours, theirs)
+    adapter = make_adapter(own)
+    reason = _reason(ours, theirs, own, other)
+    if reason or not isinstance(adapter, ClassificationKit):
+        if executor is not None:
+            note(f"all images are evaluated at once, in this process: {reason}")
         return None
     listed, mapping = adapter.listed(choice)
-    if len(listed.evaluation) <= MOST:
+    if len(listed.evaluation) <= MOST and executor is None:
         return None
-    found = _Evaluation(adapter, listed.evaluation, skip_bad, progress, note)
+    found = _Evaluation(adapter, listed.evaluation, skip_bad, progress, note, executor)
     found.answer(theirs)
     perfect = found.total(each.itself for each in found.answered).agreement()
     if bounds_answers(budget):
@@ -78,98 +107,149 @@ def verify_in_shards(
     return verification(ours, theirs, verified, data, gate, found.doubt(listed.evaluation, mapping))
 
 
-def _classifier(ours: Subject, theirs: Subject) -> ClassificationKit | None:
-    """The adapter of two classifiers that shards are for."""
-    own, other = settings_of(ours, theirs)
-    adapter = make_adapter(own)
-    known = ours.identity is not None and theirs.identity is not None
-    fits = own.task == "classification" and own.preprocess == other.preprocess
-    return adapter if known and fits and isinstance(adapter, ClassificationKit) else None
+def _reason(ours: Subject, theirs: Subject, own: Setting, other: Setting) -> str:
+    """Why shards are not for these two; "" if they are."""
+    if own.task != "classification":
+        return f"shards are for classifiers, and the task is {own.task}"
+    if own.preprocess != other.preprocess:
+        return "the two sides prepare images differently"
+    unknown = next((each.name for each in (ours, theirs) if each.identity is None), None)
+    if unknown is not None:
+        return f"no key could be made of {unknown}"
+    return "" if scratch_folder() == store_folder() else f"the store at {store_folder()} cannot be written"
 
 
 class _Evaluation:
     """The shards of some images, and what artifacts leave of them. `answered`: the original's answers, by shard."""
 
     def __init__(
-        self, adapter: ClassificationKit, evaluation: Samples, skip_bad: bool, progress: Progress, note: Note
+        self,
+        adapter: ClassificationKit,
+        evaluation: Samples,
+        skip_bad: bool,
+        progress: Progress,
+        note: Note,
+        executor: Executor | None,
     ) -> None:
         self._adapter, self._skip_bad, self._progress, self._note = adapter, skip_bad, progress, note
+        self._executor = executor
         # Of each image in sorted order its place in the evaluation.
         self._order = np.argsort(evaluation.places)
         self._samples = evaluation.pick(self._order)
-        self._labels = self._samples.labels
         self._shards = [np.arange(shard.start, shard.stop) for shard in cut(self._samples.names, WINDOW, MOST)]
-        self._store = ShardStore(Store(store_folder()))
-        self._digests = self._read_digests()
+        self._whole = default_store()
+        self._store = ShardStore(self._whole)
+        # Of each shard: the digest in its keys, and what its images are known again by.
+        self._digests: list[tuple[str, str]] = self._read_digests()
         self.answered: list[Answered] = []
 
-    def _read_digests(self) -> list[str]:
+    def _read_digests(self) -> list[tuple[str, str]]:
         count = Counter(self._progress, "digests of the images", len(self._samples))
         found = []
-        with FileDigests(store_folder() / DIGESTS_FILE) as digests:
+        with FileDigests(self._whole.root / DIGESTS_FILE) as digests:
             for shard in self._shards:
                 samples = self._samples.pick(shard)
-                found.append(shard_digest(samples, digests.of(sample.path for sample in samples)))
+                of_images = digests.of(sample.path for sample in samples)
+                found.append((shard_digest(samples, of_images), content_digest(samples, of_images)))
                 count(len(shard))
         return found
 
     def answer(self, original: Subject) -> None:
         """Find the original's answers to all shards; it runs for those that are missing."""
-        keys = [self._identity(original, samples=digest) for digest in self._digests]
-        found = [self._store.answered(key) for key in keys]
-        if not self._skip_bad:  # an unreadable image is an error, which reading it again gives
-            for i, each in enumerate(found):
-                if each is not None and len(each.unreadable):
-                    self._store.drop_answers(keys[i])
-                    found[i] = None
-        missing = [i for i, each in enumerate(found) if each is None]
-        ran = self._run(original, [self._shards[i] for i in missing])
-        for i, (logits, unreadable) in zip(missing, ran, strict=True):
-            labels = self._labels_of(np.delete(self._shards[i], unreadable))
-            found[i] = self._store.keep_answers(keys[i], logits, unreadable, labels)
-        self.answered = [each for each in found if each is not None]
+        none = np.zeros(0, np.int64)
+        parts = [
+            Part(shard, none, content, self._identity(original, samples=digest))
+            for shard, (digest, content) in zip(self._shards, self._digests, strict=True)
+        ]
+        self.answered = self._all(original, parts, self._usable)
+
+    def _usable(self, by: Identity) -> Answered | None:
+        found = self._store.answered(by)
+        if found is not None and len(found.unreadable) and not self._skip_bad:
+            self._store.drop_answers(by)  # an unreadable image is an error, which reading it again gives
+            return None
+        return found
 
     def compare(self, ours: Subject) -> Tally:
         """The counts of an artifact against the original; it runs for the shards whose counts are missing."""
-        shards = [
-            (
-                np.delete(shard, each.unreadable),
-                each,
-                self._identity(ours, samples=digest, answers=each.artifact.digest),
+        parts = [
+            Part(
+                shard,
+                each.unreadable,
+                content,
+                self._identity(ours, samples=digest, answers=each.digest),
+                each.artifact.key,
             )
-            for shard, each, digest in zip(self._shards, self.answered, self._digests, strict=True)
+            for shard, each, (digest, content) in zip(self._shards, self.answered, self._digests, strict=True)
             if each.itself is not None
         ]
-        found = [self._store.tallied(key) for _, _, key in shards]
-        missing = [i for i, each in enumerate(found) if each is None]
-        ran = self._run(ours, [shards[i][0] for i in missing])
-        for i, (logits, _) in zip(missing, ran, strict=True):
-            readable, original, key = shards[i]
-            found[i] = self._store.keep_tally(key, tally(logits, original.logits(), self._labels_of(readable)))
-        return self.total(found)
+        return self.total(self._all(ours, parts, self._store.tallied))
 
     def _identity(self, subject: Subject, **digests: str) -> Identity:
         assert subject.identity is not None
         return subject.identity().on(self._adapter.setting.images, **digests)
 
-    def _run(self, subject: Subject, parts: list[Ints]) -> Iterator[tuple[Array, Ints]]:
-        if not parts:
-            return iter(())
-        count = Counter(self._progress, subject.name, sum(map(len, parts)))
+    def _all(self, subject: Subject, parts: list[Part], find: Callable[[Identity], F | None]) -> list[F]:
+        """What an artifact left of some shards; it runs for those of which nothing is stored."""
+        found = [find(part.by) for part in parts]
+        missing = [i for i, each in enumerate(found) if each is None]
+        if missing:
+            self._run(subject, [parts[i] for i in missing])
+        for i in missing:
+            found[i] = find(parts[i].by)
+        here = [each for each in found if each is not None]
+        if len(here) < len(parts):
+            raise StorageError(
+                f"what {subject.name} answered is not in the store",
+                found=f"{len(parts) - len(here)} of {len(parts)} shards are missing, though each was evaluated",
+                wanted="one store for the whole evaluation",
+                fix="with several machines, set VITDEPLOY_SHARED_STORE on all of them; then give the command again",
+            )
+        return here
 
-        def busy(computed: float, seconds: float) -> None:
-            share = 100 * computed / seconds
-            self._note(f"{subject.name} computed for {share:.0f} % of {seconds:.0f} s; the rest waited for its images")
+    def _run(self, subject: Subject, parts: list[Part]) -> None:
+        """Evaluate some shards."""
+        count = Counter(self._progress, subject.name, sum(len(part.readable) for part in parts))
+        if self._executor is not None:
+            self._share_out(self._executor, subject, parts, count)
+            return
+        begun, images = time.perf_counter(), self._adapter.setting.images
+        with Predictor(subject.runner(), images) as predictor:
+            evaluate(
+                *(predictor, self._samples, parts, images, self._store, self._whole.root / DIGESTS_FILE),
+                skip_bad=self._skip_bad,
+                progress=count,
+            )
+            timings, seconds = predictor.timings, time.perf_counter() - begun
+        share = timings.images * timings.infer / 10 / seconds
+        self._note(f"{subject.name} computed for {share:.0f} % of {seconds:.0f} s; the rest waited for its images")
 
-        return run_shards(
-            *(subject.runner(), self._samples, parts, self._adapter.setting.images),
-            skip_bad=self._skip_bad,
-            progress=count,
-            busy=busy,
-        )
-
-    def _labels_of(self, images: Ints) -> Ints | None:
-        return None if self._labels is None else self._labels[images].astype(np.int64)
+    def _share_out(self, executor: Executor, subject: Subject, parts: list[Part], count: Counter) -> None:
+        """Evaluate some shards by an executor, and say which were not."""
+        assert subject.identity is not None and subject.portable is not None
+        identity = subject.identity()
+        portable = subject.portable.sent(identity, self._whole)
+        size = min(MOST_AT_ONCE, -(-len(parts) // LEAST_PIECES))
+        works = []
+        for start in range(0, len(parts), size):
+            own = parts[start : start + size]
+            images = np.concatenate([part.images for part in own])
+            ends = np.cumsum([0, *(len(part.images) for part in own)])
+            moved = [
+                dataclasses.replace(part, images=np.arange(first, end))
+                for part, (first, end) in zip(own, itertools.pairwise(ends.tolist()), strict=True)
+            ]
+            samples = self._samples.pick(images).packed()
+            preprocess = self._adapter.setting.images
+            works.append(Work(portable, identity, preprocess, self._skip_bad, samples, tuple(moved), threads_here()))
+        failed = []
+        for index, result in executor.map(do, works):
+            if isinstance(result, VitdeployError):
+                failed.append((works[index], result))
+            else:
+                count(sum(len(part.readable) for part in works[index].parts))
+        if failed:
+            raise _unfinished(subject.name, failed)
 
     def total(self, counted: Iterable[Tally | None]) -> Tally:
         """The counts of all shards.
@@ -199,3 +279,21 @@ class _Evaluation:
         read = answers >= 0
         classes = max(each.classes for each in self.answered)
         return self._adapter.doubt_answers(answers[read], labels[read].astype(np.int64), classes, mapping)
+
+
+def _unfinished(name: str, failed: Sequence[tuple[Work, VitdeployError]]) -> VitdeployError:
+    """The error of an evaluation of which some pieces failed, with what is wrong with an input before all others."""
+    error = min((error for _, error in failed), key=lambda error: isinstance(error, HostError))
+    texts = []
+    for work, _ in sorted(failed, key=lambda each: next(each[0].samples.names))[:NAMED]:
+        names = list(work.samples.names)
+        texts.append(f"{names[0]} to {names[-1]}")
+    more = f", and {len(failed) - NAMED} more pieces" if len(failed) > NAMED else ""
+    count = sum(len(work.samples) for work, _ in failed)
+    return error_with_code(
+        error.code,
+        f"{name} was not evaluated on {count} images: {error.message}",
+        found=f"{error.found}; in {', '.join(texts)}{more}" if error.found else f"in {', '.join(texts)}{more}",
+        wanted=error.wanted,
+        fix="; ".join(filter(None, (error.fix, "the same command goes on: all others are finished and stored"))),
+    )

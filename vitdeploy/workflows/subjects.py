@@ -47,6 +47,7 @@ from vitdeploy.stages.shards import Identity
 from vitdeploy.tasks.adapter import Setting
 from vitdeploy.workflows.identities import engine_identity, original_identity
 from vitdeploy.workflows.placement import compile_bundle
+from vitdeploy.workflows.portable import Portable, PortableEngine, PortableOriginal
 from vitdeploy.workflows.seeded import require_seeded, seeded_answers
 
 REBUILT = "{} was built again, of the bundle's graph: its plan is not of this user and this machine."
@@ -59,7 +60,7 @@ class Subject:
 
     `own` is False if the setting is only the architecture's default: the other side's preprocessing is used then.
     `remarks`: remarks about it on this machine. `artifact`: an engine's name in its bundle. `identity`: what its
-    answers depend on beside the images, where that can be told.
+    answers depend on beside the images, where that can be told; then `portable` is what another process runs it by.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Subject:
     remarks: tuple[str, ...] = ()
     artifact: str = ""
     identity: Callable[[], Identity] | None = None
+    portable: Portable | None = None
 
 
 Finder = Callable[[str], list[Subject]]
@@ -193,6 +195,7 @@ def original_subject(name: str, reference_model: ReferenceModel, *, own: bool, n
         lambda name: original_candidate(reference_model.source, name),
         reference_model.notes[-1:] if noted else (),
         identity=functools.cache(lambda: original_identity(reference_model)),
+        portable=PortableOriginal(reference_model.source),
     )
 
 
@@ -282,6 +285,7 @@ def _engine_subject(
         (*weight_remarks(engine, describe_host()["isa"]), *in_spite(engine.artifact, engine.accepted or ())),
         engine.artifact,
         functools.cache(lambda: engine_identity(manifest, engine, compiled=compiled)),
+        PortableEngine(folder, engine, trust, compiled),
     )
 
 
