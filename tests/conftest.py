@@ -41,7 +41,7 @@ LONGEST = (
 SLOW = {
     *("compatibility/test_modules.py", "embed/test_web.py", "faults/test_kill.py"),
     *("workflows/test_sweep.py", "tasks/test_tasks.py", "workflows/test_tune.py", "api/test_notebooks.py"),
-    *("tasks/test_dense.py", "external/test_detectors.py"),
+    *("tasks/test_dense.py", "external/test_detectors.py", "devices/test_fleet.py"),
 }
 
 # Threads that wait for others sleep. By default they spin, which takes the core that the other process of tests needs.

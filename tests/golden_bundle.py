@@ -27,12 +27,20 @@ def golden_of(inputs: Any, outputs: Any, artifact: str, tolerance: float) -> Gol
 
 
 def write_golden_bundle(
-    small_bundle: Path, engine: EngineSpec, home: Path, out: Path, *, images: int, tolerance: float, **others: Any
+    small_bundle: Path,
+    engine: EngineSpec,
+    home: Path,
+    out: Path,
+    *,
+    images: int,
+    tolerance: float,
+    channels: int = 1,
+    **others: Any,
 ) -> Path:
-    """Writes into `out` and gives it. `engine` lies in `home`; `images` are uint8 [images, 32, 32, 1] of noise."""
+    """Writes into `out` and gives it. `engine` lies in `home`; its images are noise, uint8 [32, 32, channels]."""
     manifest = read_bundle(small_bundle)
     assert manifest.preprocess is not None
-    pixels = np.random.default_rng(0).integers(0, 256, (images, 32, 32, 1), np.uint8)
+    pixels = np.random.default_rng(0).integers(0, 256, (images, 32, 32, channels), np.uint8)
     with make_runner(home, engine) as runner:
         (tensor,) = runner.inputs
         feeds = [{tensor.name: to_input(each[None], manifest.preprocess, tensor)} for each in pixels]
@@ -51,12 +59,16 @@ def write_golden_bundle(
 
 def golden_small_bundle(small_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its one engine for ONNX Runtime and five golden inputs."""
+    return with_golden_answers(small_bundle, tmp_path_factory.mktemp("engine"), tmp_path_factory.mktemp("golden"))
+
+
+def with_golden_answers(small_bundle: Path, home: Path, out: Path, channels: int = 1) -> Path:
+    """A copy in `out`; the engine goes through `home`, as `out` is an empty folder too."""
     (engine,) = read_bundle(small_bundle).engines
-    home = tmp_path_factory.mktemp("engine")
     shutil.copy(small_bundle / engine.graph, home / "graph.onnx")
     engine = dataclasses.replace(engine, graph="graph.onnx", files=("graph.onnx",))
-    out = tmp_path_factory.mktemp("golden")
-    return write_golden_bundle(small_bundle, engine, home, out, images=5, tolerance=1e-3, name="small")
+    how: dict[str, Any] = {"images": 5, "tolerance": 1e-3, "channels": channels, "name": "small"}
+    return write_golden_bundle(small_bundle, engine, home, out, **how)
 
 
 def with_one_weight_changed(bundle: Path, out: Path) -> Path:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from vitdeploy.publish import (
     check_replaceable,
     flush,
     native_writes,
+    point,
     publish,
     remove_abandoned,
     replacing,
@@ -391,3 +393,20 @@ def test_a_file_system_that_does_not_say_its_room_hides_no_error_of_a_native_lib
     with pytest.raises(RuntimeError, match="of its own"), native_writes(tmp_path, 1000):
         raise RuntimeError("of its own")
     assert names(tmp_path) == []
+
+
+def test_a_link_is_moved_in_one_step_and_nothing_else_is_replaced(tmp_path):
+    link = tmp_path / "current"
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        point(link, Path(name))
+        assert link.readlink() == Path(name) and names(tmp_path)[-1] == "current"
+    abandoned = tmp_path / module.temporary_name().replace(str(os.getpid()), str(dead_process()))
+    abandoned.symlink_to("a")
+    point(link, Path("a"))
+    assert names(tmp_path) == ["a", "b", "current"]
+    for name in ("a", "file"):
+        (tmp_path / "file").write_bytes(b"mine")
+        with pytest.raises(OutputError, match="is no link, so it is not replaced"):
+            point(tmp_path / name, Path("b"))
+    assert (tmp_path / "file").read_bytes() == b"mine" and (tmp_path / "a").is_dir()

@@ -207,7 +207,7 @@ def remove_abandoned(parent: Path) -> None:
         kind = _abandoned(path)
         if kind == "old":
             _bring_back(path)
-        elif kind == "tmp" and path.is_dir():
+        elif kind == "tmp" and path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         elif kind == "tmp":
             with contextlib.suppress(OSError):
@@ -313,6 +313,33 @@ def publish(folder: Path, final: Path) -> bool:
             return False
         flush(final.parent)
     return True
+
+
+def point(link: Path, target: Path) -> None:
+    """Let the symbolic link `link` point to `target`, which is relative to its folder, in one step that is on disk when
+    this returns. Whoever follows it gets the old place or the new one, and so it is after a crash at any moment.
+
+    Raises:
+        OutputError: `link` is there, and no link.
+        StorageError: the disk is full or not writable.
+    """
+    with storage_errors(link):
+        if os.path.lexists(link) and not link.is_symlink():
+            raise OutputError(
+                f"{link} is no link, so it is not replaced",
+                found=_kind(link),
+                wanted="nothing, or a link that vitdeploy made",
+                fix="move it away",
+            )
+        remove_abandoned(link.parent)
+        temporary = link.with_name(temporary_name())
+        temporary.symlink_to(target)
+        try:
+            temporary.replace(link)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        flush(link.parent)
 
 
 def _renamed(folder: Path, final: Path) -> bool:

@@ -94,42 +94,67 @@ class Board:
         return held(self.home / "tmp")
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
-    sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
-    if sshd is None or shutil.which("ssh") is None:
+def make_keys(folder: Path) -> None:
+    """The keys of a server and its users in a new folder, where OpenSSH is installed."""
+    if sshd_program() is None or shutil.which("ssh") is None:
         pytest.skip("install openssh-server and openssh-client")
-    folder = tmp_path_factory.mktemp("sshd")
-    home = folder / "home"
-    (home / "tmp").mkdir(parents=True)
+    folder.mkdir(exist_ok=True)
     for name in ("host", "user", "other"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)  # sshd's, which only a service of the system makes
-    options = {
-        "Port": port,
-        **server_options(folder),
-        "SetEnv": f"HOME={home} TMPDIR={home / 'tmp'}",
-    }
+
+
+def sshd_program() -> str | None:
+    return shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
+
+
+def start_board(folder: Path, keys: Path, temporary: Path | None = None, port: int = 0) -> Board:
+    """A server in `folder` that has started; `temporary`: the folder of the device for temporary files, by default one
+    of its own. `port`: that of a server that was there before.
+
+    The caller waits until it answers, and ends it.
+    """
+    home = folder / "home"
+    temporary = temporary or home / "tmp"
+    for each in (home, temporary):
+        each.mkdir(parents=True, exist_ok=True)
+    if not port:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+    options = {"Port": port, **server_options(keys), "SetEnv": f"HOME={home} TMPDIR={temporary}"}
     (folder / "sshd_config").write_text("".join(f"{key} {value}\n" for key, value in options.items()))
-    key = (folder / "host.pub").read_text().split()[:2]
+    key = (keys / "host.pub").read_text().split()[:2]
     (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {' '.join(key)}\n")
+    if keys != folder and not (folder / "user").exists():
+        (folder / "user").symlink_to(keys / "user")
+    program = sshd_program()
+    assert program is not None
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen([sshd, "-D", "-e", "-f", folder / "sshd_config"], stderr=log)
+        process = subprocess.Popen([program, "-D", "-e", "-f", folder / "sshd_config"], stderr=log)
+    return Board(folder, home, port, process)
+
+
+def await_board(board: Board) -> None:
+    deadline = time.monotonic() + 10
+    while socket.socket().connect_ex(("127.0.0.1", board.port)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if board.server.poll() is not None:
+        pytest.skip(f"sshd does not start: {(board.folder / 'log').read_text().strip()[-200:]}")
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
+    folder = tmp_path_factory.mktemp("sshd")
+    make_keys(folder)
+    board = start_board(folder, folder)
     try:
-        board = Board(folder, home, port, process)
-        deadline = time.monotonic() + 10
-        while socket.socket().connect_ex(("127.0.0.1", port)) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        if process.poll() is not None:
-            pytest.skip(f"sshd does not start: {(folder / 'log').read_text().strip()[-200:]}")
+        await_board(board)
         yield board
     finally:
-        process.terminate()
-        process.wait()
+        board.server.terminate()
+        board.server.wait()
 
 
 @pytest.fixture

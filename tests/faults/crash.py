@@ -8,7 +8,7 @@ set of operations on names may be there in which each has those that it builds o
 One operation, also one that moves a folder or exchanges two, is there or not.
 
 Operations on names are seen where Python calls the system. What was written, by whatever library, is read from the
-files before each of them.
+files before each of them. Where a symbolic link leads is written with its name, as file systems with a journal do it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import pytest
 import vitdeploy.publish as publish
 
 Place = tuple[int, str]  # the number of a folder, and a name in it
+LINK = b"\0a link to "  # the content of one, with where it leads
 Kind = Literal["put", "remove", "move", "exchange", "write", "flush"]
 ROOT = 0
 
@@ -85,6 +86,8 @@ class Disk:
                 self.folders[first[0]][first[1]], self.folders[second[0]][second[1]] = other, one
         elif operation.kind == "write":
             self.files[operation.node] = operation.data
+        if operation.kind == "put" and operation.data:
+            self.files[operation.node] = operation.data
 
     def paths(self, folder: int = ROOT, above: str = "") -> Iterator[tuple[str, int]]:
         """Every path with its number, folders before what is in them."""
@@ -97,10 +100,13 @@ class Disk:
         """Make all of it in an empty folder."""
         for path, node in self.paths():
             place = folder / path
+            data = self.files.get(node, b"")
             if node in self.folders:
                 place.mkdir()
+            elif data.startswith(LINK):
+                place.symlink_to(data.removeprefix(LINK).decode())
             else:
-                place.write_bytes(self.files.get(node, b""))
+                place.write_bytes(data)
 
     def digest(self) -> bytes:
         found = hashlib.sha256()
@@ -112,10 +118,10 @@ class Disk:
 
 class Recorder:
     """The operations on what lies below `root`, in their order, while it is entered. `before`: what was there then.
-    `only`: the names in `root` that are looked at; none: all."""
+    `only`: the names in `root` that are looked at; none: all. `links`: symbolic links say something after a crash."""
 
-    def __init__(self, root: Path, only: tuple[str, ...] = ()) -> None:
-        self.root, self.only = os.path.realpath(root), only
+    def __init__(self, root: Path, only: tuple[str, ...] = (), links: bool = False) -> None:
+        self.root, self.only, self.links = os.path.realpath(root), only, links
         self.operations: list[Operation] = []
         self._disk, self._seen, self._next = Disk(), dict[int, tuple[int, int, int]](), ROOT + 1
         self._lock, self._patch = threading.RLock(), pytest.MonkeyPatch()
@@ -150,17 +156,20 @@ class Recorder:
             return
         if folder == ROOT and self.only:
             found = [entry for entry in found if entry.name in self.only]
-        found = [entry for entry in found if not entry.is_symlink()]  # those of ours say nothing after a crash
+        # Those of the store say nothing after a crash.
+        found = [entry for entry in found if self.links or not entry.is_symlink()]
         for name in sorted(known.keys() - {entry.name for entry in found}):
             self._do(Operation("remove", first=(folder, name), subjects=frozenset({known[name]})))
         for entry in found:
             inside = entry.is_dir(follow_symlinks=False)
             if (node := known.get(entry.name)) is None or inside != (node in self._disk.folders):
                 node, self._next = self._next, self._next + 1
-                self._do(Operation("put", node, inside, (folder, entry.name), subjects=frozenset({node})))
+                data = LINK + bytes(Path(entry.path).readlink()) if entry.is_symlink() else b""
+                subjects = frozenset({node})
+                self._do(Operation("put", node, inside, (folder, entry.name), data=data, subjects=subjects))
             if inside:
                 self._look(node, entry.path)
-            else:
+            elif not entry.is_symlink():
                 self._look_into(node, entry)
 
     def _look_into(self, node: int, entry: os.DirEntry[str]) -> None:
@@ -282,9 +291,7 @@ def crashes(before: Disk, operations: list[Operation], seed: int, draws: int) ->
                     yield Crashed(disk, count == len(operations), f"after {count}: {told}, contents {how}")
 
 
-def drawn_crashes(
-    before: Disk, operations: list[Operation], seed: int, points: int, at_end: int
-) -> Iterator[Crashed]:
+def drawn_crashes(before: Disk, operations: list[Operation], seed: int, points: int, at_end: int) -> Iterator[Crashed]:
     """Some of these disks, where each takes long to look at: one at each of so many points, or of all that there are,
     and `at_end` when all was done. Points and disks are drawn at random."""
     drawn, builds_on, last = random.Random(seed), _builds_on(operations), len(operations)
@@ -347,7 +354,7 @@ def _left(before: Disk, done: list[Operation], kept: set[int], how: str, drawn: 
         elif each.kind == "flush" and each.node in disk.files:
             certain[each.node] = disk.files[each.node]
     for node, data in disk.files.items():
-        if data != certain.get(node):
+        if data != certain.get(node) and not data.startswith(LINK):
             disk.files[node] = _content(certain.get(node, b""), data, how, drawn)
     return disk
 

@@ -48,7 +48,7 @@ def crash(row: Row, plan: Plan, work: Path, draws: int = DRAWS, *, to_first: boo
 def record(plan: Plan, home: Path) -> object:
     """In a process that is gone when its disks are looked at."""
     plan.before(home)
-    with Recorder(home) as recorder:
+    with Recorder(home, links=plan.links) as recorder:
         plan.run(home)
     return recorder.before, recorder.operations
 

@@ -10,15 +10,18 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import vitdeploy.publish as publish
+from vitdeploy.devices.agent.releases import Deployment
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.progress import silent
 from vitdeploy.runtime.atomic import write_atomic
+from vitdeploy.spec import MANIFEST_FORMAT, FileEntry, Manifest, encode
 from vitdeploy.stages.step import Step
 from vitdeploy.stages.unfinished import load_state, save_state
 from vitdeploy.store.key import artifact_key
@@ -38,7 +41,8 @@ class Plan:
     """`before` makes what was there, `act` does it: as a new process does, again after each way to be cut off. `wrong`
     says what is wrong with what is there then, "" if nothing; it is asked of a folder whose process has ended. `made`:
     the same when it has been done to its end. `around` is entered whenever it acts. `clears`: it leaves nothing
-    temporary, also of a process that was cut off; the store clears a folder when it makes something in it."""
+    temporary, also of a process that was cut off; the store clears a folder when it makes something in it. `links`: it
+    makes symbolic links, which say something."""
 
     name: str
     before: Callable[[Path], None]
@@ -47,6 +51,7 @@ class Plan:
     made: Callable[[Path], str]
     around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     clears: bool = True
+    links: bool = False
 
     def run(self, home: Path) -> None:
         with self.around():
@@ -254,6 +259,78 @@ def _plan_is(home: Path, *allowed: Files | None) -> str:
     return one_of(home / "bundle", *wanted) or entries_whole(home / "store")
 
 
+# --- releases of a deployment, and the link to one --------------------------------------------------------------------
+
+
+def release(text: str) -> tuple[str, dict[str, bytes]]:
+    """The digest and the files of a small bundle that nothing can run."""
+    data = {"graph.onnx": text.encode() * 99, "golden/in.npz": b"the same in all"}
+    entries = tuple(FileEntry(name, len(each), sha256(each).hexdigest()) for name, each in data.items())
+    manifest = Manifest(MANIFEST_FORMAT, "small", "sequence", {}, None, None, (), None, entries)
+    written = json.dumps(encode(manifest)).encode()
+    return sha256(written).hexdigest(), {"manifest.json": written, **data}
+
+
+def entries_of(files: Files) -> list[FileEntry]:
+    return [FileEntry(name, len(data), sha256(data).hexdigest()) for name, data in files.items()]
+
+
+def bring(home: Path, text: str) -> str:
+    """Add a release to the deployment in `home`, as a job does."""
+    digest, files = release(text)
+    place = Deployment("shop", home)
+    with tempfile.TemporaryDirectory() as sent, place.held():
+        fill(Path(sent), files)
+        place.add(digest, entries_of(files), Path(sent))
+    return digest
+
+
+def move_to(home: Path, digest: str) -> None:
+    place = Deployment("shop", home)
+    found = place.look()
+    if found.current != digest:
+        with place.moved(digest, found.current, found.counter):
+            pass
+
+
+def _old_release(home: Path) -> None:
+    move_to(home, bring(home, "old"))
+
+
+def _bring_new(home: Path) -> None:
+    bring(home, "new")
+
+
+def _both_releases(home: Path) -> None:
+    _old_release(home)
+    _bring_new(home)
+
+
+def _deployed_is(home: Path, *allowed: tuple[str, int]) -> str:
+    """What is wrong with what an app finds, and then with how the next command says that it stands: a release, "" for
+    none, and how often the link was moved."""
+    place = Deployment("shop", home)
+    texts = {release(text)[0]: text for text in ("old", "new")}
+    for folder in place.releases.glob("*"):
+        text = texts.get(folder.name)
+        if text is not None and held(folder) != release(text)[1]:
+            return f"the {text} release is in pieces"
+    if place.link.is_symlink() and not place.link.is_dir():
+        return "the link leads nowhere"
+    looked = place.look()
+    found = (texts.get(looked.current, ""), looked.counter)
+    if found not in allowed or place.link.is_dir() != bool(looked.current):
+        return f"the release is {found}"
+    return (
+        "" if not looked.moving and (not looked.previous or place.folder_of(looked.previous).is_dir()) else f"{looked}"
+    )
+
+
+def _brought(home: Path) -> str:
+    new = Deployment("shop", home).folder_of(release("new")[0])
+    return _deployed_is(home, ("old", 1)) or ("" if new.is_dir() else "the new release is not there")
+
+
 def _plan(name: str, before, act, is_, *allowed: Files | None, around=contextlib.nullcontext) -> Plan:
     return Plan(
         name,
@@ -302,4 +379,31 @@ PLANS = (
         clears=False,
     ),
     _plan("a plan of three stages", _nothing, _run_plan, _plan_is, NEW, None),
+    Plan(
+        "a release brought",
+        _old_release,
+        _bring_new,
+        lambda home: _deployed_is(home, ("old", 1)),
+        _brought,
+        links=True,
+        clears=False,
+    ),
+    Plan(
+        "a release switched to",
+        _both_releases,
+        lambda home: move_to(home, release("new")[0]),
+        lambda home: _deployed_is(home, ("old", 1), ("new", 2)),
+        lambda home: _deployed_is(home, ("new", 2)),
+        links=True,
+        clears=False,
+    ),
+    Plan(
+        "the first release switched to",
+        _bring_new,
+        lambda home: move_to(home, release("new")[0]),
+        lambda home: _deployed_is(home, ("", 0), ("new", 1)),
+        lambda home: _deployed_is(home, ("new", 1)),
+        links=True,
+        clears=False,
+    ),
 )

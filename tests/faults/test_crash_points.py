@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+import vitdeploy.devices.agent.releases as releases
 import vitdeploy.publish as publish
 from tests.faults.broken_disk import BrokenDisk
 from tests.faults.crash import drawn_crashes, recorded, recording
@@ -13,12 +14,14 @@ from tests.faults.crash_points import crash, record
 from tests.faults.forking import in_child
 from tests.faults.gate import Row
 from tests.faults.plans import NEW, OLD, OURS, PLANS, fill, held
+from vitdeploy.devices.agent.releases import Deployment
 from vitdeploy.errors import StorageError
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="finds paths in /proc")  # noqa: PTH110
 
 BY_NAME = {plan.name: plan for plan in PLANS}
 REPLACED, IN_TWO_STEPS, AGAIN = "a folder replaced", "a folder replaced without an exchange", "an entry made again"
+BROUGHT, SWITCHED, FIRST = "a release brought", "a release switched to", "the first release switched to"
 
 
 def crashed(name, work, **options):
@@ -27,10 +30,10 @@ def crashed(name, work, **options):
     return [f"{case.name}: {case.note}" for case in row.bad], len(row.cases)
 
 
-@pytest.mark.parametrize("name", [REPLACED, IN_TWO_STEPS, AGAIN])
+@pytest.mark.parametrize("name", [REPLACED, IN_TWO_STEPS, AGAIN, BROUGHT, SWITCHED, FIRST])
 def test_a_crash_leaves_the_old_or_the_new(tmp_path, name):
     wrong, disks = crashed(name, tmp_path)
-    assert not wrong and disks > 50
+    assert not wrong and disks > (10 if name in (SWITCHED, FIRST) else 50)
 
 
 def never_flushed(patch):
@@ -40,6 +43,20 @@ def never_flushed(patch):
 def only_files_flushed(patch):
     real = publish.flush
     patch.setattr(publish, "flush", lambda path: None if path.is_dir() else real(path))
+
+
+def moved_without_a_word(patch):
+    real = Deployment._write
+    patch.setattr(Deployment, "_write", lambda self, record: None if record.move else real(self, record))
+
+
+def pointed_in_two_steps(patch):
+    def point(link, target):
+        link.unlink(missing_ok=True)
+        publish.flush(link.parent)
+        link.symlink_to(target)
+
+    patch.setattr(releases, "point", point)
 
 
 def removed_first(patch):
@@ -62,6 +79,9 @@ def forgotten(patch):
         (REPLACED, removed_first, "in pieces"),
         (IN_TWO_STEPS, forgotten, "left behind: out/.old-"),
         (AGAIN, only_files_flushed, "the entry holds"),
+        (BROUGHT, never_flushed, "in pieces"),
+        (SWITCHED, moved_without_a_word, "the release is"),
+        (SWITCHED, pointed_in_two_steps, "the release is"),
     ],
 )
 def test_a_plan_that_errs_is_found(tmp_path, monkeypatch, name, sabotage, found):

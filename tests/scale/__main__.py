@@ -29,6 +29,7 @@ EVALUATION = "tests.scale.evaluation"
 ROWS: dict[str, tuple[str, str]] = {
     "kills": ("workers killed every few seconds, the command twice: only the time is another", f"{EVALUATION}:kills"),
     "executors": ("one process, four, and two Ray nodes give the same bytes", f"{EVALUATION}:executors"),
+    "fleet": ("a good bundle reaches all boards, a bad one stops at the first", "tests.scale.fleet:staged"),
     "memory": ("many images in constant memory, goes on after SIGKILL", f"{EVALUATION}:constant_memory"),
     "grid": ("a grid on two Ray nodes gives the bundles of one process", "tests.scale.grid:two_nodes"),
     "history": ("a slowdown of 5 % is found, none where there is none", "tests.scale.history:slowdown"),

@@ -1,4 +1,4 @@
-"""`vitdeploy devices add|list|remove|doctor`: the machines that `--on` runs on."""
+"""`vitdeploy devices add|list|remove|doctor|deploy|status|rollback`: the machines that `--on` runs on."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ import click
 
 from vitdeploy.cli.complete import complete_devices, complete_known_devices
 from vitdeploy.cli.console import Console, command_line, output_options
+from vitdeploy.cli.fleet import deploy, rollback, status
 
 
 @click.group("devices", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """Manage boards and other machines that `bench`, `verify` and `compile` use with --on.
+    """Manage boards and other machines that `bench`, `verify` and `compile` use with --on, and deploy bundles there.
 
     Your own ssh reaches them, with its keys, configuration and known hosts. One folder is written there,
-    `~/.cache/vitdeploy-agent/`. They need Python 3.10 with numpy, Pillow and one runtime.
+    `~/.cache/vitdeploy-agent/`, and one for deployments, `~/.local/share/vitdeploy/deployed/`. They need Python 3.10
+    with numpy, Pillow and one runtime.
     """
+
+
+for each in (deploy, status, rollback):
+    command.add_command(each)
 
 
 @command.command("add")

@@ -50,7 +50,7 @@ SECTIONS = {
     "This machine and others": {
         "doctor": "What is installed here and which targets work.",
         "selftest": "Prove a target on this machine: engines built, verified, benched, one report.",
-        "devices": "Boards and other machines, over ssh: add, list, remove, doctor.",
+        "devices": "Boards and other machines, over ssh: add, doctor, deploy, status.",
         "completion": "What a shell reads to complete commands, targets, models and devices.",
     },
 }

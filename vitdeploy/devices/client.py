@@ -132,7 +132,7 @@ class Client(Connection):
             )
 
     def _fetch(self, job: Job, folder: Path) -> Result:
-        name, limit = self.device.name, MAX_RESULT_BYTES if job.kind == "bench" else MAX_JOB_BYTES
+        name, limit = self.device.name, MAX_JOB_BYTES if job.kind == "compile" else MAX_RESULT_BYTES
         try:
             with tempfile.TemporaryDirectory(dir=folder) as attempt, self.started("fetch", job.digest) as call:
                 line = self.line(call, limit, within=self.patience.answer)

@@ -21,7 +21,7 @@ from vitdeploy.runtime.atomic import write_atomic
 from vitdeploy.spec import DecodeError, decode, encode
 
 FORMAT = 1
-LOCAL = "local"
+LOCAL, LABEL = "local", "label:"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 # Neither can begin with "-", which ssh would take for an option, and none has a character that a shell knows.
 USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
@@ -174,17 +174,26 @@ def write_devices(devices: dict[str, Device]) -> None:
 
 
 def find_devices(text: str) -> list[Device]:
-    """The devices of `--on A,B`: names, labels (all devices that have it), and "local"; each once.
+    """The devices of `--on A,B`: names, labels (all devices that have it), and "local"; each once. "label:A" is a label
+    even where a device is called so.
 
     Raises:
         UnknownDeviceError: one that is none of these.
     """
     known = read_devices()
     found: dict[str, Device] = {}
-    for name in text.split(","):
-        chosen = [this_machine()] if name == LOCAL else [known[name]] if name in known else []
+    for given in text.split(","):
+        name = given.removeprefix(LABEL)
+        chosen = [this_machine()] if given == LOCAL else [known[given]] if given in known else []
         chosen = chosen or [device for device in known.values() if name in device.labels]
         if not chosen:
+            if name != given:
+                labels = sorted({label for device in known.values() for label in device.labels})
+                raise UnknownDeviceError(
+                    f"no device has the label {name!r}",
+                    wanted=", ".join(labels) or "devices with labels",
+                    fix=f"vitdeploy devices add NAME ssh://USER@HOST --label {name or 'LABEL'}",
+                )
             names = [LOCAL, *known]
             near = difflib.get_close_matches(name, names, n=1)
             raise UnknownDeviceError(

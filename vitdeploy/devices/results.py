@@ -126,6 +126,8 @@ def check_result(device: str, result: Result, job: Job) -> Result:
         raise refuse(device, "the result of another job", result.job, job.digest)
     if result.failure is not None:
         raise reported(device, result.failure)
+    if (result.tried is None) != (job.kind in ("bench", "compile")):
+        raise refuse(device, "the result of another kind of job", result.tried, job.kind)
     asked = {placed.name: placed for placed in job.artifacts}
     said = [*result.engines, *(failure.artifact for failure in result.left_out)]
     if sorted(said) != sorted(asked):
@@ -134,7 +136,7 @@ def check_result(device: str, result: Result, job: Job) -> Result:
         check_engine(device, engine, asked[name])
     wanted = [file for engine in result.engines.values() for file in product_files(engine)]
     given = [entry.path for entry in result.files] if job.kind == "compile" else []
-    if sorted(given) != sorted(wanted if job.kind == "compile" else []) or (job.kind == "bench" and result.files):
+    if sorted(given) != sorted(wanted if job.kind == "compile" else []) or (job.kind != "compile" and result.files):
         raise refuse(device, "other files than those of the engine", ", ".join(given), ", ".join(wanted))
     sent, size = sum(entry.bytes for entry in job.files), sum(entry.bytes for entry in result.files)
     if size > GROWTH * sent + SPARE_BYTES:

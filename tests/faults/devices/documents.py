@@ -152,6 +152,7 @@ def _kinds(work: Path, small: Small, stack: contextlib.ExitStack) -> list[Kind]:
         _compiled(device, graph, work, said),
         *_measured(device, graph, work, said),
         *_served(board, graph, work),
+        *_deployed(device, small, said),
     ]
 
 
@@ -366,4 +367,55 @@ def _served(board: Board, graph: Path, work: Path) -> list[Kind]:
         # As of several graphs, where the host does not know the tensors of the whole.
         Kind("verify, loaded of several", loaded, lambda line: asked(line + answered, {})),
         Kind("verify, outputs", outputs, lambda line: asked(whole + line + b"\n" + logits, sent)),
+    ]
+
+
+def _deployed(device: Any, small: Small, said: dict[str, bytes]) -> list[Kind]:
+    """What a device says of deployments, and of a release that it tries."""
+    from vitdeploy.api.fleet import Standing
+    from vitdeploy.api.tables import printed
+    from vitdeploy.devices.agent.documents import Deployments, Missing, StageOptions, SwitchOptions
+    from vitdeploy.devices.client import Client
+    from vitdeploy.devices.deployed import check_deployments, check_missing
+    from vitdeploy.devices.fleet import Fleet, Member
+    from vitdeploy.devices.results import parse
+    from vitdeploy.spec import encode
+    from vitdeploy.workflows.release import ready
+    from vitdeploy.workflows.rollout import _job, seen
+
+    release = ready(small.bundle, None, trust=None, target="auto", duration=0.03, worse=0.1)
+    old, paths = "a" * 64, [entry.path for entry in release.files]
+    stage = StageOptions("small", release.digest, tuple(release.files), "auto", release.protocol)
+    switch = SwitchOptions("small", release.digest, old, 3, "auto", 0.1, release.protocol)
+
+    def stands(line: bytes) -> None:
+        for name, found in check_deployments("board", parse("board", line, Deployments)).items():
+            standing = Standing([Fleet(name, members=(seen(Member("board"), found),))], ())
+            json.dumps(standing.document, allow_nan=False)
+            "\n".join(printed(standing.lines(), 100)).encode()
+
+    def tried(kind: Any, options: Any) -> Callable[[bytes], None]:
+        def take(line: bytes) -> None:
+            said["line"] = line
+            trial = _job(Client(device), kind, options, [], {}, release)
+            json.dumps(encode(trial), allow_nan=False)
+            f"{trial.failed} {trial.undecided} {trial.alone}".encode()
+
+        return take
+
+    [engine] = release.manifest.engines
+    golden = {"inputs": 5, "difference": 1e-7, "tolerance": 1e-3, "same": 5, "least_same": 5}
+    run = _bench_run("new", release.protocol)
+    run["entries"] += [{**json.loads(json.dumps(run["entries"][0])), "artifact": "current"}]
+    run["context"] = None
+    answer = {**_result(), "engines": {}, "bench_run": run}
+    facts = {"engine": engine.artifact, "golden": golden, "kept": False, "alone": ""}
+    one = {"name": "small", "current": old, "previous": "b" * 64, "counter": 3, "moving": ""}
+    return [
+        Kind("deployed", {"deployed": [one]}, stands),
+        Kind(
+            "missing", {"missing": paths[:2]}, lambda line: check_missing("board", parse("board", line, Missing), paths)
+        ),
+        Kind("stage", {**answer, "tried": facts}, tried("stage", stage)),
+        Kind("switch", {**answer, "tried": {**facts, "kept": True}}, tried("switch", switch)),
     ]

@@ -22,6 +22,7 @@ OFTEN = 0.2  # seconds
 ABSENT, QUEUED, RUNNING, DONE = ({"state": state} for state in ("absent", "queued", "running", "done"))
 FAILED = {"failure": {"artifact": "", "code": "VD4201", "message": "a stand-in has no engine"}}
 STAND_INS = {"status": ABSENT, "submit": QUEUED, "watch": DONE, "remove": ABSENT, "stop": {"state": "stopped"}}
+STAND_INS |= {"deployed": {"deployed": []}, "missing": {"missing": []}}
 
 
 def say(block):
@@ -158,7 +159,7 @@ def stand_in(case, verb):
         say(READY)
         return 0
     say(READY)
-    if verb == "submit":
+    if verb in ("submit", "missing"):
         sys.stdin.buffer.read1()
     say(line(STAND_INS.get(verb, FAILED)))
     return 0

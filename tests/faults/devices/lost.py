@@ -36,9 +36,14 @@ CUTS: dict[str, tuple[dict[str, int], ...]] = {
     "watch": ({}, {"lines": 1}, {"lines": 1, "bytes": 5}, {"lines": 2}, {"lines": 3}),
     "fetch": ({}, {"lines": 1}, {"lines": 1, "bytes": 50}, {"lines": 2}, {"lines": 2, "bytes": 1000}),
     "remove": ({}, {"lines": 1}),
+    "deployed": ({}, {"lines": 1}, {"lines": 1, "bytes": 5}),
+    "missing": ({}, {"heard": 0}, {"heard": 100}, {"lines": 1}, {"lines": 1, "bytes": 5}),
     "serve": ({}, {"heard": 1000}, {"lines": 1}, {"lines": 2}, {"lines": 2, "bytes": 50}, {"lines": 3}, {"lines": 4}),
 }
-SHORT_CUTS = (("submit", 1), ("fetch", 4))
+SHORT_CUTS = (("submit", 1), ("fetch", 4), ("missing", 4))
+# What says each verb; others are said by `compile`. A roll-out has two jobs, and so says all of them twice.
+SAID_BY = {"serve": ("verify",), "deployed": ("deploy",), "missing": ("deploy",)}
+SAID_BY |= dict.fromkeys(("submit", "watch", "fetch"), ("compile", "deploy"))
 
 
 @dataclass(frozen=True)
@@ -69,13 +74,15 @@ def _cuts(full: bool) -> list[Loss]:
     chosen = [(verb, CUTS[verb][number]) for verb, number in SHORT_CUTS]
     if full:
         chosen = [(verb, where) for verb, each in CUTS.items() for where in each]
+    said = [", ".join(f"{count} {what}" for what, count in where.items()) or "nothing" for _, where in chosen]
     return [
         Loss(
-            f"{verb}: cut after {', '.join(f'{count} {what}' for what, count in where.items()) or 'nothing'}",
+            f"{command}, {verb}: cut after {after}",
             {"verb": verb, "times": 1, "real": True, **where},
-            "verify" if verb == "serve" else "compile",
+            command,
         )
-        for verb, where in chosen
+        for (verb, where), after in zip(chosen, said, strict=True)
+        for command in SAID_BY.get(verb, ("compile",))[: None if full else 1]
     ]
 
 
@@ -87,8 +94,11 @@ def _deaths(full: bool) -> list[Loss]:
     killed = [
         Loss(f"host killed after {delay:.1f} s", real, "compile", (-9, 0), meanwhile=_kill(delay)) for delay in delays
     ]
+    small_files = {"verb": "submit", "times": 1, "largest": 20_000, "real": True}
     found = [
         *killed,
+        Loss("deploy: disk full there", small_files, "deploy", (4,), "VD4101"),
+        Loss("deploy: killed while it switches", real, "deploy", (4,), "the job was lost", meanwhile=_kill_switch),
         Loss("job killed there", real, "compile", (4,), "the job was lost", meanwhile=_kill_job, waits=True),
         Loss("disk full there", small_disk, "compile", (4,), "VD4101"),
         Loss("disk full here", real, "compile", (4,), "VD4101.*cannot be written", largest=20_000),
@@ -111,6 +121,7 @@ def _words(command: str, small: Small, out: Path) -> tuple[object, ...]:
         "compile": ("compile", small.graph, "--target", TARGET, "-o", out, *on),
         "bench": ("bench", small.graph, "--target", TARGET, *QUICK, *on),
         "verify": ("verify", small.graph, "--target", TARGET, "--against", small.graph, "--data", small.images, *on),
+        "deploy": ("devices", "deploy", small.bundle, "--duration", "0.5", *on),
     }[command]
 
 
@@ -153,6 +164,9 @@ def _left(board: Board, loss: Loss, out: Path) -> str:
 
     if loss.command == "compile":
         verify_files(out, read_bundle(out))
+    if loss.command == "deploy":
+        link = board.folder / "home/.local/share/vitdeploy/deployed/small/current"
+        verify_files(link, read_bundle(link))
     found = board.left()
     if board.jobs or found:
         return f"left there: {', '.join(job.name[:8] for job in board.jobs)} {found}"
@@ -180,6 +194,18 @@ def _waits(board: Board, process: int, log: Path) -> Path:
 def _kill_job(board: Board, process: int, log: Path) -> None:
     status = json.loads(_waits(board, process, log).read_text())
     os.kill(status["process"]["pid"], signal.SIGKILL)
+
+
+def _kill_switch(board: Board, process: int, log: Path) -> None:
+    """The device loses its power while the link is at a release that nobody has found good."""
+    wait_for("board: switch")(process, log)
+    record = board.folder / "home/.local/share/vitdeploy/deployed/small/record.json"
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            os.killpg(json.loads(record.read_text())["move"]["process"]["pid"], signal.SIGKILL)
+            return
+        time.sleep(0.02)
 
 
 def _empty(board: Board, process: int, log: Path) -> None:

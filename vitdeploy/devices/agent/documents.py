@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.compilation.backend import TargetState
 from vitdeploy.devices.agent.board import BoardState
 from vitdeploy.spec import SPARSE, EngineSpec, FileEntry, Precision, SequenceSpec, WeightBits, encode
 
 FORMAT = 1
-Kind = Literal["bench", "compile"]
+Kind = Literal["bench", "compile", "stage", "switch"]
 State = Literal["absent", "queued", "running", "done", "stopped", "lost"]
 # Of the job.json that a device reads, and of the result.json that it answers with: raw latencies make up most of it.
 MAX_JOB_BYTES = 8 << 20
 MAX_RESULT_BYTES = 256 << 20
+# What a deployment and a release may be called: both name folders. A release is the SHA-256 of its manifest.
+DEPLOYMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+RELEASE = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,9 @@ class Placed:
 
 @dataclass(frozen=True)
 class Job:
-    """`files` are all that goes out with it. `options` are of the kind: {"protocol": ...} of a bench (encoded), and
-    {"build": ...} where TensorRT is not to build as by default. `device`: whose it is, as two may be one machine.
+    """`files` are all that goes out with it. `options` are of the kind: {"protocol": ...} of a bench (encoded),
+    {"build": ...} where TensorRT is not to build as by default, `StageOptions` and `SwitchOptions`. `device`: whose it
+    is, as two may be one machine.
     """
 
     format: int
@@ -81,6 +87,83 @@ class Job:
 
 
 @dataclass(frozen=True)
+class StageOptions:
+    """Of a job that brings a release: the `files` of the whole bundle, of which the job has those that were missing.
+    `release` is the SHA-256 of its manifest, `target` what an app would ask for, `protocol` that of the comparison with
+    the current release."""
+
+    deployment: str
+    release: str
+    files: tuple[FileEntry, ...]
+    target: str
+    protocol: Protocol
+
+
+@dataclass(frozen=True)
+class SwitchOptions:
+    """Of a job that moves the link from `expected` ("" for none), which was moved `counter` times, to a release that is
+    there. Its p99 may be `worse` times that of the current one, less 1; without a `protocol` it is not measured."""
+
+    deployment: str
+    release: str
+    expected: str
+    counter: int
+    target: str
+    worse: float = 0.0
+    protocol: Protocol | None = None
+
+
+@dataclass(frozen=True)
+class Golden:
+    """As `runtime.golden.GoldenCheck`; a `difference` that is no number is None."""
+
+    inputs: int
+    difference: float | None
+    tolerance: float
+    same: int
+    least_same: int
+
+    @property
+    def ok(self) -> bool:
+        return self.difference is not None and self.difference <= self.tolerance and self.same >= self.least_same
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What became of a release: how `engine` answered, the one that an app gets. `kept`: whether the link is at it now.
+    `alone`: why it was not measured against the release before it; "" where it was, and of a release that failed."""
+
+    engine: str
+    golden: Golden
+    kept: bool = False
+    alone: str = ""
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A deployment on a device: the releases that its link is at and was at before, "" for none; how often the link was
+    moved for good; the release that a living process moves it to right now."""
+
+    name: str
+    current: str = ""
+    previous: str = ""
+    counter: int = 0
+    moving: str = ""
+
+
+@dataclass(frozen=True)
+class Deployments:
+    deployed: tuple[Deployed, ...]
+
+
+@dataclass(frozen=True)
+class Missing:
+    """The paths of files that a device has not."""
+
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Failure:
     """An error, as `VitdeployError.to_dict` writes it, of one artifact ("" for the whole job)."""
 
@@ -95,8 +178,8 @@ class Failure:
 @dataclass(frozen=True)
 class Result:
     """What a finished job answers. `host` is `describe_host` there; `engines` are those that were made, by the names of
-    the artifacts; `left_out` those that do not work there, and why. `bench_run` is of a bench. A `failure` is instead
-    of everything else."""
+    the artifacts; `left_out` those that do not work there, and why. `bench_run` is of a bench, and of a release that
+    was measured; `tried` is of a release. A `failure` is instead of everything else."""
 
     format: int
     job: str
@@ -106,6 +189,7 @@ class Result:
     bench_run: Any = None
     files: tuple[FileEntry, ...] = ()
     failure: Failure | None = None
+    tried: Tried | None = field(default=None, metadata=SPARSE)
 
 
 @dataclass(frozen=True)

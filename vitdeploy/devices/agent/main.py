@@ -8,6 +8,8 @@ watch DIGEST           its status, and every change of it, until it neither wait
 fetch DIGEST           its result and files
 stop DIGEST            end it
 remove DIGEST          forget it
+deployed               what is deployed here
+missing NAME           which files of a release, listed on standard input, are in no other release of that deployment
 serve                  one engine over this connection
 run DIGEST             (started by submit) do it
 """
@@ -31,7 +33,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from vitdeploy.devices.agent.beat import BEAT_SECONDS, Beats
 from vitdeploy.devices.agent.board import read_memory
-from vitdeploy.devices.agent.documents import MAX_JOB_BYTES, Job, Status, flat
+from vitdeploy.devices.agent.documents import MAX_JOB_BYTES, Deployments, Job, Missing, Status, flat
 from vitdeploy.devices.agent.failures import explained, failure
 from vitdeploy.devices.agent.state import (
     JOB_FILE,
@@ -95,6 +97,8 @@ def _answer(command: str, arguments: list[str], agent: str, answers: BinaryIO, b
         from vitdeploy.devices.agent.probe import probe
 
         return message(encode(probe()))
+    if command in ("deployed", "missing"):
+        return message(encode(_deployed() if command == "deployed" else _missing(arguments[0])))
     if command in ("submit", "serve"):
         _require_64_bits()
     if command == "submit":
@@ -116,6 +120,19 @@ def _answer(command: str, arguments: list[str], agent: str, answers: BinaryIO, b
         "remove": lambda: _remove(folder),
     }
     return message(asdict(simple[command]()))
+
+
+def _deployed() -> Deployments:
+    from vitdeploy.devices.agent.releases import deployments
+
+    return Deployments(tuple(deployments()))
+
+
+def _missing(name: str) -> Missing:
+    from vitdeploy.devices.agent.releases import Deployment
+
+    listed = read_json(read_line(sys.stdin.buffer, MAX_JOB_BYTES))
+    return Missing(tuple(Deployment(name).missing([decode(FileEntry, each) for each in listed["files"]])))
 
 
 def _require_64_bits() -> None:

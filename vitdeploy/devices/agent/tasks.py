@@ -1,4 +1,4 @@
-"""Performs jobs: measures engines against each other, or builds one to send back."""
+"""Performs jobs: measures engines against each other, builds one to send back, tries a release of a deployment."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from vitdeploy.benchmark.run import against_last, run_benchmark
 from vitdeploy.benchmark.survey import surveyed
 from vitdeploy.bundle.read import file_sha256, read_bundle
 from vitdeploy.devices.agent.build import make_engine
-from vitdeploy.devices.agent.documents import FORMAT, Job, Placed, Result
+from vitdeploy.devices.agent.documents import FORMAT, Job, Kind, Placed, Result
 from vitdeploy.devices.agent.failures import explained, failure
+from vitdeploy.devices.agent.rollout import stage, switch
 from vitdeploy.errors import VitdeployError
 from vitdeploy.runtime.canary import UNPROVEN, require_golden_answers
 from vitdeploy.runtime.emulation import require_real_times
@@ -29,7 +30,7 @@ def perform(job: Job, folder: Path, products: Path, progress: Progress) -> Resul
     Raises:
         VitdeployError: nothing of the job works here.
     """
-    return _bench(job, folder, products, progress) if job.kind == "bench" else _compile(job, folder, products, progress)
+    return KINDS[job.kind](job, folder, products, progress)
 
 
 def _bench(job: Job, folder: Path, products: Path, progress: Progress) -> Result:
@@ -80,3 +81,11 @@ def _compile(job: Job, folder: Path, products: Path, progress: Progress) -> Resu
     names = sorted(name for name in engine.files if not name.endswith((".onnx", ".onnx.data")))
     files = tuple(FileEntry(name, (home / name).stat().st_size, file_sha256(home / name)) for name in names)
     return Result(FORMAT, job.digest, describe_host(), {placed.name: engine}, files=files)
+
+
+KINDS: dict[Kind, Callable[[Job, Path, Path, Progress], Result]] = {
+    "bench": _bench,
+    "compile": _compile,
+    "stage": stage,
+    "switch": switch,
+}

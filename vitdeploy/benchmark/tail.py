@@ -1,0 +1,87 @@
+"""The 99th percentile of one artifact against that of another, from rounds that both were measured in; numpy only."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vitdeploy.benchmark.decided import judged
+from vitdeploy.benchmark.paired import clustered
+from vitdeploy.benchmark.percentiles import nearest_rank
+from vitdeploy.benchmark.quiet import left_over, together
+from vitdeploy.benchmark.results import BenchRun, Round
+
+PERCENT = 99.0
+# Of the rounds of each process. A group of few queries has its slowest one as its percentile, of both artifacts alike.
+GROUPS = 4
+
+
+@dataclass(frozen=True)
+class Tail:
+    """p99 of `a` over p99 of `b` with its 95 % interval, and both in ms over all rounds. `reason`: why the measurement
+    does not show how fast they are on this machine, "" where it does."""
+
+    ratio: float
+    low: float
+    high: float
+    a_ms: float
+    b_ms: float
+    queries: int
+    reason: str = ""
+
+    def slower(self, worse: float) -> bool:
+        """Whether `a` is more than `worse` (0.1: a tenth) slower, beyond its interval. On a busy machine too: what
+        disturbs takes turns with both."""
+        return self.low > 1 + worse
+
+    def undecided(self, worse: float) -> str:
+        """Why nobody can say whether `a` is more than `worse` slower; "" where that is clear."""
+        if self.slower(worse):
+            return ""
+        if self.reason or self.high <= 1 + worse:
+            return self.reason
+        return f"p99 is {self.ratio:.2f} times ({self.low:.2f} to {self.high:.2f}): measure for longer"
+
+
+def tail_of(bench_run: BenchRun, a: str, b: str) -> Tail:
+    """The tail of `a` against `b`, two artifacts of a run.
+
+    Rounds are put into groups of neighbours of one process, as the percentile of a single round is one query; the
+    ratios of the groups are then treated as those of rounds are (`paired.clustered`).
+    """
+    scenario = bench_run.protocol.latency_scenario
+    named = {entry.artifact: entry for entry in bench_run.entries}
+    rounds = together(bench_run.protocol, (named[a], named[b]), scenario)
+    groups = _groups([block.process for block in rounds[0]])
+    over, under = ([_percentile([each[index] for index in group]) for group in groups] for each in rounds)
+    found = clustered(np.log(over) - np.log(under), [rounds[0][group[0]].process for group in groups])
+    ratio = dataclasses.replace(found, bias=max(map(left_over, rounds)))
+    middle, low, high = ratio.interval
+    whole = [_percentile(each) for each in rounds]
+    queries = sum(block.latencies_ms.size for block in rounds[0])
+    return Tail(middle, low, high, *whole, queries, judged(bench_run, a, b, scenario).reason)
+
+
+def p99_ms(bench_run: BenchRun, artifact: str) -> float:
+    """p99 of one artifact that was measured alone, in ms."""
+    entry = next(each for each in bench_run.entries if each.artifact == artifact)
+    (rounds,) = together(bench_run.protocol, (entry,), bench_run.protocol.latency_scenario)
+    return _percentile(rounds)
+
+
+def _groups(processes: Sequence[int]) -> list[list[int]]:
+    """The numbers of the rounds of each group."""
+    found: list[list[int]] = []
+    for process in dict.fromkeys(processes):
+        own = [index for index, each in enumerate(processes) if each == process]
+        size = max(1, math.ceil(len(own) / GROUPS))
+        found += [own[start : start + size] for start in range(0, len(own), size)]
+    return found
+
+
+def _percentile(rounds: Sequence[Round]) -> float:
+    return nearest_rank(np.concatenate([block.latencies_ms for block in rounds]), PERCENT)

@@ -1,0 +1,146 @@
+"""Tries a release of a deployment on the device: its golden answers, and its p99 against that of the current release.
+
+`stage` brings it and moves nothing. `switch` moves the link, tries it again through the link, as an app will load it,
+and moves the link back where it fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from vitdeploy.benchmark.candidate import BenchCandidate, engine_candidate
+from vitdeploy.benchmark.protocol import Protocol
+from vitdeploy.benchmark.results import BenchRun
+from vitdeploy.benchmark.run import run_benchmark
+from vitdeploy.benchmark.tail import tail_of
+from vitdeploy.bundle.read import read_bundle
+from vitdeploy.devices.agent.documents import FORMAT, Golden, Job, Result, StageOptions, SwitchOptions, Tried
+from vitdeploy.devices.agent.failures import explained
+from vitdeploy.devices.agent.releases import Deployment
+from vitdeploy.errors import HostError, VitdeployError
+from vitdeploy.runtime.choice import select_engines, usable_engines
+from vitdeploy.runtime.emulation import require_real_times
+from vitdeploy.runtime.engine import make_runner
+from vitdeploy.runtime.golden import GoldenCheck, check_golden
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.runner import Runner
+from vitdeploy.spec import EngineSpec, Manifest, decode, encode
+
+# The two artifacts of a comparison, and the folder of a job that the files of a release lie in.
+NEW, CURRENT, SENT = "new", "current", "release"
+
+Progress = Callable[[str, int, int], None]
+
+
+class _NotKept(Exception):
+    """The release failed through the link."""
+
+
+def stage(job: Job, folder: Path, products: Path, progress: Progress) -> Result:
+    """Bring a release, whole, and try it beside the current one. Nothing that an app sees changes.
+
+    Raises:
+        VitdeployError: it is not whole, or none of its engines works here.
+    """
+    options = decode(StageOptions, job.options)
+    require_real_times()
+    place = Deployment(options.deployment)
+    progress("check files", 0, 3)
+    with place.held():
+        found = place.settled()
+        place.keep(found.current, found.previous, options.release)
+        place.add(options.release, options.files, folder / SENT)
+    new = place.folder_of(options.release)
+    before = found.current if found.current != options.release else ""
+    tried, bench_run = _tried(
+        new, place.folder_of(before) if before else None, options.target, options.protocol, progress
+    )
+    return _result(job, tried, bench_run)
+
+
+def switch(job: Job, folder: Path, products: Path, progress: Progress) -> Result:
+    """Move the link to a release that is here, and keep it there if it answers rightly and is not slower through it.
+
+    Raises:
+        VitdeployError: somebody else moved it meanwhile, or none of its engines works here. The link is where it was.
+    """
+    options = decode(SwitchOptions, job.options)
+    place = Deployment(options.deployment)
+    tried, bench_run = None, None
+    with contextlib.suppress(_NotKept):
+        with place.moved(options.release, options.expected, options.counter) as (link, before):
+            tried, bench_run = _tried(link, before, options.target, options.protocol, progress)
+            if not tried.golden.ok or (
+                bench_run is not None and not tried.alone and tail_of(bench_run, NEW, CURRENT).slower(options.worse)
+            ):
+                raise _NotKept
+        tried = Tried(tried.engine, tried.golden, True, tried.alone)
+    assert tried is not None
+    return _result(job, tried, bench_run)
+
+
+def _result(job: Job, tried: Tried, bench_run: BenchRun | None) -> Result:
+    run = None if bench_run is None else encode(bench_run)
+    return Result(FORMAT, job.digest, describe_host(), bench_run=run, tried=tried)
+
+
+def _tried(
+    new: Path, before: Path | None, target: str, protocol: Protocol | None, progress: Progress
+) -> tuple[Tried, BenchRun | None]:
+    """How the release in `new` answers, and, where it does so rightly and there is a protocol, how fast it is."""
+    progress("golden answers", 1, 3)
+    manifest = read_bundle(new)
+    with _loaded(new, manifest, target) as (engine, runner):
+        golden = _golden(check_golden(new, manifest, engine, runner))
+    if not golden.ok or protocol is None:
+        return Tried(engine.artifact, golden), None
+    candidates, alone = [engine_candidate(engine, new, NEW)], "nothing was deployed before"
+    if before is not None:
+        alone = ""
+        try:
+            candidates.append(_candidate(before, target, protocol))
+        except VitdeployError as error:  # such as after an update of the runtime: the new release may mend it
+            alone = f"the current release does not work: {error.message}"
+    pairs = [(NEW, CURRENT)] if len(candidates) > 1 else []
+    return Tried(engine.artifact, golden, alone=alone), run_benchmark(candidates, protocol, progress, pairs=pairs)
+
+
+def _candidate(folder: Path, target: str, protocol: Protocol) -> BenchCandidate:
+    """The current release as a candidate, once it has been loaded at the batch that is measured."""
+    manifest, batch = read_bundle(folder), protocol.batch_of(protocol.latency_scenario)
+    with _loaded(folder, manifest, target, batch) as (engine, _):
+        return engine_candidate(engine, folder, CURRENT)
+
+
+@contextlib.contextmanager
+def _loaded(
+    folder: Path, manifest: Manifest, target: str, batch: int | None = None
+) -> Iterator[tuple[EngineSpec, Runner]]:
+    """The engine that an app gets: the first, in the manifest's order, that loads here. Its answers are judged by the
+    caller: an app that passed over a wrong one would hide it.
+
+    Raises:
+        HostError: none loads here: the error of the first.
+    """
+    errors: list[HostError] = []
+    for engine in usable_engines(manifest, select_engines(manifest, target)):
+        runner = make_runner(folder, engine, batch=batch)
+        try:
+            with explained():
+                runner.load()
+        except HostError as error:
+            runner.close()
+            errors.append(error)
+            continue
+        with runner:
+            yield engine, runner
+        return
+    raise errors[0]
+
+
+def _golden(found: GoldenCheck) -> Golden:
+    difference = found.difference if math.isfinite(found.difference) else None
+    return Golden(found.inputs, difference, found.tolerance, found.same, found.least_same)

@@ -1,0 +1,357 @@
+"""A release brought to many devices in stages: tried beside the current one, then switched to; a failure ends it.
+
+There is no daemon anywhere: what runs where is asked of the devices, and the same command goes on where another one
+ended, or a device was off.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitdeploy.devices.agent.documents import (
+    FORMAT,
+    Deployed,
+    Deployments,
+    Job,
+    Kind,
+    Missing,
+    StageOptions,
+    SwitchOptions,
+)
+from vitdeploy.devices.agent.stream import message
+from vitdeploy.devices.client import Client
+from vitdeploy.devices.deployed import Trial, check_deployments, check_missing, judge
+from vitdeploy.devices.fleet import Fleet, Member, Progress, now, read_fleet, write_fleet
+from vitdeploy.devices.package import agent_package
+from vitdeploy.devices.registry import Device, sender
+from vitdeploy.devices.transport import ConnectionLost
+from vitdeploy.errors import GateError, InputError, StorageError, VitdeployError
+from vitdeploy.progress import Progress as Tell
+from vitdeploy.spec import FileEntry, encode
+from vitdeploy.workflows.on_devices import Note, Outcome, on_all, worst
+from vitdeploy.workflows.release import Release
+
+SENT = "release"
+STAGES = "1,10%,all"
+# A device that is off or full says nothing about a release: it is left out, and served by the same command later.
+AWAY = (ConnectionLost, StorageError)
+
+
+@dataclass(frozen=True)
+class Step:
+    """How many devices have the release once a stage is over: a number, or a percentage of all of them."""
+
+    text: str
+    number: int = 0
+    percent: float = 0.0
+
+    def count(self, every: int) -> int:
+        return min(every, max(self.number, math.ceil(round(every * self.percent / 100, 6))))
+
+
+def parse_stages(text: str) -> tuple[Step, ...]:
+    """The stages of a text such as "1,10%,all".
+
+    Raises:
+        InputError: it is none.
+    """
+    found = []
+    for each in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,6})|([0-9]{1,3}(?:\.[0-9]{1,3})?)%|all", each.strip())
+        number, percent = (match[1] or "0", match[2] or ("0" if match[1] else "100")) if match else ("0", "0")
+        if int(number) + float(percent) <= 0 or float(percent) > 100:
+            raise InputError(
+                f"{each.strip()[:40]!r} is no stage",
+                wanted=f"numbers of devices, percentages of them, or all, with commas between: {STAGES}",
+                fix=f"--canary {STAGES}",
+            )
+        found.append(Step(each.strip(), int(number), float(percent)))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class RollOut:
+    """What came of a command: the deployment as it stands, its devices that this command was about, and the errors, of
+    which a release that failed is the command's, or the worst. `stages`: what was done, in words."""
+
+    fleet: Fleet
+    devices: tuple[str, ...]
+    errors: tuple[VitdeployError, ...]
+    stages: tuple[str, ...] = ()
+    undecided: tuple[str, ...] = ()
+
+    @property
+    def members(self) -> list[Member]:
+        return [self.fleet.member(device) for device in self.devices]
+
+    @property
+    def error(self) -> VitdeployError | None:
+        gates = [error for error in self.errors if isinstance(error, GateError)]
+        return gates[0] if gates else worst(self.errors) if self.errors else None
+
+
+class _Stopped(Exception):
+    """The release failed on a device, or nobody can say how it did there."""
+
+    def __init__(self, error: VitdeployError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def roll_out(release: Release, devices: Sequence[Device], stages: Sequence[Step], tell: Tell, note: Note) -> RollOut:
+    """Bring a release to devices, stage by stage. Devices that have it count for their stage. Where it fails on one,
+    that one has its old release again, so have the others of that stage, and no further device is touched.
+
+    Raises:
+        StorageError: what came of it cannot be noted here.
+    """
+    return _RollOut(release, devices, tell, note).run(stages)
+
+
+class _RollOut:
+    def __init__(self, release: Release, devices: Sequence[Device], tell: Tell, note: Note) -> None:
+        self.release, self.devices, self.tell, self.note = release, devices, tell, note
+        known = read_fleet(release.deployment)
+        self.again = known.release == release.digest
+        self.fleet = dataclasses.replace(
+            known,
+            release=release.digest,
+            bundle=release.manifest.name,
+            progress="partial",
+            reason="",
+        )
+        self.errors: list[VitdeployError] = []
+        self.stages: list[str] = []
+        self.undecided: dict[str, str] = {}
+
+    def run(self, stages: Sequence[Step]) -> RollOut:
+        there = self._ask()
+        done = [device for device in self.devices if device.name in there and self._runs(there[device.name])]
+        left = [device for device in self.devices if device.name in there and device not in done]
+        progress: Progress = "complete"
+        try:
+            for step in stages:
+                needed = step.count(len(self.devices)) - len(done)
+                served = self._stage(step, needed, left, there) if needed > 0 else []
+                done += served
+        except _Stopped as stopped:
+            self.errors.append(stopped.error)
+            self.fleet = dataclasses.replace(self.fleet, reason=stopped.error.message)
+            progress = "stopped"
+        if progress == "complete" and self.errors:
+            progress = "partial"
+        self.fleet = dataclasses.replace(self.fleet, progress=progress)
+        self._save()
+        names = tuple(device.name for device in self.devices)
+        return RollOut(self.fleet, names, tuple(self.errors), tuple(self.stages), tuple(self.undecided.values()))
+
+    def _runs(self, deployed: Deployed) -> bool:
+        return deployed.current == self.release.digest
+
+    # --- what devices have --------------------------------------------------------------------------------------------
+
+    def _ask(self) -> dict[str, Deployed]:
+        """What each device has of this deployment; those that cannot be asked are noted and left out."""
+        there = {}
+        for outcome in ask_all(self.devices, self.tell, self.note):
+            name = outcome.device.name
+            if outcome.found is None:
+                self._away(name, outcome.error)
+                continue
+            there[name] = outcome.found.get(self.release.deployment, Deployed(self.release.deployment))
+            member = self.fleet.member(name)
+            failed = self.again and member.state == "failed"
+            state = "current" if self._runs(there[name]) else "failed" if failed else "behind"
+            self._put(seen(member, there[name]), state=state)
+        self._save()
+        return there
+
+    def _away(self, name: str, error: VitdeployError | None) -> None:
+        assert error is not None
+        self.errors.append(error)
+        self._put(self.fleet.member(name), state="off", reason=error.message)
+
+    def _put(self, member: Member, **changes: object) -> None:
+        self.fleet = with_member(self.fleet, member, **changes)
+
+    def _save(self) -> None:
+        write_fleet(self.fleet)
+
+    # --- a stage ------------------------------------------------------------------------------------------------------
+
+    def _stage(self, step: Step, needed: int, left: list[Device], there: dict[str, Deployed]) -> list[Device]:
+        """Serve so many of the devices that are left; gives those that have the release now.
+
+        Raises:
+            _Stopped: it failed on one.
+        """
+        tried: list[Device] = []
+        while left and len(tried) < needed:
+            batch = left[: needed - len(tried)]
+            del left[: len(batch)]
+            tried += self._try(batch)
+        if not tried:
+            return []
+        switched, failed = self._switch(tried, there)
+        if failed is not None:
+            self._take_back(switched, there)
+            raise _Stopped(failed)
+        self.stages.append(f"stage {step.text}: {', '.join(device.name for device in switched)}")
+        return switched
+
+    def _try(self, devices: Sequence[Device]) -> list[Device]:
+        """Bring the release to devices and try it beside the current one; those that it does well on."""
+        passed, failure = [], None
+        for outcome in on_all(devices, self._bring, self.tell, self.note):
+            name = outcome.device.name
+            if isinstance(outcome.error, AWAY):
+                self._away(name, outcome.error)
+                continue
+            error = self._judged(name, outcome)
+            failure = failure or error
+            if error is None:
+                passed.append(outcome.device)
+        self._save()
+        if failure is not None:
+            raise _Stopped(failure)
+        return passed
+
+    def _judged(self, name: str, outcome: Outcome[Trial]) -> VitdeployError | None:
+        """The error of a release that may not stay on a device, or that did not answer there."""
+        trial, member = outcome.found, self.fleet.member(name)
+        if trial is None:
+            assert outcome.error is not None
+            self._put(member, state="failed", reason=outcome.error.message)
+            return outcome.error
+        ratio = trial.tail.ratio if trial.tail is not None else None
+        facts = {"engine": trial.engine, "p99_ms": trial.p99_ms, "ratio": ratio, "reason": trial.failed}
+        self._put(member, **facts, **({"state": "failed"} if trial.failed else {}))
+        if trial.undecided:
+            self.undecided[name] = f"{name}: {trial.undecided}"
+        if not trial.failed:
+            return None
+        golden = "golden" in trial.failed
+        return GateError(
+            f"{self.release.manifest.name} failed on {name}: {'its answers are wrong' if golden else 'it is slower'}",
+            found=trial.failed,
+            wanted="the golden answers of the bundle"
+            if golden
+            else f"a p99 of at most {1 + self.release.worse:.3g} times that of the current release",
+            fix="vitdeploy inspect BUNDLE --check, or vitdeploy bench BUNDLE OLD_BUNDLE --on " + name,
+        )
+
+    def _switch(
+        self, devices: Sequence[Device], there: dict[str, Deployed]
+    ) -> tuple[list[Device], VitdeployError | None]:
+        """Move the links; gives the devices whose link is at the release now, and the first error."""
+        switched, failure = [], None
+
+        def work(client: Client) -> Trial:
+            return self._move(client, there[client.device.name])
+
+        for outcome in on_all(devices, work, self.tell, self.note):
+            name = outcome.device.name
+            error = self._judged(name, outcome)
+            failure = failure or error
+            if error is not None:
+                continue
+            before = there[name]
+            there[name] = Deployed(before.name, self.release.digest, before.current, before.counter + 1)
+            self._put(seen(self.fleet.member(name), there[name]), state="current", since=now(), reason="")
+            switched.append(outcome.device)
+        self._save()
+        return switched, failure
+
+    def _take_back(self, devices: Sequence[Device], there: dict[str, Deployed]) -> None:
+        """Move the links of a stage that failed back; a device that had no release before keeps this one."""
+        back = [device for device in devices if there[device.name].previous]
+        if not back:
+            return
+
+        def work(client: Client) -> Trial:
+            return move_back(client, there[client.device.name], self.release.target)
+
+        for outcome in on_all(back, work, self.tell, self.note):
+            name, was = outcome.device.name, there[outcome.device.name]
+            if outcome.error is not None:
+                self.errors.append(outcome.error)
+                continue
+            there[name] = Deployed(was.name, was.previous, was.current, was.counter + 1)
+            self._put(seen(self.fleet.member(name), there[name]), state="behind", reason="its stage was taken back")
+        self._save()
+
+    # --- on a device --------------------------------------------------------------------------------------------------
+
+    def _bring(self, client: Client) -> Trial:
+        release, device = self.release, client.device.name
+        listed = message({"files": encode(list(release.files))})
+        answer = client.ask(Missing, "missing", release.deployment, send=listed)
+        missing = check_missing(device, answer, [entry.path for entry in release.files])
+        sent = {entry: path for entry, path in release.files.items() if entry.path in missing}
+        files = {f"{SENT}/{entry.path}": path for entry, path in sent.items()}
+        entries = [dataclasses.replace(entry, path=f"{SENT}/{entry.path}") for entry in sent]
+        options = StageOptions(
+            release.deployment, release.digest, tuple(release.files), release.target, release.protocol
+        )
+        return _job(client, "stage", options, entries, files, release)
+
+    def _move(self, client: Client, found: Deployed) -> Trial:
+        release = self.release
+        options = SwitchOptions(
+            *(release.deployment, release.digest, found.current, found.counter, release.target),
+            *(release.worse, release.protocol),
+        )
+        return _job(client, "switch", options, [], {}, release)
+
+
+def _job(
+    client: Client,
+    kind: Kind,
+    options: StageOptions | SwitchOptions,
+    entries: Sequence[FileEntry],
+    files: Mapping[str, Path],
+    release: Release | None,
+) -> Trial:
+    """Have a device try a release; None for one whose manifest is not here."""
+    job = Job(FORMAT, kind, agent_package().digest, sender(), (), tuple(entries), encode(options))
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
+        result = client.run(job, files, Path(folder))
+    manifest, worse = (release.manifest, release.worse) if release is not None else (None, 0.0)
+    return judge(client.device.name, result, options, manifest, worse)
+
+
+def ask_all(devices: Sequence[Device], tell: Tell, note: Note) -> list[Outcome[dict[str, Deployed]]]:
+    """What each device says is deployed on it, by name. A move that a power cut ended is undone there first."""
+
+    def work(client: Client) -> dict[str, Deployed]:
+        return check_deployments(client.device.name, client.ask(Deployments, "deployed"))
+
+    return on_all(devices, work, tell, note)
+
+
+def seen(member: Member, found: Deployed) -> Member:
+    """The member as it was found now."""
+    facts = {"release": found.current, "previous": found.previous, "counter": found.counter, "seen": now()}
+    # Another release than this machine knew of: somebody else brought it, or it was taken back.
+    since = member.since if member.release == found.current else ""
+    return dataclasses.replace(member, **facts, since=since)  # type: ignore[arg-type]
+
+
+def with_member(fleet: Fleet, member: Member, **changes: object) -> Fleet:
+    """The deployment with a device as it is now."""
+    changed = dataclasses.replace(member, **changes)  # type: ignore[arg-type]
+    others = [each for each in fleet.members if each.device != changed.device]
+    members = tuple(sorted([*others, changed], key=lambda each: each.device))
+    return dataclasses.replace(fleet, members=members, changed=now())
+
+
+def move_back(client: Client, found: Deployed, target: str) -> Trial:
+    """Have a device move its link to the release before."""
+    options = SwitchOptions(found.name, found.previous, found.current, found.counter, target)
+    return _job(client, "switch", options, [], {}, None)
