@@ -178,12 +178,12 @@ def bounds(plan: Plan, found: Measured, answer: float) -> str:
     """Each of them with what was measured, what it comes to, and when it breaks."""
     tasks = (plan.originals + plan.variants) * plan.pieces
     driver = found.last("listing", "memory, B an image") * plan.images / 1e6
-    listing = (found.last("listing", "list, s") + found.last("listing", "known digests, s")) / found.last(
+    listing = (found.last("listing", "list, core s") + found.last("listing", "known digests, core s")) / found.last(
         "listing", "images"
     )
     finds = _driver_requests(found) * answer
     each = plan.images / plan.pieces * (found.decode + found.engine) / 2
-    history = found.last("history", "read all, s") / found.last("history", "files")
+    history = found.last("history", "read all, core s") / found.last("history", "files")
     page = found.last("sweep", "sweep.html, KB") / found.last("sweep", "recipes")
     document = found.last("sweep", "sweep.json, KB") / found.last("sweep", "recipes")
     rows = [
@@ -232,8 +232,8 @@ def bounds(plan: Plan, found: Measured, answer: float) -> str:
         ),
         (
             "folders of one store on a disk",
-            f"{found.last('store', 'put, ms'):.1f} ms with {found.last('store', 'records'):,.0f} records, "
-            f"{found.costs['store'][0]['put, ms']:.1f} with {found.costs['store'][0]['records']:,.0f}",
+            f"{found.last('store', 'put, core ms'):.1f} ms with {found.last('store', 'records'):,.0f} records, "
+            f"{found.costs['store'][0]['put, core ms']:.1f} with {found.costs['store'][0]['records']:,.0f}",
             f"{(plan.originals + plan.variants) * plan.shards / 256:,.0f} names a folder",
             "no listing of all is ever made",
         ),
