@@ -29,6 +29,7 @@ _HOMES = {
     **dict.fromkeys(("Compared", "compare"), "api.compare"),
     **dict.fromkeys(("Deployment", "deploy", "plan", "run"), "api.deploy"),
     **dict.fromkeys(("Swept", "sweep"), "api.sweep"),
+    **dict.fromkeys(("SweepPlan", "plan_sweep"), "api.sweep_plan"),
     **dict.fromkeys(("History", "read_history", "record"), "api.history"),
     **dict.fromkeys(("Versions", "versions"), "api.versions"),
     **dict.fromkeys(("Tuned", "tune", "tune_recipe"), "api.tune"),

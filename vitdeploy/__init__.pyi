@@ -23,6 +23,8 @@ from vitdeploy.api.quantize import QuantizedGraph as QuantizedGraph
 from vitdeploy.api.quantize import quantize as quantize
 from vitdeploy.api.sweep import Swept as Swept
 from vitdeploy.api.sweep import sweep as sweep
+from vitdeploy.api.sweep_plan import SweepPlan as SweepPlan
+from vitdeploy.api.sweep_plan import plan_sweep as plan_sweep
 from vitdeploy.api.tune import Tuned as Tuned
 from vitdeploy.api.tune import tune as tune
 from vitdeploy.api.tune import tune_recipe as tune_recipe

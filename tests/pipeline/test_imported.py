@@ -27,7 +27,7 @@ from vitdeploy.stages.reference_model import Overrides, find_reference_model, re
 from vitdeploy.workflows.placement import compile_bundle
 from vitdeploy.workflows.sides import settings_of
 from vitdeploy.workflows.subjects import find_subjects, opened
-from vitdeploy.workflows.sweep import Entry
+from vitdeploy.workflows.sweeps.entries import Entry
 from vitdeploy.workflows.tuning.prepare import prepare_search
 
 LABELS = tuple(f"digit {i}" for i in range(10))

@@ -15,6 +15,7 @@ import vitdeploy.publish as publish
 import vitdeploy.store.store as module
 from tests.faults.forking import in_child
 from vitdeploy.errors import StorageError
+from vitdeploy.store.log import LOG_FILE
 from vitdeploy.store.store import RECORD_FILE, Store, files_digest, list_files
 
 ROOT = Path(__file__).parent.parent.parent
@@ -82,7 +83,8 @@ def test_nothing_is_found_in_a_store_that_does_not_exist(store):
 def test_nothing_is_left_but_the_artifact(store):
     made = make(store)
     assert temporary_folders(store.root) == []
-    assert set(everything_in(store.root)) == {f"artifacts/{KEY[:2]}/{KEY}/{name}" for name in (*CONTENT, RECORD_FILE)}
+    names = {f"artifacts/{KEY[:2]}/{KEY}/{name}" for name in (*CONTENT, RECORD_FILE)}
+    assert set(everything_in(store.root)) == {*names, LOG_FILE}
     assert made.path == store.root / "artifacts" / KEY[:2] / KEY
 
 
@@ -230,7 +232,7 @@ def test_an_undamaged_entry_stays_when_another_is_put_aside(store):
 
 def test_a_process_that_died_before_it_put_a_damaged_entry_aside_is_not_waited_for_long(store, monkeypatch):
     truncate(make(store).path)
-    (store._folder(KEY) / module.CLAIM).symlink_to("1")
+    (store.folder(KEY) / module.CLAIM).symlink_to("1")
     monkeypatch.setattr(module, "CLAIM_SECONDS", 0.05)
     assert make(store) == store.find(KEY)
 

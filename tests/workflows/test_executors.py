@@ -9,7 +9,7 @@ import pytest
 
 from tests.workflows import pieces
 from vitdeploy.errors import DataError, InputError, MissingPackageError, WorkerError
-from vitdeploy.workflows import ray_cluster
+from vitdeploy.workflows import ray_cluster, ray_pool
 from vitdeploy.workflows.executors import Processes
 from vitdeploy.workflows.named_executor import executor_of
 from vitdeploy.workflows.ray_cluster import MODE, TOKEN, RayCluster
@@ -120,7 +120,7 @@ def test_another_name_is_refused(text):
 
 
 def test_another_vitdeploy_on_a_node_is_refused(cluster, monkeypatch):
-    monkeypatch.setattr(ray_cluster, "_code", lambda function: "another")
+    monkeypatch.setattr(ray_pool, "code_of", lambda function: "another")
     (error,) = dict(RayCluster(cluster).map(pieces.squared, [1])).values()
     assert isinstance(error, WorkerError) and "has another vitdeploy" in error.message
 

@@ -66,9 +66,10 @@ def test_what_is_known_and_accepted_is_said_to_be_wrong(graph):
 
 def test_without_an_independent_runtime_nothing_is_compared(graph, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    assert "onnxruntime, which would evaluate the graph, is not installed" in seeded_answers(
-        graph / "model.onnx", OPENVINO
-    ).why
+    assert (
+        "onnxruntime, which would evaluate the graph, is not installed"
+        in seeded_answers(graph / "model.onnx", OPENVINO).why
+    )
 
 
 def test_answers_that_rounding_changes_say_nothing(tmp_path):

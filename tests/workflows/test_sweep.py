@@ -16,7 +16,8 @@ from vitdeploy.document.report import SizeRow
 from vitdeploy.errors import InputError, MissingFileError, WorkerError
 from vitdeploy.stages.step import Step
 from vitdeploy.workflows.executors import Processes
-from vitdeploy.workflows.sweep import Entry, _unmeasured, load_all, make_ahead
+from vitdeploy.workflows.sweeps.entries import Entry, load_all, unmeasured
+from vitdeploy.workflows.sweeps.stage import StageTask, make_stage
 
 
 def a_recipe(folder, name, checkpoint, digits, **fields):
@@ -44,8 +45,8 @@ def entry(path, store="store"):
 
 
 def test_an_error_of_one_piece_is_its_result_and_ends_no_other(tmp_path):
-    entries = [entry(tmp_path / name) for name in ("first.yaml", "second.yaml")]
-    found = dict(Processes(1).map(make_ahead, entries))
+    tasks = [StageTask(entry(tmp_path / name), 0, "export", (), "") for name in ("first.yaml", "second.yaml")]
+    found = dict(Processes(1).map(make_stage, tasks))
     assert [type(found[index]) for index in (0, 1)] == [MissingFileError, MissingFileError]
     assert "second.yaml" in found[1].message and found[1].exit_code == 2
 
@@ -56,7 +57,7 @@ def test_what_is_returned_comes_back_under_its_index():
 
 def test_a_process_that_dies_is_an_error():
     [(index, error)] = Processes(1).map(os._exit, [3])
-    assert index == 0 and isinstance(error, WorkerError) and error.message == "a working process died"
+    assert index == 0 and isinstance(error, WorkerError) and error.message == "a task died 3 times"
 
 
 # --- the sweep --------------------------------------------------------------------------------------------------------
@@ -67,7 +68,7 @@ def test_nothing_that_needs_a_measured_step_is_made_ahead():
         return Step(name, "kind", {}, lambda *_: None, inputs, measured=measured)
 
     plan = [step("a"), step("times", "a", measured=True), step("b", "times"), step("c", "b"), step("d", "a")]
-    assert [each.name for each in _unmeasured(plan)] == ["a", "d"]
+    assert [each.name for each in unmeasured(plan)] == ["a", "d"]
 
 
 def test_two_recipes_of_one_name_are_refused(tmp_path, small_checkpoint, digits):

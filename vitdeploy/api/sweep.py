@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vitdeploy.document.errors import ErrorFacts
     from vitdeploy.document.report import Report
     from vitdeploy.document.sweep import SweepDocument
+    from vitdeploy.workflows.sweeps.entries import Entry
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,8 +41,13 @@ class Swept(Shown):
         """The names of the recipes whose budget is not met, or not provably, at any of their image sizes."""
         return tuple(row.name for row in self.document.recipes if row.report is not None and _unmet(row.report))
 
+    @property
+    def not_begun(self) -> tuple[str, ...]:
+        """The names of the recipes that there was no time for."""
+        return tuple(row.name for row in self.document.recipes if row.not_begun is not None)
+
     def lines(self) -> list[Line]:
-        return [_table(self.document)]
+        return [_table(self.document), *_said_of_stages(self.document), *_said_of_rest(self)]
 
 
 def sweep(
@@ -53,10 +59,15 @@ def sweep(
     jobs: int = 1,
     executor: str | None = None,
     skip_bad: bool = False,
+    resume: bool = True,
+    minutes: float | None = None,
+    watch: bool = False,
     progress: bool | Reporter = True,
 ) -> Swept:
     """Run many recipes, one after the other, so that each is measured alone. One that fails does not end the others:
     its error is in the result.
+
+    Called again, it goes on: a recipe whose bundle is done is kept as it is, others are run.
 
     Args:
         recipes: their files; that of a grid is all its recipes.
@@ -65,8 +76,12 @@ def sweep(
         function: "package.module:function", the model of recipes that name none.
         jobs: how many recipes are made at the same time. What is measured always runs alone.
         executor: where they are made: "processes" of this machine, a cluster of "ray" on it, or "ray:HOST:PORT". With
-            Ray, `jobs` above 1 is a limit; else it has as many tasks at once as CPUs.
+            Ray, `jobs` above 1 is a limit; else it has as many tasks at once as CPUs. Nodes with the resource
+            "vitdeploy_device" also measure, each one recipe at a time and nothing else.
         skip_bad: go on without unreadable images.
+        resume: keep the bundles in `folder` that an earlier call has finished, with their measurements.
+        minutes: begin no recipe that would end later, as far as is known; `Swept.not_begun` has those.
+        watch: write sweep.html from the beginning, as a page that reloads itself until all is done.
         progress: as for `vitdeploy.export`.
 
     Raises:
@@ -78,33 +93,56 @@ def sweep(
     >>> [row.name for row in found.document.recipes], found.errors
     (['digits'], ())
     """
-    from vitdeploy.recipe.grid import list_recipes
+    entries, home = entries_of(recipes, overrides, function, skip_bad), _home(folder)
 
-    # Before all that is heavy is imported.
-    listed = [each for path in recipes for each in list_recipes(Path(path), overrides, function)]
-
-    from vitdeploy.pipeline.run import default_store
     from vitdeploy.publish import check_replaceable, storage_errors
     from vitdeploy.report.html import render_sweep
     from vitdeploy.runtime.atomic import write_atomic
     from vitdeploy.stages.files import OUTPUT_NAMES, json_text
     from vitdeploy.workflows.named_executor import executor_of
-    from vitdeploy.workflows.sweep import Entry, load_all
-    from vitdeploy.workflows.sweep import sweep as sweep_entries
+    from vitdeploy.workflows.sweeps.entries import load_all
+    from vitdeploy.workflows.sweeps.sweep import Ways
+    from vitdeploy.workflows.sweeps.sweep import sweep as sweep_entries
 
-    store, home = default_store().root, Path(folder) if folder is not None else unnamed_folder("sweep")
     ahead = executor_of(executor, jobs)
-    entries = [Entry(each.path, each.overrides, store, skip_bad, function, each.grid, each.choices) for each in listed]
     for recipe in load_all(entries):
         check_replaceable(home / recipe.name, OUTPUT_NAMES)
-    reporter = reporting(progress)
-    with reporter:
-        document = sweep_entries(entries, home, ahead, reporter.progress, reporter.note)
+
+    def write_page(document: SweepDocument) -> None:
         with storage_errors(home):
             home.mkdir(parents=True, exist_ok=True)
-            write_atomic(home / "sweep.json", json_text(document).encode())
             write_atomic(home / "sweep.html", render_sweep(document).encode())
+
+    ways = Ways(ahead, minutes * 60 if minutes is not None else None, resume, write_page if watch else None)
+    reporter = reporting(progress)
+    with reporter:
+        if watch:
+            reporter.note(f"the page {home / 'sweep.html'} shows how far it is")
+        document = sweep_entries(entries, home, ways, reporter.progress, reporter.note)
+        write_page(document)
+        with storage_errors(home):
+            write_atomic(home / "sweep.json", json_text(document).encode())
     return Swept(home, document)
+
+
+def entries_of(
+    recipes: Sequence[str | Path], overrides: Sequence[str], function: str | None, skip_bad: bool
+) -> list[Entry]:
+    """The recipes of files and grids, checked; arguments and errors as of `sweep`."""
+    from vitdeploy.recipe.grid import list_recipes
+
+    # Before all that is heavy is imported.
+    listed = [each for path in recipes for each in list_recipes(Path(path), overrides, function)]
+
+    from vitdeploy.store.places import store_folder
+    from vitdeploy.workflows.sweeps.entries import Entry
+
+    store = store_folder()
+    return [Entry(each.path, each.overrides, store, skip_bad, function, each.grid, each.choices) for each in listed]
+
+
+def _home(folder: str | Path | None) -> Path:
+    return Path(folder) if folder is not None else unnamed_folder("sweep")
 
 
 def write_recipes(
@@ -158,7 +196,7 @@ def _table(document: SweepDocument) -> Table:
     for row in document.recipes:
         report = row.report
         if report is None:
-            rows.append((row.name, f"failed: {row.error.message if row.error else ''}"))
+            rows.append((row.name, f"failed: {row.error.message}" if row.error else f"not begun: {row.not_begun}"))
             continue
         name = report.verdict.stands_for_all or ""
         engine, bench = report.engine(name), report.bench.row(name) if report.bench else None
@@ -175,3 +213,16 @@ def _table(document: SweepDocument) -> Table:
             )
         )
     return Table(columns, tuple(rows))
+
+
+def _said_of_stages(document: SweepDocument) -> list[str]:
+    found = document.stages
+    if found is None:
+        return []
+    return [f"stages made ahead: {found.made} of {found.distinct}, for {found.asked} that the recipes asked for"]
+
+
+def _said_of_rest(swept: Swept) -> list[str]:
+    if not swept.not_begun:
+        return []
+    return [f"not begun: {len(swept.not_begun)} of {len(swept.document.recipes)} recipes: {', '.join(swept.not_begun)}"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -45,7 +47,14 @@ def make_plan(job: Job) -> list[Step]:
     if job.reference_model.task in TASKS:
         assert isinstance(job.adapter, ImageKit)
         steps.append(attention_step(job.adapter, job.data, contenders))
-    return steps
+    return [dataclasses.replace(step, about=_about(job, step)) for step in steps]
+
+
+def _about(job: Job, step: Step) -> dict[str, int]:
+    """What a step's time and size depend on: the model's, and how many of the samples that the key names."""
+    model, samples = job.reference_model, {"samples": job.data.evaluation, "images": job.data.calibration}
+    counts = {name: len(of) for name, of in samples.items() if name in step.outside}
+    return {"parameters": model.parameters, "pixels": math.prod(model.image_size), **counts}
 
 
 def engine_plan(job: Job, contenders: Sequence[Candidate]) -> list[Step]:

@@ -77,7 +77,7 @@ def choice_of(recipe: Recipe) -> DataChoice:
 def export_config_of(recipe: Recipe) -> ExportConfig:
     """The config of the export stage, its only input besides the original."""
     return ExportConfig(
-        name=recipe.name,
+        name=recipe.export.name or recipe.name,
         opset=recipe.export.opset,
         batch=recipe.export.batch if isinstance(recipe.export.batch, int) else None,
         in_graph=recipe.export.preprocess,

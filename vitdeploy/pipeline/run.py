@@ -51,6 +51,8 @@ def run_plan(
                 step.input_digests(artifacts),
                 step.tools,
                 lambda out, s=step, k=kept: s.write(artifacts, out, progress, **k),  # type: ignore[misc]
+                name=step.name,
+                about=step.about,
             )
             fresh.add(key)
             finished(step, False)

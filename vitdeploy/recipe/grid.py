@@ -28,7 +28,7 @@ MAX_CELLS = 500
 FIX = "`vitdeploy sweep --help` shows a grid"
 # What the names of recipes and folders take.
 MAX_NAME = 64
-NAME = "name"
+NAME, GRAPH_NAME = "name", "export.name"
 
 Rules = Annotated[tuple[Annotated[dict[str, Any], Field(min_length=1)], ...], Field(strict=False)]
 
@@ -303,7 +303,9 @@ class _Reader:
         name = str(choices[NAME].value) if NAME in choices else "-".join([self.file.name, *parts]) * all(parts)
         overrides = [f"{field}={yaml_text(choice.value)}" for field, choice in values.items()]
         labels = {field: choice.label for field, choice in values.items()}
-        return Cell(name, labels, (*overrides, f"{NAME}={yaml_text(name)}"))
+        # The graph is called by the grid, so that recipes with the same graph have one file of it.
+        graph = () if GRAPH_NAME in values else (f"{GRAPH_NAME}={self.file.name}",)
+        return Cell(name, labels, (*overrides, *graph, f"{NAME}={yaml_text(name)}"))
 
 
 def _said(cell: Cell) -> str:

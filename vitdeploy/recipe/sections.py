@@ -146,8 +146,10 @@ class DataSection(Section):
 
 
 class ExportSection(Section):
-    """`batch` auto: dynamic, or the one of an ONNX file that has a fixed one."""
+    """`name`: what the graph is called inside of its file; None: as the recipe. Recipes share an export where it is the
+    same. `batch` auto: dynamic, or the one of an ONNX file that has a fixed one."""
 
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
     opset: Literal[18, 19, 20] = 20
     batch: Literal["auto", "dynamic"] | Positive = "auto"
     preprocess: bool = True

@@ -25,6 +25,7 @@ from vitdeploy.report.measures import Cell
 from vitdeploy.report.page import Document, RunPage, Section, shown
 from vitdeploy.report.sections import COMPARISON, HISTORY, RUN, SELFTEST, SWEEP, TUNING
 from vitdeploy.report.selftest import model_views
+from vitdeploy.report.sweep import progressed
 from vitdeploy.report.table import Gate
 from vitdeploy.runtime.host import name_host
 from vitdeploy.search.sensitivity import Sensitivity
@@ -109,7 +110,7 @@ def render_sweep(document: SweepDocument) -> str:
     reports = [each.report for each in found.recipes if each.report]
     warnings = [f"{each.name}: {line}" for each in reports for line in each.warnings]
     noticed = notes.notices(warnings, *(_named(each) for each in reports))
-    return _render("sweep_page", SWEEP, found, report=found, notices=noticed)
+    return _render("sweep_page", SWEEP, found, report=found, notices=noticed, progress=progressed(found))
 
 
 def render_history(document: HistoryDocument) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -9,12 +10,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from vitdeploy.backends import TARGETS
+from vitdeploy.benchmark.expected import spelt
 from vitdeploy.document.report import Report
 from vitdeploy.document.sweep import SweepDocument, SweptRecipe
 from vitdeploy.report import figures, labels, lookup, measures, notes, table, text
 from vitdeploy.report.svg import Plot, both_variants
 from vitdeploy.report.table import Gate, Row
+from vitdeploy.runtime.host import name_host
 
+# How often a browser looks at the page of a sweep that goes on.
+REFRESH_SECONDS = 10
 # With more points than this none is numbered: numbers would hide the points.
 _MOST_NUMBERS = 60
 
@@ -44,6 +50,7 @@ class Point:
     value: float
     recommended: bool
     decided: bool
+    device: str
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,31 @@ def swept_view(document: SweepDocument) -> list[SweptView]:
     """What the sections of verdicts and of engines show."""
     recipes = swept(document)
     return [SweptView(recipes, notes.legend(flag for each in recipes for _, row in each.rows for flag in row.flags))]
+
+
+@dataclass(frozen=True)
+class Progressed:
+    """How far a sweep is that goes on. `recipes`: such as "3 of 24 recipes"; `phase`: what is being done; `left`: the
+    time that is left, "" where that is unknown; `at`: when that was so; `refresh`: seconds until it is looked at
+    again."""
+
+    recipes: str
+    phase: str
+    left: str
+    at: str
+    share: float
+    refresh: int
+
+
+def progressed(document: SweepDocument) -> Progressed | None:
+    """None of a sweep that is done."""
+    running = document.running
+    if running is None:
+        return None
+    count, done = len(document.recipes), sum(each.not_begun is None for each in document.recipes)
+    phase = running.text + (f", {running.done} of {running.total}" if running.total > 1 else "")
+    left = "" if running.seconds_left is None else spelt(running.seconds_left)
+    return Progressed(f"{done} of {count} recipes are done", phase, left, running.at, done / count, REFRESH_SECONDS)
 
 
 def swept(document: SweepDocument) -> list[Swept]:
@@ -75,6 +107,10 @@ def _colour(index: int) -> int:
 
 def _swept(each: SweptRecipe, first: int, series: int) -> Swept:
     report = each.report
+    if each.not_begun is not None:
+        return Swept(
+            each.name, text.capital(f"{each.not_begun}."), Gate("none", "–", "Not begun"), "", [], None, series
+        )
     if report is None:
         error = each.error
         found = f" ({error.found})" if error and error.found else ""
@@ -83,7 +119,7 @@ def _swept(each: SweptRecipe, first: int, series: int) -> Swept:
     metric = measures.metric(report)
     return Swept(
         each.name,
-        report.verdict.sentence,
+        report.verdict.sentence + (f" Measured on {each.host}." if each.host is not None else ""),
         table.gate(report.verdict.gate),
         metric.title if metric else "",
         list(enumerate(table.main_rows(report), start=first)),
@@ -93,12 +129,12 @@ def _swept(each: SweptRecipe, first: int, series: int) -> Swept:
 
 
 def sweep_plots(document: SweepDocument) -> list[Plot]:
-    """Agreement with its own original against latency, of every engine; and each metric against latency."""
+    """For each device: agreement with its own original against latency, of every engine; and each metric against
+    latency."""
     reports = [each.report for each in document.recipes]
     metrics = {found.title: found.words for report in reports if report and (found := measures.metric(report))}
-    plots = [_plot(document, "Agreement with its original", None)]
-    plots += [_plot(document, text.capital(words), title) for title, words in metrics.items()]
-    return [plot for plot in plots if plot is not None]
+    asked = [("Agreement with its original", None), *((text.capital(words), title) for title, words in metrics.items())]
+    return [plot for measure, metric in asked for plot in _plots(document, measure, metric)]
 
 
 def _points(document: SweepDocument, metric: str | None) -> list[Point]:
@@ -115,8 +151,16 @@ def _points(document: SweepDocument, metric: str | None) -> list[Point]:
                 latency = results[row.artifact].latency_ms.p50
                 name = f"{each.name}, {row.artifact}"
                 decided = row.artifact not in lookup.undecided(report)
-                points.append(Point(number, name, each.series, latency, value, row.recommended, decided))
+                device = _device(report, row.artifact)
+                points.append(Point(number, name, each.series, latency, value, row.recommended, decided, device))
     return points
+
+
+def _device(report: Report, artifact: str) -> str:
+    """What an artifact ran on: the kind of machine, and what of it if that is not its CPU."""
+    engine, machine = report.engine(artifact), ", ".join(name_host(report.environment))
+    target = TARGETS.get(engine.target) if engine is not None else None
+    return machine if target is None or target.device == "CPU" else f"{target.device}, {machine}"
 
 
 def _value(report: Report, artifact: str, agreement: bool) -> float | None:
@@ -126,25 +170,38 @@ def _value(report: Report, artifact: str, agreement: bool) -> float | None:
     return engine.verify.agreement if agreement else engine.verify.value
 
 
-def _plot(document: SweepDocument, measure: str, metric: str | None) -> Plot | None:
+def _plots(document: SweepDocument, measure: str, metric: str | None) -> Iterator[Plot]:
     points = _points(document, metric)
-    if not points:
-        return None
+    devices = list(dict.fromkeys(point.device for point in points))
+    for number, device in enumerate(devices):
+        name = "sweep-agreement" if metric is None else f"sweep-{''.join(filter(str.isalnum, metric))}"
+        title = f"{measure} and latency" + (f": {device}" if len(devices) > 1 else "")
+        on_it = [point for point in points if point.device == device]
+        yield _plot(on_it, measure, title, f"{name}-{number}" if number else name)
+
+
+def _plot(points: list[Point], measure: str, title: str, name: str) -> Plot:
     facts = "; ".join(
         f"{point.number}, {point.name}: {text.number(point.value)} % at {text.significant(point.latency)} ms"
         for point in points
     )
-    name = "sweep-agreement" if metric is None else f"sweep-{''.join(filter(str.isalnum, metric))}"
     wide, narrow = both_variants(
         lambda is_narrow: _draw(points, measure, is_narrow), name, f"{measure} against p50 latency. {facts}."
     )
     caption = "Further up is better, further left is faster. A colour is a recipe; numbers are those of the table."
+    if len(figures.front(_decided(points))) > 1:
+        caption += " The grey steps are the Pareto front: nothing was measured both faster and as good."
     if any(point.recommended for point in points):
         caption += " A ring marks what its recipe recommends."
     undecided = [f"{point.number}" for point in points if not point.decided]
     if undecided:
         caption += f" Not decided are the latencies of {', '.join(undecided)}."
-    return Plot(f"{measure} and latency", caption, wide, narrow)
+    return Plot(title, caption, wide, narrow)
+
+
+def _decided(points: list[Point]) -> list[tuple[float, float]]:
+    """Latency and loss of the points that a front may be made of."""
+    return [(point.latency, -point.value) for point in points if point.decided]
 
 
 def _draw(points: list[Point], measure: str, narrow: bool) -> Figure:
@@ -160,6 +217,7 @@ def _draw(points: list[Point], measure: str, narrow: bool) -> Figure:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if 0 <= value <= 100 else ""))
     axes.grid(axis="y")
     axes.set_axisbelow(True)
+    figures.draw_front(axes, _decided(points), sign=-1.0)
     for point in points:
         figures.mark_point(axes, (point.latency, point.value), point.series, point.recommended)
     if len(points) <= _MOST_NUMBERS:

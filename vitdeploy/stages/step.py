@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -39,6 +39,7 @@ class Step:
     source code that `write` can run; there is no version number to raise.
     `measured`: it holds times of this device, whose reuse is reported. `usable` tells whether this user may use a
     stored folder; otherwise the folder is made again.
+    `about`: numbers of how much work it is, such as that of images, by which plans estimate it; no part of the key.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Step:
     resumable: bool = False
     measured: bool = False
     usable: Callable[[Path], bool] = lambda folder: True
+    about: dict[str, int] = field(default_factory=dict)
 
     @property
     def modules(self) -> frozenset[str]:
@@ -64,15 +66,45 @@ class Step:
         """The versions of its packages, and the digest of our own code."""
         return {**self.packages, "code": source_digest(self.modules)}
 
+    def outline(self) -> Outline:
+        """The step without its work."""
+        tools = self.tools
+        return Outline(
+            self.name, self.kind, self.config, self.inputs, self.outside, tools, self.measured, self.about, self.usable
+        )
+
     def input_digests(self, artifacts: Mapping[str, Artifact]) -> dict[str, str]:
         """Digests by the kind of the input, or by its full name if there are several of a kind."""
-        kinds = [name.split()[0] for name in self.inputs]
-        names = [name if kinds.count(kind) > 1 else kind for name, kind in zip(self.inputs, kinds, strict=True)]
-        return {**self.outside, **{key: artifacts[name].digest for key, name in zip(names, self.inputs, strict=True)}}
+        return _input_digests(self.inputs, self.outside, {name: artifacts[name].digest for name in self.inputs})
 
     def key(self, artifacts: Mapping[str, Artifact]) -> str:
         """The key of its folder; `artifacts` holds those of its inputs."""
         return artifact_key(self.kind, self.config, self.input_digests(artifacts), self.tools)
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What plans need to know of a step: many are kept at a time, where those of steps would keep all their images."""
+
+    name: str
+    kind: str
+    config: dict[str, Any]
+    inputs: tuple[str, ...]
+    outside: dict[str, str]
+    tools: dict[str, str]
+    measured: bool
+    about: dict[str, int]
+    usable: Callable[[Path], bool]
+
+    def key(self, digests: Mapping[str, str]) -> str:
+        """The key of its folder; `digests` holds those of its inputs, by step."""
+        return artifact_key(self.kind, self.config, _input_digests(self.inputs, self.outside, digests), self.tools)
+
+
+def _input_digests(inputs: Sequence[str], outside: Mapping[str, str], digests: Mapping[str, str]) -> dict[str, str]:
+    kinds = [name.split()[0] for name in inputs]
+    names = [name if kinds.count(kind) > 1 else kind for name, kind in zip(inputs, kinds, strict=True)]
+    return {**outside, **{key: digests[name] for key, name in zip(names, inputs, strict=True)}}
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@
 <url>/files/<first two of digest>/<SHA-256>       the bytes, once for all artifacts that have them
 <url>/.tmp/                                       being written
 
-Nothing has its final name before it is whole, and nothing changes under its name but by the same bytes: so any number
-of machines write at once, without locks. Whatever is read is checked by size and SHA-256; what is damaged counts as
-absent, and is written again by whoever makes the artifact next.
+Nothing has its final name before it is whole, and nothing changes under its name but by the same bytes, or in a record
+by who has made them: so any number of machines write at once, without locks. Whatever is read is checked by size and
+SHA-256; what is damaged counts as absent, and is written again by whoever makes the artifact next.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SharedStore:
             StorageError: the store does not answer, or refuses; or the folder's disk is full.
             MissingPackageError: fsspec, or what it needs for this protocol, is not installed.
         """
-        record = self._record(key)
+        record = self.record(key)
         if record is None:
             return None
         for entry in record.files:
@@ -89,7 +89,8 @@ class SharedStore:
             self._damaged -= {record.key, *(entry.sha256 for entry in record.files)}
         self._known.add(record.key)
 
-    def _record(self, key: str) -> Record | None:
+    def record(self, key: str) -> Record | None:
+        """The record of an artifact, None if there is none that is whole; errors as `fetch`."""
         place = _record_path(key)
         size = self._size(place)
         if size is None:

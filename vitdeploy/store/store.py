@@ -4,6 +4,7 @@
 <root>/artifacts/<first two of key>/.tmp-*   being written
 <root>/unfinished/<key>/                     what an interrupted stage left, to go on with when it is run again
 <root>/quarantine/                           entries whose bytes no longer match; never used again
+<root>/log.jsonl                             what was made and brought here, a line each (store/log.py)
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from vitdeploy.publish import (
 )
 from vitdeploy.spec import FileEntry, decode, encode
 from vitdeploy.store.key import canonical_json
+from vitdeploy.store.log import append, made_now
 from vitdeploy.store.record import RECORD_FILE, Record
 from vitdeploy.store.shared import SharedStore
 
@@ -78,10 +80,29 @@ class Store:
 
     def _brought(self, key: str, shared: SharedStore) -> Artifact | None:
         """What another machine has made."""
-        folder = self._folder(key)
+        folder = self.folder(key)
         with temporary_folder(folder.parent) as work, storage_errors(self.root):
             record = shared.fetch(key, work)
-            return None if record is None else self._publish(work, Artifact(folder, key, files_digest(record.files)))
+            if record is None:
+                return None
+            found = self._publish(work, Artifact(folder, key, files_digest(record.files)))
+        append(self.root, "brought", record)
+        return found
+
+    def look(self, key: str) -> Record | None:
+        """The record of an artifact that is here, or in the shared store, by what it says: no file of it is read, and
+        nothing is brought. Errors as of `find`."""
+        try:
+            text = (self.folder(key) / RECORD_FILE).read_text(encoding="utf-8")
+            record = decode(Record, json.loads(text))
+            if record.key == key:
+                return record
+        except (ValueError, RecursionError):
+            pass
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                raise
+        return None if self.shared is None else self.shared.record(key)
 
     def _offer(self, made: Artifact) -> None:
         if self.shared is not None:
@@ -89,7 +110,7 @@ class Store:
             self.shared.offer(made.path, decode(Record, json.loads(text)))
 
     def _here(self, key: str) -> Artifact | None:
-        folder = self._folder(key)
+        folder = self.folder(key)
         if not folder.is_dir():
             return None
         try:
@@ -112,15 +133,24 @@ class Store:
         inputs: Mapping[str, str],
         tools: Mapping[str, str],
         write: Callable[[Path], None],
+        *,
+        name: str = "",
+        about: Mapping[str, int] | None = None,
     ) -> Artifact:
-        """Let `write` fill an empty folder, then publish it under `key`. Whoever is first wins, with what is intact."""
-        folder = self._folder(key)
+        """Let `write` fill an empty folder, then publish it under `key`. Whoever is first wins, with what is intact.
+
+        Args:
+            name, about: for the log; see `Made`.
+        """
+        folder, began = self.folder(key), time.monotonic()
         with temporary_folder(folder.parent) as work, storage_errors(self.root):
             write(work)
             files = list_files(work)
-            record = Record(1, key, kind, dict(config), dict(inputs), dict(tools), files)
+            made_by = made_now(name or kind, time.monotonic() - began, about or {})
+            record = Record(1, key, kind, dict(config), dict(inputs), dict(tools), files, made_by)
             (work / RECORD_FILE).write_text(canonical_json(encode(record)) + "\n", encoding="utf-8")
             made = self._publish(work, Artifact(folder, key, files_digest(files)))
+        append(self.root, "made", record)
         self._offer(made)
         shutil.rmtree(self.unfinished(key), ignore_errors=True)
         return made
@@ -161,14 +191,15 @@ class Store:
     def remove(self, key: str) -> None:
         """Remove the artifact and its unfinished parts."""
         with storage_errors(self.root):
-            discard(self._folder(key))
+            discard(self.folder(key))
         shutil.rmtree(self.unfinished(key), ignore_errors=True)
 
     def unfinished(self, key: str) -> Path:
         """Where a stage may keep what it needs to go on after an interruption; it goes when the artifact is there."""
         return self.root / "unfinished" / key
 
-    def _folder(self, key: str) -> Path:
+    def folder(self, key: str) -> Path:
+        """Where the artifact with this key lies, if it is here."""
         return self.root / "artifacts" / key[:2] / key
 
 

@@ -2,22 +2,62 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import signal
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from typing import Protocol, TypeVar
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 from vitdeploy.document.errors import ErrorFacts
 from vitdeploy.errors import VitdeployError, WorkerError, error_with_code
 
 T = TypeVar("T")
 R = TypeVar("R")
+# A piece of work whose process or node dies is started so often.
+STARTS = 3
+
+
+class Pool(Protocol):
+    """Pieces of work that are done side by side; more may be added while others run."""
+
+    @property
+    def lonely(self) -> int:
+        """How many nodes there are for work that has a whole node for itself."""
+        ...
+
+    def submit(
+        self, ticket: Any, function: Callable[[T], Any], item: T, named: str = "a task", *, alone: bool = False
+    ) -> None:
+        """Add a piece: `function` is a module's own, and it and its item can be pickled.
+
+        Args:
+            ticket: what `next` returns the piece by.
+            named: what people call it, where it dies.
+            alone: on a node for such work, with nothing else there; only where `lonely` is not 0.
+        """
+        ...
+
+    def next(self) -> tuple[Any, Any] | None:
+        """Wait for the next piece that is finished: its ticket, with what it returned or the VitdeployError that it
+        raised. One whose process or node died is started again, `STARTS` times in all. None if no piece is left."""
+        ...
+
+    def drop(self) -> list[Any]:
+        """Forget the pieces that have not begun: their tickets. Those that run go on."""
+        ...
 
 
 class Executor(Protocol):
     """Does pieces of work that do not depend on each other."""
+
+    def pool(self) -> AbstractContextManager[Pool]:
+        """A pool, whose processes or connections live as long as the block; leaving it ends what runs."""
+        ...
 
     def map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R | VitdeployError]]:
         """The index of each item with what `function` returns for it, or the error that it raises, as they are
@@ -25,24 +65,99 @@ class Executor(Protocol):
         ...
 
 
+@dataclass
+class Piece:
+    """One piece of work; `starts`: how often it was started."""
+
+    ticket: Any
+    function: Callable[[Any], Any]
+    item: Any
+    named: str
+    alone: bool = False
+    starts: int = 0
+
+
 class Processes:
-    """So many at a time, each in a process of this machine. Where one of these dies, as by a library's crash, what was
-    not finished by then fails with it."""
+    """So many at a time, each in a process of this machine."""
 
     def __init__(self, count: int) -> None:
         self.count = count
 
+    @contextlib.contextmanager
+    def pool(self) -> Iterator[Pool]:
+        """As `Executor.pool`; leaving it waits for what runs."""
+        pool = _ProcessPool(self.count)
+        try:
+            yield pool
+        finally:
+            pool.close()
+
     def map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R | VitdeployError]]:
+        with self.pool() as pool:
+            yield from mapped(pool, function, items)
+
+
+def mapped(pool: Pool, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R | VitdeployError]]:
+    """`Executor.map` with a pool."""
+    for index, item in enumerate(items):
+        pool.submit(index, function, item)
+    while (found := pool.next()) is not None:
+        yield found
+
+
+class _ProcessPool:
+    """Each process is a pool of one, so that the death of one says which piece it did, and ends no other."""
+
+    lonely = 0
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._waiting: deque[Piece] = deque()
+        self._running: dict[Future[Any], tuple[Piece, ProcessPoolExecutor]] = {}
+        self._idle: list[ProcessPoolExecutor] = []
+
+    def submit(
+        self, ticket: Any, function: Callable[[T], Any], item: T, named: str = "a task", *, alone: bool = False
+    ) -> None:
+        assert not alone, "asked of a pool that has no nodes"
+        self._waiting.append(Piece(ticket, function, item, named))
+
+    def drop(self) -> list[Any]:
+        dropped = [piece.ticket for piece in self._waiting]
+        self._waiting.clear()
+        return dropped
+
+    def next(self) -> tuple[Any, Any] | None:
+        while True:
+            while self._waiting and len(self._running) < self._count:
+                self._start(self._waiting.popleft())
+            if not self._running:
+                return None
+            (future, *_), _ = wait(self._running, return_when=FIRST_COMPLETED)
+            piece, process = self._running.pop(future)
+            if not isinstance(future.exception(), BrokenProcessPool):
+                self._idle.append(process)
+                return piece.ticket, error_of(future.result())
+            process.shutdown()
+            if piece.starts >= STARTS:
+                return piece.ticket, died(piece, "its process was killed, or crashed in a library")
+            self._waiting.append(piece)
+
+    def _start(self, piece: Piece) -> None:
+        piece.starts += 1
+        while self._idle:
+            process = self._idle.pop()
+            with contextlib.suppress(BrokenProcessPool):  # it was killed while it had nothing to do
+                self._running[process.submit(guarded, piece.function, piece.item)] = piece, process
+                return
         # Started again, not forked: a fork of a process whose runtimes have threads may hang.
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(self.count, context, initializer=_end_at_interrupt) as pool:
-            futures = {pool.submit(guarded, function, item): index for index, item in enumerate(items)}
-            try:
-                for future in as_completed(futures):
-                    result = _result(future)
-                    yield futures[future], result
-            finally:
-                pool.shutdown(cancel_futures=True)
+        process = ProcessPoolExecutor(1, context, initializer=_end_at_interrupt)
+        self._running[process.submit(guarded, piece.function, piece.item)] = piece, process
+
+    def close(self) -> None:
+        for process in [*self._idle, *(process for _, process in self._running.values())]:
+            process.shutdown(cancel_futures=True)
 
 
 def _end_at_interrupt() -> None:
@@ -58,20 +173,17 @@ def guarded(function: Callable[[T], R], item: T) -> R | ErrorFacts:
         return ErrorFacts.of(error)
 
 
-def _result(future: Future[R | ErrorFacts]) -> R | VitdeployError:
-    try:
-        value = future.result()
-    except BrokenProcessPool:
-        return WorkerError(
-            "a working process died",
-            found="it was killed, or crashed in a library",
-            fix="often too little memory: do fewer at a time (--jobs 1)",
-        )
-    return error_of(value)
-
-
 def error_of(value: R | ErrorFacts) -> R | VitdeployError:
     """What `guarded` gave, with an error in its class again."""
     if isinstance(value, ErrorFacts):
         return error_with_code(value.code, value.message, found=value.found, wanted=value.wanted, fix=value.fix)
     return value
+
+
+def died(piece: Piece, found: str) -> WorkerError:
+    """The error of a piece that is not started again."""
+    return WorkerError(
+        f"{piece.named} died {piece.starts} times",
+        found=found,
+        fix="often too little memory: do fewer at a time (--jobs 1), or take larger nodes",
+    )

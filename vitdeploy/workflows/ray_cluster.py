@@ -7,29 +7,24 @@ token, and never without.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import ipaddress
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from vitdeploy.document.errors import ErrorFacts
 from vitdeploy.errors import InputError, MissingPackageError, VitdeployError, WorkerError
 from vitdeploy.store.places import SHARED_VARIABLE
-from vitdeploy.store.sources import source_digest
-from vitdeploy.workflows.executors import error_of, guarded
+from vitdeploy.workflows.executors import Pool, mapped
+from vitdeploy.workflows.ray_pool import RayPool
 
 T = TypeVar("T")
 R = TypeVar("R")
-# A task whose process or node dies is started so often.
-STARTS = 3
 CONNECT_SECONDS = 10.0
 MODE, TOKEN = "RAY_AUTH_MODE", "token"
 
@@ -37,13 +32,14 @@ MODE, TOKEN = "RAY_AUTH_MODE", "token"
 @dataclass(frozen=True)
 class RayCluster:
     """The cluster at `address` (host:port, or ray://host:port for Ray's client), or one that is started on this machine
-    for each call where it is "". `at_a_time`: how many tasks run at once; None: as many as the cluster has CPUs for."""
+    for each pool where it is "". `at_a_time`: how many tasks run at once; None: as many as the cluster has CPUs for."""
 
     address: str = ""
     at_a_time: int | None = None
 
-    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R | VitdeployError]]:
-        """As `Executor.map`. A task that dies is started again, `STARTS` times in all; then it is a WorkerError.
+    @contextlib.contextmanager
+    def pool(self) -> Iterator[Pool]:
+        """As `Executor.pool`.
 
         Raises:
             InputError: an address on the network, and no token; or several machines, and no store that they share.
@@ -53,20 +49,16 @@ class RayCluster:
         ray = _ray()
         with _connected(ray, self.address):
             _require_shared_store(ray)
-            work = ray.remote(num_cpus=1, max_retries=STARTS - 1)(_task)
-            code = _code(function)
-            waiting, running = list(enumerate(items)), dict[object, int]()
+            pool = RayPool(ray, self.at_a_time)
             try:
-                while waiting or running:
-                    while waiting and len(running) < (self.at_a_time or len(items)):
-                        index, item = waiting.pop(0)
-                        running[work.remote(function, item, code, _environment(), str(Path.cwd()))] = index
-                    (done,), _ = ray.wait(list(running), num_returns=1)
-                    yield running.pop(done), _result(ray, functools.partial(ray.get, done))
+                yield pool
             finally:
-                for reference in running:
-                    with contextlib.suppress(ray.exceptions.RayError):
-                        ray.cancel(reference, force=True)
+                pool.close()
+
+    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R | VitdeployError]]:
+        """As `Executor.map`; errors as those of `pool`."""
+        with self.pool() as pool:
+            yield from mapped(pool, function, items)
 
 
 def _ray() -> ModuleType:
@@ -75,47 +67,6 @@ def _ray() -> ModuleType:
         return importlib.import_module("ray")
     except ImportError:
         raise MissingPackageError("ray", "ray", "work on a Ray cluster") from None
-
-
-def _environment() -> dict[str, str]:
-    """Of this command, what its tasks are to be run with. Credentials are those of each node."""
-    return {name: value for name, value in os.environ.items() if name.startswith("VITDEPLOY_")}
-
-
-def _code(function: Callable[..., object]) -> str:
-    return source_digest({function.__module__})
-
-
-def _task(
-    function: Callable[[T], R], item: T, code: str, environment: Mapping[str, str], folder: str
-) -> R | ErrorFacts:
-    """Runs on a node, with the environment and in the folder of the command."""
-    if (found := _code(function)) != code:
-        return ErrorFacts.of(
-            WorkerError(
-                f"the node {socket.gethostname()} has another vitdeploy",
-                found=f"source code {found[:12]}",
-                wanted=code[:12],
-                fix="install the same version on all nodes",
-            )
-        )
-    os.environ.update(environment)
-    with contextlib.suppress(FileNotFoundError):
-        os.chdir(folder)
-    return guarded(function, item)
-
-
-def _result(ray: ModuleType, get: Callable[[], R | ErrorFacts]) -> R | VitdeployError:
-    try:
-        return error_of(get())
-    except ray.exceptions.RayTaskError:
-        raise  # an error of ours that nobody expected, as in this process
-    except ray.exceptions.RayError as error:
-        return WorkerError(
-            f"a task died {STARTS} times",
-            found=str(error).splitlines()[0][:200] or type(error).__name__,
-            fix="often too little memory: do fewer at a time (--jobs 1), or take larger nodes",
-        )
 
 
 @contextlib.contextmanager
