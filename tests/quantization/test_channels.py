@@ -13,8 +13,8 @@ from vitdeploy.graph.passes.image_norm import image_bounds
 from vitdeploy.quantization.channels import scale_channels
 from vitdeploy.quantization.fold import FoldRequest, GainThreshold
 from vitdeploy.quantization.observer import Observer
-from vitdeploy.quantization.observers import with_outputs
 from vitdeploy.quantization.prepare import prepare
+from vitdeploy.quantization.probe import with_outputs
 from vitdeploy.quantization.products import products_error, products_of, weight_of
 from vitdeploy.quantization.rounding import round_linear
 from vitdeploy.quantization.statistics import FIELDS, Statistics

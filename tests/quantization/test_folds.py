@@ -14,8 +14,8 @@ from vitdeploy.graph.edit import Editor, drop_unused
 from vitdeploy.quantization.channel_split import smooth_hidden
 from vitdeploy.quantization.fold import FoldRequest, GainThreshold
 from vitdeploy.quantization.observer import Observer
-from vitdeploy.quantization.observers import with_outputs
 from vitdeploy.quantization.prepare import FOLDS, prepare
+from vitdeploy.quantization.probe import with_outputs
 from vitdeploy.quantization.products import expected_error
 from vitdeploy.quantization.ranges import activation_scale, quantize_weight, range_of
 from vitdeploy.quantization.rounding import round_weight

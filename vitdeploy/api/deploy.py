@@ -18,6 +18,7 @@ from vitdeploy.api.plots import latency_plots
 from vitdeploy.api.reporter import Reporter, reporting
 from vitdeploy.api.shown import Shown
 from vitdeploy.api.tables import Column, Line, Table, human_bytes
+from vitdeploy.api.workers import workers_of
 from vitdeploy.errors import CapabilityError
 from vitdeploy.spec import GateStatus, Precision, encode
 
@@ -103,6 +104,8 @@ def deploy(
     settings: Mapping[str, Any] | None = None,
     resume: bool = True,
     skip_bad: bool = False,
+    executor: str | None = None,
+    jobs: int = 0,
     progress: bool | Reporter = True,
 ) -> Deployment:
     """Run the whole pipeline: export, optimize, quantize, compile, verify and measure, into one bundle with its report.
@@ -127,6 +130,9 @@ def deploy(
         settings: further fields, as a recipe has them: {"optimize": {"qkv": "merged"}}.
         resume: reuse finished stages of earlier runs.
         skip_bad: go on without unreadable images.
+        executor: where many calibration images are observed: by "processes" of this machine, on a cluster of "ray" on
+            it, or "ray:HOST:PORT"; None: in this process. The bundle is the same. What is measured is measured here.
+        jobs: how many pieces of that at a time; 0: one for each core, or for each CPU of the cluster.
         progress: as for `vitdeploy.export`.
 
     Raises:
@@ -159,7 +165,8 @@ def deploy(
         name=name,
         settings=settings,
     )
-    return run(recipe, folder, source=read, resume=resume, skip_bad=skip_bad, progress=progress)
+    how: Any = {"resume": resume, "skip_bad": skip_bad, "executor": executor, "jobs": jobs, "progress": progress}
+    return run(recipe, folder, source=read, **how)
 
 
 def run(
@@ -171,6 +178,8 @@ def run(
     source: Model | None = None,
     resume: bool = True,
     skip_bad: bool = False,
+    executor: str | None = None,
+    jobs: int = 0,
     progress: bool | Reporter = True,
 ) -> Deployment:
     """The whole pipeline of a recipe, as `vitdeploy run` does it.
@@ -181,7 +190,7 @@ def run(
         overrides: "a.b=value" each.
         function: "package.module:function", the user's own model of a recipe that names none.
         source: a model in memory, likewise.
-        resume, skip_bad, progress: as for `deploy`.
+        resume, skip_bad, executor, jobs, progress: as for `deploy`.
 
     Raises:
         RecipeError, MissingFileError: of the recipe. Errors of the model, the images, the targets and the stages.
@@ -197,6 +206,8 @@ def run(
     from vitdeploy.pipeline.assemble import run_pipeline
     from vitdeploy.pipeline.run import default_store
 
+    store = default_store()
+    workers = workers_of(executor, jobs, store, resume=resume)
     with reporter:
         jobs = _jobs(loaded, function, source, skip_bad, reporter)
         several = len(jobs) > 1
@@ -204,11 +215,12 @@ def run(
             jobs,
             loaded,
             home,
-            default_store(),
+            store,
             resume=resume,
             progress=lambda job: functools.partial(_progress, reporter, job, several),
             finished=lambda job, step, reused: tell_finished(reporter, at_size(job, step.name, several), step, reused),
             note=lambda job, text: reporter.note(at_size(job, text, several)),
+            workers=workers,
         )
     return _deployment(home, report, outcomes, loaded)
 

@@ -13,6 +13,7 @@ from vitdeploy.api.folders import filling, home_of
 from vitdeploy.api.graph import Graph, GraphLike, graph_file
 from vitdeploy.api.images import Images, ImagesLike, images
 from vitdeploy.api.reporter import Reporter, reporting
+from vitdeploy.api.workers import workers_of
 from vitdeploy.errors import CapabilityError, InputError
 from vitdeploy.spec import Budget, WeightBits, encode
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from vitdeploy.search.overrides import Mixed
     from vitdeploy.search.raised import HighPrecision
     from vitdeploy.search.sensitivity import Sensitivity
+    from vitdeploy.stages.workers import Workers
     from vitdeploy.tasks.adapter import DataChoice, TaskAdapter
     from vitdeploy.tasks.drive import Drive
 
@@ -90,6 +92,8 @@ def quantize(
     seed: int = 0,
     skip_bad: bool = False,
     image_size: tuple[int, int] | None = None,
+    executor: str | None = None,
+    jobs: int = 0,
     progress: bool | Reporter = True,
 ) -> QuantizedGraph:
     """Convert a float graph to INT8, INT4 weights, FP8 or half precision for one target, with calibration images.
@@ -115,6 +119,7 @@ def quantize(
             bring the answers nearer to the float graph's, measured on this machine; 0 measures nothing.
         skip_bad: go on without unreadable images.
         image_size: (height, width), if a bare .onnx file leaves it open.
+        executor, jobs: who observes many calibration images, as for `vitdeploy.deploy`.
         progress: as for `export`.
 
     Raises:
@@ -147,6 +152,7 @@ def quantize(
 
     from vitdeploy.graph.io.files import read_metadata
     from vitdeploy.pipeline.job import weight_bits
+    from vitdeploy.pipeline.run import default_store
     from vitdeploy.pipeline.setting import graph_setting
     from vitdeploy.stages.compile import check_task
     from vitdeploy.stages.external import import_external
@@ -167,6 +173,7 @@ def quantize(
         tuple(float_parts),
         high_precision if weight_bits(vnni) == weight_bits(None) else 0.0,
     )
+    workers = workers_of(executor, jobs, default_store())
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as scratch, reporter:
         file = given
         if not is_ours(given):
@@ -183,7 +190,7 @@ def quantize(
             found = adapter.calibration(choice, skip_bad=skip_bad, progress=reporter.progress)
             drive = adapter.drive(found)
             if drive is None:
-                made = _make(how, file, metadata.name, found.samples, work, reporter)
+                made = _make(how, file, metadata.name, found.samples, work, reporter, workers)
             else:
                 made = _make_parts(how, file.parent, drive, work, reporter)
             _write_beside(given.parent, found.samples, adapter, work)
@@ -236,7 +243,9 @@ def _check_arguments(
         raise InputError(f"vnni and sensitivity are for the targets of the CPU, not for {target}")
 
 
-def _make(how: _How, file: Path, name: str, samples: Sequence[Sample], work: Path, reporter: Reporter) -> _Made:
+def _make(
+    how: _How, file: Path, name: str, samples: Sequence[Sample], work: Path, reporter: Reporter, workers: Workers
+) -> _Made:
     """Calibrate, search and place; the files lie in `work`."""
     from vitdeploy.report.html import render_sensitivity
     from vitdeploy.stages.calibrate import calibrate
@@ -248,7 +257,7 @@ def _make(how: _How, file: Path, name: str, samples: Sequence[Sample], work: Pat
     mixed, costs, high, statistics = None, None, None, work / "statistics.npz"
     calibrated: dict[str, Any] = {"images": len(samples), "memory": None, "warnings": []}
     if not how.typed or how.precision in EIGHT_BITS:
-        calibrated = calibrate(file, samples, work, reporter.progress)
+        calibrated = calibrate(file, samples, work, reporter.progress, workers=workers)
     search = SearchConfig(how.target, how.ignore, how.bits)
     if how.precision == "mixed":
         mixed = find_mixed(search, how.budget, file, statistics, samples, work, reporter.progress, how.latency_table)

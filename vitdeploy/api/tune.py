@@ -15,6 +15,7 @@ from vitdeploy.api.model import Model, ModelLike, model
 from vitdeploy.api.reporter import Reporter, reporting
 from vitdeploy.api.shown import Shown
 from vitdeploy.api.tables import Column, Line, Table, human_bytes
+from vitdeploy.api.workers import workers_of
 from vitdeploy.spec import GateStatus
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ def tune(
     settings: Mapping[str, Any] | None = None,
     resume: bool = True,
     skip_bad: bool = False,
+    executor: str | None = None,
+    jobs: int = 0,
     progress: bool | Reporter = True,
 ) -> Tuned:
     """Find the engine to ship: every precision, mixed precision and token merging are tried on this machine.
@@ -114,7 +117,15 @@ def tune(
         settings=settings,
     )
     return tune_recipe(
-        recipe, folder, source=read, time_budget=time_budget, resume=resume, skip_bad=skip_bad, progress=progress
+        recipe,
+        folder,
+        source=read,
+        time_budget=time_budget,
+        resume=resume,
+        skip_bad=skip_bad,
+        executor=executor,
+        jobs=jobs,
+        progress=progress,
     )
 
 
@@ -130,6 +141,8 @@ def tune_recipe(
     time_budget: float | None = None,
     resume: bool = True,
     skip_bad: bool = False,
+    executor: str | None = None,
+    jobs: int = 0,
     progress: bool | Reporter = True,
 ) -> Tuned:
     """Like `tune`, for a recipe, as `vitdeploy tune` does it. `targets` and the bounds of `budget` override those of
@@ -147,7 +160,8 @@ def tune_recipe(
     from vitdeploy.workflows.tuning.tuner import Tuner
     from vitdeploy.workflows.tuning.write import write_tuned
 
-    given = source.source if source is not None else None
+    given, store = source.source if source is not None else None, default_store()
+    workers = workers_of(executor, jobs, store, resume=resume)
     with reporter:
         job = prepare_search(
             loaded,
@@ -162,11 +176,12 @@ def tune_recipe(
             reporter.note(note)
         tuner = Tuner(
             job,
-            default_store(),
+            store,
             resume,
             reporter.progress,
             lambda step, reused: tell_finished(reporter, step.name, step, reused),
             time_budget,
+            workers,
         )
         for note in tuner.foresee():
             reporter.note(note)

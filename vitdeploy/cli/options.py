@@ -90,3 +90,18 @@ def text_options(function: F) -> F:
         "--template", metavar="TEXT", help="What makes a class folder's name a text, as 'a photo of a {}.'."
     )
     return texts(template(function))
+
+
+def worker_options(function: F) -> F:
+    """--executor and --jobs of commands that calibrate."""
+    executor = click.option(
+        "--executor",
+        metavar="processes|ray[:HOST:PORT]",
+        help="Where many calibration images are observed: by processes of this machine, or on a Ray cluster.",
+    )
+    jobs = click.option(
+        "--jobs",
+        type=click.IntRange(min=1),
+        help="How many pieces of that at a time, by processes without --executor. Default: one for each core or CPU.",
+    )
+    return executor(jobs(function))

@@ -8,7 +8,7 @@ import click
 
 from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, Number, command_line, output_options
-from vitdeploy.cli.options import label_options, text_options
+from vitdeploy.cli.options import label_options, text_options, worker_options
 from vitdeploy.cli.sources import ImageSize
 
 
@@ -58,6 +58,7 @@ from vitdeploy.cli.sources import ImageSize
 @label_options
 @text_options
 @click.option("--image-size", type=ImageSize(), help="Where a bare .onnx file leaves it open: 384, or 256x320 (HxW).")
+@worker_options
 @output_options
 def command(
     console: Console,
@@ -81,6 +82,8 @@ def command(
     texts: Path | None,
     template: str | None,
     image_size: tuple[int, int] | None,
+    executor: str | None,
+    jobs: int | None,
 ) -> None:
     """Convert a float graph to INT8, INT4 weights, FP8 or half precision for one target, with calibration images.
 
@@ -131,6 +134,8 @@ def command(
         seed=seed,
         skip_bad=skip_bad,
         image_size=image_size,
+        executor=executor,
+        jobs=jobs or 0,
         progress=console,
     )
     then = command_line("vitdeploy", "compile", output, "--target", target, "-o", "DIR")

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from vitdeploy.cli.console import Console, command_line, output_options
-from vitdeploy.cli.options import history_option
+from vitdeploy.cli.options import history_option, worker_options
 from vitdeploy.cli.sources import model_option
 from vitdeploy.cli.unmet import unmet_fix
 
@@ -22,6 +22,7 @@ from vitdeploy.cli.unmet import unmet_fix
 @click.option("--resume/--no-resume", default=True, show_default=True, help="Reuse finished stages of earlier runs.")
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
 @click.option("--dry-run", is_flag=True, help="Check every input and show the plan; compute nothing.")
+@worker_options
 @history_option
 @output_options
 def command(
@@ -33,6 +34,8 @@ def command(
     resume: bool,
     skip_bad: bool,
     dry_run: bool,
+    executor: str | None,
+    jobs: int | None,
     history: str | None,
 ) -> None:
     """Run the whole pipeline: recipe in, proven bundle out.
@@ -71,7 +74,8 @@ def command(
         console.finish(document, [*lines, "make   bench", f"make   bundle {out}"], None)
         return
     with recorded(history) as record:
-        made = run(loaded, out, function=function, resume=resume, skip_bad=skip_bad, progress=console)
+        how = {"function": function, "resume": resume, "skip_bad": skip_bad, "executor": executor, "jobs": jobs or 0}
+        made = run(loaded, out, progress=console, **how)  # type: ignore[arg-type]
         example = "TOKENS.npz" if made.bundle.manifest.preprocess is None else "IMAGE"
         predict = command_line("vitdeploy", "predict", out, example)
         console.finish(made.document, made.tables, out, f"open {command_line(made.report)}, or: {predict}")

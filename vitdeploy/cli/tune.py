@@ -10,6 +10,7 @@ import click
 
 from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, Number, command_line, output_options
+from vitdeploy.cli.options import worker_options
 from vitdeploy.cli.sources import model_option
 from vitdeploy.cli.unmet import unmet_fix
 
@@ -49,6 +50,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
 @click.option("--set", "overrides", multiple=True, metavar="A.B=VALUE", help="Override a field of the recipe.")
 @click.option("--resume/--no-resume", default=True, show_default=True, help="Reuse finished stages of earlier runs.")
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
+@worker_options
 @output_options
 def command(
     console: Console,
@@ -64,6 +66,8 @@ def command(
     overrides: tuple[str, ...],
     resume: bool,
     skip_bad: bool,
+    executor: str | None,
+    jobs: int | None,
 ) -> None:
     """Find the engine to ship: try every precision, mixed precision and token merging on this machine.
 
@@ -91,6 +95,8 @@ def command(
         time_budget=time_budget,
         resume=resume,
         skip_bad=skip_bad,
+        executor=executor,
+        jobs=jobs or 0,
         progress=console,
     )
     model = ("--model", function) if function else ()

@@ -32,6 +32,7 @@ from vitdeploy.stages.answers import read_answers
 from vitdeploy.stages.engines import read_engine
 from vitdeploy.stages.files import OUTPUT_NAMES, TOKENIZER_FILE, graphs_in
 from vitdeploy.stages.step import CALIBRATE, OPTIMIZE, ORIGINAL, REFERENCE, Step
+from vitdeploy.stages.workers import HERE, Workers
 from vitdeploy.store.store import Artifact, Store
 
 
@@ -45,6 +46,7 @@ def run_pipeline(
     progress: Callable[[Job], Progress],
     finished: Callable[[Job, Step, bool], None],
     note: Callable[[Job, str], None] = lambda job, text: None,
+    workers: Workers = HERE,
 ) -> tuple[Report, list[Outcome]]:
     """Run the whole pipeline of a recipe: every stage, the bench, the bundle at `out`. Returns the report, and an
     outcome for each image size.
@@ -54,6 +56,7 @@ def run_pipeline(
         progress, finished: one of each per job; as in `run_plan`.
         resume: as in `run_plan`.
         note: called before the work with the bounds of the budget that the data cannot prove.
+        workers: do what can be shared out of a step; nothing that is measured.
 
     Raises:
         OutputError: `out` holds something that is not a bundle. Errors of stages and the bench propagate.
@@ -63,7 +66,7 @@ def run_pipeline(
         make = functools.partial(
             run_plan, store=store, resume=resume, progress=progress(job), finished=functools.partial(finished, job)
         )
-        plan = make_plan(job)
+        plan = make_plan(job, workers)
         early = make([step for step in plan if step.name == REFERENCE])
         for text in foresee(job.adapter, read_answers(early[REFERENCE].path), job.data, job.budget):
             note(job, text)

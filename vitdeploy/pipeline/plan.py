@@ -25,6 +25,7 @@ from vitdeploy.stages.search import search_step
 from vitdeploy.stages.step import QUANTIZED, UNPRUNED, Candidate, Step
 from vitdeploy.stages.typed import typed_step
 from vitdeploy.stages.verify import verify_step
+from vitdeploy.stages.workers import HERE, Workers
 from vitdeploy.tasks.adapter import Calibration, ImageKit
 
 
@@ -38,12 +39,12 @@ def candidates(job: Job) -> list[Candidate]:
     return asked + baselines
 
 
-def make_plan(job: Job) -> list[Step]:
+def make_plan(job: Job, workers: Workers = HERE) -> list[Step]:
     """All storable steps of a job; measuring and bundling come after them and are never stored. The original answers
-    first: that says what the budget can prove."""
+    first: that says what the budget can prove. `workers` do what can be shared out of a step."""
     contenders = candidates(job)
     reference, *verdicts = judge_plan(job, contenders)
-    steps = [reference, *engine_plan(job, contenders), *verdicts]
+    steps = [reference, *engine_plan(job, contenders, workers), *verdicts]
     if job.reference_model.task in TASKS:
         assert isinstance(job.adapter, ImageKit)
         steps.append(attention_step(job.adapter, job.data, contenders))
@@ -57,13 +58,13 @@ def _about(job: Job, step: Step) -> dict[str, int]:
     return {"parameters": model.parameters, "pixels": math.prod(model.image_size), **counts}
 
 
-def engine_plan(job: Job, contenders: Sequence[Candidate]) -> list[Step]:
-    """The plan from the original to the compiled engines of some candidates."""
+def engine_plan(job: Job, contenders: Sequence[Candidate], workers: Workers = HERE) -> list[Step]:
+    """The plan from the original to the compiled engines of some candidates. What measures is not shared out."""
     recipe = job.recipe
     steps = [export_step(job.reference_model, export_config_of(recipe)), *float_steps(job)]
     if any(candidate.precision in QUANTIZED for candidate in contenders):
         drive = job.adapter.drive(Calibration(job.data.calibration, texts=job.data.classes))
-        steps.append(calibrate_step(job.data, drive))
+        steps.append(calibrate_step(job.data, drive, workers))
     for candidate in contenders:
         if candidate.precision == "mixed":
             steps.append(search_step(candidate, job.weight_bits, recipe.to_budget(), job.data, recipe.ignore))

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from vitdeploy.graph.values import weight_bytes
 from vitdeploy.quantization.observer import covariance_pays
-from vitdeploy.quantization.observers import observed_tensors
+from vitdeploy.quantization.probe import observed_tensors
 
 FLOAT = 4
 # Copies of the weights while ONNX Runtime loads them: as read, serialized, in the session, packed for matrix products.

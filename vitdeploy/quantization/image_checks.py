@@ -22,14 +22,17 @@ NAMED_IMAGES = 3
 
 
 class ImageChecks:
-    """Counts over the calibration images, of fixed size but for a few bytes an image."""
+    """Counts over the calibration images, of fixed size but for a few bytes an image. All are whole numbers, so that
+    those of parts of the images merge to the same in any order and any grouping."""
 
     def __init__(self, preprocess: PreprocessSpec) -> None:
         self.preprocess = preprocess
-        self.images = 0
+        self.images = self.pixels = 0
         self.flat: list[int] = []
         self.digests: set[bytes] = set()
-        self.total, self.squares = np.zeros(preprocess.channels), np.zeros(preprocess.channels)
+        # Of the values 0..255 of all pixels, and of their squares, by channel: 10^13 pixels fit.
+        self.total = np.zeros(preprocess.channels, np.int64)
+        self.squares = np.zeros(preprocess.channels, np.int64)
 
     def update(self, pixels: npt.NDArray[np.uint8]) -> None:
         """Images, uint8 [n, height, width, channels]."""
@@ -37,10 +40,19 @@ class ImageChecks:
             if image.min() == image.max():
                 self.flat.append(self.images)
             self.digests.add(hashlib.blake2b(image.tobytes(), digest_size=8).digest())
-            values = image.reshape(-1, image.shape[-1]).astype(np.float32) / 255
-            self.total += values.mean(axis=0)
-            self.squares += np.square(values).mean(axis=0)
+            values = image.reshape(-1, image.shape[-1]).astype(np.uint32)
+            self.total += values.sum(axis=0, dtype=np.int64)
+            self.squares += np.square(values).sum(axis=0, dtype=np.int64)
+            self.pixels += len(values)
             self.images += 1
+
+    def join(self, other: ImageChecks, places: npt.NDArray[np.int64]) -> None:
+        """Those of further images, whose numbers are `places`; `flat` ascends."""
+        self.images += other.images
+        self.pixels += other.pixels
+        self.flat = sorted([*self.flat, *places[np.array(other.flat, np.int64)].tolist()])
+        self.digests |= other.digests
+        self.total, self.squares = self.total + other.total, self.squares + other.squares
 
     @property
     def distinct(self) -> int:
@@ -66,8 +78,8 @@ class ImageChecks:
                 f"{listed([names[i] for i in self.flat])}."
             )
         mean, std = (np.array(each) for each in (self.preprocess.mean, self.preprocess.std))
-        of_images = self.total / self.images
-        deviation = np.sqrt(np.maximum(self.squares / self.images - of_images**2, 0))
+        of_images = self.total / self.pixels / 255
+        deviation = np.sqrt(np.maximum(self.squares / self.pixels / 255**2 - of_images**2, 0))
         if (np.abs(of_images - mean) / std).mean() > FAR or (deviation / std).max() < FLAT:
             found.append(
                 "The calibration images do not look like those that the preprocessing is for: of pixels in 0..1, mean "
@@ -78,13 +90,20 @@ class ImageChecks:
 
     def state(self) -> Arrays:
         digests = np.frombuffer(b"".join(sorted(self.digests)), np.uint8)
-        counts = {"images": np.array(self.images), "flat": np.array(self.flat, np.int64)}
-        return {**counts, "digests": digests, "total": self.total, "squares": self.squares}
+        counts = {"images": np.array(self.images), "pixels": np.array(self.pixels)}
+        return {
+            **counts,
+            "flat": np.array(self.flat, np.int64),
+            "digests": digests,
+            "total": self.total,
+            "squares": self.squares,
+        }
 
     def restore(self, arrays: Arrays) -> None:
         """Go on from what `state` gave."""
         data = arrays["digests"].tobytes()
-        self.images, self.flat = int(arrays["images"]), arrays["flat"].tolist()
+        self.images, self.pixels = int(arrays["images"]), int(arrays["pixels"])
+        self.flat = arrays["flat"].tolist()
         self.digests = {data[i : i + 8] for i in range(0, len(data), 8)}
         self.total, self.squares = arrays["total"], arrays["squares"]
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.quantization.bounds import Bounds
 from vitdeploy.quantization.rounding import ROWS_PER_CHANNEL
 from vitdeploy.quantization.statistics import UPPER, Statistics
 
@@ -21,6 +22,8 @@ MOMENT_IMAGES, FEW_ROWS = 32, 4096
 # octave. Of a batch of many values each 13th is counted: hardly a width has the divisor 13, so all channels come up.
 BIN_BITS, MANY, SAMPLED = 20, 1 << 14, 13
 
+MOMENTS = ("centre", "total", "products", "sizes")
+BOUNDS = ("low", "high", "reach", "holder")
 Arrays = dict[str, npt.NDArray[Any]]
 
 
@@ -35,50 +38,39 @@ class Observer:
     are forgotten.
 
     Moments are those of x - centre, the mean of the first batch, so that float32 holds them without cancellation
-    ("shifted data": Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983).
+    ("shifted data": Chan, Golub, LeVeque, "Algorithms for computing the sample variance", 1983). They are sums of
+    floats, so they depend on the order of the batches; bounds do not.
     """
 
     def __init__(self, axis: int, *, covariance: bool = True) -> None:
         self.axis, self.covariance, self.rows = axis, covariance, 0
-        self.low = self.high = self.centre = np.zeros(0, np.float32)
+        self.bounds: Bounds | None = None
+        self.centre = np.zeros(0, np.float32)
         self.total = np.zeros(0)
         self.products: npt.NDArray[np.floating] = np.zeros(0)
         self.sizes = np.zeros(1 << (31 - BIN_BITS), np.int64)
-        # Of -x and of x: how far the tensor reaches in the batch that reaches furthest, in the next, and which it is.
-        self.reach = np.full((2, 2), -np.inf)
-        self.holder = np.full(2, -1)
 
     def update(self, values: npt.NDArray[np.float32], batch: int = 0, *, moments: bool = True) -> None:
         """Batch number `batch`; its bounds only where `moments` is False and there are rows enough."""
-        axis, channels = self.axis % values.ndim, values.shape[self.axis]
-        values = values.reshape(math.prod(values.shape[:axis]), channels, -1)
-        low, high = values.min(axis=(0, 2)), values.max(axis=(0, 2))
+        values = by_channel(values, self.axis)
         if not self.rows:
             self._begin(values)
-        # numpy's minimum, unlike Python's min, keeps a NaN once there is one.
-        self.low, self.high = np.minimum(self.low, low), np.maximum(self.high, high)
-        if not self.finite:
-            return
-        for side, reach in enumerate((-float(low.min()), float(high.max()))):
-            if reach > self.reach[side, 0]:
-                self.reach[side], self.holder[side] = (reach, self.reach[side, 0]), batch
-            elif reach > self.reach[side, 1]:
-                self.reach[side, 1] = reach
-        if moments or self.rows < FEW_ROWS:
-            self._add_moments(values)
-            step = SAMPLED if values.size > MANY else 1
-            sampled = values.reshape(-1)[batch % step :: step].view(np.int32) & 0x7FFFFFFF
-            self.sizes += np.bincount(sampled >> BIN_BITS, minlength=len(self.sizes))
+        self.join(Bounds.of(values, batch))
+        if self.finite and (moments or self.rows < FEW_ROWS):
+            self.add_moments(values, batch)
+
+    def join(self, bounds: Bounds) -> None:
+        """Bounds of further batches."""
+        self.bounds = bounds if self.bounds is None else self.bounds.merged(bounds)
 
     def _begin(self, values: npt.NDArray[np.float32]) -> None:
         channels = values.shape[1]
-        self.low = np.full(channels, np.inf, np.float32)
-        self.high = -self.low
         self.centre = values.mean(axis=(0, 2), dtype=np.float64).astype(np.float32)
         self.total = np.zeros(channels)
         self.products = np.zeros((channels, channels), np.float32) if self.covariance else np.zeros(channels)
 
-    def _add_moments(self, values: npt.NDArray[np.float32]) -> None:
+    def add_moments(self, values: npt.NDArray[np.float32], batch: int) -> None:
+        """The moments of a batch, [..., channels, ...] with three axes, whose bounds are known, and its sizes."""
         centred = values - self.centre[:, None]
         self.total += centred.sum(axis=(0, 2), dtype=np.float64)
         if self.covariance:
@@ -87,23 +79,32 @@ class Observer:
         else:
             self.products += np.einsum("acb,acb->c", centred, centred)
         self.rows += values.shape[0] * values.shape[2]
+        step = SAMPLED if values.size > MANY else 1
+        sampled = values.reshape(-1)[batch % step :: step].view(np.int32) & 0x7FFFFFFF
+        self.sizes += np.bincount(sampled >> BIN_BITS, minlength=len(self.sizes))
 
     @property
     def finite(self) -> bool:
-        return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
+        return self.bounds is None or self.bounds.finite
+
+    def _known(self) -> Bounds:
+        assert self.bounds is not None, "asked before the first batch"
+        return self.bounds
 
     def stretch(self, batch: int) -> float:
-        """The width of the range, including zero, over its width without that batch."""
-        reach = np.maximum(self.reach, 0)
-        without = sum(reach[side, int(self.holder[side] == batch)] for side in range(2))
-        whole = float(reach[:, 0].sum())
-        return whole / float(without) if without > 0 else (math.inf if whole > 0 else 1.0)
+        """As of `Bounds`."""
+        return self._known().stretch(batch)
+
+    @property
+    def holder(self) -> npt.NDArray[np.int64]:
+        """As of `Bounds`."""
+        return self._known().holder
 
     def statistics(self) -> Statistics:
         mean = self.total / self.rows
         square = mean**2 if self.products.ndim == 1 else np.outer(mean, mean)
         covariance = self.products / self.rows - square.astype(self.products.dtype)
-        low, high = self.low.astype(np.float64), self.high.astype(np.float64)
+        low, high = self._known().low.astype(np.float64), self._known().high.astype(np.float64)
         return Statistics(low, high, self.centre + mean, covariance, self.rows, self._upper())
 
     def _upper(self) -> float:
@@ -113,18 +114,25 @@ class Observer:
         found = int(np.searchsorted(counts, wanted))
         edges = (np.array([found, found + 1], np.int32) << BIN_BITS).view(np.float32).astype(np.float64)
         share = (wanted - (counts[found] - self.sizes[found])) / self.sizes[found]
-        largest = max(-float(self.low.min()), float(self.high.max()))
+        largest = float(self._known().reach[:, 0].max())
         return min(float(edges[0] + share * (edges[1] - edges[0])), largest)
 
     def state(self) -> Arrays:
         """All that is kept, as arrays: what `restore` takes."""
-        names = ("low", "high", "centre", "total", "products", "sizes", "reach", "holder")
-        return {**{name: getattr(self, name) for name in names}, "rows": np.array(self.rows)}
+        found = {name: getattr(self, name) for name in MOMENTS}
+        return {**found, **{name: getattr(self._known(), name) for name in BOUNDS}, "rows": np.array(self.rows)}
 
     @classmethod
     def restore(cls, axis: int, state: Mapping[str, npt.NDArray[Any]]) -> Observer:
         observer = cls(axis, covariance=state["products"].ndim == 2)
-        for name, array in state.items():
-            setattr(observer, name, array)
+        for name in MOMENTS:
+            setattr(observer, name, state[name])
+        observer.bounds = Bounds(*(state[name] for name in BOUNDS))
         observer.rows = int(state["rows"])
         return observer
+
+
+def by_channel(values: npt.NDArray[np.float32], axis: int) -> npt.NDArray[np.float32]:
+    """The same with three axes, of which the second is that of the channels."""
+    axis = axis % values.ndim
+    return values.reshape(math.prod(values.shape[:axis]), values.shape[axis], -1)

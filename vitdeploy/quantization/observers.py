@@ -5,26 +5,18 @@ The tensors to observe become outputs of the graph; each batch updates fixed-siz
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 import onnx_ir as ir
 
-from vitdeploy.errors import DataError
-from vitdeploy.graph.analysis.linears import find_linears
-from vitdeploy.graph.io.files import weights_folder
 from vitdeploy.quantization.image_checks import ImageChecks
-from vitdeploy.quantization.nonfinite import find_nonfinite
-from vitdeploy.quantization.observer import MOMENT_IMAGES, Arrays, Observer, covariance_pays
-from vitdeploy.quantization.scores import score_tensors
+from vitdeploy.quantization.observer import FEW_ROWS, MOMENT_IMAGES, Arrays, Observer, covariance_pays
+from vitdeploy.quantization.probe import Feeds, Probe
+from vitdeploy.quantization.shard import Ints, Shard
 from vitdeploy.quantization.statistics import Statistics
-from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.spec import PreprocessSpec
 
 # One image at a time: larger batches are no faster for models that take long, and need more memory.
@@ -35,34 +27,28 @@ STRETCH, SHARE = 1.25, 0.25
 CHECKS = "|checks"
 
 
-class Observation:
-    """The statistics of all `observed_tensors` of a graph, while images are shown to it, or feeds of any kind.
-
-    To be entered before `update` or `show`. The graph is not changed.
+class Observation(Probe):
+    """The statistics of all observed tensors of a graph, while images are shown to it, or feeds of any kind.
 
     Args:
-        model: the float graph.
-        preprocess: None of a graph that takes no images, to which only feeds can be shown.
         total: how many images will be shown, where that is known: without, more may be kept than can be used.
+        The others are those of `Probe`.
     """
 
-    def __init__(self, model: ir.Model, preprocess: PreprocessSpec | None, total: int | None = None) -> None:
-        self.model, self.preprocess, self.total = model, preprocess, total
+    def __init__(
+        self,
+        model: ir.Model,
+        preprocess: PreprocessSpec | None,
+        total: int | None = None,
+        *,
+        threads: int = 0,
+        at_once: int = 1,
+    ) -> None:
+        super().__init__(model, preprocess, threads=threads, at_once=at_once)
+        self.total = total
         self.images = self.batches = 0
         self.checks = ImageChecks(preprocess) if preprocess is not None else None
         self.observers: dict[str, Observer] = {}
-        self._observed = observed_tensors(model)
-        data = with_outputs(model, sorted(self._observed))
-        self.runner = OnnxRuntimeRunner(data, name="calibration", weights=weights_folder(model))
-
-    def __enter__(self) -> Observation:
-        self.runner.load()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.runner.close()
 
     def update(self, pixels: npt.NDArray[np.uint8], names: Sequence[str] = ()) -> None:
         """Show one batch, uint8 [n, height, width, channels]. `names` are those of its images, for errors.
@@ -70,20 +56,26 @@ class Observation:
         Raises:
             DataError: a tensor took a value that is not finite; names the node where it arose, and the images.
         """
-        assert self.preprocess is not None
+        feeds = self.feeds(pixels)
+        self.take(pixels, feeds, self.run(feeds), names)
+
+    def take(self, pixels: npt.NDArray[np.uint8], feeds: Feeds, outputs: Arrays, names: Sequence[str] = ()) -> None:
+        """As `update`, with what `run` gave of the feeds of these pixels."""
         assert self.checks is not None
-        tensor, first = self.runner.inputs[0], self.images + 1
-        feed = {tensor.name: pixels if tensor.dtype == "uint8" else normalise(pixels, self.preprocess)}
-        last = f" to {self.images + len(pixels)}" * (len(pixels) > 1)
-        self.show(feed, ", ".join(names) or f"image {first}{last}")
+        first, last = self.images + 1, f" to {self.images + len(pixels)}" * (len(pixels) > 1)
+        self._add(feeds, outputs, ", ".join(names) or f"image {first}{last}", "images")
         self.checks.update(pixels)
 
-    def show(self, feeds: Mapping[str, npt.NDArray[Any]], shown: str, noun: str = "images") -> Arrays:
+    def show(self, feeds: Feeds, shown: str, noun: str = "images") -> Arrays:
         """Show what the graph takes in one run, and return what it gives. `shown` names the samples, which are a kind
         of `noun`, for errors, as of `update`."""
+        outputs = self.run(feeds)
+        self._add(feeds, outputs, shown, noun)
+        return outputs
+
+    def _add(self, feeds: Feeds, outputs: Arrays, shown: str, noun: str) -> None:
         count = len(next(iter(feeds.values())))
-        outputs = self.runner.infer(feeds)
-        for name, role in self._observed.items():
+        for name, role in self.observed.items():
             values = outputs[name]
             if name not in self.observers:
                 channels = values.shape[role.axis]
@@ -93,27 +85,60 @@ class Observation:
             observer = self.observers[name]
             observer.update(values, self.batches, moments=self.images < MOMENT_IMAGES)
             if not observer.finite:
-                raise DataError(
-                    f"the model's activations are not finite on the calibration {noun}",
-                    found=f"{find_nonfinite(self.model, name, feeds)}, on {shown}",
-                    wanted="finite activations",
-                    fix="check the checkpoint and the preprocessing, or take this image away"
-                    if self.preprocess is not None
-                    else f"check the checkpoint, or leave {shown} out",
-                )
+                raise self.not_finite(name, feeds, shown, noun)
         self.images += count
         self.batches += 1
-        return outputs
+
+    def keeps_until(self, batches: int) -> dict[str, int]:
+        """Once all but few rows are known, of each tensor that is to have more of them the number of the batch before
+        which it has enough, of `batches` in all."""
+        shapes = {str(value.name): value.shape for node in self.model.graph for value in node.outputs}
+        shapes |= {str(value.name): value.shape for value in self.model.graph.inputs}
+        batch = self.model.graph.inputs[0].shape
+        found = {}
+        for name, observer in self.observers.items():
+            if observer.rows < FEW_ROWS:
+                # A batch has one row at least, and as many as those before where no other size is open.
+                rows = observer.rows // self.batches if _sized(shapes.get(name), batch) else 1
+                found[name] = min(self.batches + math.ceil((FEW_ROWS - observer.rows) / rows), batches)
+        return found
+
+    def images_for(self, rows: int) -> int:
+        """How many images it takes until each tensor with so many rows an image has as many as it is to have."""
+        known = [each.rows for each in self.observers.values() if rows * self.images <= each.rows < FEW_ROWS]
+        return math.ceil(FEW_ROWS * self.images / min(known)) if known else 0
+
+    def join(self, shards: Iterable[tuple[Shard, Ints]], size: int) -> None:
+        """All batches: shards of them in any order, each with the numbers of its batches, of `size` images; of those
+        that were shown here the moments are known. What is known then is what showing all batches in their order would
+        have left, to the last bit."""
+        assert self.preprocess is not None
+        kept: dict[int, Arrays] = {}
+        first, self.batches, self.images = self.batches, 0, 0
+        self.checks = ImageChecks(self.preprocess)
+        for observer in self.observers.values():
+            observer.bounds = None
+        for shard, batches in shards:
+            for name, bounds in shard.bounds.items():
+                self.observers[name].join(bounds.renumbered(batches))
+            self.checks.join(shard.checks, (batches[:, None] * size + np.arange(size)).ravel())
+            kept |= {int(batches[index]): values for index, values in shard.kept.items()}
+            self.batches += len(batches)
+            self.images += len(batches) * size
+        for batch, arrays in sorted(kept.items()):
+            for name, values in arrays.items():
+                if batch >= first and self.observers[name].rows < FEW_ROWS:
+                    self.observers[name].add_moments(values, batch)
 
     def statistics(self) -> dict[str, Statistics]:
         """Statistics by tensor name; for outputs by the name that `scores.output_of` gives."""
         found = {name: observer.statistics() for name, observer in sorted(self.observers.items())}
-        return {label: each for name, each in found.items() for label in self._observed[name].labels}
+        return {label: each for name, each in found.items() for label in self.observed[name].labels}
 
     def standing_out(self) -> dict[int, float]:
         """The batches that stand out, by number, and how many times as wide each makes these ranges, in the median."""
         found = {}
-        for batch in {int(number) for observer in self.observers.values() for number in observer.holder}:
+        for batch in {int(number) for observer in self.observers.values() for number in observer.holder} - {-1}:
             stretches = [observer.stretch(batch) for observer in self.observers.values()]
             stretched = [each for each in stretches if each >= STRETCH]
             if len(stretched) >= SHARE * len(stretches):
@@ -138,7 +163,7 @@ class Observation:
         if self.checks is not None:
             self.checks.restore(states.pop(CHECKS))
         self.images, self.batches = int(counts["images"]), int(counts["batches"])
-        self.observers = {name: Observer.restore(self._observed[name].axis, state) for name, state in states.items()}
+        self.observers = {name: Observer.restore(self.observed[name].axis, state) for name, state in states.items()}
 
 
 def observe(
@@ -165,31 +190,10 @@ def observe(
         return observation.statistics()
 
 
-@dataclass(frozen=True)
-class Observed:
-    """A tensor to observe: the axis of its channels, whether weights are rounded by its covariance, and what its
-    statistics are called."""
-
-    axis: int
-    rounds: bool
-    labels: tuple[str, ...]
-
-
-def observed_tensors(model: ir.Model) -> dict[str, Observed]:
-    """The inputs of all linears and convolutions, and the outputs that make scores of attention, by name."""
-    tensors: dict[str, Observed] = {}
-    for linear in find_linears(model):
-        name = str(linear.input.name)
-        tensors.setdefault(name, Observed(-1 if linear.kind == "matmul" else 1, True, (name,)))
-    for name, label in score_tensors(model).items():
-        known = tensors.get(name, Observed(-1, False, ()))
-        tensors[name] = replace(known, labels=(*known.labels, label))
-    return tensors
-
-
-def with_outputs(model: ir.Model, names: Sequence[str]) -> bytes:
-    """The serialized graph with the named tensors as additional outputs. External data stay where they are."""
-    proto = ir.to_proto(model)
-    own = {value.name for value in proto.graph.output}
-    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in own)
-    return bytes(proto.SerializeToString())
+def _sized(shape: ir.Shape | None, batch: ir.Shape | None) -> bool:
+    """Whether no size of a tensor is open but its first, that of the batch."""
+    if shape is None or batch is None or not len(shape):
+        return False
+    return all(isinstance(size, int) for size in list(shape)[1:]) and (
+        isinstance(shape[0], int) or str(shape[0]) == str(batch[0])
+    )

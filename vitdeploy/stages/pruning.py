@@ -15,7 +15,7 @@ from vitdeploy.errors import CapabilityError, DataError, GraphError
 from vitdeploy.graph.io.files import fixed_batch, get_metadata, graph_spec, load_graph, save_graph, weights_folder
 from vitdeploy.progress import Counter, Progress, silent
 from vitdeploy.quantization.observer import Observer
-from vitdeploy.quantization.observers import with_outputs
+from vitdeploy.quantization.probe import with_outputs
 from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise

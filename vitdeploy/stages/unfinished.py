@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +21,23 @@ def save_state(folder: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     # Another run may have finished the stage, and cleared the folder.
     with contextlib.suppress(FileNotFoundError), open_atomic(folder / STATE) as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+        save_arrays(file, arrays)
 
 
 def load_state(folder: Path) -> dict[str, npt.NDArray[Any]] | None:
     """The state last saved there; None if there is none, or it cannot be read."""
+    return load_arrays(folder / STATE)
+
+
+def save_arrays(file: Path | IO[bytes], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Write arrays, as `load_arrays` reads them."""
+    np.savez(file, **arrays)  # type: ignore[arg-type]
+
+
+def load_arrays(file: Path) -> dict[str, npt.NDArray[Any]] | None:
+    """The arrays in a file; None if there is none, or it cannot be read."""
     try:
-        with np.load(folder / STATE, allow_pickle=False) as arrays:
+        with np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except DAMAGED:
         return None

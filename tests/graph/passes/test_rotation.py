@@ -24,7 +24,7 @@ from tests.graph.small_graphs import (
 from vitdeploy.graph.passes import rotation
 from vitdeploy.graph.passes.optimize import OptimizeOptions, optimize
 from vitdeploy.graph.passes.rotation import orthogonal, rotate_residual
-from vitdeploy.quantization.observers import with_outputs
+from vitdeploy.quantization.probe import with_outputs
 
 PATCHES, BLOCKS = 4, 2
 NORMS = 2 * BLOCKS + 1

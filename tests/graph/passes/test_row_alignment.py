@@ -26,7 +26,7 @@ from vitdeploy.graph.passes.optimize import OptimizeOptions, optimize
 from vitdeploy.graph.passes.row_alignment import align_rows
 from vitdeploy.graph.passes.token_merging import merge_tokens
 from vitdeploy.graph.values import dim
-from vitdeploy.quantization.observers import with_outputs
+from vitdeploy.quantization.probe import with_outputs
 
 
 def two_tokens(b, x):

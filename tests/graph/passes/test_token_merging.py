@@ -27,7 +27,7 @@ from vitdeploy.graph.analysis.tokens import merge_points
 from vitdeploy.graph.passes.class_token import class_token_only
 from vitdeploy.graph.passes.optimize import OptimizeOptions, optimize
 from vitdeploy.graph.passes.token_merging import merge_tokens
-from vitdeploy.quantization.observers import with_outputs
+from vitdeploy.quantization.probe import with_outputs
 
 PATCHES, BLOCKS = 13, 4
 

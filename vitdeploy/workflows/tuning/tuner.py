@@ -43,6 +43,7 @@ from vitdeploy.stages.schedules import Schedules, read_schedules, schedules_step
 from vitdeploy.stages.score import Score, read_score, score_step
 from vitdeploy.stages.screen import SCREEN, SCREEN_FILE, screen_step
 from vitdeploy.stages.step import HIGH_PRECISION, OPTIMIZE, ORIGINAL, REFERENCE, Step
+from vitdeploy.stages.workers import HERE, Workers
 from vitdeploy.store.store import Artifact, Store
 from vitdeploy.verification.gate import GUARD, accuracy_gate, guards
 from vitdeploy.workflows.tuning.choice import Choice, Finalist, choose
@@ -101,7 +102,8 @@ class Tuned:
 
 @dataclass
 class Tuner:
-    """One search. `finished` gets each step and whether it was reused; `seconds`: the time budget, or None."""
+    """One search. `finished` gets each step and whether it was reused; `seconds`: the time budget, or None; `workers`:
+    do what can be shared out of a step. Variants are made one after the other, as most of them are measured too."""
 
     job: Job
     store: Store
@@ -109,6 +111,7 @@ class Tuner:
     progress: Progress
     finished: Callable[[Step, bool], None]
     seconds: float | None = None
+    workers: Workers = HERE
     made: list[Made] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)
     rows: dict[str, RowTable] = field(default_factory=dict)
@@ -192,7 +195,7 @@ class Tuner:
             self.left_out.append((what, "no time was left for it"))
             return
         job, step = replace(self.job, recipe=variant.recipe(recipe)), variant.candidate.step(HIGH_PRECISION)
-        plan = engine_plan(job, [variant.candidate])
+        plan = engine_plan(job, [variant.candidate], self.workers)
         until = [each.name for each in plan].index(step)
         found = read_high_precision(self._run(plan[: until + 1])[step].path)
         if found.raised is None:
@@ -276,7 +279,7 @@ class Tuner:
         """Make and score a variant, unless this machine or its runtime cannot, or the graph has nothing for it."""
         job, candidate = replace(self.job, recipe=variant.recipe(self.job.recipe)), variant.candidate
         try:
-            artifacts = self._run(engine_plan(job, [candidate]))
+            artifacts = self._run(engine_plan(job, [candidate], self.workers))
         except CapabilityError as error:
             self.left_out.append((variant.name, error.message))
             return

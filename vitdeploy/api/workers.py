@@ -1,0 +1,28 @@
+"""Who does the work that may be shared out, as a user names them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vitdeploy.stages.workers import Workers
+    from vitdeploy.store.store import Store
+
+
+def workers_of(executor: str | None, jobs: int, store: Store, *, resume: bool = True) -> Workers:
+    """`executor`, `jobs`: as of `vitdeploy.run`. `store`: where the pieces of a stage are kept, if it can be written.
+
+    Raises:
+        InputError: nothing runs work under this name.
+    """
+    from vitdeploy.runtime.host import usable_cores
+    from vitdeploy.stages.workers import Workers
+    from vitdeploy.tasks.images import scratch_folder
+    from vitdeploy.workflows.named_executor import executor_of
+    from vitdeploy.workflows.ray_cluster import RayCluster
+
+    found = executor_of(executor, jobs or (usable_cores() if executor == "processes" else 1))
+    if jobs and isinstance(found, RayCluster):
+        found = dataclasses.replace(found, at_a_time=jobs)
+    return Workers(found, store if scratch_folder() == store.root else None, resume)

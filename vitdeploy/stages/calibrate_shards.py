@@ -1,0 +1,295 @@
+"""Calibration of many images in shards, on any number of workers: the same bytes as in one piece.
+
+The images are cut into shards in the order of their names (`data.shards`), whatever the number of workers. Each is a
+piece of work, and what it leaves is stored by the digests of its images: a calibration that was killed goes on, and a
+set with more images observes these and the few around them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vitdeploy.bundle.read import file_sha256
+from vitdeploy.data.file_digests import FileDigests
+from vitdeploy.data.folder import Sample
+from vitdeploy.data.pixels import batches
+from vitdeploy.data.shards import cut
+from vitdeploy.errors import DataError, MissingFileError, VitdeployError
+from vitdeploy.paths import is_file
+from vitdeploy.quantization.observer import MOMENT_IMAGES, Arrays
+from vitdeploy.quantization.observers import Observation
+from vitdeploy.quantization.probe import Probe
+from vitdeploy.quantization.scores import separate_scores
+from vitdeploy.quantization.shard import Ints, Pixels, Shard, in_order, observe_shard
+from vitdeploy.spec import PreprocessSpec
+from vitdeploy.stages.float_graph import load_float_graph
+from vitdeploy.stages.tools import package_versions
+from vitdeploy.stages.unfinished import load_arrays, save_arrays
+from vitdeploy.stages.workers import Workers
+from vitdeploy.store.key import artifact_key, canonical_json
+from vitdeploy.store.places import shared_store, store_folder
+from vitdeploy.store.sources import source_digest
+from vitdeploy.store.store import Store
+
+# Shards have more than WINDOW images, 2 * WINDOW + 1 in the mean, and MOST at most.
+WINDOW, MOST = 64, 512
+# Tensors with so many rows an image have all that they are to have after 128 images.
+HEAD_ROWS = 32
+# How a product is cut for threads may change its last bits, so every run of a graph has as many, on any machine. All
+# cores are used by several runs at a time.
+THREADS = 1
+# Of evaluation too: an image is hashed once for both.
+DIGESTS_FILE = "digests.sqlite"
+KIND, ARRAYS_FILE = "calibration-shard", "shard.npz"
+
+
+@dataclass(frozen=True)
+class GraphFile:
+    """A graph as another process finds it: in its file, or else in a store by the `key` of what it lies in. `digest`:
+    SHA-256 of its bytes, and of the weights beside it."""
+
+    path: Path
+    digest: str
+    key: str | None = None
+
+    @classmethod
+    def of(cls, path: Path, key: str | None) -> GraphFile:
+        return cls(path.absolute(), _graph_digest(path), key)
+
+    def find(self) -> Path:
+        """The file here.
+
+        Raises:
+            MissingFileError: it is not. DataError: another graph is.
+        """
+        path = self.path
+        if not is_file(path) and self.key is not None:
+            found = Store(store_folder(), shared_store()).find(self.key)
+            path = path if found is None else found.path / path.name
+        if not is_file(path):
+            raise MissingFileError(
+                f"no graph at {self.path} where a worker calibrates it",
+                fix="its path has to lead there on every node, or all nodes need the same VITDEPLOY_SHARED_STORE",
+            )
+        if _graph_digest(path) != self.digest:
+            raise DataError(
+                f"{path} is another graph where a worker calibrates it",
+                found="other bytes than those of the command",
+                fix="put the same file there on every node, and leave it as it is meanwhile",
+            )
+        return path
+
+
+def _graph_digest(path: Path) -> str:
+    files = [path, path.with_name(f"{path.name}.data")]
+    return hashlib.sha256("".join(file_sha256(file) for file in files if is_file(file)).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images of one run of the graph, with the digests of their files and the tensors whose values are kept."""
+
+    samples: tuple[Sample, ...]
+    digests: tuple[str, ...]
+    kept: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return ", ".join(map(sample_name, self.samples))
+
+    @property
+    def place(self) -> tuple[str, tuple[str, ...], str]:
+        """What batches are put in order by: nothing of it depends on the other images."""
+        return self.name, self.digests, str([sample.box for sample in self.samples])
+
+    def pixels(self, preprocess: PreprocessSpec) -> Pixels:
+        """uint8 [n, height, width, channels].
+
+        Raises:
+            ImageError: an image cannot be read. DataError: it has other bytes than it had.
+        """
+        for sample, digest in zip(self.samples, self.digests, strict=True):
+            found = digest
+            with contextlib.suppress(OSError):  # which reading the image says better
+                found = file_sha256(sample.path)
+            if found != digest:
+                raise DataError(
+                    f"{sample.path} is not the image that it was when the calibration began",
+                    found="other bytes",
+                    wanted="images that stay as they are; on several nodes, the same files at the same paths",
+                    fix="repeat the command",
+                )
+        [pixels] = batches(self.samples, preprocess, len(self.samples))
+        return pixels
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One shard as a piece of work."""
+
+    graph: GraphFile
+    batches: tuple[Batch, ...]
+
+    def key(self, tools: dict[str, str]) -> str:
+        return artifact_key(KIND, self.config, {"graph": self.graph.digest}, tools)
+
+    @property
+    def config(self) -> dict[str, object]:
+        """What is observed, but for the graph: images by their bytes alone, whatever they are called."""
+        rows = [[each.digests, [sample.box for sample in each.samples], each.kept] for each in self.batches]
+        return {"batches": hashlib.sha256(canonical_json(rows).encode()).hexdigest()}
+
+
+def sample_name(sample: Sample) -> str:
+    """What an image is called in messages, and put in order by: the same wherever the folder of all of them lies."""
+    return f"{sample.path.parent.name}/{sample.path.name}"
+
+
+def observe_piece(piece: Piece) -> Arrays:
+    """The work of a worker: the arrays of a `Shard`. Errors of the graph and the images propagate."""
+    return _observe(_opened(piece.graph), piece).to_arrays()
+
+
+@functools.lru_cache(maxsize=1)
+def _opened(graph: GraphFile) -> Probe:
+    """Open until another graph is asked for: a worker has many shards of one."""
+    model, metadata = load_float_graph(graph.find())
+    separate_scores(model)
+    probe = Probe(model, metadata.images, threads=THREADS)
+    probe.runner.load()
+    return probe
+
+
+def _observe(probe: Probe, piece: Piece) -> Shard:
+    assert probe.preprocess is not None
+    pixels: list[Callable[[], Pixels]] = [functools.partial(each.pixels, probe.preprocess) for each in piece.batches]
+    names = [each.name for each in piece.batches]
+    return observe_shard(probe, pixels, names, [each.kept for each in piece.batches])
+
+
+class Shards:
+    """The shards of some images of a graph, and the observation of all."""
+
+    def __init__(self, observation: Observation, graph: GraphFile, samples: Sequence[Sample], size: int) -> None:
+        """`size`: how many images are shown at a time; a divisor of the number of samples."""
+        self._observation, self._graph, self._size = observation, graph, size
+        self._samples = samples
+        self._count = len(samples) // size
+
+    def observe(self, workers: Workers, store: Store | None, count: Callable[[int], None]) -> None:
+        """Let the observation know all batches; `count` is given the images of each piece that it was not shown.
+
+        The images that it was shown are in the shards too: so these do not depend on which ones came first.
+
+        Args:
+            store: where shards are looked for, and put.
+
+        Raises:
+            DataError, ImageError: an image. WorkerError: a process died. Errors of the executor propagate.
+        """
+        pieces, places = self._cut(store)
+        first = self._observation.batches
+
+        def counted() -> Iterator[tuple[Shard, Ints]]:
+            for index, shard in self._each(pieces, workers, store):
+                yield shard, places[index]
+                count(int((places[index] >= first).sum()) * self._size)
+
+        self._observation.join(counted(), self._size)
+
+    def _cut(self, store: Store | None) -> tuple[list[Piece], list[Ints]]:
+        """The pieces, and the numbers of the batches of each."""
+        until = self._observation.keeps_until(self._count)
+        digests = _digests([sample.path for sample in self._samples], store)
+        all_batches = []
+        for number in range(self._count):
+            images = slice(number * self._size, (number + 1) * self._size)
+            kept = tuple(sorted(name for name, end in until.items() if number < end))
+            all_batches.append(Batch(tuple(self._samples[images]), tuple(digests[images]), kept))
+        order = sorted(range(len(all_batches)), key=lambda i: all_batches[i].place)
+        window = max(1, WINDOW // self._size)
+        shards = cut((all_batches[i].name for i in order), window, MOST // WINDOW * window)
+        parts = [order[shard.start : shard.stop] for shard in shards]
+        pieces = [Piece(self._graph, tuple(all_batches[i] for i in part)) for part in parts]
+        return pieces, [np.array(part, np.int64) for part in parts]
+
+    def _each(self, pieces: Sequence[Piece], workers: Workers, store: Store | None) -> Iterator[tuple[int, Shard]]:
+        """The index and the shard of each piece, as they are there."""
+        preprocess, tools = self._observation.preprocess, _tools()
+        assert preprocess is not None
+        missing = []
+        for index, piece in enumerate(pieces):
+            arrays = _stored(store, piece.key(tools), resume=workers.resume)
+            if arrays is None:
+                missing.append(index)
+            else:
+                yield index, Shard.from_arrays(arrays, preprocess)
+        for index, arrays in self._made([pieces[index] for index in missing], workers):
+            _keep(store, pieces[missing[index]], tools, arrays)
+            yield missing[index], Shard.from_arrays(arrays, preprocess)
+
+    def _made(self, pieces: Sequence[Piece], workers: Workers) -> Iterator[tuple[int, Arrays]]:
+        if workers.executor is None or len(pieces) < 2:
+            for index, piece in enumerate(pieces):
+                yield index, _observe(self._observation, piece).to_arrays()
+            return
+        for index, found in workers.executor.map(observe_piece, pieces):
+            if isinstance(found, VitdeployError):
+                raise found
+            yield index, found
+
+
+def observe_head(observation: Observation, samples: Sequence[Sample], size: int, count: Callable[[int], None]) -> None:
+    """Show the first images, in their order: those that all moments are of, but for tensors with few rows an image."""
+    _show(observation, samples, MOMENT_IMAGES, size, count)
+    _show(observation, samples, observation.images_for(HEAD_ROWS), size, count)
+
+
+def _show(
+    observation: Observation, samples: Sequence[Sample], until: int, size: int, count: Callable[[int], None]
+) -> None:
+    """The images before number `until` that were not shown yet; several runs at a time, as the observation has them."""
+    assert observation.preprocess is not None
+    preprocess, end = observation.preprocess, min(-(-until // size) * size, len(samples))
+    parts = [samples[start : start + size] for start in range(observation.images, end, size)]
+
+    def run(images: Sequence[Sample]) -> tuple[Pixels, dict[str, np.ndarray], Arrays]:
+        [pixels] = batches(images, preprocess, size)
+        feeds = dict(observation.feeds(pixels))
+        return pixels, feeds, observation.run(feeds)
+
+    for part, (pixels, feeds, outputs) in zip(parts, in_order(run, parts, observation.at_once), strict=True):
+        observation.take(pixels, feeds, outputs, [sample_name(sample) for sample in part])
+        count(size)
+
+
+def _digests(paths: Sequence[Path], store: Store | None) -> list[str]:
+    if store is None:
+        return [file_sha256(path) for path in paths]
+    with FileDigests(store.root / DIGESTS_FILE) as digests:
+        return digests.of(paths)
+
+
+@functools.cache
+def _tools() -> dict[str, str]:
+    return {**package_versions(("onnxruntime", "pillow", "numpy")), "code": source_digest((__name__,))}
+
+
+def _stored(store: Store | None, key: str, *, resume: bool) -> Arrays | None:
+    if store is not None and not resume:
+        store.remove(key)
+    found = None if store is None else store.find(key)
+    return None if found is None else load_arrays(found.path / ARRAYS_FILE)
+
+
+def _keep(store: Store | None, piece: Piece, tools: dict[str, str], arrays: Arrays) -> None:
+    if store is not None:
+        made = {"config": piece.config, "inputs": {"graph": piece.graph.digest}, "tools": tools}
+        store.make(piece.key(tools), KIND, **made, write=lambda out: save_arrays(out / ARRAYS_FILE, arrays))
