@@ -61,9 +61,9 @@ def tail_of(bench_run: BenchRun, a: str, b: str) -> Tail:
     found = clustered(np.log(over) - np.log(under), [rounds[0][group[0]].process for group in groups])
     ratio = dataclasses.replace(found, bias=max(map(left_over, rounds)))
     middle, low, high = ratio.interval
-    whole = [_percentile(each) for each in rounds]
+    a_ms, b_ms = (_percentile(each) for each in rounds)
     queries = sum(block.latencies_ms.size for block in rounds[0])
-    return Tail(middle, low, high, *whole, queries, judged(bench_run, a, b, scenario).reason)
+    return Tail(middle, low, high, a_ms, b_ms, queries, judged(bench_run, a, b, scenario).reason)
 
 
 def p99_ms(bench_run: BenchRun, artifact: str) -> float:

@@ -116,7 +116,8 @@ def command(
     one: the ratio has a 95 % interval from paired blocks. The options on weights apply to the models.
 
     With --on each device builds and measures the engines itself, and all devices work at once. If the connection is
-    lost, the job continues and the same command fetches the result. Ctrl-C stops the job.
+    lost, the job continues and the same command fetches the result. Ctrl-C stops the job. Of several devices of one
+    kind, the spread is shown; one that throttles, or differs, is named and not counted.
     """
     sizes = batch.split(",")
     if not (1 <= len(sizes) <= 2 and all(size.isdecimal() and int(size) > 0 for size in sizes)):
@@ -125,6 +126,7 @@ def command(
     from vitdeploy.api.bench import Benchmark, bench, bench_on
     from vitdeploy.api.history import recorded
     from vitdeploy.api.pinned import require_pinned
+    from vitdeploy.api.spread import spread_of
     from vitdeploy.spec import encode
 
     require_pinned(expect_digest, artifacts)
@@ -149,7 +151,8 @@ def command(
         with recorded(history) as record:
             outcomes = bench_on(on, *artifacts, **how)
             try:
-                finish_devices(console, outcomes, lambda found: encode(found.document), Benchmark.lines)
+                apart = spread_of(outcomes)
+                finish_devices(console, outcomes, lambda found: encode(found.document), Benchmark.lines, together=apart)
             finally:
                 for each in outcomes:
                     if each.found is not None:

@@ -29,9 +29,10 @@ def finish_devices(
     document_of: Callable[[Any], dict[str, Any]],
     lines_of: Callable[[Any], Sequence[Line]],
     unmet: Callable[[Any], VitdeployError | None] = lambda found: None,
+    together: tuple[dict[str, Any], Sequence[Line]] = ({}, ()),
 ) -> None:
     """Print what came of each device, its errors too, and leave with the worst of these, if there is one; `unmet` says
-    of what was found whether a gate is not met."""
+    of what was found whether a gate is not met. `together`: what is said of all of them."""
     from vitdeploy.workflows.on_devices import worst
 
     documents: list[dict[str, Any]] = []
@@ -43,7 +44,8 @@ def finish_devices(
             continue
         documents.append({"device": name, **document_of(outcome.found)})
         lines += [f"on {name}:" if len(outcomes) > 1 else "", *lines_of(outcome.found)]
-    console.finish({"devices": documents}, [line for line in lines if line], None)
+    lines += together[1]
+    console.finish({"devices": documents, **together[0]}, [line for line in lines if line], None)
     told = (each.error or unmet(each.found) for each in outcomes)
     errors = [error for error in told if error is not None]
     for error in errors:
