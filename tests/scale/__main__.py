@@ -21,6 +21,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tests.scale.killing import processes_below
 from tests.scale.row import Missing, Row, load, save, table
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +30,7 @@ EVALUATION = "tests.scale.evaluation"
 ROWS: dict[str, tuple[str, str]] = {
     "kills": ("workers killed every few seconds, the command twice: only the time is another", f"{EVALUATION}:kills"),
     "executors": ("one process, four, and two Ray nodes give the same bytes", f"{EVALUATION}:executors"),
+    "calibration": ("INT8 graphs are the same bytes, whoever observed the images", f"{EVALUATION}:calibration"),
     "fleet": ("a good bundle reaches all boards, a bad one stops at the first", "tests.scale.fleet:staged"),
     "memory": ("many images in constant memory, goes on after SIGKILL", f"{EVALUATION}:constant_memory"),
     "grid": ("a grid on two Ray nodes gives the bundles of one process", "tests.scale.grid:two_nodes"),
@@ -79,8 +81,9 @@ def run_row(name: str, full: bool, output: Path) -> Row:
         except subprocess.TimeoutExpired:
             status = None
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # what it has left running, and itself where it is late
+            for left in (*processes_below(process.pid), process.pid):  # where it is late
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(left, signal.SIGKILL)
             process.wait()
     print(f"{name}: ended after {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     if status == 0 and file.is_file():

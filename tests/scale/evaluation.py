@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from pathlib import Path
 
 from tests.scale.cluster import two_nodes
@@ -18,6 +19,7 @@ KB_AN_IMAGE, NOISE_MB = 1.5, 25.0
 KILLED_AT = 0.6
 # Of the rows with executors; and the driver is killed when so much is stored.
 SHARED_OUT, SHARED_OUT_ALL = 6_000, 50_000
+CALIBRATED, CALIBRATED_ALL = 512, 1_797
 DRIVER_KILLED_AT = (0.25, 0.6)
 KILL_SECONDS, KILL_SECONDS_ALL = 2.0, 5.0
 
@@ -55,19 +57,47 @@ def constant_memory(full: bool, work: Path, row: Row) -> None:
     row.check(not full or share < 10, "the second run takes a small part of the first one's time", f"{share:.1f} %")
 
 
+def calibration(full: bool, work: Path, row: Row) -> None:
+    """One quantization, whose images are observed by one process, by four, and by a Ray cluster."""
+    model, images = _model_and_images(full, work)
+    count = CALIBRATED_ALL if full else CALIBRATED
+    words = ("quantize", model.graph, "--target", "onnxruntime-cpu", "--data", images, "--num-samples", count)
+    # Where layers leave INT8 is a matter of measured times.
+    words = (*words, "--high-precision", 0, "-o", "graph")
+    with contextlib.ExitStack() as stack:
+        files = {}
+        for name, options in {"one process": (), **_ways(work, row, stack)}.items():
+            command = _commands(work / name.replace(" ", "-"))
+            done = command(*words, *options)
+            if row.check(done.status == 0, f"{name}: quantized", done.err[-1000:]):
+                row.seen[name] = f"{done.seconds:.0f} s"
+                files[name] = {
+                    file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+                    for file in (command.home / "graph").iterdir()
+                    if file.name in ("model.onnx", "calibration.json", "monitor.json")
+                }
+    for name in files.keys() - {"one process"}:
+        row.same(files[name], files["one process"], f"{name}: the same bytes of the graph and of its calibration")
+
+
+def _ways(work: Path, row: Row, stack: contextlib.ExitStack) -> dict[str, tuple[object, ...]]:
+    """The options of each way to share work out that there is here."""
+    ways: dict[str, tuple[object, ...]] = {"four processes": ("--executor", "processes", "--jobs", 4)}
+    try:
+        ways["two Ray nodes"] = ("--executor", f"ray:{stack.enter_context(two_nodes(work))}")
+    except Missing as missing:
+        row.seen["Ray"] = f"not run, {missing}"
+    return ways
+
+
 def executors(full: bool, work: Path, row: Row) -> None:
     """One evaluation by one process, by four, and by a Ray cluster: the same document and the same store."""
     model, images = _model_and_images(full, work)
     alone = _commands(work / "alone")
-    ways = {"four processes": ("--executor", "processes", "--jobs", 4)}
     whole = alone(*model.verify(images))
     row.seen["one process"] = f"{whole.seconds:.0f} s"
     with contextlib.ExitStack() as stack:
-        try:
-            ways["two Ray nodes"] = ("--executor", f"ray:{stack.enter_context(two_nodes(work))}")
-        except Missing as missing:
-            row.seen["Ray"] = f"not run, {missing}"
-        for name, options in ways.items():
+        for name, options in _ways(work, row, stack).items():
             command = _commands(work / name.replace(" ", "-"))
             found = command(*model.verify(images, *options))
             _same(row, found, whole, f"{name}: the same bytes of metrics")

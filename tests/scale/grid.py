@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import json
 from pathlib import Path
@@ -10,6 +11,7 @@ from tests.command_line import command_line, undisturbed
 from tests.scale.cluster import two_nodes as cluster_of_two
 from tests.scale.commands import DIGITS, SMALL_MODEL, kept, small_model
 from tests.scale.row import Row
+from vitdeploy.store.log import read_log
 
 AXES = {"precision": ["fp32", "int8"], "targets": [["onnxruntime-cpu"], ["openvino-cpu"]]}
 # What measured times decide, and what a runtime writes of an engine.
@@ -35,7 +37,12 @@ def two_nodes(full: bool, work: Path, row: Row) -> None:
     stores = [_files(work / name / "store") for name in ("ray", "alone")]
     common = stores[0].keys() & stores[1].keys()
     row.same(*({key: store[key] for key in common} for store in stores), "the same files under the same keys")
-    row.seen["stored"] = f"{len(stores[0])} artifacts for {count} recipes"
+    made = collections.Counter(line.key for line in read_log(work / "ray" / "store") if line.event == "made")
+    twice = [key for key, times in made.items() if times > 1]
+    row.check(bool(made) and not twice, "each stage was made once, as the store's log has it", f"{len(twice)} were not")
+    processes = {line.made.pid for line in read_log(work / "ray" / "store") if line.event == "made"}
+    row.check(len(processes) > 1, "they were made by several processes", f"{processes}")
+    row.seen["made"] = f"{len(made)} stages for {count} recipes, by {len(processes)} processes"
 
 
 def write_grid(work: Path, checkpoint: Path, axes: dict[str, list[object]]) -> Path:
