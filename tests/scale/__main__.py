@@ -38,7 +38,7 @@ ROWS: dict[str, tuple[str, str]] = {
 }
 AT_ONCE = 2
 # In which a row must have ended: far more than it takes, also beside another one.
-SHORT_SECONDS, ALL_SECONDS = 600.0, 4 * 3600.0
+SHORT_SECONDS, ALL_SECONDS = 1200.0, 4 * 3600.0
 
 
 def main() -> int:
