@@ -28,7 +28,7 @@ from tests.scale.commands import DIGITS, ROOT, Commands, kept_kinds, many_images
 
 CHECKPOINT, MODEL = DIGITS / "vit_digits.safetensors", "vit_w192d4h3_patch4_32"
 SIDES = ("original", "engine")
-TIMED_IMAGES, REPEATS = 512, 5
+TIMED_IMAGES, REPEATS = 256, 3
 # What a worker does before its first task, in a process of its own, and then so many images.
 ASK = """
 import json, resource, sys, time
