@@ -1,6 +1,6 @@
 """What single operations of work past one machine cost here: the numbers that docs/scale-plan.md reckons with.
 
-    PYTHONPATH=. python benchmarks/scale_costs.py [--only FIGURE ...] [-o build/scale/costs.json]
+    PYTHONPATH=. python benchmarks/scale_costs.py [--only FIGURE ... [--sizes N ...]]
 
 Each figure is measured in a process of its own; those of earlier runs stay in the file. Times are what a core worked
 (core s, core ms; medians where something is repeated), as other programs do not change that much; only what waits for a
@@ -40,12 +40,13 @@ Found = dict[str, float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(FIGURES), default=list(FIGURES))
+    parser.add_argument("--sizes", type=int, nargs="+", help="in the place of those of each figure")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "build" / "scale" / "costs.json")
     options = parser.parse_args()
     file: Path = options.output
     found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     for name in options.only:
-        found[name] = [_apart(FIGURES[name], size) for size in SIZES[name]]
+        found[name] = [_apart(FIGURES[name], size) for size in options.sizes or SIZES[name]]
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         print(f"{table(name, found[name])}\n", flush=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 from benchmarks.scale_model import Place, Result, Task, Work, simulate
 from vitdeploy.data.shards import WINDOW
 from vitdeploy.recipe.grid import MAX_CELLS
+from vitdeploy.store.store import AT_ONCE
 from vitdeploy.workflows.sharded import MOST_AT_ONCE
 
 ROOT = Path(__file__).parents[1]
@@ -181,16 +182,16 @@ def bounds(plan: Plan, found: Measured, answer: float) -> str:
     listing = (found.last("listing", "list, core s") + found.last("listing", "known digests, core s")) / found.last(
         "listing", "images"
     )
-    finds = _driver_requests(found) * answer
+    finds = _driver_seconds(found, answer)
     each = plan.images / plan.pieces * (found.decode + found.engine) / 2
     history = found.last("history", "read all, core s") / found.last("history", "files")
     page = found.last("sweep", "sweep.html, KB") / found.last("sweep", "recipes")
     document = found.last("sweep", "sweep.json, KB") / found.last("sweep", "recipes")
     rows = [
         (
-            "the driver reads results from an object store, one after the other",
-            f"{_driver_requests(found) // MOST_AT_ONCE} requests a shard, {answer * 1e3:.0f} ms each",
-            f"{finds:.2f} s a task, of which a machine of two cores makes one in {each:.0f} s",
+            "the driver reads results from an object store",
+            f"{_driver_requests(found) // MOST_AT_ONCE} requests of {answer * 1e3:.0f} ms a shard, {AT_ONCE} at a time",
+            f"{finds:.3f} s a task, of which a machine of two cores makes one in {each:.0f} s",
             f"with {each / finds:,.0f} machines",
         ),
         ("the grid's length", "", f"{plan.variants:,} recipes", f"{MAX_CELLS} recipes a grid: refused before any work"),
@@ -280,6 +281,11 @@ def _driver_requests(found: Measured) -> int:
     return MOST_AT_ONCE * (found.asked("look in vain") + found.asked("find there, and bring"))
 
 
+def _driver_seconds(found: Measured, answer: float) -> float:
+    """So many requests are under way at a time."""
+    return _driver_requests(found) * answer / AT_ONCE
+
+
 def _some(plan: Plan) -> int:
     return max(1, plan.variants // SIMULATED)
 
@@ -306,7 +312,7 @@ def _simulated(
         cores=2,
         boot=Task(found.boot),
         driver_apart=True,
-        collect_seconds=found.last("ray", "ms a task") / 1e3 + _driver_requests(found) * answer,
+        collect_seconds=found.last("ray", "ms a task") / 1e3 + _driver_seconds(found, answer),
         devices=plan.devices,
         store_seconds=answer,
         worker_life=given.life * HOUR,
