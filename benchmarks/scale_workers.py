@@ -142,10 +142,8 @@ def used() -> float:
 def asked(work: Path, side: tuple[str, str | None, str | None], graph: Path, images: Path) -> dict[str, float]:
     """What a worker takes of cores to start, and for an image."""
     given = json.dumps([*side, str(graph), str(images), TIMED_IMAGES, REPEATS, str(work)])
-    environment = {**Commands(work).environment(), "OMP_WAIT_POLICY": "ACTIVE"}
-    done = subprocess.run(
-        [sys.executable, "-c", ASK, given], env=environment, capture_output=True, text=True, check=False
-    )
+    words, environment = [sys.executable, "-c", ASK, given], Commands(work).environment()
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, float] = json.loads(done.stdout)
     return found
