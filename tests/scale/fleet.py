@@ -23,6 +23,7 @@ QUICK = ("--duration", "0.03", "--worse", "100", "--canary", "1,10%,all", "--jso
 
 def staged(full: bool, work: Path, row: Row) -> None:
     """A good bundle reaches all boards, a bad one ends at the canary; one that dies in the switch has a whole one."""
+    (work / "shop").mkdir()
     bundles = _bundles(work, small_model(work.parent / "made").graph)
     os.environ["XDG_CONFIG_HOME"] = str(work / "config")
     try:
