@@ -3,7 +3,8 @@
     PYTHONPATH=. python benchmarks/scale_plan.py [--images 1000000] [--variants 1000] [--devices 100] ...
 
 Reads build/scale/costs.json, requests.json and parts.json, which the other programs of this folder wrote; prices are
-arguments. The simulation has a tenth of the variants, and says how long all would take.
+arguments, and so is what of parts.json or of Ray was not measured. A figure that costs.json lacks has no row. The
+simulation has a tenth of the variants, and says how long all would take.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 SHARD = 2 * WINDOW + 1
 WRITES, READS = ("PUT", "POST", "COPY", "LIST"), ("GET", "HEAD")
 SIMULATED = 10
-MACHINES = (10, 30, 100, 300, 1000)
+MACHINES = (10, 100, 300, 1000)
 HOUR = 3600.0
 # Of a disk that machines share.
 NEAR_SECONDS = 0.001
@@ -99,6 +100,10 @@ def main() -> None:
     add("--gb-month", type=float, default=0.023, metavar="DOLLARS")
     add("--answer", type=float, default=0.03, metavar="SECONDS", help="in which the store answers a request")
     add("--life", type=float, default=10.0, metavar="HOURS", help="after which a machine is taken away, in the mean")
+    for name in ("decode", "original", "engine"):
+        add(f"--{name}-ms", type=float, metavar="CORE-MS", help="of an image, in the place of what was measured")
+    add("--boot", type=float, metavar="CORE-SECONDS", help="to start a worker, in the place of what was measured")
+    add("--task-ms", type=float, help="of the driver and its cluster for a task, in the place of what was measured")
     add("--folder", type=Path, default=ROOT / "build" / "scale", help="of what was measured")
     given = parser.parse_args()
     plan = Plan(
@@ -106,7 +111,7 @@ def main() -> None:
         *(given.measure, given.make),
     )
     prices = Prices(given.core_hour, given.writes, given.reads, given.gb_month)
-    found = measured(given.folder)
+    found = measured(given)
     print(
         "\n\n".join(
             [amounts(plan, prices, found), bounds(plan, found, given.answer), simulated(plan, prices, found, given)]
@@ -114,13 +119,24 @@ def main() -> None:
     )
 
 
-def measured(folder: Path) -> Measured:
-    costs, requests, parts = (
-        json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in ("costs", "requests", "parts")
-    )
-    original, engine = parts["original"], parts["engine"]
+def measured(given: argparse.Namespace) -> Measured:
+    costs, requests = (json.loads((given.folder / f"{name}.json").read_text("utf-8")) for name in ("costs", "requests"))
+    file: Path = given.folder / "parts.json"
+    parts = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+
+    def of(name: str, part: str, key: str, scale: float = 1e-3) -> float:
+        found = getattr(given, name)
+        return float(parts[part][key] if found is None else found * scale)
+
+    if given.task_ms is not None:
+        costs["ray"] = [{"ms a task": given.task_ms, "driver, KB a task": 0.0}]
     return Measured(
-        costs, requests, parts["decode"]["core_seconds"], original["engine"], engine["engine"], original["boot"]
+        costs,
+        requests,
+        of("decode_ms", "decode", "core_seconds"),
+        of("original_ms", "original", "engine"),
+        of("engine_ms", "engine", "engine"),
+        of("boot", "original", "boot", 1.0),
     )
 
 
@@ -184,7 +200,9 @@ def bounds(plan: Plan, found: Measured, answer: float) -> str:
     )
     finds = _driver_seconds(found, answer)
     each = plan.images / plan.pieces * (found.decode + found.engine) / 2
-    history = found.last("history", "read all, core s") / found.last("history", "files")
+    history = (
+        found.last("history", "read all, core s") / found.last("history", "files") if "history" in found.costs else 0
+    )
     page = found.last("sweep", "sweep.html, KB") / found.last("sweep", "recipes")
     document = found.last("sweep", "sweep.json, KB") / found.last("sweep", "recipes")
     rows = [
@@ -201,12 +219,7 @@ def bounds(plan: Plan, found: Measured, answer: float) -> str:
             f"{document * plan.variants / 1e3:,.0f} MB and {page * plan.variants / 1e3:,.0f} MB",
             "slow in a browser from some 50 MB on",
         ),
-        (
-            "the history's files",
-            f"{1e3 * history:.1f} ms a file",
-            f"{plan.variants * plan.on:,} files a round: {history * plan.variants * plan.on:,.0f} s to read",
-            f"{3600 / history:,.0f} files in an hour",
-        ),
+        *([_history(plan, history)] if history else []),
         (
             "the driver's memory",
             f"{found.last('listing', 'memory, B an image'):.0f} B an image",
@@ -240,12 +253,22 @@ def bounds(plan: Plan, found: Measured, answer: float) -> str:
         ),
         (
             "Ray's overhead",
-            f"{found.last('ray', 'ms a task'):.1f} ms and {found.last('ray', 'driver, KB a task'):.0f} KB a task",
+            f"{found.last('ray', 'ms a task'):.1f} ms a task; as many tasks wait as there are cores",
             f"{found.last('ray', 'ms a task') * tasks / 1e3:,.0f} s for {tasks:,} tasks",
-            "with 1,000 machines that wait for less than that",
+            f"with {1e3 * each / found.last('ray', 'ms a task'):,.0f} machines",
         ),
     ]
     return _table(("what", "measured", "comes to", "breaks"), rows)
+
+
+def _history(plan: Plan, seconds: float) -> tuple[str, ...]:
+    files = plan.variants * plan.on
+    return (
+        "the history's files",
+        f"{1e3 * seconds:.1f} ms to read one",
+        f"{files:,} files a round: {seconds * files:,.0f} s to read",
+        f"{3600 / seconds:,.0f} files take an hour",
+    )
 
 
 # --- simulated --------------------------------------------------------------------------------------------------------
