@@ -5,8 +5,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet
 COMPILE := build/lock/bin/uv pip compile --quiet pyproject.toml --constraint requirements/torch.txt --no-python-downloads
-.PHONY: demo page test test-lowest test-extras docs modules tensorrt-api models-doc known-bad-doc arm64 faults faults-all scale \
-	sbom audit report-schema train-scenes lock clean
+.PHONY: demo page test test-lowest test-extras docs modules tensorrt-api mlflow-server models-doc known-bad-doc arm64 faults faults-all \
+	scale sbom audit report-schema train-scenes lock clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitdeploy run recipes/digits.yaml -o out/digits
@@ -41,6 +41,14 @@ modules: $(VENV)/.installed-dev
 # tests skip; what was made is kept.
 tensorrt-api: $(VENV)/.installed-dev
 	$(BIN)/python tests/tensorrt_api/make_stubs.py $(VENV)/tensorrt-api
+
+# MLflow with its server, which tests of `--report-to` start; in an environment of its own, as it wants an older pyarrow.
+mlflow-server: build/mlflow/.installed
+
+build/mlflow/.installed:
+	$(PYTHON) -m venv --clear build/mlflow
+	build/mlflow/bin/python -m pip install --quiet 'mlflow==3.*'
+	touch $@
 
 # docs/models.md, of what the tests of parity measure.
 models-doc: $(VENV)/.installed-dev
@@ -133,7 +141,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt
 lock:
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip install --quiet uv==0.13.9
-	$(COMPILE) $(UPGRADE) --extra all --extra sign --extra ray --extra shared --extra history --group dev --output-file requirements/dev.txt
+	$(COMPILE) $(UPGRADE) --extra all --extra sign --extra ray --extra shared --extra history --extra datasets --group dev --output-file requirements/dev.txt
 	$(COMPILE) $(UPGRADE) --extra all --group build --constraint requirements/dev.txt --output-file requirements/all.txt
 	$(COMPILE) --upgrade --resolution lowest-direct --extra all --group test --output-file requirements/lowest.txt
 

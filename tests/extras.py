@@ -68,6 +68,10 @@ WALKS = {
         "bin/vitdeploy bench BUNDLE --scenario single --duration 0.1 --history results",
         "bin/vitdeploy history results",
     ],
+    "bench,openvino,history,mlflow,wandb": [
+        "bin/vitdeploy bench BUNDLE --scenario single --duration 0.1 --history results",
+        "env WANDB_MODE=offline bin/vitdeploy history results --report-to wandb --report-to bencher:measured.json",
+    ],
     "embed,onnxruntime": ["bin/vitdeploy embed BUNDLE --as web -o page"],
     "serve,openvino": ["bin/python -c SERVE BUNDLE IMAGE"],
     "sign,onnxruntime": [

@@ -80,9 +80,11 @@ def test_the_wheel_asks_for_three_packages_and_offers_the_extras(wheel):
         "embed",
         "coco",
         "cuda",
+        "datasets",
         "export",
         "history",
         "hub",
+        "mlflow",
         "onnxruntime",
         "openvino",
         "tensorrt",
@@ -93,6 +95,7 @@ def test_the_wheel_asks_for_three_packages_and_offers_the_extras(wheel):
         "text",
         "timm",
         "transformers",
+        "wandb",
     }
 
 

@@ -31,6 +31,7 @@ _HOMES = {
     **dict.fromkeys(("Swept", "sweep"), "api.sweep"),
     **dict.fromkeys(("SweepPlan", "plan_sweep"), "api.sweep_plan"),
     **dict.fromkeys(("History", "read_history", "record"), "api.history"),
+    **dict.fromkeys(("Reported", "report_to"), "api.tracking"),
     **dict.fromkeys(("Versions", "versions"), "api.versions"),
     **dict.fromkeys(("Tuned", "tune", "tune_recipe"), "api.tune"),
     "Predictor": "runtime.predictor",

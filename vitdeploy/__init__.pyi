@@ -25,6 +25,8 @@ from vitdeploy.api.sweep import Swept as Swept
 from vitdeploy.api.sweep import sweep as sweep
 from vitdeploy.api.sweep_plan import SweepPlan as SweepPlan
 from vitdeploy.api.sweep_plan import plan_sweep as plan_sweep
+from vitdeploy.api.tracking import Reported as Reported
+from vitdeploy.api.tracking import report_to as report_to
 from vitdeploy.api.tune import Tuned as Tuned
 from vitdeploy.api.tune import tune as tune
 from vitdeploy.api.tune import tune_recipe as tune_recipe

@@ -1,6 +1,7 @@
 """`--history` of the commands that measure, and `vitdeploy history`: what was recorded, and what it says."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -12,6 +13,8 @@ from vitdeploy.api.history import read_history, record, recorded
 from vitdeploy.errors import AnswersError, GateError, MissingPackageError, StorageError
 from vitdeploy.history.files import append, read_rows
 from vitdeploy.history.place import open_place
+from vitdeploy.known_bad.entries import Table
+from vitdeploy.spec import decode
 
 MODEL = "vit_w32d2h2_patch8_32"
 
@@ -87,8 +90,11 @@ def test_an_error_of_writing_comes_after_the_one_document(run, monkeypatch):
 def test_the_text_says_when_and_what_changed_with_it(run, slower):
     told = run("history", slower).stdout
     assert "slower at 31" in told and "unstable" in told
-    assert "vit openvino-cpu-fp32 got slower at result 31 (2026-01-02T06:00:00+00:00)" in told
-    assert "changed with it: runtime: openvino 2026.3.0 to openvino 2026.4.0" in told
+    assert re.search(
+        r"series 1: vit openvino-cpu-fp32 got 2\d\.\d % slower \(\d+\.\d to \d+\.\d\) at result 31 of 2026-01-02, "
+        r"when the runtime changed from openvino 2026\.3\.0 to openvino 2026\.4\.0\.\n",
+        told,
+    )
     assert "the same on both sides: vitdeploy, model digest, host" in told
 
 
@@ -97,6 +103,7 @@ def test_the_page_is_one_file_and_replaces_no_other(run, slower):
         assert run("history", slower, "-o", "page.html").returncode == 0
     page = (run.folder / "page.html").read_text()
     assert page.startswith("<!doctype html>") and "Slower" in page and "<script" not in page and "src=" not in page
+    assert page.index("when the runtime changed from openvino 2026.3.0") < page.index("All series</h2>")
     (run.folder / "mine.html").write_text("<title>mine</title>")
     done = run("history", slower, "-o", "mine.html")
     assert done.returncode == 2 and "is not replaced" in done.stderr
@@ -118,6 +125,22 @@ def test_a_canary_that_fails_is_recorded_and_raised(tmp_path):
     (row,) = rows(tmp_path)
     assert (row.kind, row.artifact, row.target) == ("canary", "openvino-cpu-int8", "openvino-cpu")
     assert "2 of 8" in row.error
+
+
+def test_a_canary_of_a_bundle_brings_an_entry_for_the_table_of_runtimes(run, monkeypatch):
+    def wrong(*given, **options):
+        error = AnswersError("gives wrong answers here", found="0 of 8")
+        error.bundle, error.engine = str(run.folder / "bundle"), "onnxruntime-cpu-fp32"
+        raise error
+
+    monkeypatch.setattr("vitdeploy.api.bench.bench", wrong)
+    assert run("bench", "bundle", "--history", "canaries").returncode == 4
+    done = run("history", "canaries", "-o", "canaries.html")
+    assert "wrong answers: onnxruntime " in done.stdout and "--json has an entry for the table" in done.stdout
+    (found,) = run("history", "canaries", "--json").document["canaries"]
+    (entry,) = decode(Table, {"format": 1, "entries": [found["proposal"]]}).entries
+    assert entry.runtime == "onnxruntime" and {"MatMul", "Softmax"} & set(entry.pattern.operators)
+    assert "Wrong answers</h2>" in (run.folder / "canaries.html").read_text()
 
 
 def test_without_a_history_nothing_is_written_nor_imported():

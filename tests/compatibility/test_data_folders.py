@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.compatibility_page import Page
+from tests.data.made import sample, table, write_tar
 from vitdeploy.errors import VitdeployError
 from vitdeploy.progress import silent
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
@@ -20,6 +21,8 @@ SPEC = PreprocessSpec(8, (8, 8), "bilinear", (0.5,), (0.5,))
 PETS = ("dog", "cat", "bird", "great white shark", "hot dog, hotdog", "tench, Tinca tinca")
 WORDNET = ("n01443537", "n01440764")
 NUMBERS = [str(number) for number in range(11)]
+
+LIST = "list.csv"
 
 Make = Callable[[Path], None]
 
@@ -65,6 +68,48 @@ def yolo(names: str = "") -> Make:
     return make
 
 
+def tars(*labels: object, names: str = "", part: str = "") -> Make:
+    """A tar of images with these labels; `names` is the content of classes.txt."""
+
+    def make(root: Path) -> None:
+        (root / part).mkdir(parents=True, exist_ok=True)
+        write_tar(root / part / "000.tar", *(sample(f"{i}", label, i) for i, label in enumerate(labels)))
+        if names:
+            (root / part / "classes.txt").write_text(names, encoding="utf-8")
+
+    return make
+
+
+def parquet(*labels: int, names: tuple[str, ...] | None = None) -> Make:
+    """A Parquet file of images with these labels; `names` are those of datasets' ClassLabel."""
+
+    def make(root: Path) -> None:
+        import pyarrow.parquet as pq
+
+        root.mkdir(parents=True)
+        pq.write_table(table(list(labels), names), root / "0.parquet")
+
+    return make
+
+
+def uris(*labels: str) -> Make:
+    """A list of images with these labels."""
+
+    def make(root: Path) -> None:
+        folders(beside=tuple(f"{i}.png" for i in range(len(labels))))(root)
+        (root / LIST).write_text("".join(f"{i}.png,{label}\n" for i, label in enumerate(labels)), encoding="utf-8")
+
+    return make
+
+
+def both(*makes: Make) -> Make:
+    def make(root: Path) -> None:
+        for each in makes:
+            each(root)
+
+    return make
+
+
 # What lies there, the labels of the model (or how many classes it has without any), what makes it, data.labels.
 CASES: dict[str, tuple[tuple[str, ...] | int, Make, str]] = {
     "folders named as the labels, which have another order": (PETS[:3], folders("bird", "cat", "dog"), "folders"),
@@ -100,11 +145,34 @@ CASES: dict[str, tuple[tuple[str, ...] | int, Make, str]] = {
     "COCO categories that the model does not have": (PETS, coco("helmet", "vest"), "coco"),
     "YOLO with names in data.yaml": (PETS, yolo("names: [cat, dog]"), "yolo"),
     "YOLO without names": (PETS, yolo(), "yolo"),
+    "tars with names": (PETS, tars("cat", "dog", "great_white_shark"), "folders"),
+    "tars with a name in two spellings": (PETS, tars("cat", "Cat"), "folders"),
+    "tars with names, a model without labels": (2, tars("cat", "dog"), "folders"),
+    "tars with numbers": (PETS, tars(0, 1, 5), "folders"),
+    "tars with numbers, a model without labels": (10, tars(0, 9, 3), "folders"),
+    "tars with numbers that the model does not have": (PETS, tars(0, 6), "folders"),
+    "tars with numbers, and a classes.txt in another order": (PETS, tars(0, 1, names="cat\ndog\n"), "folders"),
+    "calibration and evaluation as tars": (
+        PETS,
+        both(tars(0, part="calibration"), tars(1, part="evaluation")),
+        "folders",
+    ),
+    "Parquet with names in another order": (PETS, parquet(0, 1, 1, names=("cat", "dog")), "folders"),
+    "Parquet with names, a model without labels": (2, parquet(0, 1, 1, names=("cat", "dog")), "folders"),
+    "Parquet with names, a model of other classes": (PETS, parquet(0, 1, names=("helmet", "vest")), "folders"),
+    "Parquet with names, a model of more classes and without labels": (
+        3,
+        parquet(0, 1, names=("cat", "dog")),
+        "folders",
+    ),
+    "Parquet without names": (PETS, parquet(0, 1), "folders"),
+    "a list with names": (PETS, uris("dog", "cat"), "folders"),
+    "a list with a name that the model does not have": (PETS, uris("dog", "cats"), "folders"),
 }
 
 PAGE = Page(
     "data",
-    """# Data folders
+    """# Data
 
 What lies there, and how its classes become those of the model ([recipes.md](../recipes.md#classes)),
 or the error and the first words of its fix. Written and held by `tests/compatibility/test_data_folders.py`.
@@ -120,6 +188,7 @@ def happens(root: Path, labels: tuple[str, ...] | int, kind: str) -> str:
     head = PostprocessSpec(scores="sigmoid")
     task = "classification" if kind == "folders" else "detection"
     place = root if kind == "folders" else root / "images"
+    place = root / LIST if (root / LIST).exists() else place
     choice = DataChoice(place, kind, None if kind == "folders" else root / "annotations", 1, "all", 0)
     try:
         adapter = make_adapter(Setting(task, SPEC, head, labels=named, classes=classes))

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from vitdeploy.data import decoded, decoding
+from vitdeploy.data.containers.reading import load_held
 from vitdeploy.data.decoded import Decoded, DecodedSet
 from vitdeploy.data.decoding import decode_images
 from vitdeploy.data.folder import Sample
@@ -27,8 +28,8 @@ FATAL = "fatal.png"
 DIES = """
 import os, sys
 from vitdeploy.data import decode_worker
-load = decode_worker.load_image
-decode_worker.load_image = lambda path, *more: os.abort() if path.endswith("fatal.png") else load(path, *more)
+load = decode_worker.load_held
+decode_worker.load_held = lambda path, *more: os.abort() if path.name == "fatal.png" else load(path, *more)
 sys.exit(decode_worker.main())
 """
 
@@ -148,10 +149,9 @@ def loads(monkeypatch):
 
     def load(path, *more):
         counts[path.name] += 1
-        return load_image(path, *more)
+        return load_held(path, *more)
 
-    monkeypatch.setattr(decoding, "load_image", load)
-    monkeypatch.setattr(decoded, "load_image", load)
+    monkeypatch.setattr(decoding, "load_held", load)
     return counts
 
 

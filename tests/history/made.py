@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import datetime
+import json
 
 import numpy as np
 
@@ -75,7 +76,8 @@ def history_of_everything():
     for number in (62, 63):
         rows += stamped(rows_of_report(report(name="vit-tiny-imagenet-of-a-long-name"), machine()), number)
     left_out = [Omission("0000000007-cut.parquet", "not a whole Parquet file: Parquet magic bytes not found in footer")]
-    return history_document(rows, left_out, "s3://bucket/history/of/a/very/long/name/indeed")
+    graph = json.dumps({"graph": {"operators": ["Add", "MatMul", "Softmax"], "opset": 20}})
+    return history_document(rows, left_out, "s3://bucket/history/of/a/very/long/name/indeed", lambda row: graph)
 
 
 def stamped(rows, sequence):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 from tests.history.made import (
     MEASURED,
@@ -55,7 +56,62 @@ def test_an_improvement_with_another_vitdeploy_is_told_too():
 def test_what_changed_long_before_is_not_blamed():
     earlier = lambda number: machine(openvino="2026.3.0" if number < 100 else "2026.4.0")  # noqa: E731
     (change,) = series_of(latencies(0, SIZE, 0.02, 0.3, 0.3, at=AT, factor=1.1), earlier).changes
-    assert change.differences == () and change.unclear == ("runtime",)
+    assert change.differences == change.shares == () and change.unclear == ("runtime",)
+    assert change.sentence.endswith(", and nothing that is recorded changed with it.")
+
+
+def with_hosts(values, host):
+    """The one series of benches on hosts by their index, which have the same kind of machine."""
+    rows = []
+    for number, p50 in enumerate(values):
+        given = stamped(bench_rows(float(p50), number), number + 1)
+        rows += [dataclasses.replace(row, host=host(number)) for row in given]
+    (found,) = history_document(rows, [], "here").series
+    return found
+
+
+def test_a_slower_host_that_came_in_among_others_is_told_with_its_share():
+    slow = lambda number: number >= 70 and number * 7919 % 10 < 7  # noqa: E731
+    values = [each * (1.09 if slow(number) else 1) for number, each in enumerate(latencies(21, 160, 0.012, 0.3, 0.3))]
+    (change,) = with_hosts(values, lambda number: "new" if slow(number) else "old").changes
+    assert change.differences == () and change.unclear == ("host",)
+    (share,) = change.shares
+    assert (share.what, share.value, share.of_before, share.of_after) == ("host", "new", 30, 30)
+    assert share.before <= 3 and share.after >= 18 and 1.07 < share.ratio < 1.11
+    assert re.search(
+        r", with host new in \d\d of 30 results from there on, in \d of 30 before "
+        r"\(\d\.\d % slower than the others\)\.$",
+        change.sentence,
+    )
+
+
+def test_hosts_that_take_turns_all_the_time_are_not_blamed():
+    values = latencies(0, SIZE, 0.02, 0.3, 0.3, at=AT, factor=1.1)
+    (change,) = with_hosts(values, lambda number: f"host-{number * 7919 % 3}").changes
+    assert change.unclear == ("host",) and change.shares == ()
+
+
+def test_what_changed_together_is_named_together_and_nothing_is_chosen():
+    where = lambda number: machine(  # noqa: E731
+        openvino="2026.3.0" if number < AT else "2026.4.0", driver="", vitdeploy="0.1.0" if number < AT else "0.2.0"
+    )
+    (change,) = series_of(latencies(0, SIZE, 0.02, 0.3, 0.3, at=AT, factor=1 / 1.1), where).changes
+    assert re.fullmatch(
+        r"vit openvino-cpu-fp32 got 9\.\d % faster \(\d\.\d to \d+\.\d\) at result 201 of 2026-01-09, when the runtime "
+        r"changed from openvino 2026\.3\.0 to openvino 2026\.4\.0 and vitdeploy changed from 0\.1\.0 to 0\.2\.0; "
+        r"which of these it was, the series does not say\.",
+        change.sentence,
+    )
+
+
+def test_another_model_is_named_by_its_digest():
+    rows = []
+    for number, p50 in enumerate(latencies(2, 100, 0.01, 0.0, 0.0, at=60, factor=1.2)):
+        digest = ("ab" if number < 60 else "cd") * 32
+        given = stamped(bench_rows(float(p50), number), number + 1)
+        rows += [dataclasses.replace(row, model_digest=digest) for row in given]
+    (change,) = history_document(rows, [], "here").series[0].changes
+    assert ", when the model changed from sha256:abababababab to sha256:cdcdcdcdcdcd." in change.sentence
 
 
 def test_results_that_are_not_decided_are_shown_and_not_judged():

@@ -45,6 +45,23 @@ def split_heads(queries, heads=2):
     return proto, [{"x": values(2, queries, heads * 8), "y": values(2, 10, heads * 8, seed=5)}]
 
 
+def masked(first):
+    """Attention with INT8 scores and a mask of keys, which is the first or the second operand of its sum."""
+    b = Builder()
+    q, k, v = (b.input(name, [1, 2, 65, 16]) for name in "qkv")
+    mask = b.input("mask", [1, 1, 1, 65])
+
+    def integer(x):
+        step, zero = b.constant(np.float32(0.03)), b.constant(np.int8(0))
+        return b.add("DequantizeLinear", b.add("QuantizeLinear", x, step, zero), step, zero)
+
+    scores = b.add("MatMul", integer(q), b.add("Transpose", integer(k), perm=[0, 1, 3, 2]))
+    scores = b.add("Add", *((mask, scores) if first else (scores, mask)))
+    proto = b.model(b.add("MatMul", b.add("Softmax", scores, axis=-1), v), rank=4)
+    feeds = {name: values(1, 2, 65, 16, seed=seed) for seed, name in enumerate("qkv")}
+    return proto, [{**feeds, "mask": np.where(np.arange(65) < 40, 0, -20).astype(np.float32).reshape(1, 1, 1, 65)}]
+
+
 def constant_values(constant=True):
     b = Builder()
     q, k = b.input("q", [2, 4, 12, 8]), b.input("k", [2, 4, 8, 12])
@@ -145,6 +162,7 @@ INDEX, VALUES = [TensorProto.INT64], [TensorProto.FLOAT, TensorProto.INT64]
 CASES = {
     "openvino-free-lengths": (over_lengths, lambda: over_lengths(40)),
     "openvino-tokens-as-heads": (lambda: split_heads(2), lambda: split_heads(3)),
+    "openvino-vector-behind-scores": (lambda: masked(False), lambda: masked(True)),
     "openvino-constant-attention": (constant_values, lambda: constant_values(False)),
     "openvino-resize-antialias": (lambda: resize(0.5), lambda: resize(2)),
     "openvino-transposed-convolution-auto-pad": (

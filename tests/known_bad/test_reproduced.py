@@ -17,6 +17,7 @@ from tests.known_bad.graphs import CASES
 from vitdeploy.api.versions import versions
 from vitdeploy.known_bad.entries import table
 from vitdeploy.known_bad.platform import holds_for
+from vitdeploy.runtime.host import describe_host
 from vitdeploy.workflows.versions.environments import Environments
 
 DEEP = pytest.mark.skipif("VITDEPLOY_TEST_DEPTH" not in os.environ, reason="installs releases: VITDEPLOY_TEST_DEPTH=1")
@@ -75,6 +76,16 @@ def test_the_release_that_is_here_is_still_wrong(name, tmp_path):
     """Where this fails with a new release, the entry has come to its end: give its `versions` an upper bound."""
     pytest.importorskip("openvino")
     assert not is_right(name, sys.executable, tmp_path / "shows")
+
+
+def test_a_vector_behind_scores_is_still_wrong_on_amx_and_exchanged_operands_are_right(tmp_path):
+    """Where this fails with a new release, the entry has come to its end: give its `versions` an upper bound."""
+    pytest.importorskip("openvino")
+    if "amx_int8" not in describe_host()["isa"].split():
+        pytest.skip("needs a CPU with AMX (Intel Xeon of the fourth generation, or newer)")
+    name = "openvino-vector-behind-scores"
+    assert not is_right(name, sys.executable, tmp_path / "shows")
+    assert is_right(name, sys.executable, tmp_path / "near", 1)
 
 
 # Whose near misses are entries of other releases.

@@ -13,6 +13,7 @@ from vitdeploy.progress import silent
 from vitdeploy.recipe.load import load_recipe
 from vitdeploy.spec import EngineSpec, encode
 from vitdeploy.stages.files import write_json
+from vitdeploy.stages.float_rest import float_rest_step
 from vitdeploy.stages.high_precision import high_precision_step
 from vitdeploy.stages.rows import rows_step
 from vitdeploy.stages.schedules import schedules_step
@@ -25,8 +26,9 @@ from vitdeploy.store.store import Artifact
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "digits.yaml"
 ENGINES = {"export", "optimize", "calibrate", "place", "typed", "compile"}
-TRIED = {"search", "score", "schedules", "rows", "parts", "screen", "high_precision"}
+TRIED = {"search", "score", "schedules", "rows", "parts", "screen", "high_precision", "float_rest"}
 ASKED = {"reference", "verify", "attention"}
+COMPILED = {"compile", "typed", "search", "high_precision", "parts", "float_rest", "rows", "schedules"}
 ALL = ENGINES | TRIED | ASKED
 
 
@@ -39,7 +41,7 @@ def steps(tmp_path_factory):
     artifact, candidate = Artifact(folder, "", ""), Candidate("onnxruntime-cpu", "int8", True)
     found = [*make_plan(job), rows_step("onnxruntime-cpu"), schedules_step("onnxruntime-cpu", job.data)]
     found += [score_step(candidate, artifact, job.data), screen_step(1, {"onnxruntime-cpu-int8": artifact})]
-    found.append(high_precision_step(candidate, 5.0, 1, 8, job.data))
+    found += [high_precision_step(candidate, 5.0, 1, 8, job.data), float_rest_step(candidate, 1, 8, job.data)]
     typed = typed_step(Candidate("onnxruntime-cuda", "fp16", True), job.data)
     by_kind = {**{step.kind: step for step in found}, "typed": typed}
     assert by_kind.keys() == ALL
@@ -84,15 +86,15 @@ def test_a_step_has_the_digest_of_its_code_wherever_the_package_lies(steps, dige
         ("exporter/torch_onnx", {"export"}),
         ("graph/passes/optimize", {"optimize"}),
         ("graph/canonical/normalise", {"export", "optimize", "attention"}),
-        ("quantization/channels", {"place", "typed", "search", "high_precision", "score"}),
+        ("quantization/channels", {"place", "typed", "search", "high_precision", "float_rest", "score"}),
         ("quantization/observers", {"calibrate"}),
         ("quantization/half", {"typed"}),
-        ("compilation/openvino", {"compile", "typed", "search", "high_precision", "parts", "rows", "schedules"}),
-        ("compilation/tensorrt_build", {"compile", "typed", "search", "high_precision", "parts", "rows", "schedules"}),
+        ("compilation/openvino", COMPILED),
+        ("compilation/tensorrt_build", COMPILED),
         ("runtime/ort", ALL - {"place"}),
         ("benchmark/worker", {"typed", *TRIED} - {"score"}),
         ("data/decoding", ASKED),
-        ("data/pixels", {"calibrate", "typed", "search", "high_precision", "score", "schedules", *ASKED}),
+        ("data/pixels", {"calibrate", "typed", "search", "high_precision", "float_rest", "score", "schedules", *ASKED}),
         ("verification/classes", ASKED),
         ("verification/diagnosis", {"verify"}),
         ("tasks/classification", ASKED),

@@ -136,6 +136,7 @@ def compile(
         "batch": engine.batch,
         "kernels": engine.kernels,
         **({"row_parts": list(engine.row_parts)} if engine.row_parts else {}),
+        **({"float_rest": engine.float_rest} if engine.float_rest else {}),
         "answers": compared.facts,
         "path": str(home),
     }
@@ -152,8 +153,8 @@ def _ran(engine: EngineSpec) -> str:
     hidden = "as the graph is typed (this provider does not show its kernels)"
     kernels = ", ".join(f"{count} in {kind}" for kind, count in engine.kernels.items())
     kernels = kernels or (hidden if TARGETS[engine.target].typed else "none")
-    rows = f"; {engine.rows_told}" if engine.row_parts else ""
-    return f"{engine.artifact} on {engine.provider}, batch {engine.batch}: linears and convolutions {kernels}{rows}"
+    form = f"; {engine.form_told}" if engine.form_told else ""
+    return f"{engine.artifact} on {engine.provider}, batch {engine.batch}: linears and convolutions {kernels}{form}"
 
 
 def _compile_on(

@@ -206,8 +206,7 @@ def run(
     from vitdeploy.pipeline.assemble import run_pipeline
     from vitdeploy.pipeline.run import default_store
 
-    store = default_store()
-    workers = workers_of(executor, jobs, store, resume=resume)
+    workers = workers_of(executor, jobs, resume=resume)
     with reporter:
         jobs = _jobs(loaded, function, source, skip_bad, reporter)
         several = len(jobs) > 1
@@ -215,7 +214,7 @@ def run(
             jobs,
             loaded,
             home,
-            store,
+            default_store(),
             resume=resume,
             progress=lambda job: functools.partial(_progress, reporter, job, several),
             finished=lambda job, step, reused: tell_finished(reporter, at_size(job, step.name, several), step, reused),

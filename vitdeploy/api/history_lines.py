@@ -15,8 +15,12 @@ def history_lines(document: HistoryDocument) -> list[Line]:
     several = f"{document.results} results of {len(document.series)} series at {document.place}"
     lines: list[Line] = [several, *([_table(document)] if document.series else [])]
     for number, series in enumerate(document.series, 1):
-        lines += [line for change in series.changes for line in change_lines(number, series, change)]
+        lines += [line for change in series.changes for line in change_lines(number, change)]
         lines += [f"series {number}: {text}" for text in _remarks(series)]
+    for canary in document.canaries:
+        lines.append(f"wrong answers: {canary.sentence}")
+        if canary.proposal is not None:
+            lines.append("    --json has an entry for the table of runtimes known to be wrong (docs/known-bad.md)")
     return [*lines, *(f"left out: {each.what}: {each.why}" for each in document.left_out)]
 
 
@@ -60,18 +64,12 @@ def _p50(point: PointFacts) -> str:
     return interval(point.p50_ms, (low, high) if low is not None and high is not None else None, 3)
 
 
-def change_lines(number: int, series: SeriesFacts, change: ChangeFacts) -> list[str]:
-    """A change in words: when, by how much, and what else changed with it."""
-    percent, bounds = 100 * (change.ratio - 1), tuple(100 * (each - 1) for each in change.ci95)
-    lines = [
-        f"series {number}: {series.model} {series.artifact} got {change.direction} at result {change.number} "
-        f"({change.time}): {change.before_ms:.4g} to {change.after_ms:.4g} ms, "
-        f"{percent:+.1f} % [{bounds[0]:+.1f}, {bounds[1]:+.1f}]"
-    ]
-    changed = [f"{each.what}: {each.before or 'unknown'} to {each.after or 'unknown'}" for each in change.differences]
-    lines.append(f"    changed with it: {'; '.join(changed) or 'nothing that is recorded'}")
-    if change.unclear:
-        lines.append(f"    more than one value on a side: {', '.join(change.unclear)}")
+def change_lines(number: int, change: ChangeFacts) -> list[str]:
+    """A change in words: the sentence, then the levels and what else is known of both sides."""
+    lines = [f"series {number}: {change.sentence}", f"    {change.before_ms:.4g} to {change.after_ms:.4g} ms"]
+    known = {each.what for each in change.shares}
+    if unclear := [each for each in change.unclear if each not in known]:
+        lines.append(f"    more than one value on a side: {', '.join(unclear)}")
     if change.same:
         lines.append(f"    the same on both sides: {', '.join(change.same)}")
     return lines

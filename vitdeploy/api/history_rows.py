@@ -101,6 +101,22 @@ def named_engine(bundle: Path, engine: str) -> Measured:
     return _of_bundle(bundle, engine) or Measured(bundle.name, engine)
 
 
+def graph_of(bundle: Path, engine: str) -> dict[str, object] | None:
+    """The operators and the opset of the graph of an engine, for whoever looks for what its runtime does wrong; None
+    where it cannot be read."""
+    from vitdeploy.bundle.read import read_bundle
+
+    try:
+        from vitdeploy.graph.io.files import load_graph
+
+        found = next(each for each in read_bundle(bundle).engines if each.artifact == engine)
+        model = load_graph(bundle / found.graph)
+    except (VitdeployError, ModuleNotFoundError, StopIteration):
+        return None
+    names = sorted({node.op_type for node in model.graph if node.domain in ("", "ai.onnx")})
+    return {"operators": names, "opset": model.opset_imports.get("", 0)}
+
+
 def _of_bundle(folder: Path, engine: str) -> Measured | None:
     """An engine of a bundle; None if there is no bundle that can be read."""
     from vitdeploy.bundle.read import read_bundle

@@ -39,7 +39,7 @@ def _bundle(path: Path) -> tuple[dict[str, Any], list[str]]:
         kernels = ", ".join(f"{count} {kind}" for kind, count in engine.kernels.items())
         lines.append(
             f"engine {engine.artifact}: {engine.provider}, batch {engine.batch}, {human_bytes(size)}, kernels {kernels}"
-            + (f"; {engine.rows_told}" if engine.row_parts else "")
+            + (f"; {engine.form_told}" if engine.form_told else "")
         )
     lines += [f"image size {size}: {path / SIZES_FOLDER / size}" for size in manifest.sizes]
     known = _known_bad({name: path / graph.file for name, graph in manifest.graphs.items()})

@@ -152,7 +152,6 @@ def quantize(
 
     from vitdeploy.graph.io.files import read_metadata
     from vitdeploy.pipeline.job import weight_bits
-    from vitdeploy.pipeline.run import default_store
     from vitdeploy.pipeline.setting import graph_setting
     from vitdeploy.stages.compile import check_task
     from vitdeploy.stages.external import import_external
@@ -173,7 +172,7 @@ def quantize(
         tuple(float_parts),
         high_precision if weight_bits(vnni) == weight_bits(None) else 0.0,
     )
-    workers = workers_of(executor, jobs, default_store())
+    workers = workers_of(executor, jobs)
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as scratch, reporter:
         file = given
         if not is_ours(given):

@@ -69,6 +69,11 @@ def plan_sweep(
 
     Seconds and bytes of stages are those that such stages had before on this kind of machine; with Ray, on any whose
     stages are in this store. What nothing is known of is unknown.
+
+    >>> import vitdeploy as vd
+    >>> found = vd.plan_sweep([RECIPE], progress=False)
+    >>> found.document.total.distinct == found.document.total.there + found.document.total.to_make, found.errors
+    (True, ())
     """
     entries = entries_of(recipes, overrides, function, skip_bad)
 

@@ -160,8 +160,8 @@ def tune_recipe(
     from vitdeploy.workflows.tuning.tuner import Tuner
     from vitdeploy.workflows.tuning.write import write_tuned
 
-    given, store = source.source if source is not None else None, default_store()
-    workers = workers_of(executor, jobs, store, resume=resume)
+    given = source.source if source is not None else None
+    workers = workers_of(executor, jobs, resume=resume)
     with reporter:
         job = prepare_search(
             loaded,
@@ -176,7 +176,7 @@ def tune_recipe(
             reporter.note(note)
         tuner = Tuner(
             job,
-            store,
+            default_store(),
             resume,
             reporter.progress,
             lambda step, reused: tell_finished(reporter, step.name, step, reused),

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vitdeploy.stages.workers import Workers
-    from vitdeploy.store.store import Store
 
 
-def workers_of(executor: str | None, jobs: int, store: Store, *, resume: bool = True) -> Workers:
-    """`executor`, `jobs`: as of `vitdeploy.run`. `store`: where the pieces of a stage are kept, if it can be written.
+def workers_of(executor: str | None, jobs: int, *, resume: bool = True) -> Workers:
+    """`executor`, `jobs`: as of `vitdeploy.deploy`. The pieces of a stage are kept in this user's store, if it can be
+    written.
 
     Raises:
         InputError: nothing runs work under this name.
     """
+    from vitdeploy.pipeline.run import default_store
     from vitdeploy.runtime.host import usable_cores
     from vitdeploy.stages.workers import Workers
     from vitdeploy.tasks.images import scratch_folder
@@ -25,4 +26,5 @@ def workers_of(executor: str | None, jobs: int, store: Store, *, resume: bool = 
     found = executor_of(executor, jobs or (usable_cores() if executor == "processes" else 1))
     if jobs and isinstance(found, RayCluster):
         found = dataclasses.replace(found, at_a_time=jobs)
+    store = default_store()
     return Workers(found, store if scratch_folder() == store.root else None, resume)

@@ -10,7 +10,7 @@ import click
 from vitdeploy.cli.complete import complete_models, complete_targets
 from vitdeploy.cli.console import Console, Number, output_options
 from vitdeploy.cli.on import finish_devices, on_option
-from vitdeploy.cli.options import accept_option, expect_option, history_option, trust_option
+from vitdeploy.cli.options import accept_option, expect_option, memory_options, trust_option
 from vitdeploy.cli.sources import source_options, to_source
 
 
@@ -91,7 +91,7 @@ class Percents(click.ParamType):  # type: ignore[type-arg]  # generic from click
 @on_option
 @expect_option
 @trust_option
-@history_option
+@memory_options
 @output_options
 def command(
     console: Console,
@@ -108,6 +108,7 @@ def command(
     expect_digest: str | None,
     trust: Path | None,
     history: str | None,
+    trackers: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Measure latency and throughput: one process per artifact, in alternating blocks.
@@ -148,7 +149,7 @@ def command(
     if on is not None:
         if any(value is not None for value in options.values()):
             raise click.UsageError("--on takes bundles and graphs: leave the options on weights out.")
-        with recorded(history) as record:
+        with recorded(history, trackers, progress=console) as record:
             outcomes = bench_on(on, *artifacts, **how)
             try:
                 apart = spread_of(outcomes)
@@ -159,7 +160,7 @@ def command(
                         record(each.found)
         return
     source = to_source(None, options)
-    with recorded(history) as record:
+    with recorded(history, trackers, progress=console) as record:
         found = bench(*(Named(name, source) for name in artifacts), **how)
         console.finish(found.document, found.lines(), None)
         record(found)

@@ -8,7 +8,7 @@ import click
 
 from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, Number, output_options
-from vitdeploy.cli.options import history_option, label_options, trust_option
+from vitdeploy.cli.options import label_options, memory_options, trust_option
 from vitdeploy.paths import is_dir
 
 
@@ -33,7 +33,7 @@ from vitdeploy.paths import is_dir
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write compare.json and compare.html here.")
 @trust_option
-@history_option
+@memory_options
 @output_options
 def command(
     console: Console,
@@ -51,6 +51,7 @@ def command(
     output: Path | None,
     trust: Path | None,
     history: str | None,
+    trackers: tuple[str, ...],
 ) -> None:
     """Compare two bundles, or two reports: a gate against lost answers and slower engines.
 
@@ -67,7 +68,7 @@ def command(
         raise click.BadParameter(f"no folder {junit.parent}", param_hint="--junit")
     if data is None and (labels is not None or annotations is not None):
         raise click.UsageError("--labels and --annotations need --data.")
-    with recorded(history) as record:
+    with recorded(history, trackers, progress=console) as record:
         found = compare(
             baseline,
             candidate,

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from vitdeploy.cli.console import Console, command_line, output_options
+from vitdeploy.cli.options import report_option
 
 
 @click.command("history")
@@ -14,8 +15,9 @@ from vitdeploy.cli.console import Console, command_line, output_options
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write a page (HTML) to this file."
 )
+@report_option
 @output_options
-def command(console: Console, where: str, output: Path | None) -> None:
+def command(console: Console, where: str, output: Path | None, trackers: tuple[str, ...]) -> None:
     """Show the series of a history: an artifact on a machine each, with the last latency and every change.
 
     Results get into a history by --history of run, bench, compare and sweep. A change is told with what is another one
@@ -23,6 +25,8 @@ def command(console: Console, where: str, output: Path | None) -> None:
     the search. Files that are none of a history are named and left out. The exit code is 0 whatever has changed.
     """
     from vitdeploy.api.history import read_history
+    from vitdeploy.api.tracking import report_to
 
     found = read_history(where, output, progress=console)
-    console.finish(found.document, found.lines(), output, f"open {command_line(output)}" if output else "")
+    sent = report_to(trackers, where, progress=console).lines() if trackers else []
+    console.finish(found.document, [*found.lines(), *sent], output, f"open {command_line(output)}" if output else "")

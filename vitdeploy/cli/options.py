@@ -58,12 +58,26 @@ accept_option = click.option(
     help="Compile although this entry of the table of runtimes known to be wrong is about the graph.",
 )
 
-# Not a path: a URI is none.
-history_option = click.option(
-    "--history",
-    metavar="DIR-or-URI",
-    help="Add the result to this history, as one new file; `vitdeploy history` reads it.",
+
+def memory_options(function: F) -> F:
+    """--history and --report-to, of a result."""
+    # Not a path: a URI is none.
+    history = click.option(
+        "--history",
+        metavar="DIR-or-URI",
+        help="Add the result to this history, as one new file; `vitdeploy history` reads it.",
+    )
+    return history(report_option(function))
+
+
+report_option = click.option(
+    "--report-to",
+    "trackers",
+    multiple=True,
+    metavar="TRACKER",
+    help="Send to mlflow[:URI], wandb[:[ENTITY/]PROJECT] or bencher:FILE, once for each result.",
 )
+report_bundle_option = click.option("--report-bundle", is_flag=True, help="Send the bundle too, with --report-to.")
 
 
 def label_options(function: F) -> F:
@@ -71,7 +85,7 @@ def label_options(function: F) -> F:
     labels = click.option(
         "--labels",
         type=click.Choice(typing.get_args(LabelKind)),
-        help="Where labels come from. Default: class folders where there are any.",
+        help="Where labels come from. Default: class folders, or what tars, tables and lists bring.",
     )
     annotations = click.option(
         "--annotations",

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from vitdeploy.cli.console import Console, command_line, output_options
-from vitdeploy.cli.options import history_option, worker_options
+from vitdeploy.cli.options import memory_options, report_bundle_option, worker_options
 from vitdeploy.cli.sources import model_option
 from vitdeploy.cli.unmet import unmet_fix
 
@@ -23,7 +23,8 @@ from vitdeploy.cli.unmet import unmet_fix
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
 @click.option("--dry-run", is_flag=True, help="Check every input and show the plan; compute nothing.")
 @worker_options
-@history_option
+@memory_options
+@report_bundle_option
 @output_options
 def command(
     console: Console,
@@ -37,6 +38,8 @@ def command(
     executor: str | None,
     jobs: int | None,
     history: str | None,
+    trackers: tuple[str, ...],
+    report_bundle: bool,
 ) -> None:
     """Run the whole pipeline: recipe in, proven bundle out.
 
@@ -73,7 +76,7 @@ def command(
         document = {"plan": [{"step": each.name, "reuse": each.reuse} for each in steps], "output": str(out)}
         console.finish(document, [*lines, "make   bench", f"make   bundle {out}"], None)
         return
-    with recorded(history) as record:
+    with recorded(history, trackers, bundle=report_bundle, progress=console) as record:
         how = {"function": function, "resume": resume, "skip_bad": skip_bad, "executor": executor, "jobs": jobs or 0}
         made = run(loaded, out, progress=console, **how)  # type: ignore[arg-type]
         example = "TOKENS.npz" if made.bundle.manifest.preprocess is None else "IMAGE"

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from vitdeploy.cli.console import Console, command_line, output_options
-from vitdeploy.cli.options import history_option
+from vitdeploy.cli.options import memory_options, report_bundle_option
 from vitdeploy.cli.sources import model_option
 
 
@@ -48,7 +48,8 @@ from vitdeploy.cli.sources import model_option
 @click.option("--max-cost", type=click.FloatRange(min=0, min_open=True), help="As --minutes, by what an hour costs.")
 @click.option("--watch", is_flag=True, help="Write sweep.html from the beginning, as a page that reloads itself.")
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
-@history_option
+@memory_options
+@report_bundle_option
 @output_options
 def command(
     console: Console,
@@ -67,6 +68,8 @@ def command(
     watch: bool,
     skip_bad: bool,
     history: str | None,
+    trackers: tuple[str, ...],
+    report_bundle: bool,
 ) -> None:
     """Run many recipes, or those of grids, and compare them in one table.
 
@@ -109,7 +112,7 @@ def command(
     if dry_run:
         _plan(console, recipes, output, overrides, function, executor, skip_bad, resume, cost_per_hour)
         return
-    with recorded(history) as record:
+    with recorded(history, trackers, bundle=report_bundle, progress=console) as record:
         found = sweep(
             recipes,
             output,

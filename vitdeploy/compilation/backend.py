@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vitdeploy.backends import BackendTable
 from vitdeploy.errors import CapabilityError
-from vitdeploy.spec import EngineSpec, Precision, TensorSpec
+from vitdeploy.spec import EngineSpec, FloatRest, Precision, TensorSpec
 
 if TYPE_CHECKING:
     from vitdeploy.compilation.build_options import BuildOptions
@@ -22,7 +22,8 @@ Progress = Callable[[str, int, int], None]
 @dataclass(frozen=True)
 class CompileRequest:
     """A placement (an ONNX file, alone in its folder except for its weights) and what to build next to it. `batch` is
-    the batch to compile at; `progress` is called with the steps of a long build: (what, done, total)."""
+    the batch to compile at; `progress` is called with the steps of a long build: (what, done, total). `float_rest`:
+    what an INT8 engine computes its float operators in, where the CPU has it."""
 
     graph: Path
     target: str
@@ -30,6 +31,7 @@ class CompileRequest:
     batch: int
     build: BuildOptions | None
     progress: Progress
+    float_rest: FloatRest = "fp32"
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ class CompileBackend:
         takes no build options.
     splits_rows: whether its INT8 linears may be faster with their rows in parts, and what it loads is not the placement
         itself.
+    half_rest: whether its INT8 engines may be faster on this CPU with their float operators in bf16.
     """
 
     compile_graph: Callable[[CompileRequest], EngineSpec]
@@ -110,6 +113,7 @@ class CompileBackend:
     files: tuple[str, ...] = ()
     profiles: Callable[[Sequence[TensorSpec], BuildOptions | None, int], Sequence[Profile]] | None = None
     splits_rows: bool = False
+    half_rest: Callable[[], bool] = lambda: False
 
 
 COMPILE = BackendTable(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from vitdeploy.backends import TARGETS
 from vitdeploy.compilation.backend import COMPILE, CompileRequest, Progress
 from vitdeploy.errors import CapabilityError
-from vitdeploy.spec import EngineSpec, Precision
+from vitdeploy.spec import EngineSpec, FloatRest, Precision
 
 if TYPE_CHECKING:
     from vitdeploy.compilation.build_options import BuildOptions
@@ -28,6 +28,7 @@ def compile_engine(
     bare: bool = False,
     build: BuildOptions | None = None,
     progress: Progress = lambda text, done, total: None,
+    float_rest: FloatRest = "fp32",
 ) -> EngineSpec:
     """Write the engine's files to `out`, run it once, and return what ran.
 
@@ -40,6 +41,7 @@ def compile_engine(
         bare: whether the graph has no linear or convolution, so that no kernel of one can be found.
         build: how TensorRT builds; defaults as in `compilation.tensorrt.BuildOptions`.
         progress: called with the steps of a long build: (what, done, total).
+        float_rest: what an INT8 engine computes its float operators in, where the CPU has it.
 
     Raises:
         TargetError: an unknown target.
@@ -60,7 +62,7 @@ def compile_engine(
     weights = weights_of(graph)
     if weights.is_file():  # the graph names them, so they keep their name
         shutil.copyfile(weights, out / weights.name)
-    engine = backend.compile_graph(CompileRequest(placement, target, precision, batch, build, progress))
+    engine = backend.compile_graph(CompileRequest(placement, target, precision, batch, build, progress, float_rest))
     if engine.kernels or not bare:
         backend.check_ran(engine, precision, placed)
     return engine

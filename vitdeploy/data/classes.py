@@ -34,13 +34,20 @@ RENAME_CATEGORIES = (
     "rename the categories as the model's labels (YOLO: classes.txt beside the label files); "
     "or name the model's classes in its order, one a line (source.labels of a recipe, labels.txt beside a graph)"
 )
+LABELS = "labels of the data"
+RENAME_LISTED = (
+    "name the classes of the data in the order of their numbers, as the model's labels (classes.txt beside the data); "
+    f"or {BY_HAND}"
+)
+NAME_YOLO = "name the classes of the data, one a line (YOLO: classes.txt beside the label files)"
+NAME_NUMBERS = "name the classes of the data in their order, one a line, in classes.txt beside the data"
 
 
 @dataclass(frozen=True)
 class ClassMap:
     """The mapping from the data's classes to the model's, and a line that describes it.
 
-    index: the model's class for each class of the data in use: by folder name, or by category id.
+    index: the model's class for each class of the data in use: by its name, or by category id.
     """
 
     how: How
@@ -101,6 +108,53 @@ def match_folders(
         f"class folders are mapped by position: {why}, so the {len(folders)} folders in sorted order are its classes "
         f"0 to {len(folders) - 1}",
     )
+
+
+def match_words(names: Sequence[str], empty: Collection[str], labels: Sequence[str], classes: int | None) -> ClassMap:
+    """The model's class for each name that labels have, as `match_folders`, but by name alone: in which order these
+    names were numbered is not known.
+
+    Raises:
+        DataError: as `match_folders`; no name is a label of the model.
+    """
+    found, exact = _by_name(names, labels, LABELS, RENAME_LISTED)
+    unknown = [name for name in names if name not in found and name not in empty]
+    if found and not unknown:
+        return ClassMap("name" if exact else "spelling", found, _named(names, found, len(labels), exact))
+    if found:
+        raise _some_unknown(LABELS, unknown, found, labels, RENAME_LISTED)
+    raise DataError(
+        "the classes of the data do not fit the model",
+        found=f"{len(names)} names ({_listed(names)}), {len(labels) or classes or 'unknown'} outputs of the model"
+        + (f" (labels {_listed(labels)})" if labels else ", which has no labels"),
+        wanted="names that are the model's labels, or a list of them in the order of the model's classes",
+        fix=RENAME_LISTED,
+    )
+
+
+def match_listed(names: Sequence[str], empty: Collection[str], labels: Sequence[str], classes: int | None) -> ClassMap:
+    """The model's class for each name of a list that has an order of its own: as `match_words`; where the model has no
+    labels, the number n of the list is its class n.
+
+    Raises:
+        DataError: as `match_words`; or the numbers of classes differ.
+    """
+    if labels or classes not in (None, len(names)):
+        return match_words(names, empty, labels, classes)
+    text = "classes are mapped by number: the model has no labels of its own, so its class n is the data's number n"
+    return ClassMap("number", {name: index for index, name in enumerate(names)}, text)
+
+
+def match_numbers(
+    numbers: Sequence[str], empty: Collection[str], labels: Sequence[str], classes: int | None
+) -> ClassMap:
+    """The model's class for each number that nothing names: the same number.
+
+    Raises:
+        DataError: the model has no such class.
+    """
+    found = _by_number([int(each) for each in numbers], labels, classes, NAME_NUMBERS)
+    return ClassMap("number", {str(number): place for number, place in found.index.items()}, found.text)
 
 
 def match_categories(
@@ -258,7 +312,7 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part]
 
 
-def _by_number(ids: Sequence[int], labels: Sequence[str], classes: int | None) -> ClassMap:
+def _by_number(ids: Sequence[int], labels: Sequence[str], classes: int | None, fix: str = NAME_YOLO) -> ClassMap:
     count = len(labels) or classes
     for id in ids:
         if (count is not None and id >= count) or (labels and labels[id].strip().casefold() == UNUSED):
@@ -266,7 +320,7 @@ def _by_number(ids: Sequence[int], labels: Sequence[str], classes: int | None) -
                 f"class {id} of the data has no counterpart among the model's",
                 found=f"{count} classes of the model" + (f" (labels {_listed(labels)})" if labels else ""),
                 wanted="numbers of the model's classes, or names",
-                fix="name the classes of the data, one a line (YOLO: classes.txt beside the label files)",
+                fix=fix,
             )
     text = "classes are mapped by number: the data has no names, so its number n is the model's class n"
     return ClassMap("number", {id: id for id in ids}, text)

@@ -1,19 +1,29 @@
 """A process that decodes images: if a broken file crashes a decoder's native code, no other image is affected.
 
-Standard input: a line with the preprocessing (JSON), then a line per image: a JSON list of its path, and its box or
-null. Standard output: an empty object when it is ready; then for each image, in order, a line with {"size": [width,
-height]} followed by the pixels, or a line with {"error": ...}. It ends with its input, so it does not outlive its
-parent.
+Standard input: a line with the preprocessing (JSON), then a line per image: a JSON list of its path, its box or null,
+the place of its bytes where they are not that file, or null, and what messages call it. Standard output: an empty
+object when it is ready; then for each image, in order, a line with {"size": [width, height]} followed by the pixels, or
+a line with {"error": ...}. It ends with its input, so it does not outlive its parent.
 """
 
 from __future__ import annotations
 
 import json
+import queue
 import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any
 
+from vitdeploy.data.containers.reading import load_held, read_written
 from vitdeploy.errors import VitdeployError
-from vitdeploy.runtime.preprocess import load_image
+from vitdeploy.runtime.preprocess import Pixels, load_image
 from vitdeploy.spec import PreprocessSpec, decode
+
+# Images behind URIs that are on their way while one is decoded: no fewer than the parent sends ahead.
+FETCHED_AHEAD = 4
 
 
 def main() -> int:
@@ -22,10 +32,9 @@ def main() -> int:
     try:
         out.write(b"{}\n")
         out.flush()
-        for line in lines:
+        for question in _questions(lines):
             try:
-                path, box = json.loads(line)
-                pixels, size = load_image(path, spec, box)
+                pixels, size = question.answer(spec)
                 out.write(json.dumps({"size": size}).encode() + b"\n" + pixels.tobytes())
             except VitdeployError as error:
                 out.write(json.dumps({"error": error.to_dict()}).encode() + b"\n")
@@ -34,6 +43,43 @@ def main() -> int:
         sys.stdout = None  # or Python flushes it once more at its end
         return 1
     return 0
+
+
+class _Question:
+    """An image that is asked for; what is behind a URI is fetched from now on."""
+
+    def __init__(self, line: bytes, pool: ThreadPoolExecutor) -> None:
+        path, self._box, written, self._name = json.loads(line)
+        self._path = Path(path)
+        self._held = read_written(written)
+        self._content: Future[bytes] | None = None
+        if self._held is not None and self._held.uri is not None:
+            self._content = pool.submit(self._held.read, self._name)
+
+    def answer(self, spec: PreprocessSpec) -> tuple[Pixels, tuple[int, int]]:
+        if self._content is not None:
+            return load_image(self._content.result(), spec, self._box, self._name)
+        return load_held(self._path, self._held, spec, self._box, self._name)
+
+
+def _questions(lines: IO[bytes]) -> Iterator[_Question]:
+    """What is asked on each line, in order, a few lines read ahead."""
+    waiting: queue.Queue[Any] = queue.Queue(FETCHED_AHEAD)
+    pool = ThreadPoolExecutor(FETCHED_AHEAD)
+
+    def read() -> None:
+        try:
+            for line in lines:
+                waiting.put(_Question(line, pool))
+            waiting.put(None)
+        except BaseException as error:
+            waiting.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    while (found := waiting.get()) is not None:
+        if isinstance(found, BaseException):
+            raise found
+        yield found
 
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ from typing import IO
 
 import numpy as np
 
-from vitdeploy.data.decoding import Loaded, Size, decode_images
+from vitdeploy.data.decoding import Loaded, Size, decode_images, load_sample
 from vitdeploy.data.folder import Sample
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import StorageError
 from vitdeploy.publish import storage_errors
-from vitdeploy.runtime.preprocess import Pixels, load_image
+from vitdeploy.runtime.preprocess import Pixels
 from vitdeploy.spec import PreprocessSpec
 
 # The share of the free space that pixels may take. If they need more, every reader decodes the files again.
@@ -81,7 +81,7 @@ class Decoded(Sequence[Loaded]):
         return ((pixels, size) for _, pixels, size in decode_images(self._samples, self._spec))
 
     def _load(self, sample: Sample) -> Loaded:
-        return load_image(sample.path, self._spec, sample.box)
+        return load_sample(sample, self._spec)
 
     def _read(self, index: int) -> tuple[Pixels, Size]:
         pixels = np.empty(self._shape, np.uint8)

@@ -10,16 +10,16 @@ import sys
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
+from vitdeploy.data.containers.reading import load_held
 from vitdeploy.data.folder import Sample
 from vitdeploy.data.pixels import Skipped, skippable
 from vitdeploy.errors import DataError, ImageError, VitdeployError, WorkerError, error_with_code
 from vitdeploy.runtime.interpreter import module_argv
-from vitdeploy.runtime.preprocess import Pixels, load_image
+from vitdeploy.runtime.preprocess import Pixels
 from vitdeploy.spec import PreprocessSpec, encode
 
 Size = tuple[int, int]
@@ -53,7 +53,7 @@ def decode_images(
             if isinstance(found, ImageError):
                 if skipped is None:
                     raise skippable(found)
-                skipped.paths.append(str(sample.path))
+                skipped.paths.append(sample.shown)
                 continue
             count += 1
             yield sample, *found
@@ -92,11 +92,16 @@ def _load(
             return
         begun = time.perf_counter()
         try:
-            found: Loaded | VitdeployError = load_image(sample.path, spec, sample.box)
+            found: Loaded | VitdeployError = load_sample(sample, spec)
         except VitdeployError as error:
             found = error
         seconds += time.perf_counter() - begun
         yield found
+
+
+def load_sample(sample: Sample, spec: PreprocessSpec) -> Loaded:
+    """The pixels of one sample, and the size of its original; errors as `load_image` and `Held.read`."""
+    return load_held(sample.path, sample.held, spec, sample.box, sample.shown)
 
 
 def _cores() -> int:
@@ -157,11 +162,11 @@ class _Worker:
 
     def ask(self, sample: Sample) -> None:
         self._waiting.append(sample)
-        self._send([str(sample.path), sample.box])
+        self._send(_question(sample))
 
     def answer(self) -> Loaded | VitdeployError:
         """The result of the first sample without an answer."""
-        path = self._waiting.popleft().path
+        sample = self._waiting.popleft()
         line = self._out.readline()
         head = json.loads(line) if line.endswith(b"\n") else {}
         if "error" in head:
@@ -171,21 +176,21 @@ class _Worker:
         height, width = self._spec.crop
         data = self._out.read(height * width * self._spec.channels) if head else b""
         if len(data) < height * width * self._spec.channels:
-            return self._ended_by(path)
+            return self._ended_by(sample)
         pixels = np.frombuffer(data, np.uint8).reshape(height, width, self._spec.channels)
         return pixels, (head["size"][0], head["size"][1])
 
-    def _ended_by(self, path: Path) -> ImageError:
-        """The error of the file on which the process ended. The paths after it go to a new process."""
+    def _ended_by(self, sample: Sample) -> ImageError:
+        """The error of the image on which the process ended. Those after it go to a new process."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_SECONDS)
         self._end()
         status = self._process.returncode
         self._start()
         for each in self._waiting:
-            self._send([str(each.path), each.box])
+            self._send(_question(each))
         return ImageError(
-            f"{path} ends the process that decodes it",
+            f"{sample.shown} ends the process that decodes it",
             found=f"exit status {status}",
             wanted="an image that can be decoded",
             fix="replace it, or take it out of the folder",
@@ -203,3 +208,9 @@ class _Worker:
 
     def __exit__(self, *exception: object) -> None:
         self._end()
+
+
+def _question(sample: Sample) -> list[Any]:
+    """What the process is asked of a sample."""
+    held = None if sample.held is None else sample.held.written()
+    return [str(sample.path), sample.box, held, sample.shown]

@@ -1,4 +1,4 @@
-"""Digests of files that were hashed before, known again by their stat as git's index knows a worktree's files.
+"""Digests of images that were hashed before, known again by their files' stat as git's index knows a worktree's files.
 
 They lie in a SQLite database. It is a cache: where it is damaged, or of another program, it is begun anew; where it
 cannot be written, files are hashed each time.
@@ -7,15 +7,21 @@ cannot be written, files are hashed each time.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
 from vitdeploy.bundle.read import file_sha256
+from vitdeploy.data.containers.held import Held
+from vitdeploy.data.containers.uris import mark_of
+from vitdeploy.data.folder import Sample
+from vitdeploy.errors import ImageError
 
 # "vitd", and the version of the table.
 APPLICATION, VERSION = 0x76697464, 1
@@ -27,6 +33,8 @@ UNREAD = "unread"
 # What is lost by a kill.
 COMMIT_FILES = 1000
 BUSY_SECONDS = 5.0
+# Questions to services at a time.
+ASKED_AT_ONCE = 16
 
 _TABLE = """CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, size INTEGER, mtime INTEGER, ctime INTEGER,
 inode INTEGER, recorded INTEGER, sha256 TEXT) WITHOUT ROWID"""
@@ -68,15 +76,71 @@ class FileDigests:
         self._commit()
         self._close()
 
-    def of(self, paths: Iterable[Path]) -> list[str]:
-        """The SHA-256 of each file, in hexadecimal; of one that cannot be read, a text that no file has twice."""
-        found = []
-        for path in paths:
-            found.append(self._digest(os.path.abspath(path)))  # noqa: PTH100 - links stay: what they name may change
+    def of(self, images: Iterable[Path | Sample]) -> list[str]:
+        """The SHA-256 of each file or image, in hexadecimal; of one that cannot be read, a text that no file has twice.
+
+        What is held in a container is known again by the container's stat, and what is behind a URI by what its service
+        says of it: an entity tag, a digest, or size and time.
+
+        Raises:
+            StorageError: a service does not answer. DataError: a container changed since it was listed.
+        """
+        found: list[str] = []
+        remote: dict[int, Sample] = {}
+        for index, image in enumerate(images):
+            path, held = (image, None) if isinstance(image, Path) else (image.path, image.held)
+            if held is None:
+                found.append(self._digest(os.path.abspath(path)))  # noqa: PTH100 - links stay: what they name may change
+            elif isinstance(image, Sample) and held.uri is not None:
+                remote[index] = image
+                found.append("")
+            else:
+                found.append(self._held_digest(held, str(path)))
             if len(found) % COMMIT_FILES == 0:
                 self._commit()
+        if remote:
+            for index, digest in zip(remote, self._remote_digests(list(remote.values())), strict=True):
+                found[index] = digest
         self._commit()
         return found
+
+    def _held_digest(self, held: Held, name: str) -> str:
+        assert held.within is not None
+        container, where = held.within
+        key = f"{container.path}//{where}"  # two slashes: no file's own path
+        try:
+            stat = _stat(container.path)
+            known = self._known(key, stat)
+            if known is not None:
+                return known
+            recorded = time.time_ns()
+            digest = hashlib.sha256(held.read(name)).hexdigest()
+            if _stat(container.path) == stat:
+                self._record(key, stat, recorded, digest)
+        except (OSError, ImageError):
+            return f"unread {uuid.uuid4().hex}"
+        self.hashed += 1
+        return digest
+
+    def _remote_digests(self, samples: Sequence[Sample]) -> Iterator[str]:
+        """As `of`, of images behind URIs, several at a time."""
+        addresses = [str(sample.held.uri) for sample in samples if sample.held is not None]
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+            marks = list(pool.map(mark_of, addresses))
+            keys = [f"uri {_sha256(address)}" for address in addresses]  # the address may hold a secret
+            stats = [None if mark is None else _marked(*mark) for mark in marks]
+            known = [None if stat is None else self._known(key, stat) for key, stat in zip(keys, stats, strict=True)]
+            read = pool.map(_content_digest, [s for s, digest in zip(samples, known, strict=True) if digest is None])
+            for key, stat, digest in zip(keys, stats, known, strict=True):
+                if digest is None:
+                    digest = next(read)
+                    if digest is None:
+                        digest = f"unread {uuid.uuid4().hex}"
+                    else:
+                        self.hashed += 1
+                        if stat is not None:
+                            self._record(key, stat, time.time_ns(), digest)
+                yield digest
 
     def _digest(self, path: str) -> str:
         try:
@@ -128,6 +192,25 @@ class FileDigests:
             with contextlib.suppress(sqlite3.Error):
                 self._database.close()
             self._database = None
+
+
+def _content_digest(sample: Sample) -> str | None:
+    """Of what is read now; None if it cannot be read."""
+    try:
+        return hashlib.sha256(sample.content()).hexdigest()
+    except ImageError:
+        return None
+
+
+def _marked(size: int, mark: str) -> Stat:
+    """A mark in the place of a file's times: negative numbers, which are not too recent at any time."""
+    parts = hashlib.sha256(mark.encode()).digest()
+    first, second, third = (-1 - (int.from_bytes(parts[i : i + 8], "big") >> 2) for i in (0, 8, 16))
+    return size, first, second, third
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _opened(file: Path) -> sqlite3.Connection:

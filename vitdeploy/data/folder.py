@@ -1,4 +1,4 @@
-"""A folder of images as a list of samples, and its split into calibration and evaluation images.
+"""A data set of images as a list of samples, and its split into calibration and evaluation images.
 
 images/<class>/x.jpg            labels: folders; the sorted folder names are the classes of the data
 images/x.jpg                    labels: none
@@ -6,6 +6,7 @@ images/calibration/<class>/...  a folder that holds `calibration` and `evaluatio
 images/evaluation/<class>/...
 
 `data.classes` maps them to a model's classes. Hidden files and folders (.ipynb_checkpoints, ._x.jpg) are ignored.
+In the place of image files there may be tars, tables, or a list of URIs (`containers`), which bring their own labels.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ from typing import Literal, overload
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.data.containers.find import WANTED, find_containers
+from vitdeploy.data.containers.held import Held
+from vitdeploy.data.containers.listing import Classes, ClassKind, Holder, Listing, joined
 from vitdeploy.errors import DataError, MissingFileError
 from vitdeploy.paths import is_dir
+from vitdeploy.remote import shown_uri
 from vitdeploy.runtime.topdown import Box
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
@@ -36,12 +41,30 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Sample:
-    """One image file with the index of its class (None without labels). `box`: the part of it that is meant, (left,
-    top, right, bottom) in pixels, for models that see one object; None for all of it."""
+    """One image with the index of its class (None without labels). `path`: its file; or, of one that is `held`
+    elsewhere, its name below the folder of the data. `box`: the part of it that is meant, (left, top, right, bottom) in
+    pixels, for models that see one object; None for all of it."""
 
     path: Path
     label: int | None
     box: Box | None = None
+    held: Held | None = field(default=None, kw_only=True)
+
+    @property
+    def shown(self) -> str:
+        """What messages call it."""
+        uri = None if self.held is None else self.held.uri
+        return str(self.path) if uri is None else shown_uri(uri)
+
+    def name_below(self, root: Path) -> str:
+        """Its path below a folder, with slashes; that of its name, where it is not there."""
+        if self.held is not None and self.held.uri is not None:
+            return self.shown
+        return self.path.relative_to(root).as_posix() if self.path.is_relative_to(root) else self.path.name
+
+    def content(self) -> bytes:
+        """Its bytes; OSError of a file, errors of `Held.read`."""
+        return self.path.read_bytes() if self.held is None else self.held.read(self.shown)
 
 
 class Samples(Sequence[Sample]):
@@ -63,7 +86,16 @@ class Samples(Sequence[Sample]):
             counts.append(len(names))
         self._ends = np.concatenate(ends)
         self._labels = np.repeat(np.array(known, np.int32), counts) if known else None
+        self._holder: Holder | None = None
         self.places: Ints = np.arange(sum(counts))
+
+    @classmethod
+    def listed(cls, listing: Listing) -> Samples:
+        """The images of a listing, in its order; 20 bytes more each."""
+        found = cls(listing.root, [])
+        found._names, found._ends, found._labels = listing.names.packed, listing.names.ends, listing.labels
+        found._holder, found.places = listing.holder, np.arange(len(listing.names))
+        return found
 
     @property
     def labels(self) -> npt.NDArray[np.int32] | None:
@@ -89,6 +121,7 @@ class Samples(Sequence[Sample]):
         labels, names = self.labels, list(self.names)
         found = Samples(self.root, [(None, names)])
         found._labels = labels
+        found._holder = None if self._holder is None else self._holder.picked(self.places)
         return found
 
     def renumbered(self, index: Sequence[int]) -> Samples:
@@ -112,30 +145,33 @@ class Samples(Sequence[Sample]):
             return self.pick(index)
         place = int(self.places[index])
         label = None if self._labels is None else int(self._labels[place])
-        return Sample(self.root / self._name(place), label)
+        name = self._name(place)
+        return Sample(self.root / name, label, held=None if self._holder is None else self._holder.at(place, name))
 
 
 @dataclass(frozen=True)
 class DataSplit:
     """Images to make choices on, images to judge them on (none is both), and the class names.
 
-    `empty` are the classes without an image in the folder.
+    `empty` are the classes without an image in the folder. `kind`: what the names are.
     """
 
     calibration: tuple[Sample, ...]
     evaluation: tuple[Sample, ...]
     classes: tuple[str, ...] = field(default=())
     empty: frozenset[str] = field(default=frozenset())
+    kind: ClassKind = "folders"
 
 
 @dataclass(frozen=True, eq=False)
 class ListedSplit:
-    """A `DataSplit` of folders of any size."""
+    """A `DataSplit` of data of any size."""
 
     calibration: Samples
     evaluation: Samples
     classes: tuple[str, ...]
     empty: frozenset[str]
+    kind: ClassKind = "folders"
 
 
 def scan(folder: Path, labels: Labels) -> tuple[Samples, tuple[str, ...]]:
@@ -147,7 +183,7 @@ def scan(folder: Path, labels: Labels) -> tuple[Samples, tuple[str, ...]]:
             set.
     """
     if not is_dir(folder):
-        raise MissingFileError(f"no image folder at {folder}", fix="check the path of the images")
+        raise MissingFileError(f"no image folder at {folder}", wanted=WANTED, fix="check the path of the images")
     classes = _class_folders(folder) if labels == "folders" else ()
     if labels == "folders" and not classes:
         raise DataError(
@@ -169,6 +205,29 @@ def scan(folder: Path, labels: Labels) -> tuple[Samples, tuple[str, ...]]:
             fix="check the folder, or convert its files",
         )
     return samples, classes
+
+
+def list_images(path: Path, labels: Labels) -> tuple[Samples, Classes]:
+    """All images of a data set of any kind, with its classes: as `scan`, of what `containers` reads too.
+
+    Raises:
+        MissingFileError, DataError: as `scan` and `containers.find`.
+        MissingPackageError: what reads it is not installed.
+    """
+    found = find_containers(path, SUFFIXES)
+    if found is None:
+        samples, names = scan(path, labels)
+        return samples, Classes(names)
+    listing = found.listed(labelled=labels == "folders")
+    if not len(listing.names):
+        raise DataError(f"{path} holds no images", found="no sample, no row and no line", wanted="at least one image")
+    return Samples.listed(listing), listing.classes
+
+
+def has_container_labels(path: Path) -> bool | None:
+    """Whether images of tars, tables or a list bring labels; None of image files. Errors as `list_images`."""
+    found = find_containers(path, SUFFIXES)
+    return None if found is None else found.has_labels
 
 
 def other_files(folder: Path, known: Set[str] = frozenset()) -> str:
@@ -216,7 +275,7 @@ def _is_image(place: str, name: str) -> bool:
 def split(folder: Path, labels: Labels, *, calibration: int, evaluation: int | Literal["all"], seed: int) -> DataSplit:
     """Choose calibration and evaluation images; as `list_split`, as samples that are all in memory."""
     found = list_split(folder, labels, calibration=calibration, evaluation=evaluation, seed=seed)
-    return DataSplit(tuple(found.calibration), tuple(found.evaluation), found.classes, found.empty)
+    return DataSplit(tuple(found.calibration), tuple(found.evaluation), found.classes, found.empty, found.kind)
 
 
 def list_split(
@@ -224,24 +283,25 @@ def list_split(
 ) -> ListedSplit:
     """Choose calibration and evaluation images.
 
-    Files in sorted order are permuted by `numpy.random.RandomState(seed)`, whose stream is frozen for all versions of
-    numpy (NEP 19; that of `default_rng` is not); the first `calibration` of them calibrate, the next `evaluation` (or
-    all others) evaluate. A folder with its own split is sampled within each part, and has the classes of both.
+    Files in sorted order (of containers: members, rows and lines as they stand) are permuted by
+    `numpy.random.RandomState(seed)`, whose stream is frozen for all versions of numpy (NEP 19; that of `default_rng` is
+    not); the first `calibration` of them calibrate, the next `evaluation` (or all others) evaluate. A folder with its
+    own split is sampled within each part, and has the classes of both.
 
     Raises:
-        MissingFileError, DataError: as `scan`; fewer images than asked for.
+        MissingFileError, DataError, MissingPackageError: as `list_images`; fewer images than asked for.
     """
     generator = np.random.RandomState(seed)
     if all((folder / part).is_dir() for part in OWN_SPLIT):
-        scanned = [scan(folder / part, labels) for part in OWN_SPLIT]
-        classes = tuple(sorted({name for _, names in scanned for name in names}))
-        places = {name: index for index, name in enumerate(classes)}
-        first, second = (samples.renumbered([places[name] for name in names]) for samples, names in scanned)
+        scanned = [list_images(folder / part, labels) for part in OWN_SPLIT]
+        classes = joined([known for _, known in scanned], folder)
+        places = {name: index for index, name in enumerate(classes.names)}
+        first, second = (samples.renumbered([places[name] for name in known.names]) for samples, known in scanned)
         enough(folder, len(first), calibration, "calibration")
         chosen = first.pick(generator.permutation(len(first))[:calibration])
         rest = second.pick(generator.permutation(len(second)))
     else:
-        samples, classes = scan(folder, labels)
+        samples, classes = list_images(folder, labels)
         first = second = samples
         enough(folder, len(samples) - 1, calibration, "calibration (and at least one more to evaluate)")
         shuffled = samples.pick(generator.permutation(len(samples)))
@@ -250,8 +310,8 @@ def list_split(
         enough(folder, len(rest), evaluation, "evaluation")
         rest = rest[:evaluation]
     seen = {int(label) for part in (first, second) if part.labels is not None for label in np.unique(part.labels)}
-    empty = frozenset(name for index, name in enumerate(classes) if index not in seen)
-    return ListedSplit(chosen, rest, classes, empty)
+    empty = frozenset(name for index, name in enumerate(classes.names) if index not in seen)
+    return ListedSplit(chosen, rest, classes.names, empty, classes.kind)
 
 
 def enough(folder: Path, found: int, wanted: int, what: str) -> None:
@@ -269,7 +329,7 @@ def digest(samples: Sequence[Sample], root: Path) -> str:
     """SHA-256 over the relative paths, labels and bytes of the images, in order."""
     total = hashlib.sha256()
     for sample in samples:
-        content = hashlib.sha256(sample.path.read_bytes()).hexdigest()
+        content = hashlib.sha256(sample.content()).hexdigest()
         part = "" if sample.box is None else f"\t{sample.box}"
-        total.update(f"{sample.path.relative_to(root).as_posix()}\t{sample.label}\t{content}{part}\n".encode())
+        total.update(f"{sample.name_below(root)}\t{sample.label}\t{content}{part}\n".encode())
     return total.hexdigest()

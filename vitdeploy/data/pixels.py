@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.data.containers.reading import load_held
 from vitdeploy.data.folder import Sample
 from vitdeploy.errors import DataError, ImageError
-from vitdeploy.runtime.preprocess import Pixels, load_pixels
+from vitdeploy.runtime.preprocess import Pixels
 from vitdeploy.spec import PreprocessSpec
 
 
@@ -41,11 +42,11 @@ def readable(
     count = 0
     for sample in samples:
         try:
-            pixels = load_pixels(sample.path, spec, sample.box)
+            pixels, _ = load_held(sample.path, sample.held, spec, sample.box, sample.shown)
         except ImageError as error:
             if skipped is None:
                 raise skippable(error) from None
-            skipped.paths.append(str(sample.path))
+            skipped.paths.append(sample.shown)
             continue
         count += 1
         yield sample, pixels

@@ -155,6 +155,8 @@ def check_engine(device: str, engine: EngineSpec, asked: Placed) -> EngineSpec:
     wanted = (asked.target, asked.precision, asked.batch, asked.weight_bits, asked.row_parts)
     if facts != wanted:
         raise refuse(device, "the engine of something else than was sent", facts, wanted)
+    if engine.float_rest not in (None, asked.float_rest):
+        raise refuse(device, "float operators that were not asked for", engine.float_rest, asked.float_rest)
     if asked.plan is not None and engine == asked.plan:
         return engine
     sent, made = [graph.part for graph in asked.graphs], [part.part for part in engine.parts or (engine,)]

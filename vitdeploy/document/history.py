@@ -48,12 +48,27 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class ShareFacts:
+    """A value of a fact that more of the results right after a change have than of those right before it, and not all:
+    `after` of `of_after`, `before` of `of_before`. `ratio`: how many times as long those after it take as the others
+    there; None with too few of either."""
+
+    what: str
+    value: str
+    before: int
+    of_before: int
+    after: int
+    of_after: int
+    ratio: float | None
+
+
+@dataclass(frozen=True)
 class ChangeFacts:
     """A change of the p50 latency. `number`: the point that is the first after it, `time` that of this result.
 
     `ratio`: after / before, of the geometric means of both sides up to the next changes, with its 95 % interval.
     `differences`: what is another one on both sides; `same`: what is the same one on both; `unclear`: what neither is
-    true of.
+    true of, and `shares` has what came up among these. `sentence`: when, by how much, and what changed with it.
     """
 
     number: int
@@ -66,6 +81,8 @@ class ChangeFacts:
     differences: tuple[Difference, ...]
     same: tuple[str, ...]
     unclear: tuple[str, ...]
+    shares: tuple[ShareFacts, ...]
+    sentence: str
 
 
 @dataclass(frozen=True)
@@ -92,6 +109,34 @@ class SeriesFacts:
 
 
 @dataclass(frozen=True)
+class CanaryFacts:
+    """An engine that did not give its golden answers with a release of its runtime: `results` times, on `machines`,
+    the last at `time` with `error`.
+
+    Who is right: `right_machines`, where this engine gave its golden answers with the same release; `right_releases`,
+    with which it did so anywhere; `right_engines`: how many other engines did with the same release. `sentence` says
+    all of it. `proposal`: an entry for the table of runtimes known to be wrong, as JSON has it, whose pattern is all
+    that is known: the operators of the graph; None where they were not recorded.
+    """
+
+    runtime: str
+    version: str
+    model: str
+    artifact: str
+    target: str
+    precision: str
+    results: int
+    machines: tuple[str, ...]
+    time: str
+    error: str
+    right_machines: tuple[str, ...]
+    right_releases: tuple[str, ...]
+    right_engines: int
+    sentence: str
+    proposal: dict[str, object] | None
+
+
+@dataclass(frozen=True)
 class HistoryDocument:
     """The whole document; `left_out`: files that are no part of it, and why."""
 
@@ -100,4 +145,5 @@ class HistoryDocument:
     place: str
     results: int
     series: tuple[SeriesFacts, ...]
+    canaries: tuple[CanaryFacts, ...]
     left_out: tuple[Omission, ...]

@@ -15,7 +15,7 @@ import math
 import platform
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vitdeploy.document.context import Omission
@@ -43,8 +43,14 @@ def require_packages() -> None:
         raise MissingPackageError("pyarrow", "history", "a history") from None
 
 
+def of_one_result(rows: Sequence[ResultRow]) -> list[ResultRow]:
+    """The rows with the host, and one `run` that no other result has."""
+    run = uuid.uuid4().hex[:12]
+    return [dataclasses.replace(row, run=run, host=platform.node()) for row in rows]
+
+
 def append(place: Place, rows: Sequence[ResultRow], document: object) -> str:
-    """Add the rows of one document as one new file; returns its name.
+    """Add the rows of one document, which may be those of `of_one_result`, as one new file; returns its name.
 
     Raises:
         MissingPackageError: without pyarrow. StorageError: nothing can be written there.
@@ -54,19 +60,24 @@ def append(place: Place, rows: Sequence[ResultRow], document: object) -> str:
     import pyarrow.parquet as pq
 
     place.prepare()
-    sequence, run = 1 + max(map(_sequence, place.names()), default=0), uuid.uuid4().hex[:12]
+    sequence = 1 + max(map(_sequence, place.names()), default=0)
     text = json.dumps(encode(document), allow_nan=False)
+    if not all(row.run for row in rows):
+        rows = of_one_result(rows)
+    run = rows[0].run if rows else uuid.uuid4().hex[:12]
     stamped = [
-        dataclasses.replace(
-            row, sequence=sequence, run=run, host=platform.node(), document=text if number == 0 else None
-        )
+        dataclasses.replace(row, sequence=sequence, document=text if number == 0 else None)
         for number, row in enumerate(rows)
     ]
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_pylist([vars(row) for row in stamped], schema()), buffer, compression="zstd")
-    name = f"{sequence:010d}-{run}.parquet"
+    name = _name(sequence, run)
     place.write(name, buffer.getvalue())
     return name
+
+
+def _name(sequence: int, run: str) -> str:
+    return f"{sequence:010d}-{run}.parquet"
 
 
 def _sequence(name: str) -> int:
@@ -95,8 +106,29 @@ def read_rows(place: Place, progress: Progress) -> tuple[list[ResultRow], list[O
     return sorted(once.values(), key=lambda row: (row.sequence, row.time, row.run)), left_out
 
 
+def documents_of(place: Place) -> Callable[[ResultRow], str | None]:
+    """What gives the whole document of a row's result, as JSON; None where its file is not there under its name.
+
+    Raises:
+        Errors as `read_rows`; what it gives raises InputError and UnsafeError of a file that is none of a history.
+    """
+    names = set(place.names())
+
+    def read(row: ResultRow) -> str | None:
+        name = _name(row.sequence, row.run)
+        records = _records(place, name, ["document"]) if name in names else []
+        return next((text for record in records if (text := record.get("document")) is not None), None)
+
+    return read
+
+
 def _read(place: Place, name: str) -> list[ResultRow]:
     """The rows of one file; InputError or UnsafeError if it is none of a history."""
+    return [_row(record) for record in _records(place, name, [each for each in schema().names if each != "document"])]
+
+
+def _records(place: Place, name: str, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of one file as they are, with those of the columns that it has."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -105,11 +137,11 @@ def _read(place: Place, name: str) -> list[ResultRow]:
         try:
             file = pq.ParquetFile(pa.BufferReader(data))
             _check(file)
-            wanted = [column for column in schema().names if column in file.schema_arrow.names]
-            records = file.read(columns=[column for column in wanted if column != "document"]).to_pylist()
+            wanted = [column for column in columns if column in file.schema_arrow.names]
+            found: list[dict[str, Any]] = file.read(columns=wanted).to_pylist()
         except (pa.ArrowException, ValueError, OverflowError, OSError) as error:
             raise InputError("not a whole Parquet file", found=_first_line(error)) from None
-    return [_row(record) for record in records]
+    return found
 
 
 def _check(file: Any) -> None:

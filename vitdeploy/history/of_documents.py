@@ -114,7 +114,8 @@ def rows_of_sweep(document: SweepDocument, machine: Machine) -> list[ResultRow]:
     found: list[ResultRow] = []
     for recipe in document.recipes:
         if recipe.report is not None:
-            found += rows_of_report(recipe.report, machine, "sweep")
+            there = Machine(recipe.report.environment, name=recipe.host) if recipe.host is not None else machine
+            found += rows_of_report(recipe.report, there, "sweep")
         elif recipe.error is not None:
             found.append(_failed(recipe, recipe.error, document, machine))
     return found

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 from vitdeploy.document.context import Omission
-from vitdeploy.document.history import ChangeFacts, Difference, HistoryDocument, PointFacts, SeriesFacts
-from vitdeploy.history.changes import LEAST_RESULTS, Change, find_changes
+from vitdeploy.document.history import ChangeFacts, Difference, HistoryDocument, PointFacts, SeriesFacts, ShareFacts
+from vitdeploy.history.canaries import canaries_of
+from vitdeploy.history.changes import LEAST_OF_LEVEL, LEAST_RESULTS, Change, find_changes
 from vitdeploy.history.row import ResultRow, now
+from vitdeploy.history.sentences import change_sentence
 
 # What may explain a change: the facts of a row, in words.
 FACTS: dict[str, Callable[[ResultRow], str]] = {
@@ -23,19 +27,27 @@ FACTS: dict[str, Callable[[ResultRow], str]] = {
 }
 # A change may be found this many results beside where it is.
 _BESIDE = 1
+# So many results on either side of a change say what came up with it, where chance does the same this rarely.
+_NEAR, _CHANCE = 30, 0.001
 
 _Head = tuple[str, str, str, str, str]
 _Key = tuple[_Head, tuple[int | None, int | None, int | None]]
 
 
-def history_document(rows: Sequence[ResultRow], left_out: Sequence[Omission], place: str) -> HistoryDocument:
-    """The document of a history's rows, which are in its order."""
+def history_document(
+    rows: Sequence[ResultRow],
+    left_out: Sequence[Omission],
+    place: str,
+    document_of: Callable[[ResultRow], str | None] = lambda row: None,
+) -> HistoryDocument:
+    """The document of a history's rows, which are in its order. `document_of`: the document of a row, as JSON."""
     return HistoryDocument(
         format=1,
         created=now().isoformat(timespec="seconds"),
         place=place,
         results=len({row.run for row in rows}),
         series=tuple(_series(key, each) for key, each in _grouped(rows).items()),
+        canaries=canaries_of(rows, document_of),
         left_out=tuple(left_out),
     )
 
@@ -90,6 +102,7 @@ def _series(key: _Key, rows: Sequence[ResultRow]) -> SeriesFacts:
         points=tuple(_point(number, row) for number, row in enumerate(rows, 1)),
         changes=tuple(
             _change(
+                " ".join(filter(None, [model, artifact])),
                 change,
                 judged[change.first],
                 [row for _, row in judged[start:first]],
@@ -126,11 +139,12 @@ def _point(number: int, row: ResultRow) -> PointFacts:
 
 
 def _change(
-    change: Change, first: tuple[int, ResultRow], before: Sequence[ResultRow], after: Sequence[ResultRow]
+    name: str, change: Change, first: tuple[int, ResultRow], before: Sequence[ResultRow], after: Sequence[ResultRow]
 ) -> ChangeFacts:
     number, row = first
     sides = {what: _sides(fact, before, after) for what, fact in FACTS.items()}
-    return ChangeFacts(
+    unclear = tuple(what for what, side in sides.items() if side == "unclear")
+    found = ChangeFacts(
         number=number,
         time=row.time.isoformat(timespec="seconds"),
         direction="slower" if change.ratio > 1 else "faster",
@@ -144,8 +158,29 @@ def _change(
             if side == "other"
         ),
         same=tuple(what for what, side in sides.items() if side == "same"),
-        unclear=tuple(what for what, side in sides.items() if side == "unclear"),
+        unclear=unclear,
+        shares=tuple(each for what in unclear for each in _shares(what, before, after)),
+        sentence="",
     )
+    return dataclasses.replace(found, sentence=change_sentence(name, found))
+
+
+def _shares(what: str, before: Sequence[ResultRow], after: Sequence[ResultRow]) -> list[ShareFacts]:
+    """The values of a fact that came up with a change among the results next to it. A value that all have by then came
+    up somewhere else, as the results next to the change show."""
+    from scipy.stats import fisher_exact
+
+    fact, before, after, found = FACTS[what], before[-_NEAR:], after[:_NEAR], []
+    for value in dict.fromkeys(map(fact, after)):
+        old, having = sum(fact(row) == value for row in before), [row for row in after if fact(row) == value]
+        rest = [row for row in after if fact(row) != value]
+        table = [[len(having), len(rest)], [old, len(before) - old]]
+        if fisher_exact(table, alternative="greater").pvalue < _CHANCE:
+            times, others = ([row.p50_ms or 0.0 for row in rows] for rows in (having, rest))
+            enough = min(len(times), len(others)) >= LEAST_OF_LEVEL
+            ratio = statistics.median(times) / statistics.median(others) if enough else None
+            found.append(ShareFacts(what, value, old, len(before), len(having), len(after), ratio))
+    return found
 
 
 def _sides(

@@ -33,7 +33,7 @@ Device = Literal["CPU", "GPU", "NPU", "any"]
 Matcher = Literal[
     "antialiased_reduction", "attention_over_free_lengths", "auto_pad_of_free_size", "constant_keys_or_values",
     "mean_over_axes_of_an_input", "rotary_attention", "scaled_queries_and_keys", "tokens_as_many_as_heads",
-    "unequal_axis_pads", "windowed_attention",
+    "unequal_axis_pads", "vector_behind_scores", "windowed_attention",
 ]  # fmt: skip
 MATCHERS: tuple[str, ...] = get_args(Matcher)
 

@@ -164,6 +164,20 @@ def unequal_axis_pads(view: View) -> Iterator[ir.Node]:
             yield node
 
 
+def vector_behind_scores(view: View) -> Iterator[ir.Node]:
+    """A sum or product whose first operand is a product of two activations, or comes of one, and whose second operand
+    is a vector along its last axis, as a mask of keys."""
+    for node in view.of("Add", "Mul"):
+        vector = node.inputs[1]
+        last = (rank_of(vector) or 0) - 1
+        if last < 0 or any(dim(vector, axis) != 1 for axis in range(last)) or dim(vector, last) == 1:
+            continue
+        between = _until_layers(node.inputs[0], past="MatMul")
+        products = (each for each in between if each.op_type == "MatMul")
+        if any(all((rank_of(value) or 0) > 2 for value in each.inputs) for each in products):
+            yield node
+
+
 FUNCTIONS: Mapping[Matcher, Match] = {
     "auto_pad_of_free_size": auto_pad_of_free_size,
     "constant_keys_or_values": constant_keys_or_values,
@@ -174,5 +188,6 @@ FUNCTIONS: Mapping[Matcher, Match] = {
     "scaled_queries_and_keys": scaled_queries_and_keys,
     "tokens_as_many_as_heads": tokens_as_many_as_heads,
     "unequal_axis_pads": unequal_axis_pads,
+    "vector_behind_scores": vector_behind_scores,
     "windowed_attention": windowed_attention,
 }

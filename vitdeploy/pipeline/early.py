@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitdeploy.bundle.read import is_bundle
-from vitdeploy.data.folder import scan
+from vitdeploy.data.folder import has_container_labels, scan
 from vitdeploy.data.label_file import read_texts
 from vitdeploy.data.tokens import read_tokens
 from vitdeploy.errors import MissingFileError
@@ -93,12 +93,15 @@ def check_data(path: Path) -> None:
     """Images, or the arrays of an .npz.
 
     Raises:
-        MissingFileError, DataError: there is nothing at the path.
+        MissingFileError, DataError: there is nothing at the path. MissingPackageError: what reads it is not installed.
     """
     if path.suffix == ".npz":
         if not is_file(path):
             read_tokens(path)
-    elif not is_dir(path) or next(path.iterdir(), None) is None:
+    elif not is_dir(path):
+        if has_container_labels(path) is None:
+            scan(path, "none")
+    elif next(path.iterdir(), None) is None:
         scan(path, "none")
 
 

@@ -34,6 +34,7 @@ from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.weight_bits import weight_remarks
 from vitdeploy.spec import FileEntry, decode
 from vitdeploy.stages.answers import read_answers
+from vitdeploy.stages.asked_rest import FLOAT_REST, read_float_rest
 from vitdeploy.stages.engines import read_engine
 from vitdeploy.stages.files import MIXED_FILE, read_json
 from vitdeploy.stages.in_parts import read_parts
@@ -68,7 +69,7 @@ def conclude(job: Job, artifacts: Mapping[str, Artifact], bench: Bench) -> Outco
     of_weights = [text for candidate in verdict.ships for text in said_of_weights(artifacts, candidate)]
     of_engines = [
         text
-        for said_of in (said_of_placement, said_of_layers, said_of_runtime, said_of_rows)
+        for said_of in (said_of_placement, said_of_layers, said_of_runtime, said_of_rest, said_of_rows)
         for candidate in candidates(job)
         for text in said_of(artifacts, candidate)
     ]
@@ -155,6 +156,23 @@ def said_of_layers(artifacts: Mapping[str, Artifact], candidate: Candidate) -> l
 def said_of_runtime(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
     """Remarks on an engine whose runtime is known to compute such a graph wrongly, which the recipe accepts."""
     return in_spite(candidate.artifact, read_engine(artifacts[candidate.step("compile")].path).accepted or ())
+
+
+def said_of_rest(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
+    """A remark on an INT8 engine whose float operators are computed in bf16."""
+    engine = read_engine(artifacts[candidate.step("compile")].path)
+    if engine.float_rest is None:
+        return []
+    said = f"{candidate.artifact} computes what is not in INT8 in {engine.float_rest}"
+    measured = artifacts.get(candidate.step(FLOAT_REST))
+    if measured is None:
+        return [f"{said}, as the recipe says."]
+    found = read_float_rest(measured.path)
+    plain, half = found.distances
+    return [
+        f"{said}: {found.ratio:.2f} [{found.low:.2f}, {found.high:.2f}] of the latency with fp32, and a distance of "
+        f"{half:.2g} from the float graph on the calibration images, in place of {plain:.2g}, measured here."
+    ]
 
 
 def said_of_rows(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:

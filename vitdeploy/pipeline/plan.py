@@ -10,10 +10,12 @@ from typing import Literal
 from vitdeploy.backends import TARGETS
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.resolve import export_config_of, rewrites_of
+from vitdeploy.spec import FloatRest
 from vitdeploy.stages.attention import TASKS, attention_step
 from vitdeploy.stages.calibrate import calibrate_step
 from vitdeploy.stages.compile import compile_step
 from vitdeploy.stages.export import export_step
+from vitdeploy.stages.float_rest import float_rest_step, has_half_rest
 from vitdeploy.stages.high_precision import high_precision_step, raises_precision
 from vitdeploy.stages.in_parts import splits_rows
 from vitdeploy.stages.optimize import optimize_step
@@ -68,16 +70,20 @@ def engine_plan(job: Job, contenders: Sequence[Candidate], workers: Workers = HE
     for candidate in contenders:
         if candidate.precision == "mixed":
             steps.append(search_step(candidate, job.weight_bits, recipe.to_budget(), job.data, recipe.ignore))
-        steps += placement_plan(job, candidate)
+        rest = float_rest_of(job, candidate)
+        if rest == "measured":
+            steps.append(float_rest_step(candidate, recipe.engine_batch, job.weight_bits, job.data, recipe.ignore))
+        steps += placement_plan(job, candidate, rest)
         parts = row_parts_of(job, candidate)
         if parts == "measured":
-            steps.append(parts_step(candidate, recipe.engine_batch))
-        steps.append(compile_step(candidate, recipe.engine_batch, recipe.to_build(), recipe.accept_known_bad, parts))
+            steps.append(parts_step(candidate, recipe.engine_batch, rest))
+        build, accepted = recipe.to_build(), recipe.accept_known_bad
+        steps.append(compile_step(candidate, recipe.engine_batch, build, accepted, parts, rest))
     return steps
 
 
-def placement_plan(job: Job, candidate: Candidate) -> list[Step]:
-    """The plan from the calibrated graph to a candidate's placement."""
+def placement_plan(job: Job, candidate: Candidate, rest: FloatRest | Literal["measured"] = "fp32") -> list[Step]:
+    """The plan from the calibrated graph to a candidate's placement. `rest`: as `float_rest_of` gives it."""
     recipe, bits = job.recipe, job.weight_bits
     if TARGETS[candidate.target].typed and candidate.precision != "fp32":
         return [typed_step(candidate, job.data, recipe.ignore)]
@@ -85,7 +91,7 @@ def placement_plan(job: Job, candidate: Candidate) -> list[Step]:
     raises = raises_precision(candidate.target, candidate.precision, job.reference_model.task, price)
     raises = raises and candidate.shipped
     place = place_step(candidate, bits, recipe.float_parts, recipe.ignore, raises=raises)
-    found = [high_precision_step(candidate, price, batch, bits, job.data, recipe.ignore)] if raises else []
+    found = [high_precision_step(candidate, price, batch, bits, job.data, recipe.ignore, rest)] if raises else []
     return [*found, place]
 
 
@@ -103,6 +109,14 @@ def row_parts_of(job: Job, candidate: Candidate) -> tuple[int, ...] | Literal["m
     wanted = job.recipe.optimize.split_rows
     if wanted == "none" or not splits_rows(candidate.target, candidate.precision, job.reference_model.task):
         return None
+    return "measured" if wanted == "auto" else wanted
+
+
+def float_rest_of(job: Job, candidate: Candidate) -> FloatRest | Literal["measured"]:
+    """In which precision a candidate's engine computes its float operators: the recipe's, or what is to be measured."""
+    wanted = job.recipe.optimize.float_rest
+    if not has_half_rest(candidate.target, candidate.precision, job.reference_model.task):
+        return "fp32"
     return "measured" if wanted == "auto" else wanted
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,42 @@ from vitdeploy.report.tuning import LeftOutView
 
 # The latest results of a series that its table has; the plot has all.
 _MOST_ROWS = 20
+
+
+@dataclass(frozen=True)
+class Told:
+    """One change in a sentence; `anchor` leads to the section of its series, on `machine`."""
+
+    anchor: str
+    chip: str
+    direction: str
+    sentence: str
+    machine: str
+
+
+@dataclass(frozen=True)
+class ChangesView:
+    """The section of all changes, the latest of the history first. `searched`: series that have enough results."""
+
+    changes: list[Told]
+    searched: int
+    short: int
+
+
+@dataclass(frozen=True)
+class ToldCanary:
+    """One engine with one release, in a sentence; `proposal`: the entry for the table, as JSON, or ""."""
+
+    sentence: str
+    error: str
+    proposal: str
+
+
+@dataclass(frozen=True)
+class CanariesView:
+    """The section of all of these."""
+
+    canaries: list[ToldCanary]
 
 
 @dataclass(frozen=True)
@@ -80,6 +117,36 @@ class SeriesView:
     hidden: int
 
 
+def changes_view(document: HistoryDocument) -> list[ChangesView]:
+    """The section of all changes, or that there are none."""
+    found = [
+        (
+            series.points[change.number - 1].sequence,
+            Told(
+                anchor=f"series-{number}",
+                chip=_chip(change),
+                direction=text.capital(change.direction),
+                sentence=change.sentence,
+                machine=series.machine,
+            ),
+        )
+        for number, series in enumerate(document.series, start=1)
+        for change in series.changes
+    ]
+    latest = [told for _, told in sorted(found, key=lambda each: -each[0])]
+    short = sum(bool(series.too_few) for series in document.series)
+    return [ChangesView(latest, len(document.series) - short, short)] if document.series else []
+
+
+def canaries_view(document: HistoryDocument) -> list[CanariesView]:
+    """The section of engines that did not give their golden answers."""
+    told = [
+        ToldCanary(each.sentence, each.error, json.dumps(each.proposal, indent=1) if each.proposal else "")
+        for each in document.canaries
+    ]
+    return [CanariesView(told)] if told else []
+
+
 def overview_view(document: HistoryDocument) -> list[OverviewView]:
     """The section of all series."""
     rows = [_series_row(number, series) for number, series in enumerate(document.series, start=1)]
@@ -127,21 +194,31 @@ def _series_view(number: int, series: SeriesFacts) -> SeriesView:
 def _change_row(change: ChangeFacts) -> ChangeRow:
     percent, bounds = 100 * (change.ratio - 1), [100 * (bound - 1) for bound in change.ci95]
     what = [f"{each.what}: {each.before or 'unknown'} → {each.after or 'unknown'}" for each in change.differences]
+    what += [
+        f"{each.what} {each.value}: in {each.before} of {each.of_before} results before it, {each.after} of "
+        f"{each.of_after} after it"
+        for each in change.shares
+    ]
     what = what or ["nothing that is recorded"]
-    if change.unclear:
-        what.append(f"more than one value on a side: {', '.join(change.unclear)}")
+    known = {each.what for each in change.shares}
+    if unclear := [each for each in change.unclear if each not in known]:
+        what.append(f"more than one value on a side: {', '.join(unclear)}")
     if change.same:
         what.append(f"the same on both sides: {', '.join(change.same)}")
     return ChangeRow(
         number=change.number,
         time=change.time,
         direction=text.capital(change.direction),
-        chip="fail" if change.direction == "slower" else "pass",
+        chip=_chip(change),
         size=Cell(f"{text.number(percent, 1)} %", text.interval(bounds, 1)),
         before=text.significant(change.before_ms, 4),
         after=text.significant(change.after_ms, 4),
         what=what,
     )
+
+
+def _chip(change: ChangeFacts) -> str:
+    return "fail" if change.direction == "slower" else "pass"
 
 
 def _point_row(point: PointFacts) -> PointRow:

@@ -13,7 +13,7 @@ from vitdeploy.report.classes import classes_view
 from vitdeploy.report.context import context_view
 from vitdeploy.report.details import details_view
 from vitdeploy.report.examples import examples_view
-from vitdeploy.report.history import files_view, overview_view, series_views
+from vitdeploy.report.history import canaries_view, changes_view, files_view, overview_view, series_views
 from vitdeploy.report.outputs import outputs_view
 from vitdeploy.report.page import RunPage, Section
 from vitdeploy.report.parts import parts_view
@@ -74,6 +74,8 @@ SWEEP: tuple[Section[SweepDocument], ...] = (
     Section("machine", "Machine", lambda document: [document], "machine.html.jinja"),
 )
 HISTORY: tuple[Section[HistoryDocument], ...] = (
+    Section("changes", "What got slower or faster", changes_view, "history_changes.html.jinja"),
+    Section("canaries", "Wrong answers", canaries_view, "history_canaries.html.jinja"),
     Section("all", "All series", overview_view, "history_series.html.jinja"),
     Section("series-{number}", "{view.title}", series_views, "history_one.html.jinja"),
     Section("left-out", "Files that are left out", files_view, "left_out.html.jinja"),

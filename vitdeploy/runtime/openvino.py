@@ -14,8 +14,9 @@ import numpy as np
 
 from vitdeploy.errors import CapabilityError, EngineError, MissingPackageError, TensorError
 from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
+from vitdeploy.runtime.openvino_operands import put_vectors_first
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.spec import TensorSpec
+from vitdeploy.spec import FloatRest, TensorSpec
 
 DTYPES = {
     "f32": "float32",
@@ -39,6 +40,16 @@ KERNEL_PRECISIONS = {
     "u4": "int4",
     "i4": "int4",
 }
+
+
+def hint_of(precision: str, float_rest: FloatRest = "fp32") -> str:
+    """The INFERENCE_PRECISION_HINT of an engine: for INT8 that of its float operators, where this CPU has it."""
+    return "bf16" if precision == "int8" and float_rest == "bf16" and has_bf16() else PRECISION_HINTS[precision]
+
+
+def has_bf16() -> bool:
+    """Whether OpenVINO computes in bf16 on this CPU."""
+    return "BF16" in require().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 def float_precision(options: Mapping[str, str]) -> str:
@@ -84,6 +95,7 @@ def compile_model(
         core = openvino.Core()
         model = core.read_model(str(model_file))
         set_batch(model, batch)
+        put_vectors_first(model)  # of an IR by others, or of a release before the exchange
         names = tuple(port.get_any_name() for port in model.outputs)
         return core.compile_model(model, "CPU", {**needed_options(model), **config}), names
     except Exception as error:
@@ -212,11 +224,14 @@ def _spec(port: Any) -> TensorSpec:
 
 
 def _make_runner(request: RunnerRequest) -> Runner:
+    engine = request.engine
+    # An INT8 engine does not depend on bf16: a CPU without it computes the float operators in more digits.
+    hint = {"INFERENCE_PRECISION_HINT": hint_of("int8", engine.float_rest)} if engine.float_rest is not None else {}
     return OpenVinoRunner(
         request.file,
-        name=request.engine.artifact,
+        name=engine.artifact,
         batch=request.batch,
-        options=request.engine.options,
+        options={**engine.options, **hint},
         threads=request.threads,
         streams=request.streams,
     )

@@ -16,6 +16,7 @@ from typing import Any
 from vitdeploy.errors import CapabilityError, EngineError, StorageError, UnsafeError
 from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
 from vitdeploy.runtime.openvino import OpenVinoRunner, needed_options, require, set_batch
+from vitdeploy.runtime.openvino_operands import put_vectors_first
 from vitdeploy.runtime.private import private_folder
 from vitdeploy.runtime.runner import Runner
 
@@ -86,6 +87,7 @@ def compile_on(target: str, model_file: Path, batch: int, options: Mapping[str, 
     try:
         model = core.read_model(str(model_file))
         set_batch(model, batch)
+        put_vectors_first(model)  # AUTO may take the CPU
         names = tuple(port.get_any_name() for port in model.outputs)
         free = [port.get_any_name() for port in model.inputs if port.get_partial_shape().is_dynamic]
         if not free:

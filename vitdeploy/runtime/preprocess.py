@@ -69,11 +69,11 @@ ACCEPTED = (
 )
 
 
-def decode(source: ImageSource, channels: int) -> Image.Image:
+def decode(source: ImageSource, channels: int, name: str = "") -> Image.Image:
     """A decoded image in mode "RGB" (3 channels) or "L" (1), upright by its EXIF orientation.
 
     `source` is a path, the bytes of a JPEG, PNG, WebP, BMP, TIFF or GIF file (the first frame or page is taken), a PIL
-    image, or a uint8 array [height, width, channels].
+    image, or a uint8 array [height, width, channels]. `name`: what messages call bytes.
     Size limits are checked from the header, before any pixel is decoded.
 
     Raises:
@@ -92,7 +92,7 @@ def decode(source: ImageSource, channels: int) -> Image.Image:
     content = file_of(source)
     if content is None:
         raise _no_image(source)
-    name = str(source) if isinstance(source, str | Path) else "the image bytes"
+    name = str(source) if isinstance(source, str | Path) else name or "the image bytes"
     check_scans(content, name)
     return _decode_image(io.BytesIO(content), mode, name)
 
@@ -370,9 +370,12 @@ def load_pixels(source: ImageSource, spec: PreprocessSpec, box: Box | None = Non
     return load_image(source, spec, box)[0]
 
 
-def load_image(source: ImageSource, spec: PreprocessSpec, box: Box | None = None) -> tuple[Pixels, tuple[int, int]]:
-    """The pixels as `load_pixels`, and (width, height) of the upright image that they were made from."""
-    image = decode(source, spec.channels)
+def load_image(
+    source: ImageSource, spec: PreprocessSpec, box: Box | None = None, name: str = ""
+) -> tuple[Pixels, tuple[int, int]]:
+    """The pixels as `load_pixels`, and (width, height) of the upright image that they were made from. `name`: what
+    messages call bytes."""
+    image = decode(source, spec.channels, name)
     return resize_and_crop(image, spec, box), image.size
 
 

@@ -15,7 +15,7 @@ from vitdeploy.benchmark.quiet import together
 from vitdeploy.benchmark.results import BenchRun, Round
 from vitdeploy.benchmark.run import run_benchmark
 from vitdeploy.compilation.engine import compile_engine
-from vitdeploy.spec import Precision
+from vitdeploy.spec import FloatRest, Precision
 from vitdeploy.verification.intervals import student
 
 # A claim of a few percent needs more than one process of each: processes differ by as much.
@@ -35,7 +35,14 @@ class Timing:
 
 
 def compiled(
-    graph: Path, out: Path, target: str, precision: Precision, batch: int, placed: int, name: str
+    graph: Path,
+    out: Path,
+    target: str,
+    precision: Precision,
+    batch: int,
+    placed: int,
+    name: str,
+    float_rest: FloatRest = "fp32",
 ) -> BenchCandidate:
     """The engine of a placed graph, in the new folder `out`, as a candidate of that name.
 
@@ -46,7 +53,9 @@ def compiled(
         CapabilityError, EngineError: as `compile_engine`.
     """
     out.mkdir()
-    engine = compile_engine(graph, out, target=target, precision=precision, batch=batch, placed=placed)
+    engine = compile_engine(
+        graph, out, target=target, precision=precision, batch=batch, placed=placed, float_rest=float_rest
+    )
     return engine_candidate(engine, out, name)
 
 

@@ -18,6 +18,8 @@ MACS_SHARE = 0.1
 # Shares that are tried where it can be, by the form: float takes several times as long as INT8; INT8 whose activations
 # the runtime quantizes 1.2 to 1.5 times.
 SHARES: dict[str, tuple[float, ...]] = {"dynamic": (0.1, 0.2, 0.35), "float": (0.03, 0.06, 0.1)}
+# Where engines compute float operators in bf16: layers out of plain INT8 are then products in bf16 of INT8 weights.
+HALF_SHARES = (0.1, 0.2, 0.35, 0.6, 1.0)
 # A layer with operators in front that only INT8 needs (`channel_split`) is left for a part of its price: they go too.
 SPLIT_PRICE = 1 / 3
 # Expected agreement, in percent, from which on nothing more is bought.
@@ -55,9 +57,15 @@ def high_precision_layers(
 
 
 def ladder(
-    model: ir.Model, costs: Sensitivity, form: Form, cheaper: Collection[str] = (), kept: Collection[str] = ()
+    model: ir.Model,
+    costs: Sensitivity,
+    form: Form,
+    cheaper: Collection[str] = (),
+    kept: Collection[str] = (),
+    shares: Sequence[float] = (),
 ) -> list[tuple[tuple[str, ...], float]]:
-    """Sets of layers for each of the form's shares, and their share of the MACs; without empty and equal ones.
+    """Sets of layers for each of the `shares`, by default the form's, and their share of the MACs; without empty and
+    equal ones.
 
     Args:
         model, cheaper: as in `high_precision_layers`.
@@ -68,7 +76,8 @@ def ladder(
     allowed = {linear.name for linear in linears if linear.name not in kept} if form == "dynamic" else None
     discount = cheaper if form == "dynamic" else ()
     found = [
-        tuple(high_precision_layers(model, costs, share, cheaper=discount, allowed=allowed)) for share in SHARES[form]
+        tuple(high_precision_layers(model, costs, share, cheaper=discount, allowed=allowed))
+        for share in shares or SHARES[form]
     ]
     total = max(sum(macs.values()), 1)
     return [(layers, sum(macs[name] for name in layers) / total) for layers in dict.fromkeys(found) if layers]

@@ -4,6 +4,7 @@ more rows than tokens."""
 from __future__ import annotations
 
 import datetime
+import functools
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from vitdeploy.graph.passes.row_split import parts_of, work_by_tokens
 from vitdeploy.search.alternatives import Timing, compiled, time_alternatives
 from vitdeploy.search.latency import fingerprint
 from vitdeploy.search.parts import PartsTable, PartsTiming, in_parts
-from vitdeploy.spec import Precision
+from vitdeploy.spec import FloatRest, Precision
 
 # Of products at batch 1 in linears over tokens. Below, calling the kernels twice costs more than fuller tiles save: the
 # digits, 115 million, took 1.19 of their time with 64 and 1 rows.
@@ -33,10 +34,11 @@ def measure_row_parts(
     target: str,
     batch: int,
     *,
+    float_rest: FloatRest = "fp32",
     progress: Callable[[str, int, int], None] = lambda text, done, total: None,
 ) -> PartsTable:
     """Measure a placed model with its rows in each of `parts_of`, and with more of them, against one a token, in
-    alternating blocks.
+    alternating blocks. `float_rest`: in which precision the engine computes its float operators.
 
     Raises:
         CapabilityError, EngineError, WorkerError: as `compile_engine` and `run_benchmark`.
@@ -49,7 +51,8 @@ def measure_row_parts(
         candidates = []
         for done, parts in enumerate(alternatives):
             progress(f"prepare rows in parts for {target}", done, len(alternatives))
-            candidates.append(_candidate(graph, parts if done else None, target, precision, batch, Path(folder)))
+            compiling = functools.partial(_candidate, target=target, precision=precision, batch=batch, rest=float_rest)
+            candidates.append(compiling(graph, parts if done else None, Path(folder)))
         found, disturbed = time_alternatives(
             candidates, lambda done, total: progress("time the rows in parts", done, total)
         )
@@ -108,11 +111,18 @@ def _without_alternative(work: Mapping[int, int], alternatives: Sequence[tuple[i
 
 
 def _candidate(
-    graph: Path, parts: tuple[int, ...] | None, target: str, precision: Precision, batch: int, folder: Path
+    graph: Path,
+    parts: tuple[int, ...] | None,
+    folder: Path,
+    *,
+    target: str,
+    precision: Precision,
+    batch: int,
+    rest: FloatRest,
 ) -> BenchCandidate:
     name = "+".join(map(str, parts or ("whole",)))
     written, out = folder / f"{name}.onnx", folder / name
     placed = in_parts(graph, parts, written)
-    candidate = compiled(written, out, target, precision, batch, placed, name)
+    candidate = compiled(written, out, target, precision, batch, placed, name, rest)
     written.unlink()
     return candidate

@@ -13,11 +13,15 @@ from vitdeploy.graph.io.files import save_graph
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.runner import Array
 from vitdeploy.search.reference_outputs import ReferenceOutputs
-from vitdeploy.spec import Precision
+from vitdeploy.spec import FloatRest, Precision
 
 
 def answers_of(
-    model: ir.Model, target: str, precision: Precision, reference_outputs: ReferenceOutputs
+    model: ir.Model,
+    target: str,
+    precision: Precision,
+    reference_outputs: ReferenceOutputs,
+    float_rest: FloatRest = "fp32",
 ) -> dict[str, Array]:
     """The outputs of a placement on its own runtime, [images, ...] by name.
 
@@ -30,7 +34,13 @@ def answers_of(
         save_graph(model, graph)
         placed = count_int8(model)
         engine = compile_engine(
-            graph, out, target=target, precision=precision, batch=reference_outputs.batch, placed=placed
+            graph,
+            out,
+            target=target,
+            precision=precision,
+            batch=reference_outputs.batch,
+            placed=placed,
+            float_rest=float_rest,
         )
         with make_runner(out, engine) as runner:
             return reference_outputs.ask(runner)

@@ -16,6 +16,8 @@ MANIFEST_FORMAT = 1
 
 # "int4": of the weights of linears; what flows between layers is float.
 Precision = Literal["fp32", "fp16", "bf16", "fp8", "int8", "mixed", "int4"]
+# What an INT8 engine computes its float operators in.
+FloatRest = Literal["fp32", "bf16"]
 # Of INT8 weights, whose largest is 2^(bits - 1) - 1: 127, or 63 for CPUs on which products of more bits saturate.
 WeightBits = Literal[7, 8]
 # Whether a budget is met: proven, disproven, neither, or there is none.
@@ -84,6 +86,8 @@ class EngineSpec:
 
     `row_parts`: the parts in which `files` compute the rows of the tokens, where they do not compute all at once, as
     `graph` does (`graph.passes.row_split`); one number: so many rows in place of one a token (`row_alignment`).
+    `float_rest`: what an INT8 engine computes its float operators in, where that is not fp32; on a CPU without it they
+    are computed in fp32.
     """
 
     target: str
@@ -105,6 +109,13 @@ class EngineSpec:
     flow: FlowSpec | None = field(default=None, metadata=SPARSE)
     accepted: tuple[str, ...] | None = field(default=None, metadata=SPARSE)
     row_parts: tuple[int, ...] | None = field(default=None, metadata=SPARSE)
+    float_rest: FloatRest | None = field(default=None, metadata=SPARSE)
+
+    @property
+    def form_told(self) -> str:
+        """Which of equivalent forms it has, in words: its rows, and its float operators where they are not in fp32."""
+        rest = f"float operators in {self.float_rest}" if self.float_rest is not None else ""
+        return "; ".join(each for each in (self.rows_told, rest) if each)
 
     @property
     def rows_told(self) -> str:

@@ -118,10 +118,10 @@ class Batch:
         for sample, digest in zip(self.samples, self.digests, strict=True):
             found = digest
             with contextlib.suppress(OSError):  # which reading the image says better
-                found = file_sha256(sample.path)
+                found = _digest(sample)
             if found != digest:
                 raise DataError(
-                    f"{sample.path} is not the image that it was when the calibration began",
+                    f"{sample.shown} is not the image that it was when the calibration began",
                     found="other bytes",
                     wanted="images that stay as they are; on several nodes, the same files at the same paths",
                     fix="repeat the command",
@@ -207,7 +207,7 @@ class Shards:
     def _cut(self, store: Store | None) -> tuple[list[Piece], list[Ints]]:
         """The pieces, and the numbers of the batches of each."""
         until = self._observation.keeps_until(self._count)
-        digests = _digests([sample.path for sample in self._samples], store)
+        digests = _digests(self._samples, store)
         all_batches = []
         for number in range(self._count):
             images = slice(number * self._size, (number + 1) * self._size)
@@ -270,11 +270,17 @@ def _show(
         count(size)
 
 
-def _digests(paths: Sequence[Path], store: Store | None) -> list[str]:
-    if store is None:
-        return [file_sha256(path) for path in paths]
+def _digest(sample: Sample) -> str:
+    """The SHA-256 of an image's bytes, wherever it is held."""
+    return file_sha256(sample.path) if sample.held is None else hashlib.sha256(sample.content()).hexdigest()
+
+
+def _digests(samples: Sequence[Sample], store: Store | None) -> list[str]:
+    # What is held elsewhere is read: of a URI, a list of digests may have what its service says in the place of one.
+    if store is None or any(sample.held is not None for sample in samples):
+        return [_digest(sample) for sample in samples]
     with FileDigests(store.root / DIGESTS_FILE) as digests:
-        return digests.of(paths)
+        return digests.of(sample.path for sample in samples)
 
 
 @functools.cache

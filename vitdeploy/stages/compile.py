@@ -22,7 +22,8 @@ from vitdeploy.known_bad.platform import platform_here
 from vitdeploy.progress import Progress, silent
 from vitdeploy.quantization.backend import QUANTIZE
 from vitdeploy.runtime.flows import FLOWS
-from vitdeploy.spec import EngineSpec, GraphSpec, Task, encode
+from vitdeploy.spec import EngineSpec, FloatRest, GraphSpec, Task, encode
+from vitdeploy.stages.asked_rest import rest_of
 from vitdeploy.stages.engines import may_load
 from vitdeploy.stages.files import MODEL_FILE, graphs_in, write_json
 from vitdeploy.stages.in_parts import compile_in_parts, read_parts
@@ -65,11 +66,12 @@ def compile_graphs(
     build: BuildOptions | None = None,
     accepted: Sequence[str] = (),
     row_parts: Sequence[int] | None = None,
+    float_rest: FloatRest = "fp32",
 ) -> EngineSpec:
     """Writes the engine of the graph or graphs in `folder`, and engine.json; errors as `compile_graph`."""
     graphs = graphs_in(folder)
     if list(graphs) == ["model"]:
-        return compile_graph(graphs["model"], target, batch, out, progress, build, accepted, row_parts)
+        return compile_graph(graphs["model"], target, batch, out, progress, build, accepted, row_parts, float_rest)
     parts = []
     for name, file in graphs.items():
         (out / name).mkdir()
@@ -93,11 +95,13 @@ def compile_graph(
     build: BuildOptions | None = None,
     accepted: Sequence[str] = (),
     row_parts: Sequence[int] | None = None,
+    float_rest: FloatRest = "fp32",
 ) -> EngineSpec:
     """Writes graph.onnx, the engine's files and engine.json. The graph's own metadata says its precision; `build` is
     how TensorRT builds, which is asked only for graphs and profiles that its documents do not rule out; `accepted` are
     entries of the table of runtimes known to be wrong that are no reason to refuse. With `row_parts` the engine
-    computes the rows of its tokens in these parts; graph.onnx stays the placement.
+    computes the rows of its tokens in these parts; graph.onnx stays the placement. `float_rest`: what an INT8 engine
+    computes its float operators in.
 
     Where INT8 or INT4 was asked and every layer is faster in float, all must run in float: the engine's kernels say so.
 
@@ -130,6 +134,7 @@ def compile_graph(
         bare=not (placed or find_linears(model) or unplaced_weights(model)),
         build=build,
         progress=progress,
+        float_rest=float_rest,
     )
     if row_parts is None:
         engine = compiling(graph, out, placed=placed)
@@ -158,20 +163,23 @@ def compile_step(
     build: BuildOptions,
     accepted: Sequence[str] = (),
     row_parts: Sequence[int] | Literal["measured"] | None = None,
+    rest: FloatRest | Literal["measured"] = "fp32",
 ) -> Step:
     """The engine of a candidate, compiled at `batch`. `build`: how TensorRT builds; no other back end depends on it.
-    `row_parts`: parts of rows, or those that the plan's step for them has measured to be faster.
+    `row_parts`: parts of rows, or those that the plan's step for them has measured to be faster; `rest`: the precision
+    of an INT8 engine's float operators, likewise.
 
     What the table of runtimes known to be wrong says of the back end is part of the key: an engine that was made before
     an entry came is refused like a new one.
     """
     options = build if COMPILE[candidate.target].profiles is not None else None
+    asked = rest_of(candidate, rest)
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         progress(candidate.step("compile"), 0, 1)
         parts = read_parts(folders[candidate.step("parts")].path).best if row_parts == "measured" else row_parts
         placed = folders[candidate.step("place")].path
-        compile_graphs(placed, candidate.target, batch, out, progress, options, accepted, parts)
+        compile_graphs(placed, candidate.target, batch, out, progress, options, accepted, parts, asked.of(folders))
         progress(candidate.step("compile"), 1, 1)
 
     return Step(
@@ -185,8 +193,9 @@ def compile_step(
             **({"build": encode(options)} if options else {}),
             **({"accepted": sorted(accepted)} if accepted else {}),
             **({"row_parts": list(row_parts)} if row_parts and row_parts != "measured" else {}),
+            **asked.config,
         },
-        (candidate.step("place"), *((candidate.step("parts"),) if row_parts == "measured" else ())),
+        (candidate.step("place"), *((candidate.step("parts"),) if row_parts == "measured" else ()), *asked.inputs),
         packages=target_tools(candidate.target),
         usable=may_load,
     )

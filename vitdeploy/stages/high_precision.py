@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import onnx_ir as ir
 
@@ -28,14 +28,15 @@ from vitdeploy.runtime.backend import require_runtime
 from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.host import VNNI, describe_host
 from vitdeploy.search.alternatives import compiled, time_alternatives
-from vitdeploy.search.high_precision import ENOUGH, choose_rung, ladder
+from vitdeploy.search.high_precision import ENOUGH, HALF_SHARES, SHARES, choose_rung, ladder
 from vitdeploy.search.latency import fingerprint
 from vitdeploy.search.overrides import Reached
 from vitdeploy.search.raised import Form, HighPrecision, Raised, Rung
 from vitdeploy.search.sensitivity import measure_sensitivity
 from vitdeploy.search.trial import answers_of
 from vitdeploy.search.trials import Trials, reached_by
-from vitdeploy.spec import Task, WeightBits, encode
+from vitdeploy.spec import FloatRest, Task, WeightBits, encode
+from vitdeploy.stages.asked_rest import rest_of
 from vitdeploy.stages.files import HIGH_PRECISION_FILE, MODEL_FILE, STATISTICS_FILE, read_json, write_json
 from vitdeploy.stages.place import PlaceConfig, place_graph
 from vitdeploy.stages.search import SENSITIVITY_FILE, SearchConfig, open_trials
@@ -89,16 +90,18 @@ def find_high_precision(
     samples: Sequence[Sample],
     out: Path,
     progress: Progress = silent,
+    float_rest: FloatRest = "fp32",
 ) -> HighPrecision:
     """Writes high_precision.json, and sensitivity.json where layers were tried.
 
     Layers are ranked by what each costs in INT8 on the calibration images; growing sets of them are placed, compiled
-    and timed against plain INT8, and run on all calibration images; `choose_rung` takes one.
+    and timed against plain INT8, and run on all calibration images; `choose_rung` takes one. `float_rest`: in which
+    precision their engines compute float operators.
 
     Raises:
         GraphError, EngineError, CapabilityError, WorkerError: as `place_graph`, `compile_engine` and `run_benchmark`.
     """
-    found = _find(config, graph, statistics, samples, out, progress)
+    found = _find(config, graph, statistics, samples, out, progress, float_rest)
     write_json(out / HIGH_PRECISION_FILE, encode(found))
     return found
 
@@ -110,6 +113,7 @@ def _find(
     samples: Sequence[Sample],
     out: Path,
     progress: Progress,
+    rest: FloatRest,
 ) -> HighPrecision:
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     form = form_of(config.target, config.weight_bits)
@@ -133,10 +137,11 @@ def _find(
         costs = measure_sensitivity(trials, config.target, progress)
         write_json(out / SENSITIVITY_FILE, encode(costs))
         split = {each.layer for each in trials.prepared.hidden}
-        sets = ladder(shaped, costs, form, split, _kept(shaped, config.target, statistics))
+        shares = SHARES[form] if rest == "fp32" else HALF_SHARES
+        sets = ladder(shaped, costs, form, split, _kept(shaped, config.target, statistics), shares)
         if not sets:
             return HighPrecision(*about, "no layer costs more answers than its share of the products", int8)
-        rungs, int8, disturbed = _climb(config, form, graph, statistics, sets, trials, progress)
+        rungs, int8, disturbed = _climb(config, form, graph, statistics, sets, trials, progress, rest)
     layers, why = choose_rung(int8, rungs, config.price, disturbed)
     return HighPrecision(*about, why, int8, tuple(rungs), layers, disturbed)
 
@@ -178,6 +183,7 @@ def _climb(
     sets: Sequence[tuple[tuple[str, ...], float]],
     trials: Trials,
     progress: Progress,
+    rest: FloatRest,
 ) -> tuple[list[Rung], Reached, str]:
     """Each set of layers timed against plain INT8 and run on all images; what plain INT8 reaches; and why the times
     are unreliable."""
@@ -191,10 +197,11 @@ def _climb(
             place = PlaceConfig(config.target, "int8", config.ignore, config.weight_bits)
             place_graph(place, graph, statistics, folder, raised=Raised(layers, form), rounding=rounding)
             placed = load_graph(folder / graph.name)
-            reached.append(reached_by(answers_of(placed, config.target, "int8", trials.whole), trials.whole))
+            answers = answers_of(placed, config.target, "int8", trials.whole, rest)
+            reached.append(reached_by(answers, trials.whole))
             batch = fixed_batch(graph_spec(placed, MODEL_FILE)) or config.batch
             made, count = folder / "engine", count_int8(placed)
-            candidates.append(compiled(folder / graph.name, made, config.target, "int8", batch, count, str(done)))
+            candidates.append(compiled(folder / graph.name, made, config.target, "int8", batch, count, str(done), rest))
         progress(text, len(sets) + 1, len(sets) + 1)
         timings, disturbed = time_alternatives(candidates, lambda done, total: progress("time them", done, total))
     rungs = [
@@ -211,21 +218,23 @@ def high_precision_step(
     weight_bits: WeightBits,
     data: Data,
     ignore: tuple[str, ...] = (),
+    rest: FloatRest | Literal["measured"] = "fp32",
 ) -> Step:
     """The layers of a candidate that are taken out of plain INT8; measured on this machine. Layers of `ignore` stay in
-    float."""
+    float. `rest`: the precision of float operators, or that which the plan's step for it has found."""
+    asked = rest_of(candidate, rest)
     config, samples = HighPrecisionConfig(candidate.target, price, batch, ignore, weight_bits), data.calibration
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         graph, statistics = folders[OPTIMIZE].path / MODEL_FILE, folders[CALIBRATE].path / STATISTICS_FILE
-        find_high_precision(config, graph, statistics, samples, out, progress)
+        find_high_precision(config, graph, statistics, samples, out, progress, asked.of(folders))
 
     return Step(
         candidate.step(HIGH_PRECISION),
         HIGH_PRECISION,
         write,
-        asdict(config),
-        (OPTIMIZE, CALIBRATE),
+        {**asdict(config), **asked.config},
+        (OPTIMIZE, CALIBRATE, *asked.inputs),
         {"images": data.calibration_digest},
         {**target_tools(candidate.target), **package_versions(("onnxruntime", "onnx-ir", "pillow", "numpy", "scipy"))},
         measured=True,

@@ -13,8 +13,9 @@ import numpy as np
 
 from vitdeploy.data.annotations import AnnotatedSet
 from vitdeploy.data.classes import ClassMap
+from vitdeploy.data.containers.find import find_containers, root_of
 from vitdeploy.data.decoded import Decoded, DecodedSet
-from vitdeploy.data.folder import DataSplit, Sample, digest, split
+from vitdeploy.data.folder import SUFFIXES, DataSplit, Sample, digest, split
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.document.answers import Marks, Said
 from vitdeploy.document.mapping import MappingFacts
@@ -263,13 +264,13 @@ class ImageKit(TaskAdapter):
         check_labels(choice, self.kinds, self.setting.task)
         found = self.find(choice)
         parts, decoded, skipped = check_images(found.parts, self.setting.images, skip_bad=skip_bad, progress=progress)
-        labels, mapping = found.annotated, found.mapping
+        labels, mapping, root = found.annotated, found.mapping, root_of(choice.path)
         return Data(
-            root=choice.path,
+            root=root,
             calibration=parts.calibration,
             evaluation=parts.evaluation,
-            calibration_digest=digest(parts.calibration, choice.path),
-            evaluation_digest=digest(parts.evaluation, choice.path)
+            calibration_digest=digest(parts.calibration, root),
+            evaluation_digest=digest(parts.evaluation, root)
             + (labels.digest(parts.evaluation) if labels is not None else "")
             + (mapping.digest if labels is not None and mapping is not None else ""),
             classes=() if labels is not None else parts.classes,
@@ -305,8 +306,8 @@ class ImageKit(TaskAdapter):
         return data.classes[label] if label is not None else None
 
     def sample_name(self, data: Data, index: int) -> str:
-        path: Path = data.evaluation[index].path
-        return path.relative_to(data.root).as_posix() if path.is_relative_to(data.root) else path.name
+        sample: Sample = data.evaluation[index]
+        return sample.name_below(data.root)
 
     def golden_inputs(self, data: Data, count: int) -> np.ndarray:
         pixels = self.pixels(data)
@@ -346,6 +347,13 @@ def check_labels(choice: DataChoice, allowed: Sequence[str], task: Task) -> None
             found=f"data.labels: {choice.labels}",
             wanted=", ".join(allowed),
             fix="change data.labels",
+        )
+    if choice.labels not in ("folders", "none") and find_containers(choice.path, SUFFIXES) is not None:
+        raise DataError(
+            f"labels of the kind {choice.labels!r} are for a folder of image files",
+            found=f"tars, tables or a list at {choice.path}",
+            wanted="image files, which the labels name",
+            fix="write the images into a folder",
         )
     if choice.labels in PLACES and choice.annotations is None:
         raise DataError(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vitdeploy.data.classes import ClassMap, match_folders
+from vitdeploy.data.classes import ClassMap, match_folders, match_listed, match_numbers, match_words
 from vitdeploy.data.folder import DataSplit, ListedSplit, list_split
 from vitdeploy.document.answers import Said
 from vitdeploy.runtime.postprocess import classify, softmax
@@ -17,6 +17,9 @@ from vitdeploy.verification.classes import Classified
 from vitdeploy.verification.collect import Answers
 from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.plausible import doubt_accuracy
+
+# By what the names of the data's classes are (`containers.listing.ClassKind`).
+MATCH = {"folders": match_folders, "words": match_words, "list": match_listed, "numbers": match_numbers}
 
 
 class ClassificationKit(ImageKit):
@@ -35,10 +38,13 @@ class ClassificationKit(ImageKit):
         parts = list_split(choice.path, "folders" if choice.labels == "folders" else "none", **choice.numbers)
         if not parts.classes:
             return parts, None
-        found = match_folders(parts.classes, parts.empty, self.setting.labels, self.setting.classes)
+        found = MATCH[parts.kind](parts.classes, parts.empty, self.setting.labels, self.setting.classes)
         index = [found.index.get(name, -1) for name in parts.classes]  # -1: of a folder without images
         both = parts.calibration.renumbered(index), parts.evaluation.renumbered(index)
-        return ListedSplit(*both, parts.classes if found.how == "position" else self.setting.labels, parts.empty), found
+        names = self.setting.labels
+        if found.how == "position" or (found.how == "number" and not names):
+            names = parts.classes if parts.kind != "numbers" else tuple(map(str, range(max(index) + 1)))
+        return ListedSplit(*both, names, parts.empty), found
 
     def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
         return compare(ours.stacked("logits"), reference.stacked("logits"), labels_of(data))

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from vitdeploy.data.containers.find import WANTED
 from vitdeploy.data.decoded import DecodedSet
 from vitdeploy.data.decoding import decode_images
-from vitdeploy.data.folder import OWN_SPLIT, DataSplit, Labels, Sample, enough, scan
+from vitdeploy.data.folder import OWN_SPLIT, DataSplit, Labels, Sample, enough, has_container_labels, list_images
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import MissingFileError
 from vitdeploy.progress import Counter, Progress
@@ -56,14 +57,18 @@ def scratch_folder() -> Path:
 
 
 def labels_in(folder: Path) -> Labels:
-    """ "folders" where the folder (or its own evaluation part) has class folders, else "none".
+    """ "folders" where the folder (or its own evaluation part) has class folders, or its images labels that they
+    brought along (`containers`), else "none".
 
     Raises:
-        MissingFileError: no such folder.
+        MissingFileError: no such folder. DataError, MissingPackageError: as `list_images`.
     """
-    if not folder.is_dir():
-        raise MissingFileError(f"no image folder at {folder}", fix="check the path of the images")
     root = folder / "evaluation" if _has_split(folder) else folder
+    brought = has_container_labels(root)
+    if brought is not None:
+        return "folders" if brought else "none"
+    if not folder.is_dir():
+        raise MissingFileError(f"no image folder at {folder}", wanted=WANTED, fix="check the path of the images")
     return "folders" if any(entry.is_dir() and not entry.name.startswith(".") for entry in root.iterdir()) else "none"
 
 
@@ -76,13 +81,12 @@ def calibration_images(
     Raises:
         MissingFileError, DataError, ImageError: no folder, too few images, an unreadable one.
     """
-    labels = labels_in(folder)
     root = folder / "calibration" if _has_split(folder) else folder
-    samples, classes = scan(root, labels)
+    samples, classes = list_images(root, labels_in(folder))
     if count is not None:
         enough(root, len(samples), count, "calibration")
     order = np.random.RandomState(seed).permutation(len(samples))
-    chosen = DataSplit(tuple(samples[i] for i in order[:count]), (), classes)
+    chosen = DataSplit(tuple(samples[i] for i in order[:count]), (), classes.names)
     checked, _, skipped = check_images(chosen, preprocess, skip_bad=skip_bad, progress=progress)
     return checked.calibration, skipped
 

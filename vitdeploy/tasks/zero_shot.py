@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from vitdeploy.data.classes import ClassMap
-from vitdeploy.data.folder import DataSplit, Sample, split
+from vitdeploy.data.containers.listing import CLASSES_FILE, ClassKind
+from vitdeploy.data.folder import DataSplit, Sample, list_split, split
 from vitdeploy.data.label_file import read_texts
 from vitdeploy.data.pixels import batches
 from vitdeploy.document.answers import Said
@@ -135,12 +136,12 @@ class ZeroShotKit(TextKit, ClassificationKit):
                 raise no_texts(choice.path)
             self.require_apart(given)
             return Found(DataSplit(parts.calibration, parts.evaluation, given))
-        written = texts_of(parts.classes, choice.template)
+        written = texts_of(_words(parts.classes, parts.kind), choice.template)
         texts = written if given is None else given
         index = places(parts.classes, written, texts)
         self.require_apart(texts)
         calibration, evaluation = (
-            tuple(Sample(sample.path, index[sample.label]) for sample in part if sample.label is not None)
+            tuple(replace(sample, label=index[sample.label]) for sample in part if sample.label is not None)
             for part in (parts.calibration, parts.evaluation)
         )
         mapping = ClassMap(
@@ -152,8 +153,8 @@ class ZeroShotKit(TextKit, ClassificationKit):
         found = super().calibration(choice, skip_bad=skip_bad, progress=progress)
         given = read_texts(choice.texts) if choice.texts is not None else None
         if given is None and labels_in(choice.path) == "folders":
-            names = split(choice.path, "folders", calibration=1, evaluation="all", seed=0).classes
-            given = texts_of(names, choice.template)
+            parts = list_split(choice.path, "folders", calibration=1, evaluation="all", seed=0)
+            given = texts_of(_words(parts.classes, parts.kind), choice.template)
         if not given:
             raise no_texts(choice.path)
         return replace(found, texts=given)
@@ -189,6 +190,18 @@ def texts_of(names: Sequence[str], template: str) -> tuple[str, ...]:
             wanted="one {}, as in 'a photo of a {}'",
         )
     return tuple(template.format(name.replace("_", " ")) for name in names)
+
+
+def _words(classes: tuple[str, ...], kind: ClassKind) -> tuple[str, ...]:
+    """The names of the data's classes; DataError where they are numbers that nothing names."""
+    if kind == "numbers":
+        raise DataError(
+            "the classes of the data are numbers, of which no text can be made",
+            found=", ".join(classes[:5]),
+            wanted="names of classes",
+            fix=f"name them in their order, one a line, in {CLASSES_FILE} beside the data",
+        )
+    return classes
 
 
 def _parsed(template: str) -> list[tuple[str, str | None, str | None, str | None]]:

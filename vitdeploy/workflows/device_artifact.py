@@ -131,6 +131,7 @@ def _of_engine(
         engine.sequence,
         engine.weight_bits,
         row_parts=engine.row_parts,
+        float_rest=engine.float_rest,
     )
     built = engine_is_code(engine) and not engine.parts
     return DeviceArtifact(

@@ -149,7 +149,7 @@ class _Evaluation:
         with FileDigests(self._whole.root / DIGESTS_FILE) as digests:
             for shard in self._shards:
                 samples = self._samples.pick(shard)
-                of_images = digests.of(sample.path for sample in samples)
+                of_images = digests.of(samples)
                 found.append((shard_digest(samples, of_images), content_digest(samples, of_images)))
                 count(len(shard))
         return found
@@ -266,7 +266,7 @@ class _Evaluation:
         """The images that could not be read, in the order of the evaluation."""
         both = zip(self._shards, self.answered, strict=True)
         found = [int(i) for shard, each in both for i in shard[each.unreadable]]
-        return tuple(str(self._samples[i].path) for i in sorted(found, key=lambda i: int(self._order[i])))
+        return tuple(self._samples[i].shown for i in sorted(found, key=lambda i: int(self._order[i])))
 
     def doubt(self, evaluation: Samples, mapping: ClassMap | None) -> str | None:
         """As `ClassificationKit.doubt`."""

@@ -42,6 +42,7 @@ def make_engine(
             placed=graph.placed,
             build=build,
             progress=progress,
+            float_rest=placed.float_rest or "fp32",
         )
         parts.append(engine if len(placed.graphs) == 1 else within(engine, graph.part))
     whole = parts[0] if len(parts) == 1 else joined(parts, placed.sequence)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.compilation.backend import TargetState
 from vitdeploy.devices.agent.board import BoardState
-from vitdeploy.spec import SPARSE, EngineSpec, FileEntry, Precision, SequenceSpec, WeightBits, encode
+from vitdeploy.spec import SPARSE, EngineSpec, FileEntry, FloatRest, Precision, SequenceSpec, WeightBits, encode
 
 FORMAT = 1
 Kind = Literal["bench", "compile", "stage", "switch"]
@@ -47,7 +47,7 @@ class Placed:
     `plan` is the engine that a device made of it before, whose files are in the job too. `images`: what a bench needs
     to measure the way from an image to its answer, see `benchmark.stages.ImageStages`. `golden`: the folder of the job
     with the manifest and the golden answers of the bundle that the placement is from. `row_parts`: as the graph has
-    them, see `EngineSpec`.
+    them, `float_rest`: as an engine is to have it where the device's CPU does, see `EngineSpec`.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Placed:
     images: dict[str, Any] | None = None
     golden: str | None = field(default=None, metadata=SPARSE)
     row_parts: tuple[int, ...] | None = field(default=None, metadata=SPARSE)
+    float_rest: FloatRest | None = field(default=None, metadata=SPARSE)
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,8 @@ def _facts(found: Embedded, project: str) -> dict[str, object]:
         "mean": [f"{value:.9e}" for value in spec.mean],
         "std": [f"{value:.9e}" for value in spec.std],
         "options": ", ".join(f"{{{json.dumps(key)}, {json.dumps(value)}}}" for key, value in options.items()),
-        "half": hint if (hint := options["INFERENCE_PRECISION_HINT"]) in HALVES else "",
+        # Float operators of an INT8 engine may run in fp32 too.
+        "half": hint if (hint := options["INFERENCE_PRECISION_HINT"]) in HALVES and not engine.float_rest else "",
         "outputs": ", ".join(json.dumps(name) for name in found.outputs),
         "scores": post.scores if post is not None else None,
         "top_k": post.top_k if post is not None else None,

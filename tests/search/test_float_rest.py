@@ -1,0 +1,171 @@
+"""Float operators of INT8 engines in bf16: chosen by time and by answers (`search.float_rest`), and run elsewhere."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from vitdeploy.compilation import openvino as compilation
+from vitdeploy.data.folder import split
+from vitdeploy.devices.agent.documents import Placed
+from vitdeploy.devices.results import check_engine
+from vitdeploy.errors import DeviceResultError
+from vitdeploy.runtime import openvino as runtime
+from vitdeploy.runtime.engine import make_runner
+from vitdeploy.search import alternatives
+from vitdeploy.search.float_rest import FloatRestTable
+from vitdeploy.search.rest_timing import _interval
+from vitdeploy.spec import decode, encode
+from vitdeploy.stages import float_rest as stage
+from vitdeploy.stages.asked_rest import AskedRest, read_float_rest, rest_of
+from vitdeploy.stages.calibrate import calibrate
+from vitdeploy.stages.compile import compile_graphs
+from vitdeploy.stages.float_rest import FloatRestConfig, find_float_rest, has_half_rest
+from vitdeploy.stages.place import PlaceConfig, place_graph
+from vitdeploy.stages.step import Candidate
+
+openvino = pytest.importorskip("openvino")
+TARGET = "openvino-cpu"
+
+
+def table(**changes):
+    found = {"low": 0.8, "ratio": 0.85, "high": 0.9, "distances": (0.004, 0.0041), "further": (-0.0002, 0.0004)}
+    return FloatRestTable(TARGET, 1, "2026-01-01", {}, **{**found, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "best"),
+    [
+        ({}, "bf16"),
+        ({"high": 1.01}, "fp32"),  # perhaps not faster
+        ({"further": (0.0001, 0.0004)}, "fp32"),  # surely further from the float graph
+        ({"disturbed": "another process ran"}, "fp32"),
+        ({"reason": "too few products"}, "fp32"),
+    ],
+)
+def test_bf16_is_taken_where_it_is_surely_faster_and_not_surely_worse(changes, best):
+    found = table(**changes)
+    assert found.best == best
+    assert decode(FloatRestTable, encode(found)) == found
+
+
+def test_the_interval_of_paired_differences_is_students():
+    # t(0.975, 3) = 3.1824, of the numbers 1, 2, 3, 4: mean 2.5, standard error 0.6455
+    assert np.allclose(_interval(np.array([1.0, 2, 3, 4])), (2.5 - 3.18245 * 0.645497, 2.5 + 3.18245 * 0.645497))
+    assert _interval(np.array([0.5, 0.5])) == (0.5, 0.5)
+    assert _interval(np.array([0.25])) == (0.25, 0.25)
+
+
+@pytest.fixture(scope="module")
+def samples(digits):
+    return split(digits, "none", calibration=8, evaluation=1, seed=0).calibration
+
+
+@pytest.fixture(scope="module")
+def calibrated(small_export, samples, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("calibrated")
+    calibrate(small_export / "model.onnx", samples, folder)
+    return folder / "statistics.npz"
+
+
+@pytest.fixture(scope="module")
+def placed(small_export, calibrated, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("placed")
+    place_graph(PlaceConfig(TARGET, "int8"), small_export / "model.onnx", calibrated, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def in_bf16(placed, tmp_path_factory):
+    """An engine that is to have its float operators in bf16, and its folder."""
+    out = tmp_path_factory.mktemp("engine")
+    return compile_graphs(placed, TARGET, 1, out, float_rest="bf16"), out
+
+
+def needs_bf16():
+    if not runtime.has_bf16():
+        pytest.skip("this CPU has no BF16 for OpenVINO")
+
+
+def test_an_engine_says_what_its_float_operators_are_in_and_its_answers_are_near(in_bf16, placed, tmp_path):
+    needs_bf16()
+    engine, folder = in_bf16
+    assert (engine.precision, engine.float_rest, engine.options["INFERENCE_PRECISION_HINT"]) == ("int8", "bf16", "bf16")
+    assert engine.form_told == "float operators in bf16"
+    written = json.loads((folder / "engine.json").read_text())
+    assert written["float_rest"] == "bf16"
+    plain = compile_graphs(placed, TARGET, 1, tmp_path)
+    assert plain.float_rest is None and "float_rest" not in json.loads((tmp_path / "engine.json").read_text())
+    pixels = np.random.default_rng(0).integers(0, 256, (1, 32, 32, 1)).astype(np.uint8)
+    [name] = [each.name for each in engine.inputs]
+    answers = []
+    for each, home in ((engine, folder), (plain, tmp_path)):
+        with make_runner(home, each) as runner:
+            ran = runner.compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+            assert ran == each.options["INFERENCE_PRECISION_HINT"]
+            answers.append(next(iter(runner.infer({name: pixels}).values())))
+    assert 0 < np.abs(answers[0] - answers[1]).max() < 0.1 * np.abs(answers[1]).max()
+
+
+def test_a_cpu_without_bf16_computes_them_in_fp32(in_bf16, monkeypatch):
+    """Such a CPU is not at hand: what OpenVINO says of this one is changed."""
+    engine, folder = in_bf16
+    monkeypatch.setattr(runtime, "has_bf16", lambda: False)
+    with make_runner(folder, dataclasses.replace(engine, float_rest="bf16")) as runner:
+        assert runner.compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name() == "f32"
+    assert runtime.hint_of("int8", "bf16") == "f32"
+
+
+def test_only_int8_has_a_rest_in_bf16():
+    needs_bf16()
+    found = [runtime.hint_of(each, "bf16") for each in ("int8", "fp32", "mixed", "bf16")]
+    assert found == ["bf16", "f32", "f32", "bf16"]
+    assert runtime.hint_of("int8") == "f32"
+
+
+def test_it_is_tried_on_cpus_with_amx_alone(monkeypatch):
+    for isa, tried in (("avx512f avx512_bf16 amx_bf16", True), ("avx512f avx512_bf16", False)):
+        monkeypatch.setattr(compilation, "describe_host", lambda isa=isa: {"isa": isa})
+        assert has_half_rest(TARGET, "int8", "classification") is tried
+        assert not has_half_rest(TARGET, "fp32", "classification")
+        assert not has_half_rest(TARGET, "int8", "sequence")
+        assert not has_half_rest("onnxruntime-cpu", "int8", "classification")
+
+
+def test_both_are_measured_and_stored(small_export, calibrated, samples, monkeypatch, tmp_path):
+    needs_bf16()
+    for name, value in {"ROUNDS": 2, "BLOCK_SECONDS": 0.01, "WARMUP_SECONDS": 0.01, "PROCESSES": 1}.items():
+        monkeypatch.setattr(alternatives, name, value)
+    monkeypatch.setattr(stage, "LEAST_MACS", 0)
+    told = []
+    config = FloatRestConfig(TARGET)
+    found = find_float_rest(
+        config, small_export / "model.onnx", calibrated, samples, tmp_path, lambda *each: told.append(each[0])
+    )
+    assert found.low <= found.ratio <= found.high and not found.reason
+    assert found.further[0] <= found.distances[1] - found.distances[0] <= found.further[1]
+    assert found.distances[0] != found.distances[1] and min(found.distances) > 0
+    assert {"float operators in bf16 for openvino-cpu", "time bf16 against fp32"} <= set(told)
+    assert read_float_rest(tmp_path) == found
+
+
+def test_a_small_model_is_not_measured(small_export, calibrated, samples, tmp_path):
+    found = find_float_rest(FloatRestConfig(TARGET), small_export / "model.onnx", calibrated, samples, tmp_path)
+    assert found.best == "fp32" and "million products at batch 1, which are too few" in found.reason
+
+
+def test_what_a_step_asks_of_its_plan():
+    candidate = Candidate(TARGET, "int8", True)
+    measured, given, plain = (rest_of(candidate, each) for each in ("measured", "bf16", "fp32"))
+    assert (measured.inputs, measured.config) == (("float_rest openvino-cpu-int8",), {})
+    assert (given.inputs, given.config, given.of({})) == ((), {"float_rest": "bf16"}, "bf16")
+    assert plain == AskedRest() and (plain.inputs, plain.config, plain.of({})) == ((), {}, "fp32")
+
+
+def test_a_device_may_lack_bf16_and_may_not_add_it(in_bf16):
+    engine, _ = in_bf16
+    engine = dataclasses.replace(engine, float_rest="bf16")
+    asked = Placed("x", TARGET, "int8", 1, (), weight_bits=engine.weight_bits)
+    with pytest.raises(DeviceResultError, match="float operators that were not asked for"):
+        check_engine("board", engine, asked)

@@ -1,0 +1,222 @@
+"""Which kind of data lies at a path: tars, tables, a list of URIs, or image files in folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitdeploy.data.containers import tables, tars, uris
+from vitdeploy.data.containers.listing import Listing
+from vitdeploy.data.containers.rows import ARROW, PARQUET
+from vitdeploy.errors import DataError, MissingFileError
+from vitdeploy.paths import is_dir, is_file
+
+KNOWN = (tars.SUFFIX, PARQUET, ARROW, *uris.SUFFIXES)
+WANTED = (
+    "a folder of images, of WebDataset tars or of Parquet files, one of these files, a data set that datasets saved to "
+    "disk, or a list of URIs (.txt, .csv)"
+)
+PATTERN = re.compile(r"[*?\[]")
+# `datasets` numbers the files of one part so.
+NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})")
+PART_WORDS = frozenset(
+    {"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval", "calibration", "evaluation"}
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Files of one kind that hold images, sorted. `root`: the folder that the names of images are below."""
+
+    files: tuple[Path, ...]
+    root: Path
+
+    def listed(self, labelled: bool) -> Listing:
+        """Their images; `labelled`: with the label of each. Errors as `list_tars`, `list_tables` and `list_uris`."""
+        kind = self.files[0].suffix.lower()
+        if kind in uris.SUFFIXES:
+            return uris.list_uris(self.files[0], self.root, labelled)
+        listing = tars.list_tars if kind == tars.SUFFIX else tables.list_tables
+        return listing(self.files, self.root, labelled)
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether their first image has a label; errors as `listed`."""
+        first, kind = self.files[0], self.files[0].suffix.lower()
+        if kind in uris.SUFFIXES:
+            return uris.has_labels(first)
+        return tars.has_labels(first) if kind == tars.SUFFIX else tables.has_labels(first)
+
+
+def find_containers(path: Path, images: frozenset[str] | set[str]) -> Found | None:
+    """The files at a path that hold images; None of a folder of image files, and of nothing.
+
+    Args:
+        path: a file, a folder, or a pattern for files such as val-*.tar.
+        images: the suffixes of image files.
+
+    Raises:
+        MissingFileError: nothing matches a pattern.
+        DataError: a compressed tar; files of several kinds, or of several parts of a data set; one of them is missing.
+    """
+    if is_file(path):
+        _check_kind(path)
+        return Found((path,), path.parent)
+    if not is_dir(path):
+        _refuse_uri(path)
+        return _by_pattern(path) if PATTERN.search(path.name) else None
+    if is_file(path / tables.PARTS_FILE):
+        parts = sorted(each.name for each in path.iterdir() if is_dir(each))
+        raise _parts(path, parts, path / next((each for each in parts if each != "train"), "PART"))
+    if is_file(path / tables.STATE):
+        return Found(_saved(path), path)
+    files = _below(path, images)
+    if not files:
+        return None
+    _check_parts(path, files)
+    _check_all_there(files)
+    return Found(tuple(files), path)
+
+
+def root_of(path: Path) -> Path:
+    """The folder that the names of images at a path are below."""
+    return path if is_dir(path) else path.parent
+
+
+def _check_kind(path: Path) -> None:
+    if path.name.lower().endswith(tars.COMPRESSED_SUFFIXES):
+        raise tars.compressed(path)
+    if path.suffix.lower() not in KNOWN:
+        raise DataError(
+            f"{path} is no data set", found=f"a file that ends in {path.suffix or 'nothing'}", wanted=WANTED
+        )
+
+
+def _refuse_uri(path: Path) -> None:
+    scheme = re.match(r"([a-z][a-z0-9+]+):/", str(path))
+    if scheme is not None:
+        raise DataError(
+            f"images are not read from a folder behind {scheme[1]}://",
+            found="a URI in the place of a path",
+            wanted="a local file that lists the URIs of images, one a line",
+            fix="write the list with the service's own tool (aws s3 ls, gcloud storage ls), and give that",
+        )
+
+
+def _by_pattern(path: Path) -> Found:
+    files = sorted(each for each in path.parent.glob(path.name) if is_file(each))
+    if not files:
+        raise MissingFileError(f"nothing matches {path}", wanted="files", fix="check the pattern: ls with it shows it")
+    for each in files:
+        _check_kind(each)
+    _check_one_kind(path, files)
+    return Found(tuple(files), path.parent)
+
+
+def _below(folder: Path, images: frozenset[str] | set[str]) -> list[Path]:
+    """The tars or tables below a folder, in the order of their names. None where the first file that says what the
+    folder is, in the order of names, is an image.
+
+    Raises:
+        DataError: of both kinds, or beside images.
+    """
+    found: list[Path] = []
+    packed: Path | None = None
+    for each in _files(folder):
+        suffix = each.suffix.lower()
+        if suffix in images:
+            if not found:
+                return []
+            raise _mixed(folder, found[0], each)
+        if suffix in (tars.SUFFIX, PARQUET):
+            found.append(each)
+        elif each.name.lower().endswith(tars.COMPRESSED_SUFFIXES):
+            packed = packed or each
+    if packed is not None:
+        raise tars.compressed(packed)
+    _check_one_kind(folder, found)
+    return sorted(found)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """All files below a folder that are not hidden: of each folder its own first."""
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(place, name) for name in sorted(files) if not name.startswith("."))
+
+
+def _check_one_kind(path: Path, files: Sequence[Path]) -> None:
+    other = next((each for each in files if each.suffix.lower() != files[0].suffix.lower()), None)
+    if other is not None or (files and files[0].suffix.lower() in uris.SUFFIXES and len(files) > 1):
+        raise _mixed(path, files[0], other or files[1])
+
+
+def _mixed(path: Path, one: Path, other: Path) -> DataError:
+    return DataError(
+        f"{path} holds several data sets",
+        found=f"{one.name} and {other.name}",
+        wanted="images, tars or Parquet files alone",
+        fix="give the file that is meant, a pattern such as val-*.tar, or a folder of its own",
+    )
+
+
+def _check_parts(path: Path, files: Sequence[Path]) -> None:
+    """Raise DataError if the files are named as several parts of a data set."""
+    by_part: dict[frozenset[str], Path] = {}
+    for each in files:
+        words = re.split(r"[^a-z]+", str(each.relative_to(path)).lower())
+        by_part.setdefault(PART_WORDS & frozenset(words), each)
+    if len(by_part) > 1:
+        others = (each for words, each in by_part.items() if words and not words & {"train", "training"})
+        chosen = next(others, files[0])
+        pattern = re.sub(r"\d+", "*", chosen.name, count=1)
+        raise _parts(path, [" ".join(sorted(words)) or "neither" for words in by_part], chosen.with_name(pattern))
+
+
+def _parts(path: Path, names: Sequence[str], example: Path) -> DataError:
+    return DataError(
+        f"{path} holds several parts of a data set",
+        found=", ".join(names)[:200],
+        wanted="one of them; or two folders `calibration` and `evaluation`",
+        fix=f"give one: {example}",
+    )
+
+
+def _check_all_there(files: Sequence[Path]) -> None:
+    """Raise DataError if files are numbered as so many, and one of them is missing."""
+    there: dict[tuple[Path, str, int], set[int]] = {}
+    for each in files:
+        if match := NUMBERED.fullmatch(each.stem):
+            there.setdefault((each.parent, match[1], int(match[3])), set()).add(int(match[2]))
+    for (folder, name, count), numbers in there.items():
+        missing = sorted(set(range(count)) - numbers)
+        if missing:
+            raise DataError(
+                f"{folder} does not hold the whole data set",
+                found=f"{len(numbers)} of {count} files; not {name}-{missing[0]:05}-of-{count:05}",
+                wanted="all of them",
+                fix="fetch the others; or give the files that are meant, by a pattern",
+            )
+
+
+def _saved(folder: Path) -> tuple[Path, ...]:
+    """The files of a data set that `datasets` saved to disk, in its order."""
+    state = folder / tables.STATE
+    try:
+        listed = [each["filename"] for each in json.loads(state.read_bytes())["_data_files"]]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        listed = []
+    plain = [name for name in listed if isinstance(name, str) and re.fullmatch(r"[\w.-]+\.arrow", name)]
+    missing = [name for name in plain if not is_file(folder / name)]
+    if not plain or len(plain) != len(listed) or missing:
+        raise DataError(
+            f"{folder} is not a whole data set of Hugging Face's datasets",
+            found=f"{missing[0]} is not there" if missing else f"{state.name} names no data files",
+            wanted="what save_to_disk writes",
+            fix="save it again",
+        )
+    return tuple(folder / name for name in plain)

@@ -1,0 +1,266 @@
+"""Images in Parquet files, and in the Arrow files of a data set that Hugging Face's `datasets` saved to disk.
+
+A column holds the bytes of each image, alone or as {bytes, path}, the layout of `datasets`' Image feature; another one
+its label. Names of classes stand in the schema, where `datasets` has written them (ClassLabel). pyarrow reads it all.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.data.containers.held import Container
+from vitdeploy.data.containers.listing import (
+    CLASSES_FILE,
+    NO_LABELS,
+    Classes,
+    LabelColumn,
+    Listing,
+    Names,
+    check_names,
+    listed_names,
+    read_label,
+)
+from vitdeploy.data.containers.rows import Group, Table, TableRow, open_table, require_pyarrow, whole
+from vitdeploy.errors import DataError
+from vitdeploy.limits import bounded
+from vitdeploy.publish import storage_errors
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# What `datasets` writes beside the files of one data set, and of several parts of one.
+STATE, PARTS_FILE = "state.json", "dataset_dict.json"
+IMAGE_NAMES, LABEL_NAMES = ("image", "img"), ("label", "labels", "cls", "class")
+# Of the images of one row group, which are read at once.
+MAX_GROUP = 1 << 30
+MAX_FEATURES = 16 << 20
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """The columns of one file, and the names of its classes, where the schema has them."""
+
+    image: str
+    label: str | None
+    names: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, eq=False)
+class TableHolder:
+    """Of each image its file, its row group there, and its row in that (int32 each): 12 bytes an image."""
+
+    containers: Sequence[Container]
+    column: str
+    which: npt.NDArray[np.int32]
+    groups: npt.NDArray[np.int32]
+    rows: npt.NDArray[np.int32]
+
+    def at(self, index: int, name: str) -> TableRow:
+        container = self.containers[self.which[index]]
+        return TableRow(container, self.column, int(self.groups[index]), int(self.rows[index]))
+
+    def picked(self, places: npt.NDArray[np.int64]) -> TableHolder:
+        return TableHolder(self.containers, self.column, self.which[places], self.groups[places], self.rows[places])
+
+
+def list_tables(paths: Sequence[Path], root: Path, labelled: bool) -> Listing:
+    """The images of some files, in the order of their rows.
+
+    Args:
+        root: the folder that names are below: "val-00000-of-00001.parquet/17".
+        labelled: read the label of each.
+
+    Raises:
+        MissingPackageError: no pyarrow.
+        DataError: a damaged file; no column of images, or of labels, or several; images without bytes; files that do
+            not fit together.
+        LimitError: reading takes more than it may.
+    """
+    require_pyarrow()
+    names, labels = Names(), LabelColumn(root if len(paths) > 1 else paths[0])
+    containers, which, groups, rows = [], array("i"), array("i"), array("i")
+    first: _Columns | None = None
+    for number, path in enumerate(paths):
+        with storage_errors(path), bounded(f"read {path.name}", path.stat().st_size), whole(path):
+            container = Container.of(path)
+            file = open_table(container)
+            columns = _columns(file.schema, path, labelled)
+            first = first or columns
+            if columns != first:
+                raise _unlike(paths[0], path, first, columns)
+            containers.append(container)
+            below, row = path.relative_to(root).as_posix(), 0
+            for index, group in enumerate(file.groups(columns.image)):
+                _check_group(group, index, path)
+                for inside in range(group.rows):
+                    names.add(f"{below}/{row + inside}")
+                which.extend([number] * group.rows)
+                groups.extend([index] * group.rows)
+                rows.extend(range(group.rows))
+                if columns.label is not None:
+                    for label in _labels(file, index, columns.label, f"{path}, from row {row} on"):
+                        labels.add(label, str(path))
+                row += group.rows
+    assert first is not None
+    found, classes = None, Classes()
+    if labelled and len(labels):
+        found, classes = labels.finish(_class_names(first, root))
+    columns_of = (np.array(each, np.int32) for each in (which, groups, rows))
+    return Listing(root, names, found, classes, TableHolder(containers, first.image, *columns_of))
+
+
+def has_labels(path: Path) -> bool:
+    """Whether a file has a column of labels; errors as `list_tables`."""
+    require_pyarrow()
+    with storage_errors(path), whole(path):
+        schema = open_table(Container.of(path)).schema
+        return bool(_label_candidates(schema, _features(schema, path)))
+
+
+def _class_names(columns: _Columns, root: Path) -> tuple[str, ...] | None:
+    """The names in the schema, or in classes.txt beside the files."""
+    listed = listed_names(root)
+    if None not in (listed, columns.names) and listed != columns.names:
+        raise DataError(
+            f"{root / CLASSES_FILE} and the data set itself name the classes in different ways",
+            found=f"{', '.join((listed or ())[:3])} and {', '.join((columns.names or ())[:3])}",
+            wanted="one list",
+            fix=f"take {CLASSES_FILE} away where the data set is right",
+        )
+    return columns.names or listed
+
+
+def _columns(schema: pa.Schema, path: Path, labelled: bool) -> _Columns:
+    features = _features(schema, path)
+    twice = len(schema.names) != len(set(schema.names))
+    if twice:
+        raise DataError(f"{path} has a column twice", found=", ".join(schema.names)[:200], wanted="each name once")
+    stated = [name for name in schema.names if _type(features, name) == "Image"]
+    image = _only(stated or [f.name for f in schema if _holds_images(f)], IMAGE_NAMES)
+    if image is None or not _holds_images(schema.field(image)):
+        raise DataError(
+            f"{path} has no column that is clearly that of the images",
+            found="; ".join(f"{field.name}: {field.type}" for field in schema)[:300],
+            wanted="one column `image` of bytes, or of {bytes, path} as Hugging Face's datasets has it",
+            fix="rename it, or leave the others out",
+        )
+    if not labelled:
+        return _Columns(image, None, None)
+    label = _only(_label_candidates(schema, features), LABEL_NAMES)
+    if label is None:
+        raise DataError(
+            f"{path} has no column that is clearly that of the labels",
+            found="; ".join(f"{field.name}: {field.type}" for field in schema)[:300],
+            wanted="one column `label` of whole numbers or of names",
+            fix=f"rename it; or {NO_LABELS}",
+        )
+    if not _holds_labels(schema.field(label)):
+        raise DataError(
+            f"the column {label!r} of {path} holds no classes",
+            found=str(schema.field(label).type),
+            wanted="whole numbers, or names",
+            fix=f"write one class for each image; or {NO_LABELS}",
+        )
+    stated_names = features.get(label, {}).get("names") if _type(features, label) == "ClassLabel" else None
+    names = check_names(stated_names, str(path)) if isinstance(stated_names, list) else None
+    return _Columns(image, label, names)
+
+
+def _only(candidates: Sequence[str], usual: Sequence[str]) -> str | None:
+    """The one candidate; of several the one with the first of the usual names."""
+    if len(candidates) == 1:
+        return candidates[0]
+    return next((name for name in usual if name in candidates), None)
+
+
+def _label_candidates(schema: pa.Schema, features: dict[str, Any]) -> list[str]:
+    stated = [name for name in schema.names if _type(features, name) == "ClassLabel"]
+    return stated or [name for name in schema.names if name in LABEL_NAMES]
+
+
+def _holds_images(field: pa.Field) -> bool:
+    import pyarrow as pa
+
+    kind = field.type
+    if pa.types.is_struct(kind):
+        inside = [kind.field(i) for i in range(kind.num_fields) if kind.field(i).name == "bytes"]
+        return len(inside) == 1 and _holds_images(inside[0])
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _holds_labels(field: pa.Field) -> bool:
+    import pyarrow as pa
+
+    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    return bool(pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _features(schema: pa.Schema, path: Path) -> dict[str, Any]:
+    """What `datasets` says of the columns; {} of a file that it has not written."""
+    text = (schema.metadata or {}).get(b"huggingface")
+    if text is None:
+        return {}
+    try:
+        found = json.loads(text)["info"]["features"] if len(text) <= MAX_FEATURES else None
+    except (ValueError, RecursionError, KeyError, TypeError):
+        found = None
+    if not isinstance(found, dict):
+        raise DataError(
+            f"what Hugging Face's datasets says of the columns of {path} cannot be read",
+            found=repr(text[:80]),
+            wanted="JSON with info.features",
+            fix="write the file again",
+        )
+    return {name: value for name, value in found.items() if isinstance(value, dict)}
+
+
+def _type(features: dict[str, Any], name: str) -> object:
+    return features.get(name, {}).get("_type")
+
+
+def _check_group(group: Group, index: int, path: Path) -> None:
+    """Raise DataError if the images of a row group have no bytes, or too many to be read at once."""
+    if group.size > MAX_GROUP:
+        raise DataError(
+            f"a row group of {path} is too large to read one of its images",
+            found=f"{group.size:,} bytes of images in group {index}",
+            wanted=f"at most {MAX_GROUP:,}",
+            fix="write it with fewer rows in a group (row_group_size=100)",
+        )
+    if group.missing:
+        raise DataError(
+            f"{path} has images without bytes",
+            found=f"{group.missing} of {group.rows} rows in group {index}, which may name a file elsewhere",
+            wanted="the bytes of each image in the file",
+            fix="write them in: save_to_disk and push_to_hub of datasets do; or give the folder of the files",
+        )
+
+
+def _labels(file: Table, group: int, column: str, where: str) -> Iterator[int | str]:
+    for value in file.column(group, column).to_pylist():
+        if value is None or value == "":
+            raise DataError(
+                f"an image of {where}, has no label",
+                found=f"nothing in {column!r}",
+                wanted="a class for each image",
+                fix=f"leave the row out; or {NO_LABELS}",
+            )
+        yield read_label(value) if isinstance(value, str) else value
+
+
+def _unlike(first: Path, path: Path, one: _Columns, other: _Columns) -> DataError:
+    return DataError(
+        f"{path.name} is not of the same data set as {first.name}",
+        found=f"{other.image}, {other.label}, {len(other.names or ())} classes, "
+        f"where {first.name} has {one.image}, {one.label}, {len(one.names or ())}",
+        wanted="files with the same columns and classes",
+        fix="give one of them",
+    )

@@ -1,0 +1,332 @@
+"""WebDataset tars: images that lie in archives, with the file of their label beside them, read in place.
+
+Nothing is extracted. The headers are read once, by the standard library's tarfile; of each image its offset and size
+are kept. Files that follow each other with one name up to the first dot are one sample: an image, and a label in .cls
+(a number or a name) or in .json ("label", "cls" or "class"). Source: the WebDataset format's specification
+(https://github.com/webdataset/webdataset).
+"""
+
+from __future__ import annotations
+
+import tarfile  # noqa: TID251 - an index of headers: no member is ever extracted
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.data.containers.held import Container, Part
+from vitdeploy.data.containers.listing import (
+    NO_LABELS,
+    Classes,
+    LabelColumn,
+    Listing,
+    Names,
+    label_in_json,
+    listed_names,
+    read_label,
+)
+from vitdeploy.data.containers.repeated import first_repeated
+from vitdeploy.errors import DataError
+from vitdeploy.limits import bounded
+from vitdeploy.publish import storage_errors
+
+SUFFIX = ".tar"
+IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif"})
+LABEL, DOCUMENT = "cls", "json"
+COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+BLOCK = 512
+# A name, or what else a header may carry; a label; the JSON of one sample.
+MAX_HEADER, MAX_LABEL, MAX_JSON = 1 << 20, 4096, 4 << 20
+# Offsets in a tar; what `tarfile` may hold of it is bounded beside that.
+BOUND_BYTES = 8 << 30
+
+
+@dataclass(frozen=True, eq=False)
+class TarHolder:
+    """Of each image its tar (int32), and where its bytes are there and how many (int64): 20 bytes an image."""
+
+    containers: Sequence[Container]
+    which: npt.NDArray[np.int32]
+    offsets: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+
+    def at(self, index: int, name: str) -> Part:
+        return Part(self.containers[self.which[index]], int(self.offsets[index]), int(self.sizes[index]))
+
+    def picked(self, places: npt.NDArray[np.int64]) -> TarHolder:
+        return TarHolder(self.containers, self.which[places], self.offsets[places], self.sizes[places])
+
+
+@dataclass
+class _Sample:
+    """The files of one key. `key`: its name in the tar. `files`: offset and size, by suffix."""
+
+    key: str
+    files: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+def list_tars(paths: Sequence[Path], root: Path, labelled: bool) -> Listing:
+    """The images of some tars, in the order of their members.
+
+    Args:
+        root: the folder that names are below: "shard-000.tar/0001.jpg".
+        labelled: read the label of each.
+
+    Raises:
+        DataError: a tar that is compressed, damaged, or holds links or other such members; a sample without an image,
+            or with several; without a label; two samples of one key.
+        LimitError: reading takes more than it may.
+    """
+    names, labels = Names(), LabelColumn(root if len(paths) > 1 else paths[0])
+    containers, which, offsets, sizes = [], array("i"), array("q"), array("q")
+    for number, path in enumerate(paths):
+        first, below = len(names), path.relative_to(root).as_posix()
+        with storage_errors(path), bounded(f"read {path.name}", min(path.stat().st_size, BOUND_BYTES)):
+            container = Container.of(path)
+            containers.append(container)
+            with container.open() as file:
+                for sample in _samples(file, container.size, path):
+                    suffix, (offset, size) = _image(sample, path)
+                    names.add(f"{below}/{sample.key}.{suffix}")
+                    which.append(number)
+                    offsets.append(offset)
+                    sizes.append(size)
+                    if labelled:
+                        labels.add(_label(file, sample, path), f"{path}/{sample.key}")
+        _check_once(names, first, path)
+    found: npt.NDArray[np.int32] | None = None
+    classes = Classes()
+    if labelled and len(labels):
+        found, classes = labels.finish(listed_names(root))
+    columns = np.array(which, np.int32), np.array(offsets, np.int64), np.array(sizes, np.int64)
+    return Listing(root, names, found, classes, TarHolder(containers, *columns))
+
+
+def has_labels(path: Path) -> bool:
+    """Whether the first sample of a tar has a label; errors as `list_tars`."""
+    with storage_errors(path):
+        container = Container.of(path)
+        with container.open() as file:
+            first = next(_samples(file, container.size, path), None)
+            if first is None:
+                return False
+            return LABEL in first.files or _in_json(file, first, path) is not None
+
+
+def _image(sample: _Sample, path: Path) -> tuple[str, tuple[int, int]]:
+    found = [suffix for suffix in sample.files if suffix.lower() in IMAGES]
+    if len(found) != 1:
+        raise DataError(
+            f"the sample {sample.key!r} of {path} has {'several images' if found else 'no image'}",
+            found=", ".join(f".{suffix}" for suffix in sample.files)[:200] or "no file",
+            wanted=f"one file that ends in {', '.join(sorted(f'.{each}' for each in IMAGES))} for each key",
+            fix="write the shards with one image a sample",
+        )
+    return found[0], sample.files[found[0]]
+
+
+def _label(file: IO[bytes], sample: _Sample, path: Path) -> int | str:
+    text = _content(file, sample, LABEL, MAX_LABEL, path)
+    found = None if text is None else _text_label(text, f"{path}/{sample.key}.{LABEL}")
+    other = _in_json(file, sample, path)
+    label = other if found is None else found
+    if label is None:
+        raise DataError(
+            f"the sample {sample.key!r} of {path} has no label",
+            found=", ".join(f".{suffix}" for suffix in sample.files)[:200],
+            wanted='a number or a name in .cls, or in .json as "label"',
+            fix=f"write it beside each image; or {NO_LABELS}",
+        )
+    if found is not None and other is not None and found != other:
+        raise DataError(
+            f"the sample {sample.key!r} of {path} has two labels",
+            found=f"{found!r} in .cls, {other!r} in .json",
+            wanted="one of them",
+            fix=f"write the shards again with the one that is meant; or {NO_LABELS}",
+        )
+    return label
+
+
+def _text_label(content: bytes, name: str) -> int | str:
+    try:
+        found = read_label(content.decode("utf-8"))
+    except UnicodeDecodeError:
+        found = ""
+    if found == "":
+        raise DataError(f"{name} holds no label", found=repr(content[:60]), wanted="a number or a name, in UTF-8")
+    return found
+
+
+def _in_json(file: IO[bytes], sample: _Sample, path: Path) -> int | str | None:
+    content = _content(file, sample, DOCUMENT, MAX_JSON, path)
+    return None if content is None else label_in_json(content, f"{path}/{sample.key}.{DOCUMENT}")
+
+
+def _content(file: IO[bytes], sample: _Sample, suffix: str, most: int, path: Path) -> bytes | None:
+    if suffix not in sample.files:
+        return None
+    offset, size = sample.files[suffix]
+    if size > most:
+        raise DataError(
+            f"{path}/{sample.key}.{suffix} is too large", found=f"{size:,} bytes", wanted=f"at most {most:,}"
+        )
+    here = file.tell()
+    file.seek(offset)
+    content = file.read(size)
+    file.seek(here)
+    return content
+
+
+def _check_once(names: Names, first: int, path: Path) -> None:
+    """Raise DataError if two samples of a tar, whose names are those from `first` on, have one key."""
+    ends = names.ends[first:]
+    keys = (_key(names.packed[a:b]) for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True))
+    twice = first_repeated(keys)
+    if twice is not None:
+        start, end = ends[twice], ends[twice + 1]
+        raise DataError(
+            f"two samples of {path} have one key",
+            found=_key(names.packed[start:end]).decode("utf-8", "backslashreplace"),
+            wanted="the files of a sample one after another, and another key for each sample",
+            fix="sort the tar by name (tar --sort=name), or write it again",
+        )
+
+
+def _key(name: bytes | bytearray) -> bytes:
+    return bytes(name).rpartition(b".")[0]
+
+
+def _samples(file: IO[bytes], size: int, path: Path) -> Iterator[_Sample]:
+    """The samples of an open tar of so many bytes. `file` may be read and sought between them, if it is put back."""
+    sample: _Sample | None = None
+    for member in _members(file, size, path):
+        split = _split(member.name)
+        if split is None:
+            continue
+        key, suffix = split
+        if sample is None or key != sample.key:
+            if sample is not None:
+                yield sample
+            sample = _Sample(key)
+        if suffix in sample.files:
+            raise DataError(f"{path} holds {member.name!r} twice", found="two members of one name", wanted="one")
+        sample.files[suffix] = (member.offset_data, member.size)
+    if sample is not None:
+        yield sample
+
+
+def _split(name: str) -> tuple[str, str] | None:
+    """The key and the suffix of a member, cut at the first dot of its file name; None of a hidden file, and of one
+    without a suffix."""
+    folder, slash, base = name.rpartition("/")
+    stem, dot, suffix = base.partition(".")
+    return (f"{folder}{slash}{stem}", suffix) if stem and dot else None
+
+
+def _members(file: IO[bytes], size: int, path: Path) -> Iterator[tarfile.TarInfo]:
+    """The regular files of a tar, each checked: inside the file, and with a plain name."""
+    file.seek(0)
+    _check_plain(file.read(BLOCK), path)
+    file.seek(0)
+    last = "its start"
+    bounded_file = _Headers(file)
+    try:
+        archive = tarfile.TarFile(fileobj=bounded_file, mode="r", errorlevel=2)  # type: ignore[arg-type]
+        while (member := archive.next()) is not None:
+            archive.members = []  # type: ignore[attr-defined]  # or it keeps each of a million
+            _check_member(member, size, path)
+            last = repr(member.name)
+            if member.isreg():
+                member.name = member.name.removeprefix("./")
+                yield member
+    except (tarfile.TarError, ValueError, UnicodeError, OverflowError) as error:
+        raise _damaged(path, f"behind {last}: {str(error)[:120] or type(error).__name__}") from None
+    _check_end(file, archive.offset, path, last)
+
+
+class _Headers:
+    """An open tar for `tarfile`, which reads names and headers of any size at once."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.tell: Callable[[], int] = file.tell
+        self.seek: Callable[..., int] = file.seek
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= MAX_HEADER:
+            raise ValueError(f"a header of {size:,} bytes")
+        return self._file.read(size)
+
+
+def _check_plain(start: bytes, path: Path) -> None:
+    """Raise DataError for what is no tar, or a compressed one."""
+    packed = next((name for magic, name in COMPRESSED.items() if start.startswith(magic)), None)
+    if packed is not None or path.name.lower().endswith(COMPRESSED_SUFFIXES):
+        raise compressed(path, packed)
+    if len(start) < BLOCK:
+        raise _damaged(path, f"{len(start)} bytes" if start else "an empty file")
+
+
+def compressed(path: Path, packed: str | None = None) -> DataError:
+    return DataError(
+        f"{path} is a compressed tar",
+        found=f"{packed or path.suffix[1:]} around it",
+        wanted="a plain .tar: images are read where they lie, which nothing compressed allows without unpacking all "
+        "before them",
+        fix="unpack it once (gunzip, bunzip2, unxz or zstd -d); JPEG and PNG hardly grow",
+    )
+
+
+def _check_member(member: tarfile.TarInfo, size: int, path: Path) -> None:
+    """Raise DataError for a member that no data set has, or that is not whole."""
+    name = member.name
+    parts = name.split("/")
+    kind = "a sparse file" if member.issparse() else _kind(member)
+    if kind is not None:
+        raise DataError(
+            f"{path} holds {kind}, {name!r}",
+            found="what leads out of the archive, or is not there byte for byte",
+            wanted="files and folders alone",
+            fix="write the tar without it (tar --dereference --hard-dereference, and no --sparse)",
+        )
+    if ".." in parts or name.startswith("/") or "\0" in name:
+        raise DataError(f"{path} holds a member whose name leads out of it", found=repr(name), wanted="a plain name")
+    if member.size < 0 or member.offset_data + member.size > size:
+        there = max(0, size - member.offset_data)
+        raise _damaged(path, f"{name!r} of {member.size:,} bytes, of which {there:,} are there")
+
+
+def _kind(member: tarfile.TarInfo) -> str | None:
+    """A member that is neither a file nor a folder, in words."""
+    if member.issym() or member.islnk():
+        return "a link"
+    return None if member.isreg() or member.isdir() else "a device or pipe, or what is none of these"
+
+
+def _check_end(file: IO[bytes], offset: int, path: Path, last: str) -> None:
+    """Raise DataError unless the tar ends as tars do, and nothing else stands behind its end."""
+    file.seek(offset)
+    block = file.read(BLOCK)
+    if len(block) < BLOCK:
+        raise _damaged(path, f"no end behind {last}: it was cut off there")
+    if any(block):
+        raise _damaged(path, f"no header behind {last}")
+    while block := file.read(1 << 20):
+        if any(block):
+            raise DataError(
+                f"{path} goes on behind its end",
+                found=f"bytes behind {last} that no reader of tars sees",
+                wanted="one archive",
+                fix="several tars cannot be put one after another: give a folder of them",
+            )
+
+
+def _damaged(path: Path, found: str) -> DataError:
+    return DataError(
+        f"{path} is not a whole tar", found=found, wanted="a tar as it was written", fix="fetch or write it again"
+    )

@@ -1,0 +1,151 @@
+"""Golden canaries that failed, and what they propose for the table of runtimes known to be wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+
+from vitdeploy.backends import TARGETS
+from vitdeploy.document.history import CanaryFacts
+from vitdeploy.history.row import ResultRow
+from vitdeploy.known_bad.entries import Device, Entry, Pattern
+from vitdeploy.spec import encode
+
+# Of the document of a canary: {"operators": ["Add", ...], "opset": 20}, of the engine's graph.
+GRAPH = "graph"
+_DEVICES: dict[str, Device] = {"CPU": "CPU", "GPU": "GPU", "NPU": "NPU"}
+
+
+def canaries_of(rows: Sequence[ResultRow], document_of: Callable[[ResultRow], str | None]) -> tuple[CanaryFacts, ...]:
+    """What canaries say, by engine and release, of rows in the order of a history."""
+    groups: dict[tuple[str, ...], list[ResultRow]] = {}
+    for row in rows:
+        if row.kind == "canary" and row.target in TARGETS:
+            key = (row.runtime, row.runtime_version, row.model, row.artifact, row.target, row.precision)
+            groups.setdefault(key, []).append(row)
+    right = [row for row in rows if _gave_golden_answers(row)]
+    return tuple(_canary(each, right, document_of) for each in groups.values())
+
+
+def _gave_golden_answers(row: ResultRow) -> bool:
+    """Whether a row is of an engine of a bundle that ran: they are asked before they are measured."""
+    of_bundle = row.kind in ("run", "compare", "sweep") or row.artifact == f"{row.target}-{row.precision}"
+    return of_bundle and not row.error and row.target in TARGETS and bool(row.runtime_version)
+
+
+def _canary(
+    rows: Sequence[ResultRow], right: Sequence[ResultRow], document_of: Callable[[ResultRow], str | None]
+) -> CanaryFacts:
+    last = rows[-1]
+    same_release = [row for row in right if (row.runtime, row.runtime_version) == (last.runtime, last.runtime_version)]
+    elsewhere = [row for row in same_release if _engine(row) == _engine(last)]
+    releases = {row.runtime_version for row in right if _engine(row) == _engine(last) and row.runtime == last.runtime}
+    others = {_engine(row) for row in same_release} - {_engine(last)}
+    machines = tuple(dict.fromkeys(map(_machine, rows)))
+    right_machines = tuple(dict.fromkeys(map(_machine, elsewhere)))
+    right_releases = tuple(sorted(releases - {last.runtime_version}, key=_version))
+    graph = _graph(document_of(last))
+    return CanaryFacts(
+        runtime=last.runtime,
+        version=last.runtime_version,
+        model=last.model,
+        artifact=last.artifact,
+        target=last.target,
+        precision=last.precision,
+        results=len(rows),
+        machines=machines,
+        time=last.time.isoformat(timespec="seconds"),
+        error=last.error,
+        right_machines=right_machines,
+        right_releases=right_releases,
+        right_engines=len(others),
+        sentence=_sentence(last, len(rows), machines, right_machines, right_releases, len(others)),
+        proposal=_proposal(rows, elsewhere, right_releases, *graph) if graph else None,
+    )
+
+
+def _sentence(
+    last: ResultRow,
+    results: int,
+    machines: Sequence[str],
+    right_machines: Sequence[str],
+    right_releases: Sequence[str],
+    right_engines: int,
+) -> str:
+    times = "" if results == 1 else f"{results} times "
+    what = f"{last.runtime} {last.runtime_version or 'of an unknown release'}"
+    wrong = f"{what} {times}gave wrong answers with {last.model} {last.artifact} on {_and(machines)}"
+    right = [f"this engine on {_and(right_machines)}"] if right_machines else []
+    right += [f"{right_engines} other engine{'' if right_engines == 1 else 's'}"] if right_engines else []
+    same = (
+        f"the same release was right with {_and(right)}" if right else "nothing else ran right with this release here"
+    )
+    before = f"; this engine was right with {_and(right_releases)}" if right_releases else ""
+    return f"{wrong}; {same}{before}."
+
+
+def _proposal(
+    rows: Sequence[ResultRow],
+    elsewhere: Sequence[ResultRow],
+    right_releases: Sequence[str],
+    operators: tuple[str, ...],
+    opset: int,
+) -> dict[str, object] | None:
+    """An entry that is no wider than what was seen. Where the same engine is right on another machine, it is about the
+    instruction sets that only wrong ones have. None of a release whose name is no version."""
+    last = rows[-1]
+    wrong_isa = set.intersection(*(set(row.isa.split()) for row in rows))
+    isa = sorted(wrong_isa - {each for row in elsewhere for each in row.isa.split()}) if elsewhere else []
+    machines = _and(list(dict.fromkeys(map(_machine, rows))))
+    seen = f"{last.runtime_version} wrong: {last.error}; {machines}, {last.time:%Y-%m-%d}"
+    try:
+        entry = Entry(
+            id=re.sub(
+                r"[^a-z0-9.]+", "-", f"{last.runtime}-{last.runtime_version}-{last.model}-{last.precision}".lower()
+            ),
+            runtime=last.runtime,
+            device=_DEVICES.get(TARGETS[last.target].device.rpartition(" ")[2], "any"),
+            versions=f"=={last.runtime_version}",
+            pattern=Pattern(operators=operators, beside=operators, opset=opset),
+            action="refuse",
+            wrong=f"{last.artifact} of {last.model} does not give its golden answers; which node it is has to be found",
+            way_out=f"Install {last.runtime} {right_releases[-1]}."
+            if right_releases
+            else "Choose another target or release.",
+            sources=("the address of an issue",),
+            reproduced=seen + (f"; {', '.join(right_releases)} right" if right_releases else ""),
+            isa=tuple(isa),
+            precisions=(last.precision,) if last.precision else (),
+        )
+    except ValueError:
+        return None
+    found: dict[str, object] = encode(entry)
+    return found
+
+
+def _graph(document: str | None) -> tuple[tuple[str, ...], int] | None:
+    """The operators and the opset that a canary's document has; None where it has none."""
+    try:
+        found = json.loads(document or "{}").get(GRAPH) or {}
+        operators, opset = tuple(str(each) for each in found["operators"]), int(found["opset"])
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    return (operators, opset) if operators else None
+
+
+def _engine(row: ResultRow) -> tuple[str, str]:
+    return row.model, row.artifact
+
+
+def _machine(row: ResultRow) -> str:
+    return ", ".join(filter(None, [row.device, row.cpu])) or row.host or "a machine that is not known"
+
+
+def _version(text: str) -> list[tuple[int, str]]:
+    """For the order of releases."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"[.+-]", text)]
+
+
+def _and(parts: Sequence[str]) -> str:
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

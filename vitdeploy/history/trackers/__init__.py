@@ -1,0 +1,1 @@
+"""Results for trackers of experiments, and for Bencher: what is sent, and one file for each place that takes it."""

@@ -1,0 +1,105 @@
+"""The Bencher Metric Format: a JSON file of numbers by benchmark and measure, for `bencher run --adapter json`.
+
+https://bencher.dev/docs/reference/bencher-metric-format has the format. Latencies are in nanoseconds and throughput in
+operations a second, as the measures of these names that each project of Bencher has. A number has nothing beside it
+that could say it is not decided: such times are left out, and named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitdeploy.document.context import Omission
+from vitdeploy.history.row import ResultRow
+from vitdeploy.history.trackers.outcome import Outcome
+from vitdeploy.history.trackers.tracker import Sent, Tracker
+from vitdeploy.progress import Progress
+from vitdeploy.publish import replacing_file
+
+_MS, _LONGEST = 1e6, 1024
+
+
+def metrics_of(rows: Sequence[ResultRow]) -> tuple[dict[str, dict[str, dict[str, float]]], list[Omission]]:
+    """The last row of each series as a benchmark, and what is left out of it with the reason. A benchmark has the
+    machine in its name: times of two are never one series."""
+    latest = {_benchmark(row): row for row in rows}
+    found = {name: measures for name, row in latest.items() if (measures := _measures(row))}
+    reasons = [Omission(name, row.error or row.undecided) for name, row in latest.items() if row.error or row.undecided]
+    return found, reasons
+
+
+class Bencher(Tracker):
+    """A file in the Bencher Metric Format, of all that was sent since it was opened."""
+
+    def __init__(self, file: Path) -> None:
+        self.name, self._file = f"bencher:{file}", file
+        self._rows: list[ResultRow] = []
+
+    def prepare(self) -> None:
+        with contextlib.suppress(_Enough), replacing_file(self._file, is_metrics):
+            raise _Enough
+
+    def send(self, outcomes: Sequence[Outcome], progress: Progress) -> Sent:
+        self._rows += [row for each in outcomes for row in each.rows]
+        found, left_out = metrics_of(self._rows)
+        with replacing_file(self._file, is_metrics) as work:
+            work.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        return Sent(self.name, len(outcomes), 0, tuple(left_out))
+
+
+class _Enough(Exception):
+    """The file could be written; nothing is."""
+
+
+def is_metrics(file: Path) -> bool:
+    """Whether a file has the Bencher Metric Format."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and all(
+        isinstance(measures, dict) and all(isinstance(each, dict) and "value" in each for each in measures.values())
+        for measures in found.values()
+    )
+
+
+def _benchmark(row: ResultRow) -> str:
+    what = row.artifact if row.artifact == f"{row.target}-{row.precision}" else None
+    about = [what] if what else [row.artifact, row.target, row.precision]
+    sizes = [f"batch {row.batch}"] if row.batch is not None else []
+    sizes += [f"{row.threads} threads"] if row.threads else []
+    cores = [f"{row.cores} cores"] if row.cores is not None else []
+    parts = [row.model, *about, *sizes, row.device, row.cpu, *cores]
+    return ", ".join(part for part in parts if part)[:_LONGEST]
+
+
+def _measures(row: ResultRow) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    if row.decided:
+        found |= {
+            "latency": _metric(row.p50_ms, row.p50_ms_low, row.p50_ms_high, _MS),
+            "p99-latency": _metric(row.p99_ms, row.p99_ms_low, row.p99_ms_high, _MS),
+            "throughput": _metric(row.throughput, row.throughput_low, row.throughput_high),
+        }
+    found |= {
+        "file-size": _metric(row.size_bytes),
+        "agreement": _metric(row.agreement, row.agreement_low, row.agreement_high),
+        "drop": _metric(row.drop, row.drop_low, row.drop_high),
+    }
+    if row.metric is not None:
+        found[re.sub(r"[^a-z0-9]+", "-", row.metric.lower()).strip("-")] = _metric(row.value)
+    return {name: metric for name, metric in found.items() if metric}
+
+
+def _metric(
+    value: float | None, low: float | None = None, high: float | None = None, unit: float = 1.0
+) -> dict[str, float]:
+    """A number with the bounds that are known; nothing without it."""
+    if value is None:
+        return {}
+    bounds = {"lower_value": low, "upper_value": high}
+    return {"value": value * unit, **{name: each * unit for name, each in bounds.items() if each is not None}}

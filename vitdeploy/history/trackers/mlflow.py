@@ -1,0 +1,129 @@
+"""Results as runs of an MLflow experiment."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from vitdeploy.errors import HostError, MissingPackageError, VitdeployError
+from vitdeploy.history.trackers.outcome import Outcome
+from vitdeploy.history.trackers.tracker import Sent, Tracker, asked, folder_bytes, set_where_unset
+from vitdeploy.progress import Progress
+from vitdeploy.store.uri import shown_uri
+
+T = TypeVar("T")
+EXPERIMENT = "vitdeploy"
+# What a request may hold (https://mlflow.org/docs/latest/rest-api.html), and what stands for a result that is whole.
+_MOST_PARAMS, _MOST_METRICS, _LONGEST_PARAM, _LONGEST_TAG, _PAGE = 100, 1000, 500, 5000, 1000
+_WHOLE = ("FINISHED", "FAILED")
+# A refused connection is tried a few times, then told: MLflow's own seven tries take minutes.
+_PATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
+_REFUSED = ("PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED")
+
+
+class Mlflow(Tracker):
+    """The server, database or folder at a tracking URI; without one that of MLFLOW_TRACKING_URI. The experiment is that
+    of MLFLOW_EXPERIMENT_NAME, or "vitdeploy"."""
+
+    def __init__(self, uri: str) -> None:
+        try:
+            from mlflow import MlflowClient
+        except ModuleNotFoundError:
+            raise MissingPackageError("mlflow", "mlflow", "sending results to MLflow") from None
+        self.name = f"mlflow:{shown_uri(uri)}" if uri else "mlflow"
+        self._experiment_name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+        self._client: Any = self._ask(lambda: MlflowClient(uri or None))
+        self._experiment = ""
+
+    def prepare(self) -> None:
+        def find() -> str:
+            found = self._client.get_experiment_by_name(self._experiment_name)
+            return str(found.experiment_id if found else self._client.create_experiment(self._experiment_name))
+
+        self._experiment = self._experiment or self._ask(find)
+
+    def send(self, outcomes: Sequence[Outcome], progress: Progress) -> Sent:
+        self.prepare()
+        there, new = self._ask(self._there), 0
+        for number, outcome in enumerate(outcomes):
+            progress(f"sending to {self.name}", number, len(outcomes))
+            run, status = there.get(outcome.id, ("", ""))
+            if status not in _WHOLE:
+                self._write(outcome, run or self._ask(lambda outcome=outcome: self._new(outcome)))  # type: ignore[misc]
+                new += 1
+        return Sent(f"{self.name}, experiment {self._experiment_name}", new, len(outcomes) - new)
+
+    def _there(self) -> dict[str, tuple[str, str]]:
+        """By the result, the run that has it, and its status."""
+        found: dict[str, tuple[str, str]] = {}
+        token = None
+        while True:
+            page = self._client.search_runs(
+                [self._experiment], "tags.`vitdeploy.result` LIKE '%'", max_results=_PAGE, page_token=token
+            )
+            found |= {run.data.tags["vitdeploy.result"]: (run.info.run_id, run.info.status) for run in page}
+            token = page.token
+            if not token:
+                return found
+
+    def _new(self, outcome: Outcome) -> str:
+        tags = {name: value[:_LONGEST_TAG] for name, value in outcome.tags.items()}
+        return str(
+            self._client.create_run(self._experiment, _milliseconds(outcome), tags=tags, run_name=outcome.name[:250])
+            .info.run_id
+        )  # fmt: skip
+
+    def _write(self, outcome: Outcome, run: str) -> None:
+        """All of a result; what is there of an earlier try is the same, and so stays as it is."""
+        from mlflow.entities import Metric, Param
+
+        time, attached = _milliseconds(outcome), outcome.attach()
+        every = {**outcome.params, **attached.params}
+        params = [Param(name, value[:_LONGEST_PARAM]) for name, value in every.items()]
+        metrics = [Metric(name, value, time, 0) for name, value in outcome.metrics.items()]
+        for start in range(0, len(params), _MOST_PARAMS):
+            part = params[start : start + _MOST_PARAMS]
+            self._ask(lambda part=part: self._client.log_batch(run, params=part))  # type: ignore[misc]
+        for start in range(0, len(metrics), _MOST_METRICS):
+            batch = metrics[start : start + _MOST_METRICS]
+            self._ask(lambda batch=batch: self._client.log_batch(run, metrics=batch))  # type: ignore[misc]
+        if attached.files:
+            with tempfile.TemporaryDirectory() as folder:
+                for name, content in attached.files.items():
+                    (Path(folder) / name).write_bytes(content)
+                self._ask(lambda: self._client.log_artifacts(run, folder), sum(map(len, attached.files.values())))
+        if outcome.bundle is not None:
+            bundle = str(outcome.bundle)
+            self._ask(lambda: self._client.log_artifacts(run, bundle, "bundle"), folder_bytes(outcome.bundle))
+        self._ask(lambda: self._client.set_terminated(run, "FAILED" if outcome.failed else "FINISHED", time))
+
+    def _ask(self, question: Callable[[], T], size: int = 0) -> T:
+        with set_where_unset(_PATIENT):
+            return asked(self.name, question, self._told, size)
+
+    def _told(self, error: Exception) -> VitdeployError:
+        """Texts of the client are not repeated: they may hold the URI with its password."""
+        code = str(getattr(error, "error_code", ""))
+        status = getattr(error, "get_http_status_code", lambda: 0)()
+        said = "API request to endpoint" in str(error) and " 401" in str(error)
+        if code in _REFUSED or status in (401, 403) or said:
+            return HostError(
+                f"{self.name} refuses",
+                found=f"no credentials that it takes ({code or status})",
+                wanted="MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN",
+                fix="set them in the environment",
+            )
+        return HostError(
+            f"{self.name} cannot be used",
+            found=type(error).__name__ + (f" ({code})" if code else ""),
+            wanted="an MLflow server that answers, or another tracking URI",
+            fix="look at the address (mlflow:URI or MLFLOW_TRACKING_URI) and the server; sending again goes on "
+            "where this ended",
+        )
+
+
+def _milliseconds(outcome: Outcome) -> int:
+    return int(outcome.time.timestamp() * 1000)
