@@ -5,8 +5,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet
 COMPILE := build/lock/bin/uv pip compile --quiet pyproject.toml --constraint requirements/torch.txt --no-python-downloads
-.PHONY: demo page test test-lowest test-extras docs modules tensorrt-api mlflow-server models-doc known-bad-doc arm64 faults faults-all sbom audit \
-	report-schema train-scenes lock clean
+.PHONY: demo page test test-lowest test-extras docs modules tensorrt-api mlflow-server models-doc known-bad-doc arm64 faults faults-all \
+	scale sbom audit report-schema train-scenes lock clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitdeploy run recipes/digits.yaml -o out/digits
@@ -66,6 +66,11 @@ faults: $(VENV)/.installed-dev
 
 faults-all: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.faults --all
+
+# Past one machine: shards, executors, kills, grids, a history, a fleet; in under five minutes on two cores. One table, and
+# build/scale/scale.json (docs/scale.md). Single rows: python -m tests.scale --only ROW; at the sizes of that page: --all.
+scale: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.scale
 
 # What a device install holds, as CycloneDX: out/sbom.json. And which of the locked versions are known to be vulnerable, where the
 # registry answers that.
@@ -136,7 +141,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt
 lock:
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip install --quiet uv==0.13.9
-	$(COMPILE) $(UPGRADE) --extra all --extra sign --extra ray --extra shared --extra history --extra datasets --group dev --output-file requirements/dev.txt
+	$(COMPILE) $(UPGRADE) --extra all --extra sign --extra ray --extra shared --extra history --extra datasets --extra mlflow --extra wandb --group dev --output-file requirements/dev.txt
 	$(COMPILE) $(UPGRADE) --extra all --group build --constraint requirements/dev.txt --output-file requirements/all.txt
 	$(COMPILE) --upgrade --resolution lowest-direct --extra all --group test --output-file requirements/lowest.txt
 

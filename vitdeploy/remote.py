@@ -25,6 +25,9 @@ T = TypeVar("T")
 PATIENCE_SECONDS, SLOWEST_BYTES = 60.0, 256 << 10
 # Of a disk of this machine, when something is brought.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Here a file is there once all of it is, as these services promise of uploads: none needs to be written aside. To move
+# it is a copy, a removal, and what fsspec asks before both: seven requests, each with its price and its wait.
+WHOLE_UPLOADS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
 # Where the packages of these protocols find who the user is.
 CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
@@ -122,20 +125,21 @@ class Remote:
             raise self._failed(error, done) from None
 
     def publish(self, name: str, content: Path | bytes, size: int, *, aside: str = "") -> None:
-        """Write `content`, of so many bytes, under a name of its own, in the folder `aside` or beside the final one,
-        then give it the name: a reader never sees a part. Both are below the URI. Errors as `ask`."""
+        """Write `content`, of so many bytes: a reader never sees a part. Where the service does not promise that, under
+        a name of its own, in the folder `aside` or beside the final one, which it gets then. Both are below the URI.
+        Errors as `ask`."""
 
         def write(files: fsspec.AbstractFileSystem, at: str) -> None:
             final = f"{at}/{name}"
+            if WHOLE_UPLOADS.intersection([files.protocol] if isinstance(files.protocol, str) else files.protocol):
+                _upload(files, content, final)
+                return
             folder = final.rpartition("/")[0]
             passing = f"{at}/{aside}/{uuid.uuid4().hex}" if aside else f"{folder}/.tmp-{uuid.uuid4().hex}"
             files.makedirs(passing.rpartition("/")[0], exist_ok=True)
             files.makedirs(folder, exist_ok=True)
             try:
-                if isinstance(content, bytes):
-                    files.pipe_file(passing, content)
-                else:
-                    files.put_file(str(content), passing)
+                _upload(files, content, passing)
                 files.mv(passing, final)
             except BaseException:
                 with contextlib.suppress(Exception):
@@ -171,6 +175,13 @@ class Remote:
             for form in {secret, unquote(secret)} - {""}:
                 text = text.replace(form, "...")
         return text
+
+
+def _upload(files: fsspec.AbstractFileSystem, content: Path | bytes, to: str) -> None:
+    if isinstance(content, bytes):
+        files.pipe_file(to, content)
+    else:
+        files.put_file(str(content), to)
 
 
 def _package(error: ImportError) -> str:

@@ -134,6 +134,19 @@ def test_many_machines_may_make_the_same_at_once(tmp_path, url):
     assert not [path for path in files.find(at) if "/.tmp/" in path]
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_shared_store_is_asked_many_things_at_a_time(tmp_path, url, shared):
+    store, together = machine(tmp_path, "a", url) if shared else Store(tmp_path / "a"), threading.Barrier(4)
+    make(store)
+
+    def ask(key):
+        if shared:
+            together.wait(20)  # broken where one waits for another
+        return store.find(key) is not None
+
+    assert store.side_by_side(ask, [KEY, "0" * 64, KEY, "1" * 64]) == [True, False, True, False]
+
+
 class Faulty(LocalFileSystem):
     """A folder behind a store that fails as it is told to: `fails` is asked with each operation."""
 

@@ -17,10 +17,11 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vitdeploy.bundle.read import file_sha256, verify_file
 from vitdeploy.errors import DigestError
@@ -42,6 +43,9 @@ from vitdeploy.store.shared import SharedStore
 
 # In a damaged entry, of the process that puts it aside; one that was killed before it did is waited for so long.
 CLAIM, CLAIM_SECONDS, LOOK_SECONDS = ".claim", 10.0, 0.005
+# Questions to a shared store at a time.
+AT_ONCE = 32
+T, R = TypeVar("T"), TypeVar("R")
 # What this process or machine has run out of: that says nothing about an entry.
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
@@ -77,6 +81,14 @@ class Store:
             return self._brought(key, self.shared)
         self._offer(found)
         return found
+
+    def side_by_side(self, ask: Callable[[T], R], about: Sequence[T]) -> list[R]:
+        """What `ask`, which looks into this store, answers about each. With a shared store many are asked at a time:
+        each waits for some requests, one after the other, and a driver has thousands of shards to ask for."""
+        if self.shared is None:
+            return [ask(each) for each in about]
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="vitdeploy-store") as pool:
+            return list(pool.map(ask, about))
 
     def _brought(self, key: str, shared: SharedStore) -> Artifact | None:
         """What another machine has made."""

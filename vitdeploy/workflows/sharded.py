@@ -191,12 +191,12 @@ class _Evaluation:
 
     def _all(self, subject: Subject, parts: list[Part], find: Callable[[Identity], F | None]) -> list[F]:
         """What an artifact left of some shards; it runs for those of which nothing is stored."""
-        found = [find(part.by) for part in parts]
+        found = self._whole.side_by_side(find, [part.by for part in parts])
         missing = [i for i, each in enumerate(found) if each is None]
         if missing:
             self._run(subject, [parts[i] for i in missing])
-        for i in missing:
-            found[i] = find(parts[i].by)
+        for i, each in zip(missing, self._whole.side_by_side(find, [parts[i].by for i in missing]), strict=True):
+            found[i] = each
         here = [each for each in found if each is not None]
         if len(here) < len(parts):
             raise StorageError(
