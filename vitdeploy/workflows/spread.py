@@ -104,7 +104,7 @@ def _throttled(bench: DeviceBench) -> str:
 
 def _other_kernels(found: Mapping[str, DeviceBench]) -> dict[str, str]:
     """Devices whose engines run in other kernels than those of most others: their times are not of the same thing."""
-    odd = {}
+    odd: dict[str, str] = {}
     for artifact in dict.fromkeys(name for bench in found.values() for name in bench.engines):
         ran = {device: _ran(bench, artifact) for device, bench in found.items() if artifact in bench.engines}
         usual = statistics.mode(ran.values())

@@ -46,15 +46,15 @@ def roll_back(name: str, devices: Sequence[Device], target: str, tell: Tell, not
     def work(client: Client) -> Trial:
         return move_back(client, there[client.device.name], target)
 
-    for outcome in on_all(chosen, work, tell, note) if chosen else []:
-        was = there[outcome.device.name]
-        error = outcome.error or not_back(outcome, name)
+    for moved in on_all(chosen, work, tell, note) if chosen else []:
+        was = there[moved.device.name]
+        error = moved.error or not_back(moved, name)
         if error is not None:
             errors.append(error)
             continue
         found = Deployed(name, was.previous, was.current, was.counter + 1)
         state: State = "current" if found.current == fleet.release else "behind"
-        member = seen(fleet.member(outcome.device.name), found)
+        member = seen(fleet.member(moved.device.name), found)
         fleet = with_member(fleet, member, state=state, since=now(), reason="rolled back")
     write_fleet(fleet)
     return RollOut(fleet, tuple(device.name for device in devices), tuple(errors))
