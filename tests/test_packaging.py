@@ -200,7 +200,11 @@ def asked(project, extras, groups):
     ("name", "extras", "groups"),
     [
         ("all.txt", ALL, ["build"]),
-        ("dev.txt", [*ALL, "sign", "history"], ["build", "test", "lint", "references", "clients", "docs", "fuzz"]),
+        (
+            "dev.txt",
+            [*ALL, "sign", "ray", "shared", "history", "datasets", "mlflow", "wandb"],
+            ["build", "test", "lint", "references", "clients", "benchmarks", "docs", "fuzz"],
+        ),
     ],
 )
 def test_lock_files_hold_what_the_project_asks_for(name, extras, groups):

@@ -82,7 +82,7 @@ class Remote:
             except ImportError:
                 raise MissingPackageError("fsspec", self._extra, f"a {self._kind}") from None
             try:  # some protocols connect already
-                files, at = _within(PATIENCE_SECONDS, lambda: fsspec.core.url_to_fs(self.uri))
+                files, at = within(PATIENCE_SECONDS, lambda: fsspec.core.url_to_fs(self.uri))
             except ImportError as error:  # such as "Install s3fs to access S3"
                 why = f"a {self._kind} at {urlsplit(self.uri).scheme}://"
                 raise MissingPackageError(_package(error), "", why) from None
@@ -114,7 +114,7 @@ class Remote:
         files, at = self.open()
         seconds = PATIENCE_SECONDS + size / SLOWEST_BYTES
         try:
-            return _within(seconds, lambda: question(files, at))
+            return within(seconds, lambda: question(files, at))
         except VitdeployError:
             raise
         except concurrent.futures.TimeoutError:
@@ -190,7 +190,7 @@ def _package(error: ImportError) -> str:
     return error.name or next(iter(follows), "that fsspec asks for")
 
 
-def _within(seconds: float, work: Callable[[], T]) -> T:
+def within(seconds: float, work: Callable[[], T]) -> T:
     """The result of `work`, in a thread that is left alone where it takes longer: no protocol promises to give up.
 
     Raises:

@@ -12,7 +12,7 @@ from vitdeploy.errors import HostError, MissingPackageError, VitdeployError
 from vitdeploy.history.trackers.outcome import Outcome
 from vitdeploy.history.trackers.tracker import Sent, Tracker, asked, folder_bytes, set_where_unset
 from vitdeploy.progress import Progress
-from vitdeploy.store.uri import shown_uri
+from vitdeploy.remote import shown_uri
 
 T = TypeVar("T")
 EXPERIMENT = "vitdeploy"

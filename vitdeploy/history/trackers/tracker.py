@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import os
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from vitdeploy.document.context import Omission
 from vitdeploy.errors import HostError, MissingPackageError, VitdeployError
 from vitdeploy.history.trackers.outcome import Outcome
 from vitdeploy.progress import Progress
+from vitdeploy.remote import within
 
 T = TypeVar("T")
 # How long one answer is waited for, and what has to go of a file in a second.
@@ -64,7 +64,7 @@ def asked(name: str, question: Callable[[], T], told: Callable[[Exception], Vitd
     """
     seconds = PATIENCE_SECONDS + size / SLOWEST_BYTES
     try:
-        return _within(seconds, question)
+        return within(seconds, question)
     except (VitdeployError, KeyboardInterrupt):
         raise
     except concurrent.futures.TimeoutError:
@@ -90,20 +90,6 @@ def set_where_unset(variables: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in added:
             os.environ.pop(name, None)
-
-
-def _within(seconds: float, work: Callable[[], T]) -> T:
-    """The result of `work`, in a thread that is left alone where it takes longer: no client promises to give up."""
-    future: concurrent.futures.Future[T] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="vitdeploy-tracker", daemon=True).start()
-    return future.result(seconds)
 
 
 def folder_bytes(folder: Path) -> int:
