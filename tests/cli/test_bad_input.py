@@ -199,6 +199,13 @@ def test_bisection_with_a_budget(run, small_bundle, digits):
         assert "--bisect judges nothing: leave --max-drop, --min-agreement and labels out." in done.stderr
 
 
+def test_an_evaluation_by_an_executor_that_is_none(run, refused, small_bundle, digits):
+    command = ("verify", small_bundle, "--against", small_bundle, "--data", digits)
+    refused(2, "VD2000", *command, "--executor", "spark", says=["'spark'", "processes, ray or ray:HOST:PORT"])
+    done = run(*command, "--jobs", 2, "--bisect")
+    assert done.returncode == 2 and "leave --bisect and --on out" in done.stderr
+
+
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 

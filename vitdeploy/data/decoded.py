@@ -85,6 +85,13 @@ class Decoded(Sequence[Loaded]):
             return (self._read(index) for index in range(len(self)))
         return ((pixels, size) for _, pixels, size in decode_images(self._samples, self._spec))
 
+    def some(self, places: range) -> Iterator[Loaded]:
+        """Those at some places that follow each other."""
+        if self.kept:
+            return (self._read(index) for index in places)
+        samples = self._samples[places.start : places.stop]
+        return ((pixels, size) for _, pixels, size in decode_images(samples, self._spec))
+
     def _load(self, sample: Sample) -> Loaded:
         return load_sample(sample, self._spec)
 

@@ -8,7 +8,7 @@ from vitdeploy.document.verified import SameTensor, Verified, diagnosed
 from vitdeploy.progress import Counter, Progress, silent
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.spec import EngineSpec, Postprocess, PreprocessSpec, encode
-from vitdeploy.stages.answers import ANSWERS_FILE, read_answers
+from vitdeploy.stages.answers import read_answers, write_answers
 from vitdeploy.stages.engines import read_engine
 from vitdeploy.stages.files import write_json
 from vitdeploy.stages.step import REFERENCE, Candidate, Folders, Step
@@ -21,11 +21,17 @@ from vitdeploy.verification.diagnosis import diagnose
 
 
 def run_engine(
-    engine: EngineSpec, folder: Path, adapter: TaskAdapter, data: Data, out: Path, progress: Progress = silent
+    engine: EngineSpec,
+    folder: Path,
+    adapter: TaskAdapter,
+    data: Data,
+    out: Path,
+    progress: Progress = silent,
+    scratch: Path | None = None,
 ) -> None:
-    """Writes answers.npz: what an engine says to the evaluation samples."""
+    """Writes what an engine says to the evaluation samples; `scratch` as for `write_answers`."""
     count = Counter(progress, f"{engine.artifact} on the evaluation {adapter.noun}s", len(data.evaluation))
-    adapter.answers(make_runner(folder, engine), data, count).save(out / ANSWERS_FILE)
+    write_answers(adapter, make_runner(folder, engine), data, out, count, scratch)
 
 
 def judge(
@@ -70,10 +76,10 @@ def verify_step(
 ) -> Step:
     """The step for the answers of a candidate's engine, judged by `judge`. The original keeps its own preprocessing."""
 
-    def write(folders: Folders, out: Path, progress: Progress) -> None:
+    def write(folders: Folders, out: Path, progress: Progress, scratch: Path) -> None:
         folder = folders[candidate.step("compile")].path
         engine = read_engine(folder)
-        run_engine(engine, folder, adapter, data, out, progress)
+        run_engine(engine, folder, adapter, data, out, progress, scratch)
         ours, reference = read_answers(out), read_answers(folders[REFERENCE].path)
         found = judge(adapter, ours, reference, data, engine.precision, (preprocess, preprocess), None)
         write_json(out / "verify.json", found)
@@ -90,4 +96,5 @@ def verify_step(
         (candidate.step("compile"), REFERENCE),
         {"samples": data.evaluation_digest},
         {**target_tools(candidate.target), **package_versions(("pillow", "numpy", "scipy", "pycocotools"))},
+        resumable=True,
     )

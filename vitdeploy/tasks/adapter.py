@@ -22,13 +22,14 @@ from vitdeploy.document.mapping import MappingFacts
 from vitdeploy.errors import DataError
 from vitdeploy.paths import is_dir
 from vitdeploy.progress import Progress
+from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import LabelKind, Postprocess, PreprocessSpec, SequenceSpec, Task
 from vitdeploy.tasks.drive import Drive
 from vitdeploy.tasks.images import calibration_images, check_images
 from vitdeploy.verification.changes import Changes
 from vitdeploy.verification.classes import Classified
-from vitdeploy.verification.collect import Answers, collect
+from vitdeploy.verification.collect import Answers, collect, gather
 from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.plausible import Claim
 
@@ -156,6 +157,8 @@ class TaskAdapter(ABC):
     """The task's answers to: which data, what to keep of the answers, do they agree, how are they shown."""
 
     noun = "image"
+    # Whether it can answer some of the samples at a time: `parts`.
+    divisible = False
     # The kind of labels that say more of a calibration image than its pixels do, such as prompts; None if none does.
     calibrated_on: LabelKind | None = None
 
@@ -169,6 +172,11 @@ class TaskAdapter(ABC):
     @abstractmethod
     def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
         """An artifact's answers to the evaluation samples, as far as `compare` and `show` need them."""
+
+    def parts(self, runner: Runner, data: Data, ranges: Sequence[range], progress: Count) -> Iterator[Answers]:
+        """The same in parts, of a task that is `divisible`: the answers to each of some ranges of the samples. They
+        begin at multiples of `collect.CHUNK`, so each image is computed with the same others."""
+        raise AssertionError("of tasks that are divisible")
 
     @abstractmethod
     def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
@@ -260,6 +268,7 @@ class ImageKit(TaskAdapter):
     """The base of all tasks on images. `kinds`: the kinds of labels that the task uses."""
 
     kinds: tuple[str, ...] = ("folders", "none")
+    divisible = True
 
     def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
         check_labels(choice, self.kinds, self.setting.task)
@@ -288,7 +297,17 @@ class ImageKit(TaskAdapter):
         return Found(split(choice.path, labels, **choice.numbers))
 
     def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
-        return collect(runner, self.pixels(data), self.setting.images, self.keep, progress)
+        return collect(self.bound(runner, data), self.pixels(data), self.setting.images, self.keep, progress)
+
+    def parts(self, runner: Runner, data: Data, ranges: Sequence[range], progress: Count) -> Iterator[Answers]:
+        pixels = self.pixels(data)
+        with Predictor(self.bound(runner, data), self.setting.images) as predictor:
+            for part in ranges:
+                yield gather(predictor, pixels.some(part), self.keep, progress, fill=True)
+
+    def bound(self, runner: Runner, data: Data) -> Runner:
+        """The runner as it takes images alone."""
+        return runner
 
     def pixels(self, data: Data) -> Decoded:
         """The evaluation images as this model sees them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,7 +13,7 @@ from vitdeploy.data.folder import DataSplit, ListedSplit, list_split
 from vitdeploy.document.answers import Said
 from vitdeploy.runtime.postprocess import classify, softmax
 from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, check_labels, labels_of
-from vitdeploy.verification.agreement import compare
+from vitdeploy.verification.agreement import Tally, tally
 from vitdeploy.verification.changes import Changes, judged
 from vitdeploy.verification.classes import Classified
 from vitdeploy.verification.collect import Answers
@@ -47,7 +49,11 @@ class ClassificationKit(ImageKit):
         return ListedSplit(*both, names, parts.empty), found
 
     def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
-        return compare(ours.stacked("logits"), reference.stacked("logits"), labels_of(data))
+        labels, tallies, start = labels_of(data), list[Tally](), 0
+        for a, b in zip(ours.pieces("logits"), reference.pieces("logits"), strict=True):
+            tallies.append(tally(a, b, None if labels is None else labels[start : start + len(a)]))
+            start += len(a)
+        return functools.reduce(operator.add, tallies).agreement()
 
     def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
         labels = labels_of(data)
@@ -65,16 +71,16 @@ class ClassificationKit(ImageKit):
         """The surer the new answer, the worse."""
         found, original, labels = _best(ours), _best(reference), labels_of(data)
         right = (None, None) if labels is None else (found == labels, original == labels)
-        return judged(found != original, _scores(ours).max(axis=1), *right)
+        return judged(found != original, _best_scores(ours)[:, 0], *right)
 
     def classified(self, answers: Answers, data: Data) -> Classified | None:
         labels = labels_of(data)
-        return None if labels is None else Classified(labels, _best(answers), _scores(answers).max(axis=1))
+        return None if labels is None else Classified(labels, _best(answers), _best_scores(answers)[:, 0])
 
     def certainty(self, answers: Answers) -> np.ndarray:
         """The margin of the best class over the second."""
-        best = np.sort(_scores(answers), axis=1)[:, -2:]
-        return np.asarray(best[:, -1] - best[:, 0])
+        best = _best_scores(answers)
+        return np.asarray(best[:, 0] - best[:, -1])
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
         best = classify(answers.columns["logits"][index], labels, 1)
@@ -82,8 +88,10 @@ class ClassificationKit(ImageKit):
 
 
 def _best(answers: Answers) -> np.ndarray:
-    return np.asarray(answers.stacked("logits").argmax(axis=1))
+    return np.concatenate([logits.argmax(axis=1) for logits in answers.pieces("logits")])
 
 
-def _scores(answers: Answers) -> np.ndarray:
-    return softmax(answers.stacked("logits"))
+def _best_scores(answers: Answers) -> np.ndarray:
+    """Of each image the scores of its best and its second class, [n, 2]; [n, 1] of a model with one."""
+    pieces = (np.sort(softmax(logits), axis=1) for logits in answers.pieces("logits"))
+    return np.concatenate([scores[:, :-3:-1] for scores in pieces])

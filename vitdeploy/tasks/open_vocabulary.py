@@ -18,10 +18,10 @@ from vitdeploy.runtime.flow import FlowRunner
 from vitdeploy.runtime.open_vocabulary import TextsFound, head_of, within
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import OpenVocabularySpec, PostprocessSpec
-from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Found, ImageKit, Setting
+from vitdeploy.tasks.adapter import Calibration, Data, DataChoice, Found, ImageKit, Setting
 from vitdeploy.tasks.detection import DetectionKit
 from vitdeploy.tasks.zero_shot import TextKit, places, texts_of, told_of
-from vitdeploy.verification.collect import Answers, collect
+from vitdeploy.verification.collect import Answers
 
 
 class OpenVocabularyKit(TextKit, DetectionKit):
@@ -82,7 +82,7 @@ class OpenVocabularyKit(TextKit, DetectionKit):
             raise _no_texts(choice.path)
         return replace(found, texts=given)
 
-    def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
+    def bound(self, runner: Runner, data: Data) -> Runner:
         if not isinstance(runner, FlowRunner):
             raise CapabilityError(
                 "a detector of what texts say is not verified on a device by this version",
@@ -90,8 +90,7 @@ class OpenVocabularyKit(TextKit, DetectionKit):
                 wanted="its engines on this machine",
                 fix="leave --on out; `vitdeploy inspect BUNDLE --check` on the device compares golden answers",
             )
-        bound = TextsFound(runner, self.tokens(data.classes)[0])
-        return collect(bound, self.pixels(data), self.setting.images, self.keep, progress)
+        return TextsFound(runner, self.tokens(data.classes)[0])
 
 
 def _no_texts(folder: Path) -> DataError:

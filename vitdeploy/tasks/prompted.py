@@ -85,6 +85,7 @@ def _calibrating(sample: Sample, size: tuple[int, int]) -> Sequence[Prompt]:
 
 class PromptedKit(ImageKit):
     kinds = ("prompts", "none")
+    divisible = False
     calibrated_on = "prompts"
 
     @property

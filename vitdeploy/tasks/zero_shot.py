@@ -31,7 +31,7 @@ from vitdeploy.spec import OpenVocabularySpec, PreprocessSpec, ReadsTexts, ZeroS
 from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Found, Setting, TaskAdapter
 from vitdeploy.tasks.classification import ClassificationKit
 from vitdeploy.tasks.images import labels_in
-from vitdeploy.verification.collect import Answers, collect
+from vitdeploy.verification.collect import Answers
 
 # As many as an image of a golden set is compared with.
 GOLDEN_TEXTS = 32
@@ -159,13 +159,13 @@ class ZeroShotKit(TextKit, ClassificationKit):
             raise no_texts(choice.path)
         return replace(found, texts=given)
 
-    def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
+    def bound(self, runner: Runner, data: Data) -> Runner:
+        """The texts of the data are the same for all images."""
         assert isinstance(self.spec, ZeroShotSpec)
         tokens = self.tokens(data.classes)[0]
-        bound: Runner = TextsSent(runner, tokens, self.spec)
         if isinstance(runner, FlowRunner):
-            bound = TextsBound(runner, tokens, self.spec)
-        return collect(bound, self.pixels(data), self.setting.images, self.keep, progress)
+            return TextsBound(runner, tokens, self.spec)
+        return TextsSent(runner, tokens, self.spec)
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
         """The best text; SigLIP's probability is of that text alone."""

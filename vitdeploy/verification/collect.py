@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -17,6 +19,8 @@ from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import PreprocessSpec
 
 CHUNK = 8
+# Where there are many answers, so many are in memory; as many are written into one file. A multiple of CHUNK.
+PIECE = 2048
 SIZE = "size"
 
 # (outputs of one image, its original (width, height)) -> what is kept of them.
@@ -28,7 +32,7 @@ Turn = Callable[[], AbstractContextManager[object]]
 class Answers:
     """The answers kept from an artifact: by name, one array per image, in the order of the images."""
 
-    columns: Mapping[str, tuple[Array, ...]]
+    columns: Mapping[str, Sequence[Array]]
 
     def __len__(self) -> int:
         return max((len(column) for column in self.columns.values()), default=0)
@@ -37,7 +41,13 @@ class Answers:
         """[images, ...] of a column whose arrays have one shape."""
         return np.stack(self.columns[name])
 
-    def save(self, path: Path) -> None:
+    def pieces(self, name: str) -> Iterator[Array]:
+        """The same, at most `PIECE` images at a time."""
+        rows = iter(self.columns[name])
+        while piece := list(itertools.islice(rows, PIECE)):
+            yield np.stack(piece)
+
+    def save(self, path: Path | IO[bytes]) -> None:
         """Write an .npz: a column of one shape as one array, any other as `name.0`, `name.1` ..."""
         arrays: dict[str, Array] = {}
         for name, column in self.columns.items():
