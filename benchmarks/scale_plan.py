@@ -104,6 +104,7 @@ def main() -> None:
         add(f"--{name}-ms", type=float, metavar="CORE-MS", help="of an image, in the place of what was measured")
     add("--boot", type=float, metavar="CORE-SECONDS", help="to start a worker, in the place of what was measured")
     add("--task-ms", type=float, help="of the driver and its cluster for a task, in the place of what was measured")
+    add("--no-simulation", action="store_true", help="only what is reckoned")
     add("--folder", type=Path, default=ROOT / "build" / "scale", help="of what was measured")
     given = parser.parse_args()
     plan = Plan(
@@ -112,11 +113,10 @@ def main() -> None:
     )
     prices = Prices(given.core_hour, given.writes, given.reads, given.gb_month)
     found = measured(given)
-    print(
-        "\n\n".join(
-            [amounts(plan, prices, found), bounds(plan, found, given.answer), simulated(plan, prices, found, given)]
-        )
-    )
+    tables = [amounts(plan, prices, found), bounds(plan, found, given.answer)]
+    if not given.no_simulation:
+        tables.append(simulated(plan, prices, found, given))
+    print("\n\n".join(tables))
 
 
 def measured(given: argparse.Namespace) -> Measured:

@@ -22,6 +22,8 @@ SHARED_OUT, SHARED_OUT_ALL = 6_000, 50_000
 CALIBRATED, CALIBRATED_ALL = 512, 1_797
 DRIVER_KILLED_AT = (0.25, 0.6)
 KILL_SECONDS, KILL_SECONDS_ALL = 2.0, 5.0
+# The exit status where chance killed one piece three times: it is named, and the same command goes on.
+DIED_THREE_TIMES, TRIES = 4, 4
 
 
 def constant_memory(full: bool, work: Path, row: Row) -> None:
@@ -119,8 +121,9 @@ def _killed(row: Row, full: bool, home: Path, words: tuple[object, ...], whole: 
     command, name = _commands(home), home.name
     running: list[int] = []
     workers = ray_workers if name == "ray" else lambda: pool_workers(running[-1]) if running else []
-    seconds, deaths = 0.0, 0
-    with killed_every(KILL_SECONDS_ALL if full else KILL_SECONDS, workers, seed=7) as killed:
+    seconds, deaths, again = 0.0, 0, 0
+    every = KILL_SECONDS_ALL if full else KILL_SECONDS
+    with killed_every(every, workers, 7, lambda: _shards(command.store)) as killed:
         for share in (*DRIVER_KILLED_AT, 2.0):
 
             def look(process: int, share: float = share) -> None:
@@ -128,14 +131,20 @@ def _killed(row: Row, full: bool, home: Path, words: tuple[object, ...], whole: 
                 if _shards(command.store) >= share * wanted:
                     kill(process)
 
-            found = command(*words, while_it_runs=look)
-            seconds += found.seconds
-            deaths += found.status == -9
-            running.clear()
+            for _ in range(TRIES):
+                found = command(*words, while_it_runs=look)
+                seconds += found.seconds
+                deaths += found.status == -9
+                running.clear()
+                if found.status != DIED_THREE_TIMES:
+                    break
+                again += 1
     row.check(deaths == len(DRIVER_KILLED_AT), f"{name}: the command was killed twice", f"{deaths} times")
     _same(row, found, whole, f"{name}: the same bytes of metrics after all")
     row.check(_shards(command.store) == wanted, f"{name}: all shards are stored once")
     row.seen[name] = f"{len(killed)} workers killed, {seconds:.0f} s instead of {whole.seconds:.0f} s of one process"
+    if again:
+        row.seen[name] += f"; {again} times a piece had died three times, and the same command went on"
 
 
 def _model_and_images(full: bool, work: Path) -> tuple[Model, Path]:

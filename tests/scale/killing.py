@@ -46,19 +46,28 @@ def pool_workers(command: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def killed_every(seconds: float, workers: Callable[[], list[int]], seed: int) -> Iterator[list[int]]:
-    """While the block runs, every so often one of what `workers` gives is killed; the list is those that were."""
+def killed_every(
+    seconds: float, workers: Callable[[], list[int]], seed: int, done: Callable[[], int] | None = None
+) -> Iterator[list[int]]:
+    """While the block runs, every so often one of what `workers` gives is killed; the list is those that were.
+
+    Args:
+        done: how much is finished: no further one is killed before it is more. On a busy machine workers would else die
+            before they have begun, again and again.
+    """
     killed: list[int] = []
     ended, drawn = threading.Event(), random.Random(seed)
 
     def go_on() -> None:
+        before = -1
         while not ended.wait(seconds):
-            found = workers()
-            if found:
+            found, now = workers(), done() if done is not None else before + 1
+            if found and now > before:
                 process = drawn.choice(found)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
                     killed.append(process)
+                    before = now
 
     thread = threading.Thread(target=go_on, daemon=True)
     thread.start()
