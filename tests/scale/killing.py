@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from vitdeploy.workflows.ray_pool import run_task
+
 
 def processes_below(root: int) -> dict[int, str]:
     """The running descendants of a process, with the words of each."""
@@ -37,7 +39,9 @@ def ray_workers() -> list[int]:
 
 
 def _runs_task(words: str) -> bool:
-    return words.startswith("ray::") and not words.startswith("ray::IDLE")
+    """By the name that Ray gives a process while it runs a task of `RayPool`. Its agents have such names too, and a node
+    ends with one of them."""
+    return words.startswith(f"ray::{run_task.__name__}")
 
 
 def pool_workers(command: int) -> list[int]:

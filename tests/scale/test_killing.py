@@ -33,5 +33,6 @@ def test_one_is_killed_every_so_often():
     assert sorted(killed)[:2] == sorted(each.pid for each in sleeping)
 
 
-def test_idle_processes_of_ray_run_no_task():
-    assert _runs_task("ray::run_task") and not _runs_task("ray::IDLE") and not _runs_task("raylet")
+def test_idle_processes_and_agents_of_ray_run_no_task():
+    assert _runs_task("ray::run_task")
+    assert not any(map(_runs_task, ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent", "raylet")))
