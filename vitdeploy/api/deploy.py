@@ -208,10 +208,10 @@ def run(
 
     workers = workers_of(executor, jobs, resume=resume)
     with reporter:
-        jobs = _jobs(loaded, function, source, skip_bad, reporter)
-        several = len(jobs) > 1
+        sizes = _jobs(loaded, function, source, skip_bad, reporter)
+        several = len(sizes) > 1
         report, outcomes = run_pipeline(
-            jobs,
+            sizes,
             loaded,
             home,
             default_store(),

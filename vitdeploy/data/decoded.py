@@ -59,7 +59,7 @@ class Decoded(Sequence[Loaded]):
             StorageError: the disk is full.
         """
         order = reading_order(self._samples)
-        left, good = iter(order), []
+        left, good = iter(order), list[tuple[int, int, Size]]()
         for sample, pixels, size in decode_images([self._samples[i] for i in order], self._spec, skipped):
             if self._file is not None:
                 with storage_errors(self._folder):

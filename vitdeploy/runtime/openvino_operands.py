@@ -47,7 +47,7 @@ def _is_row(vector: Any, shape: Any) -> bool:
     if not sizes or any(size.is_static and size.get_length() != 1 for size in sizes[:-1]):
         return False
     last = list(shape)[-1]
-    return sizes[-1].is_dynamic or last.is_dynamic or 1 != sizes[-1].get_length() == last.get_length()
+    return bool(sizes[-1].is_dynamic or last.is_dynamic or 1 != sizes[-1].get_length() == last.get_length())
 
 
 def _is_of_scores(value: Any) -> bool:

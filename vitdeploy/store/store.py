@@ -45,7 +45,8 @@ from vitdeploy.store.shared import SharedStore
 CLAIM, CLAIM_SECONDS, LOOK_SECONDS = ".claim", 10.0, 0.005
 # Questions to a shared store at a time.
 AT_ONCE = 32
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 # What this process or machine has run out of: that says nothing about an entry.
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 

@@ -71,11 +71,11 @@ class PortableEngine:
         kind = "evaluated-engine"
         key = artifact_key(kind, identity.config, identity.inputs, identity.tools)
         if store.find(key) is None:
-            store.make(
-                *(key, kind, identity.config, identity.inputs, identity.tools),
-                lambda out: shutil.copytree(self.folder, out, dirs_exist_ok=True),
-            )
+            store.make(key, kind, identity.config, identity.inputs, identity.tools, self._copy)
         return dataclasses.replace(self, key=key)
+
+    def _copy(self, out: Path) -> None:
+        shutil.copytree(self.folder, out, dirs_exist_ok=True)
 
     def runner(self, identity: Identity, store: Store) -> Runner:
         folder, engine = self.folder, self.engine
