@@ -12,6 +12,7 @@ import ipaddress
 import logging
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -76,19 +77,21 @@ def _connected(ray: ModuleType, address: str) -> Iterator[None]:
     else:
         _require_token(address)
         _require_answer(address)
-    try:
-        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **_local(address))
-    except Exception as error:  # of many classes, by what went wrong
-        raise WorkerError(
-            f"the Ray cluster {address or 'of this machine'} cannot be used",
-            found=" ".join(str(error).split())[:300] or type(error).__name__,
-            wanted=f"a cluster of Ray {ray.__version__} that this command may use",
-            fix="start it with the Ray and the Python of this environment, and the same token",
-        ) from None
-    try:
-        yield
-    finally:
-        ray.shutdown()
+    # Ray tells on standard output that a worker has died, and that is where the result goes.
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **_local(address))
+        except Exception as error:  # of many classes, by what went wrong
+            raise WorkerError(
+                f"the Ray cluster {address or 'of this machine'} cannot be used",
+                found=" ".join(str(error).split())[:300] or type(error).__name__,
+                wanted=f"a cluster of Ray {ray.__version__} that this command may use",
+                fix="start it with the Ray and the Python of this environment, and the same token",
+            ) from None
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
 
 def _local(address: str) -> dict[str, bool]:
