@@ -36,6 +36,7 @@ name: whole-line
 source: {{model: vit_w32d2h2_patch8_32, checkpoint: {checkpoint}}}
 preprocess: {{resize: 32, crop: 32, interpolation: bicubic, mean: [0.5], std: [0.5]}}
 data: {{path: {digits}, labels: folders, calibration: {{images: 32}}, evaluation: {{images: 64}}, seed: 0}}
+optimize: {{float_rest: fp32}}  # the same steps on every CPU
 precision: int8
 targets: [openvino-cpu, onnxruntime-cpu]
 budget: {{min_agreement: 80}}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.data.made import write_tar
-from tests.workflows.test_executors import cluster, token  # noqa: F401 - fixtures
+from tests.workflows.conftest import cluster, token  # noqa: F401 - fixtures
 from vitdeploy.data.folder import Sample, list_images, split
 from vitdeploy.errors import DataError, MissingFileError, WorkerError
 from vitdeploy.graph.io.files import load_graph, save_graph

@@ -6,7 +6,6 @@ import json
 import pytest
 
 from tests.workflows import pieces
-from tests.workflows.test_executors import cluster, token  # noqa: F401 - fixtures
 from tests.workflows.test_sharded import (  # noqa: F401 - fixtures
     ENGINE,
     IMAGES,

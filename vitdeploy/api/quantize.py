@@ -157,6 +157,7 @@ def quantize(
     from vitdeploy.stages.external import import_external
     from vitdeploy.stages.place import check_float_parts
     from vitdeploy.tasks.adapters import make_adapter
+    from vitdeploy.workflows.named_executor import executor_of
 
     if image_size is not None and is_ours(given):
         raise InputError(f"{given} has its image size already", fix="leave the image size out")
@@ -172,7 +173,7 @@ def quantize(
         tuple(float_parts),
         high_precision if weight_bits(vnni) == weight_bits(None) else 0.0,
     )
-    workers = workers_of(executor, jobs)
+    executor_of(executor, jobs)
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as scratch, reporter:
         file = given
         if not is_ours(given):
@@ -189,6 +190,7 @@ def quantize(
             found = adapter.calibration(choice, skip_bad=skip_bad, progress=reporter.progress)
             drive = adapter.drive(found)
             if drive is None:
+                workers = workers_of(executor, jobs)  # which may make a store, so behind what may be wrong
                 made = _make(how, file, metadata.name, found.samples, work, reporter, workers)
             else:
                 made = _make_parts(how, file.parent, drive, work, reporter)
