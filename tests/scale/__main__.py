@@ -76,20 +76,26 @@ def run_row(name: str, full: bool, output: Path) -> Row:
     words = [sys.executable, "-m", "tests.scale", "--one", name, "-o", str(output), *(["--all"] if full else [])]
     with log.open("wb") as stream:
         process = subprocess.Popen(words, cwd=ROOT, stdout=stream, stderr=stream, start_new_session=True)
-        try:
-            status: int | None = process.wait(limit_seconds(full))
-        except subprocess.TimeoutExpired:
-            status = None
-        finally:
-            for left in (*processes_below(process.pid), process.pid):  # where it is late
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(left, signal.SIGKILL)
-            process.wait()
+        status: int | None = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
+                status = process.wait(limit_seconds(full))
+            except BaseException:  # it is late, or this command is ended
+                _end(process)
+                raise
     print(f"{name}: ended after {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     if status == 0 and file.is_file():
         return load(file)[0]
     said = "no end" if status is None else f"exit status {status}"
     return Row(ROWS[name][0], wrong=[f"{said}, see {log}"], seconds=time.monotonic() - started)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that runs, and all that it has started. The number of one that has ended may be another's."""
+    for left in (*processes_below(process.pid), process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(left, signal.SIGKILL)
+    process.wait()
 
 
 def _one(name: str, full: bool, output: Path) -> int:
