@@ -15,7 +15,7 @@ from vitdeploy.store.log import read_log
 
 AXES = {"precision": ["fp32", "int8"], "targets": [["onnxruntime-cpu"], ["openvino-cpu"]]}
 # What measured times decide, and what a runtime writes of an engine.
-UNEQUAL = ("high_precision", "parts", "compile")
+UNEQUAL = ("float_rest", "high_precision", "parts", "compile")
 ALSO_EQUAL = ("calibration.json", "monitor.json")
 MORE = {"data.calibration.images": [16, 32, 48], "optimize.class_token_only": [True, False]}
 
