@@ -140,7 +140,7 @@ def quantize(
     from vitdeploy.runtime.backend import require_runtime
     from vitdeploy.stages.files import OUTPUT_NAMES, is_ours
 
-    _check_arguments(target, precision, vnni, sensitivity, min_agreement, latency_table)
+    _check_arguments(target, precision, vnni, sensitivity, min_agreement, latency_table, executor)
     check_placed(target, precision)
     if precision == "mixed":
         require_runtime(target)
@@ -157,7 +157,6 @@ def quantize(
     from vitdeploy.stages.external import import_external
     from vitdeploy.stages.place import check_float_parts
     from vitdeploy.tasks.adapters import make_adapter
-    from vitdeploy.workflows.named_executor import executor_of
 
     if image_size is not None and is_ours(given):
         raise InputError(f"{given} has its image size already", fix="leave the image size out")
@@ -173,7 +172,6 @@ def quantize(
         tuple(float_parts),
         high_precision if weight_bits(vnni) == weight_bits(None) else 0.0,
     )
-    executor_of(executor, jobs)
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as scratch, reporter:
         file = given
         if not is_ours(given):
@@ -190,7 +188,7 @@ def quantize(
             found = adapter.calibration(choice, skip_bad=skip_bad, progress=reporter.progress)
             drive = adapter.drive(found)
             if drive is None:
-                workers = workers_of(executor, jobs)  # which may make a store, so behind what may be wrong
+                workers = workers_of(executor, jobs)  # makes a store: behind what may be wrong
                 made = _make(how, file, metadata.name, found.samples, work, reporter, workers)
             else:
                 made = _make_parts(how, file.parent, drive, work, reporter)
@@ -233,9 +231,12 @@ def _check_arguments(
     sensitivity: bool,
     min_agreement: float | None,
     latency_table: str | Path | None,
+    executor: str | None,
 ) -> None:
     from vitdeploy.backends import TARGETS
+    from vitdeploy.workflows.named_executor import executor_of
 
+    executor_of(executor, 1)
     if precision != "mixed" and (min_agreement is not None or latency_table is not None):
         raise InputError("min_agreement and latency_table need the precision mixed", found=f"precision {precision}")
     if precision == "int4" and (vnni is not None or sensitivity):
