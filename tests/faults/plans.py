@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import vitdeploy.publish as publish
+import vitdeploy.store.store as store
 from vitdeploy.devices.agent.releases import Deployment
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.progress import silent
@@ -25,6 +26,7 @@ from vitdeploy.spec import MANIFEST_FORMAT, FileEntry, Manifest, encode
 from vitdeploy.stages.step import Step
 from vitdeploy.stages.unfinished import load_state, save_state
 from vitdeploy.store.key import artifact_key
+from vitdeploy.store.record import Made
 from vitdeploy.store.store import RECORD_FILE, Store
 
 Files = Mapping[str, bytes]
@@ -239,6 +241,15 @@ def _steps() -> list[Step]:
     return [_stage("export"), _resumable("calibrate", "export"), _stage("place", "export", "calibrate")]
 
 
+@contextlib.contextmanager
+def _at_one_time() -> Iterator[None]:
+    """What is made says when, where and how long; here it says the same each time."""
+    with pytest.MonkeyPatch.context() as patch:
+        when = ("2026-01-01T00:00:00.000+00:00", "host", 1, 0.5, "cpu", 1)
+        patch.setattr(store, "made_now", lambda name, seconds, about: Made(name, *when, dict(about)))
+        yield
+
+
 def _run_plan(home: Path) -> None:
     found = run_plan(_steps(), Store(home / "store"), resume=True, progress=silent)
     with publish.replacing(home / "bundle", ("place", "calibrate")) as work:
@@ -249,7 +260,7 @@ def _run_plan(home: Path) -> None:
 @functools.cache
 def _made_by_plan() -> Files:
     """What an undisturbed run makes."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _at_one_time():
         _run_plan(Path(folder))
         return held(Path(folder) / "bundle")
 
@@ -378,7 +389,7 @@ PLANS = (
         lambda home: _entry_is(home, NEW, kept=True),
         clears=False,
     ),
-    _plan("a plan of three stages", _nothing, _run_plan, _plan_is, NEW, None),
+    _plan("a plan of three stages", _nothing, _run_plan, _plan_is, NEW, None, around=_at_one_time),
     Plan(
         "a release brought",
         _old_release,

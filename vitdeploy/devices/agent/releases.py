@@ -34,7 +34,7 @@ from vitdeploy.bundle.read import (
 from vitdeploy.devices.agent.documents import DEPLOYMENT, RELEASE, Deployed
 from vitdeploy.devices.agent.state import Process
 from vitdeploy.errors import DeviceError, DigestError, HostError, StorageError, VitdeployError
-from vitdeploy.publish import flush, point, replacing, replacing_file
+from vitdeploy.publish import flush, point, replacing, replacing_file, storage_errors
 from vitdeploy.spec import DecodeError, FileEntry, decode, encode
 
 FORMAT = 1
@@ -108,10 +108,12 @@ class Deployment:
         """Nobody else changes it in this block.
 
         Raises:
-            BlockingIOError: without `wait`, where somebody does.
+            BlockingIOError: without `wait`, where somebody does. StorageError: the disk is full or not writable.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / LOCK_FILE).open("w") as lock:
+        with storage_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = (self.folder / LOCK_FILE).open("w")
+        try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))  # given back when it is closed
             except BlockingIOError:
@@ -119,6 +121,9 @@ class Deployment:
             except OSError:  # not every file system has locks; the move's own process tells whether it goes on
                 pass
             yield
+        finally:
+            with contextlib.suppress(OSError):  # nothing was written to it
+                lock.close()
 
     # --- releases -----------------------------------------------------------------------------------------------------
 
@@ -244,8 +249,9 @@ class Deployment:
         if record.current:
             point(self.link, Path(RELEASES) / record.current)
         else:
-            self.link.unlink(missing_ok=True)
-            flush(self.folder)
+            with storage_errors(self.link):
+                self.link.unlink(missing_ok=True)
+                flush(self.folder)
         self._write(dataclasses.replace(record, move=None))
 
     def _pointed(self) -> str:
