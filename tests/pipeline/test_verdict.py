@@ -211,6 +211,20 @@ def test_an_interval_that_has_one_in_it_claims_no_speed():
     )
 
 
+OV16 = Candidate("openvino-cpu", "bf16", False)
+
+
+@pytest.mark.parametrize(("bf16", "recommended"), [(1.5, OV16), (2.01, OV8), (3.0, OV8)])
+def test_bf16_that_is_faster_than_int8_ships_and_the_remark_says_why(bf16, recommended):
+    times = {"original": 10.0, OV8.artifact: 2.0, OV16.artifact: bf16, OV32.artifact: 4.0}
+    verdict = decide([judged(OV8), judged(OV16), judged(OV32)], bench(times))
+    assert verdict.recommended == recommended.artifact
+    assert ships(verdict) == [OV16.artifact, OV8.artifact] if bf16 < 2 else [OV8.artifact]
+    remark = "INT8 is slower than BF16 on openvino-cpu (latency ratio 1.33)."
+    assert (remark in verdict.remarks) is (bf16 == 1.5)
+    assert sum("BF16" in each for each in verdict.remarks) == (bf16 == 1.5)
+
+
 def test_int8_that_is_slower_is_not_recommended():
     verdict = decide([judged(OV8), judged(OV32)], bench({**TIMES, OV8.artifact: 4.8}))
     assert verdict.recommended == "openvino-cpu-fp32"

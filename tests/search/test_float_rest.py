@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from vitdeploy.data.folder import split
 from vitdeploy.devices.agent.documents import Placed
 from vitdeploy.devices.results import check_engine
 from vitdeploy.errors import DeviceResultError
+from vitdeploy.pipeline.plan import LEAST_PARAMETERS, candidates
 from vitdeploy.runtime import openvino as runtime
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.search import alternatives
@@ -131,6 +133,22 @@ def test_it_is_tried_on_cpus_with_amx_alone(monkeypatch):
         assert not has_half_rest(TARGET, "fp32", "classification")
         assert not has_half_rest(TARGET, "int8", "sequence")
         assert not has_half_rest("onnxruntime-cpu", "int8", "classification")
+
+
+@pytest.mark.parametrize(("precision", "more"), [("int8", ["bf16"]), ("mixed", ["int8", "bf16"]), ("fp16", [])])
+def test_there_the_float_model_is_tried_in_bf16_too(precision, more, monkeypatch):
+    def precisions(parameters):
+        recipe = SimpleNamespace(precision=precision, targets=(TARGET, "onnxruntime-cpu"))
+        model = SimpleNamespace(parameters=parameters, task="classification")
+        found = candidates(SimpleNamespace(recipe=recipe, reference_model=model))
+        assert [each.shipped for each in found] == [each.precision == precision for each in found]
+        return [each.precision for each in found if each.target == TARGET]
+
+    monkeypatch.setattr(compilation, "describe_host", lambda: {"isa": "avx512f avx512_bf16 amx_bf16"})
+    assert precisions(LEAST_PARAMETERS) == [precision, *more, "fp32"]
+    assert "bf16" not in precisions(LEAST_PARAMETERS - 1)
+    monkeypatch.setattr(compilation, "describe_host", lambda: {"isa": "avx512f avx512_bf16"})
+    assert "bf16" not in precisions(LEAST_PARAMETERS)
 
 
 def test_both_are_measured_and_stored(small_export, calibrated, samples, monkeypatch, tmp_path):

@@ -76,7 +76,8 @@ def run_pipeline(
 
 
 def bench_job(job: Job, artifacts: Mapping[str, Artifact], progress: Progress) -> Bench:
-    """Measure the original and every candidate: each against the original and its own FP32, mixed against INT8 too."""
+    """Measure the original and every candidate: each against the original, its own FP32 and, where it is a candidate,
+    its own BF16; mixed against INT8 too."""
     contenders = candidates(job)
     bench = job.recipe.bench
     bench_candidates = [original_candidate(job.reference_model.source)]
@@ -85,6 +86,8 @@ def bench_job(job: Job, artifacts: Mapping[str, Artifact], progress: Progress) -
         bench_candidates.append(engine_candidate(read_engine(folder), folder, candidate.artifact))
     pairs = [(c.artifact, ORIGINAL) for c in contenders]
     pairs += [(c.artifact, f"{c.target}-fp32") for c in contenders if c.precision != "fp32"]
+    halves = {c.target for c in contenders if c.precision == "bf16" and not c.shipped}
+    pairs += [(c.artifact, f"{c.target}-bf16") for c in contenders if c.shipped and c.target in halves]
     pairs += [(c.artifact, f"{c.target}-int8") for c in contenders if c.precision == "mixed"]
     protocol = Protocol(scenarios=bench.scenarios, batch=bench.batch, duration=bench.duration)
     return measure(bench_candidates, protocol, pairs, progress, context=True)

@@ -30,13 +30,19 @@ from vitdeploy.stages.verify import verify_step
 from vitdeploy.stages.workers import HERE, Workers
 from vitdeploy.tasks.adapter import Calibration, ImageKit
 
+# Of a smaller model an engine takes a millisecond or two in any precision, and one more of them is not worth its bench.
+LEAST_PARAMETERS = 4_000_000
+
 
 def candidates(job: Job) -> list[Candidate]:
     """Every target in the recipe's precision, and also in FP32, so that the report can say "INT8 is slower here"; mixed
-    precision also in INT8, which it has to beat."""
+    precision also in INT8, which it has to beat; both also in BF16 where this CPU may be faster in it than in INT8."""
     precision = job.recipe.precision
     asked = [Candidate(target, precision, True) for target in job.recipe.targets]
     baselines = [Candidate(c.target, "int8", False) for c in asked] if precision == "mixed" else []
+    if precision in ("int8", "mixed") and job.reference_model.parameters >= LEAST_PARAMETERS:
+        task = job.reference_model.task
+        baselines += [Candidate(c.target, "bf16", False) for c in asked if has_half_rest(c.target, "int8", task)]
     baselines += [Candidate(c.target, "fp32", False) for c in asked] if precision != "fp32" else []
     return asked + baselines
 

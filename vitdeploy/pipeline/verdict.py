@@ -234,6 +234,9 @@ def _remarks(judged: Judged, ratios: Sequence[Ratio]) -> list[str]:
         )
     elif ratio is not None and ratio.ci95[1] >= 1:
         remarks.append(f"{name} is not provably faster than FP32 on {candidate.target}.")
+    half = find_ratio(ratios, candidate.artifact, f"{candidate.target}-bf16")
+    if half is not None and half.decided and half.ci95[0] > 1:
+        remarks.append(f"{name} is slower than BF16 on {candidate.target} (latency ratio {half.ratio:.2f}).")
     interval = judged.verified.drop_ci95
     if gate.status == "pass" and not judged.keeps_answers and interval is not None:
         low, high = interval
