@@ -153,6 +153,13 @@ def test_a_copy_of_a_file_counts_once(tmp_path):
     assert len(read(tmp_path)[0]) == 1
 
 
+def test_rows_of_one_result_that_are_called_the_same_are_all_there(tmp_path):
+    """As of two engines that are compared with one."""
+    twice = [dataclasses.replace(bench_rows(p50)[0], gate=gate) for p50, gate in ((1.0, "pass"), (1.0, "fail"))]
+    append(open_place(str(tmp_path)), twice, bench_document(1.0))
+    assert [row.gate for row in read(str(tmp_path))[0]] == ["pass", "fail"]
+
+
 def test_other_files_and_folders_in_it_are_no_concern(tmp_path):
     add(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")

@@ -93,17 +93,16 @@ def read_rows(place: Place, progress: Progress) -> tuple[list[ResultRow], list[O
         MissingFileError: no such folder. MissingPackageError: without pyarrow. StorageError: it cannot be read.
     """
     require_packages()
-    found: list[ResultRow] = []
+    found: dict[tuple[str, int], ResultRow] = {}
     left_out, names = [], place.names()
     for number, name in enumerate(names):
         progress("reading the history", number, len(names))
         try:
-            found += _read(place, name)
+            # A file that somebody copied into the folder a second time says nothing new.
+            found |= {(row.run, index): row for index, row in enumerate(_read(place, name))}
         except (InputError, UnsafeError) as error:
             left_out.append(Omission(name, f"{error.message}: {error.found}" if error.found else error.message))
-    # A file that somebody copied into the folder a second time says nothing new.
-    once = {(row.run, row.artifact, row.target, row.precision, row.model): row for row in found}
-    return sorted(once.values(), key=lambda row: (row.sequence, row.time, row.run)), left_out
+    return sorted(found.values(), key=lambda row: (row.sequence, row.time, row.run)), left_out
 
 
 def documents_of(place: Place) -> Callable[[ResultRow], str | None]:
