@@ -6,9 +6,9 @@ machine. So:
 
 1. Single results that are far off are taken for the median of those around them (Hampel's filter: Pearson 2002,
    "Outliers in process modeling and identification", IEEE Transactions on Control Systems Technology 10:55-63).
-2. The noise is estimated from differences of results at most `_LAGS` apart, without those across a level's edge, by a
-   robust variogram (Cressie and Hawkins 1980, "Robust estimation of the variogram", Mathematical Geology 12:115-125).
-   White noise and noise whose correlation decays geometrically are fitted to it.
+2. The noise around the levels is taken for a sum of white noise and noise whose correlation decays geometrically, which
+   are fitted to its periodogram by the greatest likelihood (Whittle 1953, "Estimation and information in stationary
+   time series", Arkiv for Matematik 2:423-434).
 3. A change has to lower the squared error by a penalty in units of the variance of a long mean, which accounts for the
    correlation. As that variance is an estimate, the penalty is a quantile of F. All places where a change may be share
    `ALARMS`.
@@ -21,6 +21,7 @@ docs/history.md has what this finds, and how often it is wrong, on simulated ser
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,13 +39,15 @@ ALARMS = 0.01
 LEAST_RESULTS, LEAST_OF_LEVEL = 10, 4
 # Results on either side of the median that an outlier is far from, and how far.
 _BESIDE, _FAR = 4, 3.0
-# The lags of the variogram, and the decays that are tried.
-_LAGS, _DECAYS = 15, np.linspace(0.0, 0.9, 19)
+# The decays of the correlation from one result to the next that are tried, and the shares of the variance that has it.
+_DECAYS, _SHARES = np.linspace(0.2, 0.9, 15), np.linspace(0.1, 1.0, 10)
 # The median of |x| of a normal distribution, in standard deviations.
 _MEDIAN = 0.6744897501960817
 # Clocks of runtimes, and how they round, are no better than this.
 _LEAST_NOISE = 1e-3
-# Differences share results, so that a variance of them has fewer degrees of freedom than there are results.
+# The degrees of freedom of the variance of a long mean, for each result that is independent of the others: it is of the
+# slowest part of the noise, of which a series shows little. By simulation (benchmarks/history_changes.py): with
+# twice as many chance makes changes in 5 % of series whose noise is correlated, with half as many few are found.
 _FREEDOM = 0.25
 # Where changes may be is not known when the noise is estimated: the largest ones are taken, one for so many results.
 _RESULTS_AN_EDGE = 50
@@ -118,34 +121,26 @@ def _medians(logs: Values) -> Values:
 
 
 def noise_of(logs: Values, edges: Sequence[int] = ()) -> Noise:
-    """The noise around a level that may change at `edges`, the first indices of new levels: no difference across one
-    counts. As differences know nothing of levels, edges where nothing changes cost a few of them and no more.
+    """The noise around levels that change at `edges`, the first indices of new ones.
 
-    Half the variance of differences k results apart is w + s (1 - d^k), for white noise of variance w and noise of
-    variance s whose correlation decays by d a result: w, s >= 0 and d are fitted to it.
+    A share s of the variance v has a correlation that decays by d a result, which at the frequency w is the spectral
+    density v (1 - s + s (1 - d^2) / (1 - 2 d cos w + d^2)). Of all d and s that are tried, those with the least
+    sum over frequencies of log(density) + periodogram / density: Whittle's likelihood.
     """
-    from scipy.optimize import nnls
-
-    level = np.searchsorted(np.asarray(edges), np.arange(logs.size), side="right")
-    lags = np.arange(1, 1 + min(_LAGS, max(3, logs.size // 8)))
-    inside = [(logs[lag:] - logs[:-lag])[level[lag:] == level[:-lag]] for lag in lags]
-    kept = [(lag, _variance(each) / 2, each.size) for lag, each in zip(lags, inside, strict=True) if each.size]
-    lags, halves, counts = map(np.array, zip(*kept, strict=True))
+    levels = np.split(logs, list(edges))
+    around = np.concatenate([level - level.mean() for level in levels])
+    power = np.abs(np.fft.rfft(around))[1:] ** 2 / around.size
+    cosines = np.cos(2 * np.pi * np.arange(1, power.size + 1) / around.size)
     fits = []
-    for decay in _DECAYS[(1 - _DECAYS) * lags.size >= 1]:
-        columns = np.column_stack([np.ones(lags.size), 1 - decay**lags]) if decay else np.ones((lags.size, 1))
-        weights, error = nnls(columns * np.sqrt(counts)[:, None], halves * np.sqrt(counts))
-        fits.append((error, decay, float(weights[0]), float(weights[1]) if decay else 0.0))
-    _, decay, white, slow = min(fits)
-    variance = max(white + slow, _LEAST_NOISE**2)
-    long_run = max(white + slow * (1 + decay) / (1 - decay), _LEAST_NOISE**2)
+    for decay, share in [(0.0, 0.0), *itertools.product(_DECAYS, _SHARES)]:
+        shape = 1 - share + share * (1 - decay**2) / (1 - 2 * decay * cosines + decay**2)
+        variance = max(float(np.mean(power / shape)), _LEAST_NOISE**2)
+        fits.append((np.sum(np.log(variance * shape) + power / (variance * shape)), variance, decay, share))
+    _, variance, decay, share = min(fits)
+    variance *= logs.size / max(1, logs.size - len(levels))  # each mean has taken one degree of freedom
+    long_run = variance * (1 - share + share * (1 + decay) / (1 - decay))
     freedom = max(2.0, _FREEDOM * logs.size * variance / long_run)
-    return Noise(math.sqrt(variance), slow * decay / variance, math.sqrt(long_run), freedom)
-
-
-def _variance(differences: Values) -> float:
-    """Cressie and Hawkins (1980), equation 3.10: of the mean of square roots, which a few large ones hardly move."""
-    return float(np.mean(np.sqrt(np.abs(differences))) ** 4 / (0.457 + 0.494 / differences.size))
+    return Noise(math.sqrt(variance), float(share * decay), math.sqrt(long_run), freedom)
 
 
 def _penalty(size: int, freedom: float) -> float:
