@@ -79,6 +79,8 @@ class Embedding:
 class TextKit(TaskAdapter):
     """What tasks of two towers have in common: their classes are texts."""
 
+    in_shards = False
+
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         assert isinstance(setting.postprocess, ZeroShotSpec | OpenVocabularySpec)
