@@ -29,7 +29,7 @@ from vitdeploy.store.store import Artifact, Store
 from vitdeploy.tasks.adapter import Data
 from vitdeploy.tasks.counted import CountedKit, Truth
 from vitdeploy.verification.agreement import Tally
-from vitdeploy.verification.collect import Answers, Turn, gather
+from vitdeploy.verification.collect import Answers, Keep, Turn, gather
 from vitdeploy.verification.counts import Counts
 from vitdeploy.verification.records import Records
 
@@ -47,9 +47,10 @@ class Identity:
     inputs: dict[str, str]
     tools: dict[str, str]
 
-    def on(self, adapter: CountedKit, **digests: str) -> Identity:
-        """The same of answers to images with these digests, prepared and counted in this way."""
-        how = {"images": encode(adapter.setting.images), **adapter.reading}
+    def on(self, adapter: CountedKit, answering: CountedKit, **digests: str) -> Identity:
+        """The same of answers to images with these digests: prepared and counted as the `adapter` says, and kept as
+        that of the `answering` side does."""
+        how = {"images": encode(adapter.setting.images), **adapter.reading, "kept": answering.reading}
         return Identity(
             {"artifact": self.config, **how, **digests},
             self.inputs,
@@ -213,6 +214,7 @@ def evaluate(
     truth: Truth | None,
     parts: Sequence[Part],
     adapter: CountedKit,
+    kept: Keep,
     store: ShardStore,
     digests: Path,
     *,
@@ -225,7 +227,7 @@ def evaluate(
     the predictor computes.
 
     Args:
-        truth: as of `Data`, of these samples.
+        truth: as of `Data`, of these samples. kept: what the side that answers keeps of an image's outputs.
         digests: the file of `FileDigests`.
         processes: as of `decode_each`. turn: as of `gather`.
 
@@ -245,7 +247,7 @@ def evaluate(
             answers = gather(
                 predictor,
                 images,
-                adapter.kept,
+                kept,
                 progress,
                 fill=True,
                 turn=turn,
@@ -283,9 +285,9 @@ def _require_unchanged(samples: Samples, truth: Truth | None, content: str, file
     changed = [os.path.relpath(path, root) for path in digests.changed]
     more = f", and {len(changed) - 3} more" if len(changed) > 3 else ""
     raise DataError(
-        "images changed while they were evaluated",
+        f"images {'' if truth is None else 'or labels '}changed while they were evaluated",
         found=", ".join(changed[:3]) + more if changed else f"other bytes in one of {names[0]} to {names[-1]}",
-        wanted="the images as they were when the command began",
+        wanted="the data as they were when the command began",
         fix="give the command again: it evaluates those anew, and keeps all that is finished",
     )
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from vitdeploy.data.classes import ClassMap, match_folders, match_listed, match_numbers, match_words
 from vitdeploy.data.folder import DataSplit, Ints, ListedSplit, list_split
+from vitdeploy.data.pixels import Skipped
 from vitdeploy.document.answers import Said
 from vitdeploy.runtime.postprocess import classify, softmax
 from vitdeploy.tasks.adapter import Data, DataChoice, Found, check_labels, labels_of
@@ -27,12 +28,12 @@ MATCH = {"folders": match_folders, "words": match_words, "list": match_listed, "
 
 
 class ClassificationKit(CountedKit):
-    def find(self, choice: DataChoice) -> Found:
+    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
         """The images with the model's classes as their labels."""
         parts, mapping = self._listed(choice)
         return Found(DataSplit(tuple(parts.calibration), tuple(parts.evaluation), parts.classes), mapping=mapping)
 
-    def listed(self, choice: DataChoice) -> Listed:
+    def listed(self, choice: DataChoice, *, skip_bad: bool) -> Listed:
         parts, mapping = self._listed(choice)
         return Listed(parts.evaluation, None, mapping)
 

@@ -16,6 +16,7 @@ import numpy as np
 from vitdeploy.data.annotations import Annotation
 from vitdeploy.data.classes import ClassMap
 from vitdeploy.data.folder import Ints, Samples, list_split
+from vitdeploy.data.pixels import Skipped
 from vitdeploy.spec import encode
 from vitdeploy.tasks.adapter import Data, DataChoice, ImageKit, check_labels
 from vitdeploy.verification.collect import Answers
@@ -28,11 +29,13 @@ Truth = Mapping[Path, Annotation]
 
 @dataclass(frozen=True, eq=False)
 class Listed:
-    """The images to evaluate on, of data of any size, before one of them is read. `truth`, `mapping`: as of `Data`."""
+    """The images to evaluate on, of data of any size, before one of them is decoded. `truth`, `mapping`: as of `Data`;
+    `skipped`: those whose size could not be read."""
 
     evaluation: Samples
     truth: Truth | None = None
     mapping: ClassMap | None = None
+    skipped: tuple[str, ...] = ()
 
 
 class CountedKit(ImageKit):
@@ -42,18 +45,21 @@ class CountedKit(ImageKit):
     # A shard has so many times fewer images than one of a classifier, where the answers to one image are large.
     finer = 1
 
-    def listed(self, choice: DataChoice) -> Listed:
+    def listed(self, choice: DataChoice, *, skip_bad: bool) -> Listed:
         """What `find` finds to evaluate on, without reading an image where there are no labels beside them.
 
         Raises:
-            DataError: as `load`, of the choice and its labels.
+            DataError: as `load`, of the choice and its labels. ImageError: the size of an image cannot be read, and
+                `skip_bad` is False.
         """
         check_labels(choice, self.kinds, self.setting.task)
         if choice.annotations is None or choice.labels == "none":
             labels = choice.labels == "folders"
             return Listed(list_split(choice.path, "folders" if labels else "none", **choice.numbers).evaluation)
-        found = self.find(choice)
-        return Listed(Samples.of(found.parts.evaluation, choice.path), found.truth, found.mapping)
+        skipped = Skipped([])
+        found = self.find(choice, skipped if skip_bad else None)
+        samples = Samples.of(found.parts.evaluation, choice.path)
+        return Listed(samples, found.truth, found.mapping, tuple(skipped.paths))
 
     @property
     def reading(self) -> dict[str, object]:

@@ -23,11 +23,13 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 @dataclass(frozen=True)
 class Work:
     """Shards that one artifact has to answer: `parts` of `samples`, of which `truth` is known. `identity`: the
-    artifact's own. `setting`: of the task that counts. `threads`: of `THREADS`, what the command has."""
+    artifact's own. `setting`: of the task that counts; `answering`: of the side that answers. `threads`: of
+    `THREADS`, what the command has."""
 
     portable: Portable
     identity: Identity
     setting: Setting
+    answering: Setting
     skip_bad: bool
     samples: Samples
     truth: Truth | None
@@ -50,11 +52,11 @@ def do(work: Work) -> None:
     parts = [part for part in work.parts if not shards.holds(part, work.skip_bad)]
     if not parts:
         return
-    adapter = counted_adapter(work.setting)
-    assert adapter is not None, "a piece of a task that is counted in shards"
+    adapter, answering = counted_adapter(work.setting), counted_adapter(work.answering)
+    assert adapter is not None and answering is not None, "a piece of a task that is counted in shards"
     evaluate(
         *(_held.predictor(work), work.samples, work.truth, parts),
-        *(adapter, shards, store.root / DIGESTS_FILE),
+        *(adapter, answering.kept, shards, store.root / DIGESTS_FILE),
         skip_bad=work.skip_bad,
         processes=1,
         turn=machine_turn,

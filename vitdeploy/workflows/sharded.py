@@ -76,26 +76,27 @@ def verify_in_shards(
     """As `comparison.verify_subjects`, whose arguments and errors these are; unreadable images are found as they come.
 
     None where shards are not for: without an executor images that one shard could hold, which are better decoded once
-    and kept; tasks that are not counted; two ways to prepare an image or to read an answer; an artifact of no known
-    identity; no store that can be written. With one, the reason is noted.
+    and kept; tasks that are not counted; two ways to prepare an image; an artifact of no known identity; no store
+    that can be written. With one, the reason is noted.
 
     Raises:
         VitdeployError: of some shards, whose images it names; what is finished is stored.
     """
     own, other = settings_of(ours, theirs)
-    reason, adapter = _reason(ours, theirs, own, other), counted_adapter(own)
-    if reason or adapter is None:
+    adapter, counterpart = counted_adapter(own), counted_adapter(other)
+    reason = _reason(ours, theirs, own, other)
+    if reason or adapter is None or counterpart is None:
         if executor is not None:
             note(f"all images are evaluated at once, in this process: {reason}")
         return None
     most = MOST // adapter.finer
     if executor is None and choice.evaluation != "all" and choice.evaluation <= most:
         return None
-    listed = adapter.listed(choice)
+    listed = adapter.listed(choice, skip_bad=skip_bad)
     if len(listed.evaluation) <= most and executor is None:
         return None
     found = _Evaluation(adapter, listed, skip_bad, progress, note, executor)
-    found.answer(theirs)
+    found.answer(theirs, counterpart)
     criterion: Criterion = "labels"
     if bounds_answers(budget):
         perfect = found.itself()
@@ -106,20 +107,18 @@ def verify_in_shards(
     image = found.compare(ours)
     verified = explained(image, image, ours.precision, preprocess)
     gate = accuracy_gate(verified, budget, criterion, GUARD[adapter.setting.task])
-    data = Data(choice.path, (), listed.evaluation, "", "", skipped=found.skipped(), mapping=listed.mapping)
+    data = Data(
+        choice.path, (), listed.evaluation, "", "", skipped=(*listed.skipped, *found.skipped()), mapping=listed.mapping
+    )
     return verification(ours, theirs, verified, data, gate, found.doubt(image))
 
 
 def _reason(ours: Subject, theirs: Subject, own: Setting, other: Setting) -> str:
     """Why shards are not for these two; "" if they are."""
-    adapter = counted_adapter(own)
-    if adapter is None:
+    if counted_adapter(own) is None:
         return f"the task {own.task} is not evaluated in shards"
     if own.preprocess != other.preprocess:
         return "the two sides prepare images differently"
-    counterpart = counted_adapter(other)
-    if counterpart is None or adapter.reading != counterpart.reading:
-        return "the two sides read their answers differently"
     unknown = next((each.name for each in (ours, theirs) if each.identity is None), None)
     if unknown is not None:
         return f"no key could be made of {unknown}"
@@ -162,14 +161,15 @@ class _Evaluation:
                 count(len(shard))
         return found
 
-    def answer(self, original: Subject) -> None:
-        """Find the original's answers to all shards; it runs for those that are missing."""
+    def answer(self, original: Subject, answering: CountedKit) -> None:
+        """Find the original's answers to all shards, kept as its own adapter does; it runs for those that are
+        missing."""
         none = np.zeros(0, np.int64)
         parts = [
-            Part(shard, none, content, self._identity(original, samples=digest))
+            Part(shard, none, content, self._identity(original, answering, samples=digest))
             for shard, (digest, content) in zip(self._shards, self._digests, strict=True)
         ]
-        self.answered = self._all(original, parts, self._usable)
+        self.answered = self._all(original, answering, parts, self._usable)
 
     def _usable(self, by: Identity) -> Answered | None:
         found = self._store.answered(by)
@@ -190,24 +190,26 @@ class _Evaluation:
                 shard,
                 each.unreadable,
                 content,
-                self._identity(ours, samples=digest, answers=each.digest),
+                self._identity(ours, self._adapter, samples=digest, answers=each.digest),
                 each.artifact.key,
             )
             for shard, each, (digest, content) in zip(self._shards, self.answered, self._digests, strict=True)
             if each.count
         ]
-        return self._total(self._all(ours, parts, self._store.counted))
+        return self._total(self._all(ours, self._adapter, parts, self._store.counted))
 
-    def _identity(self, subject: Subject, **digests: str) -> Identity:
+    def _identity(self, subject: Subject, answering: CountedKit, **digests: str) -> Identity:
         assert subject.identity is not None
-        return subject.identity().on(self._adapter, **digests)
+        return subject.identity().on(self._adapter, answering, **digests)
 
-    def _all(self, subject: Subject, parts: list[Part], find: Callable[[Identity], F | None]) -> list[F]:
+    def _all(
+        self, subject: Subject, answering: CountedKit, parts: list[Part], find: Callable[[Identity], F | None]
+    ) -> list[F]:
         """What an artifact left of some shards; it runs for those of which nothing is stored."""
         found = self._whole.side_by_side(find, [part.by for part in parts])
         missing = [i for i, each in enumerate(found) if each is None]
         if missing:
-            self._run(subject, [parts[i] for i in missing])
+            self._run(subject, answering, [parts[i] for i in missing])
         for i, each in zip(missing, self._whole.side_by_side(find, [parts[i].by for i in missing]), strict=True):
             found[i] = each
         here = [each for each in found if each is not None]
@@ -220,16 +222,16 @@ class _Evaluation:
             )
         return here
 
-    def _run(self, subject: Subject, parts: list[Part]) -> None:
+    def _run(self, subject: Subject, answering: CountedKit, parts: list[Part]) -> None:
         """Evaluate some shards."""
         count = Counter(self._progress, subject.name, sum(len(part.readable) for part in parts))
         if self._executor is not None:
-            self._share_out(self._executor, subject, parts, count)
+            self._share_out(self._executor, subject, answering.setting, parts, count)
             return
         begun = time.perf_counter()
         with Predictor(subject.runner(), self._adapter.setting.images) as predictor:
             evaluate(
-                *(predictor, self._samples, self._listed.truth, parts, self._adapter, self._store),
+                *(predictor, self._samples, self._listed.truth, parts, self._adapter, answering.kept, self._store),
                 self._whole.root / DIGESTS_FILE,
                 skip_bad=self._skip_bad,
                 progress=count,
@@ -238,7 +240,9 @@ class _Evaluation:
         share = timings.images * timings.infer / 10 / seconds
         self._note(f"{subject.name} computed for {share:.0f} % of {seconds:.0f} s; the rest waited for its images")
 
-    def _share_out(self, executor: Executor, subject: Subject, parts: list[Part], count: Counter) -> None:
+    def _share_out(
+        self, executor: Executor, subject: Subject, answering: Setting, parts: list[Part], count: Counter
+    ) -> None:
         """Evaluate some shards by an executor, and say which were not."""
         assert subject.identity is not None and subject.portable is not None
         identity = subject.identity()
@@ -255,7 +259,7 @@ class _Evaluation:
             ]
             samples, truth = self._samples.pick(images).packed(), self._listed.truth
             known = None if truth is None else {sample.path: truth[sample.path] for sample in samples}
-            how = (self._adapter.setting, self._skip_bad)
+            how = (self._adapter.setting, answering, self._skip_bad)
             works.append(Work(portable, identity, *how, samples, known, tuple(moved), threads_here()))
         failed = []
         for index, result in executor.map(do, works):
