@@ -203,7 +203,8 @@ def _evaluated(
 
 def _documents(objects: Sequence[Objects], truth: Sequence[Boxes]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Labels and detections as COCO's data sets. Ids start at 1, as 0 means "no match" to pycocotools."""
-    classes = sorted({int(c) for each in (*truth, *objects) for c in each.classes})
+    labelled = {int(c) for boxes in truth for c in boxes.classes}
+    classes = sorted(labelled | {int(c) for found in objects for c in found.classes})
     images = {
         "images": [{"id": i} for i in range(1, len(truth) + 1)],
         "categories": [{"id": c} for c in classes],

@@ -134,7 +134,8 @@ def _paired(a: Masks, b: Masks) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.f
 
 def _matched(found: Sequence[Masks], truth: Sequence[Outlines]) -> Matched:
     """Matches by IoU of masks, of all classes that are found or labelled. Ids start at 1: 0 is "no match"."""
-    classes = sorted({int(c) for each in (*truth, *found) for c in each.classes})
+    labelled = {int(c) for known in truth for c in known.classes}
+    classes = sorted(labelled | {int(c) for masks in found for c in masks.classes})
     images = [{"id": i, "width": each.size[0], "height": each.size[1]} for i, each in enumerate(truth, 1)]
     common: dict[str, Any] = {"images": images, "categories": [{"id": c} for c in classes]}
     labels: list[dict[str, Any]] = []
