@@ -189,19 +189,25 @@ def _names(root: Path, size: int) -> Iterator[str]:
 
 def shard(size: int, folder: Path) -> Found:
     """What a shard of `SHARD` images and `size` classes leaves: bytes, and the times to keep and to read it again."""
+    from vitdeploy.data.folder import Samples
     from vitdeploy.stages.shards import Identity, ShardStore
     from vitdeploy.store.store import Store
+    from vitdeploy.tasks.adapter import Data, Setting
+    from vitdeploy.tasks.classification import ClassificationKit
     from vitdeploy.verification.agreement import tally
+    from vitdeploy.verification.collect import Answers
 
     generator = np.random.default_rng(0)
     logits = generator.normal(size=(SHARD, size)).astype(np.float32)
     labels = generator.integers(0, size, SHARD)
     where = ShardStore(Store(folder))
     by = [Identity({"number": number}, {}, {}) for number in range(20)]
-    none = np.zeros(0, np.int64)
-    answers_ms = median_ms(len(by), lambda number: where.keep_answers(by[number], logits, none, labels))
+    kit, answers = ClassificationKit(Setting("classification", None)), Answers({"logits": tuple(logits)})
+    images = Samples(folder, ((int(label), [f"{i}.png"]) for i, label in enumerate(labels)))
+    seen = np.zeros(0, np.int64), kit, Data(folder, (), images, "", "")
+    answers_ms = median_ms(len(by), lambda number: where.keep_answers(by[number], answers, *seen))
     counts = tally(logits, logits, labels)
-    tally_ms = median_ms(len(by), lambda number: where.keep_tally(by[number], counts))
+    tally_ms = median_ms(len(by), lambda number: where.keep_counts(by[number], counts))
     kinds = {"shard-answers": 0, "shard-tally": 0}
     for record in folder.glob("artifacts/*/*/artifact.json"):
         kind = json.loads(record.read_text(encoding="utf-8"))["kind"]
@@ -214,7 +220,7 @@ def shard(size: int, folder: Path) -> Found:
         "count, core ms": median_ms(len(by), lambda number: tally(logits, logits, labels)),
         "counts, KB": kinds["shard-tally"] / len(by) / 1e3,
         "keep counts, core ms": tally_ms,
-        "find counts, core ms": median_ms(len(by), lambda number: where.tallied(by[number])),
+        "find counts, core ms": median_ms(len(by), lambda number: where.counted(by[number])),
     }
 
 

@@ -143,7 +143,7 @@ def verify(
         skip_bad: go on without unreadable images.
         trust: bundles must be signed by this public key or certificate (PEM).
         accept_known_bad: ids of the table of runtimes known to be wrong that are no reason to refuse a graph.
-        jobs: how many shards of a classifier's evaluation are done at the same time; 0: with an executor one for each
+        jobs: how many shards of an evaluation are done at the same time; 0: with an executor one for each
             core, or as many as the Ray cluster has CPUs for.
         executor: where they are done: by "processes" of this machine, on a cluster of "ray" on it, or "ray:HOST:PORT".
             None: by processes for more than one job, else in this process, which has others that decode for it.

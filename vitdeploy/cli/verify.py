@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 @click.option(
     "--executor",
     metavar="processes|ray[:HOST:PORT]",
-    help="Where a classifier's images are evaluated, in shards: by processes of this machine, or on a Ray cluster.",
+    help="Where images are evaluated, in shards: by processes of this machine, or on a Ray cluster.",
 )
 @click.option(
     "--jobs",
@@ -96,8 +96,9 @@ def command(
     tensor is rounded to its type, sums are in float32. That finds overflow and lost answers without the GPU. It says
     nothing about speed.
 
-    Many images of a classifier are evaluated in shards, which are stored: the same command goes on where it was. With
-    --executor they are shared out to processes, or to the nodes of a Ray cluster; the numbers are the same.
+    Many images are evaluated in shards, which are stored: the same command goes on where it was. With --executor they
+    are shared out to processes, or to the nodes of a Ray cluster; the numbers are the same. That is for
+    classification, detection, instance segmentation, segmentation and depth; other tasks are evaluated at once.
 
     With --on each device builds and runs the artifact's engine, and the original runs here.
     """

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -46,6 +46,20 @@ class Annotation(Protocol):
 
     def content(self) -> bytes:
         """Bytes that differ where two annotations differ."""
+
+
+@runtime_checkable
+class InFile(Protocol):
+    """An annotation whose content is read when it is needed."""
+
+    @property
+    def file(self) -> Path:
+        """Where it is read from."""
+        ...
+
+    def facts(self) -> bytes:
+        """What is known without reading it: with the bytes of the file all that tells two annotations apart."""
+        ...
 
 
 A = TypeVar("A", bound=Annotation)

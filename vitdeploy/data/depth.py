@@ -33,6 +33,9 @@ class DepthAnnotation:
         """Bytes that differ where two annotations differ."""
         return repr(self.scale).encode() + self.file.read_bytes()
 
+    def facts(self) -> bytes:
+        return repr((self.size, self.scale)).encode()
+
     def load(self, metres: bool) -> npt.NDArray[np.float32]:
         """float32 [height, width] of depth, not a number where it is unknown: 0, less, or not finite. In metres, or,
         where `metres` is not asked for, in any unit.

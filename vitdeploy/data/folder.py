@@ -97,6 +97,15 @@ class Samples(Sequence[Sample]):
         found._holder, found.places = listing.holder, np.arange(len(listing.names))
         return found
 
+    @classmethod
+    def of(cls, samples: Sequence[Sample], root: Path) -> Samples:
+        """Image files below `root` without labels, in their order."""
+        names = [sample.path.relative_to(root).as_posix() for sample in samples]
+        order = sorted(range(len(names)), key=names.__getitem__)
+        found = cls(root, [(None, [names[i] for i in order])])
+        found.places = np.argsort(np.array(order, np.int64))
+        return found
+
     @property
     def labels(self) -> npt.NDArray[np.int32] | None:
         return None if self._labels is None else self._labels[self.places]

@@ -25,12 +25,15 @@ MODES = ("1", "L", "P", "I", "I;16", "I;16B")
 class MaskAnnotation:
     """The PNG of one image of `size` (width, height)."""
 
-    png: Path
+    file: Path
     size: tuple[int, int]
 
     def content(self) -> bytes:
         """Bytes that differ where two annotations differ."""
-        return self.png.read_bytes()
+        return self.file.read_bytes()
+
+    def facts(self) -> bytes:
+        return repr(self.size).encode()
 
     def load(self, classes: int, ignore: int, reduce_labels: bool) -> npt.NDArray[np.int32]:
         """int32 [height, width] of classes, VOID where a pixel has the value `ignore`; with `reduce_labels` the value 0
@@ -40,13 +43,13 @@ class MaskAnnotation:
             ImageError: the file cannot be read.
             DataError: it is no map of numbers, of another size than the image, or has numbers that are no class.
         """
-        values = read_values(self.png, "a PNG of class indices").astype(np.int32)
-        check_map_size(self.png, values, self.size)
+        values = read_values(self.file, "a PNG of class indices").astype(np.int32)
+        check_map_size(self.file, values, self.size)
         found = np.where(values == ignore, VOID, values - 1 if reduce_labels else values)
         unknown = np.unique(found[found >= classes]) + int(reduce_labels)
         if len(unknown):
             raise DataError(
-                f"{self.png} holds numbers that are no class of the model",
+                f"{self.file} holds numbers that are no class of the model",
                 found=", ".join(map(str, unknown[:5].tolist())),
                 wanted=f"0 to {classes - 1 + int(reduce_labels)}, or {ignore} for no class",
                 fix="set postprocess.ignore, or postprocess.reduce_labels (0 is no class, 1 the first)",

@@ -12,27 +12,30 @@ from pathlib import Path
 
 import numpy as np
 
+from vitdeploy.data.annotations import InFile
 from vitdeploy.data.decoding import Loaded, decode_each
 from vitdeploy.data.file_digests import UNREAD, FileDigests
 from vitdeploy.data.folder import Ints, Samples
 from vitdeploy.data.pixels import skippable
 from vitdeploy.errors import DataError, ImageError, StorageError
 from vitdeploy.runtime.predictor import Predictor
-from vitdeploy.runtime.runner import Array
-from vitdeploy.spec import PreprocessSpec, encode
+from vitdeploy.spec import encode
 from vitdeploy.stages.answers import ANSWERS_FILE, read_answers
-from vitdeploy.stages.files import read_json, write_json
+from vitdeploy.stages.files import Facts, read_json, write_json
 from vitdeploy.stages.tools import package_versions
 from vitdeploy.store.key import artifact_key, canonical_json
 from vitdeploy.store.sources import source_digest
 from vitdeploy.store.store import Artifact, Store
-from vitdeploy.verification.agreement import Tally, tally
-from vitdeploy.verification.collect import Answers, Turn, gather
+from vitdeploy.tasks.adapter import Data
+from vitdeploy.tasks.counted import CountedKit, Truth
+from vitdeploy.verification.agreement import Tally
+from vitdeploy.verification.collect import Answers, Keep, Turn, gather
+from vitdeploy.verification.counts import Counts
+from vitdeploy.verification.records import Records
 
-SUMMARY_FILE, TALLY_FILE = "summary.json", "tally.json"
+SUMMARY_FILE, TALLY_FILE, RECORDS_FILE = "summary.json", "tally.json", "records.npz"
 # Beside the artifacts of a store: what `FileDigests` knows.
 DIGESTS_FILE = "digests.sqlite"
-LOGITS = "logits"
 
 
 @dataclass(frozen=True)
@@ -44,19 +47,37 @@ class Identity:
     inputs: dict[str, str]
     tools: dict[str, str]
 
-    def on(self, preprocess: PreprocessSpec, **digests: str) -> Identity:
-        """The same of answers to images with these digests, prepared in this way."""
-        config = {"artifact": self.config, "images": encode(preprocess), **digests}
-        return Identity(config, self.inputs, {**self.tools, **_shard_tools()})
+    def on(self, adapter: CountedKit, answering: CountedKit, **digests: str) -> Identity:
+        """The same of answers to images with these digests: prepared and counted as the `adapter` says, and kept as
+        that of the `answering` side does."""
+        how = {"images": encode(adapter.setting.images), **adapter.reading, "kept": answering.reading}
+        return Identity(
+            {"artifact": self.config, **how, **digests},
+            self.inputs,
+            {**self.tools, **_shard_tools(type(adapter).__module__)},
+        )
 
 
 @functools.cache
-def _shard_tools() -> dict[str, str]:
-    return {**package_versions(("pillow", "numpy")), "shards": source_digest((__name__,))}
+def _shard_tools(task: str) -> dict[str, str]:
+    packages = package_versions(("pillow", "numpy", "scipy", "pycocotools"))
+    return {**packages, "shards": source_digest((__name__, task))}
+
+
+def digests_of(samples: Samples, truth: Truth | None, files: FileDigests) -> list[str]:
+    """Of each image the digest of its bytes, and of what is known of it beside them."""
+    images = files.of(samples)
+    if truth is None:
+        return images
+    known = [truth[sample.path] for sample in samples]
+    told = [hashlib.sha256(each.facts() if isinstance(each, InFile) else each.content()).hexdigest() for each in known]
+    read = iter(files.of([each.file for each in known if isinstance(each, InFile)]))
+    labels = [next(read) if isinstance(each, InFile) else "" for each in known]
+    return [" ".join(parts) for parts in zip(images, told, labels, strict=True)]
 
 
 def shard_digest(samples: Samples, digests: Sequence[str]) -> str:
-    """SHA-256 over the names, labels and digests of the images of a shard, in order."""
+    """SHA-256 over the names, labels and digests (`digests_of`) of the images of a shard, in order."""
     labels = [None] * len(samples) if samples.labels is None else samples.labels.tolist()
     rows = list(zip(samples.names, labels, digests, strict=True))
     return hashlib.sha256(canonical_json(rows).encode()).hexdigest()
@@ -69,23 +90,26 @@ def content_digest(samples: Samples, digests: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Answered:
-    """The original's answers to a shard. `unreadable`: int64, which of its images have none. `best`: int64 [n], the
-    classes of the others, of `classes`. `itself`: the original compared with itself, None without any answer."""
+    """The original's answers to a shard. `unreadable`: int64, which of its images have none; `count`: how many have
+    one. `facts`: as of `CountedKit.facts`, {} without any answer."""
 
     artifact: Artifact
     unreadable: Ints
-    best: Ints
-    classes: int
-    itself: Tally | None
+    count: int
+    facts: Facts
 
     @property
     def digest(self) -> str:
         """Of the answers, however they were made."""
         return self.artifact.digest
 
-    def logits(self) -> Array:
-        """float32 [n, classes]."""
-        return read_answers(self.artifact.path).stacked(LOGITS)
+    def answers(self) -> Answers:
+        """What was kept of them."""
+        return read_answers(self.artifact.path)
+
+    def itself(self) -> Counts:
+        """The original compared with itself, of a shard with answers."""
+        return _read_counts(self.artifact.path)
 
 
 class ShardStore:
@@ -103,15 +127,18 @@ class ShardStore:
         found = self._store.find(key)
         return None if found is None else _answered(found)
 
-    def keep_answers(self, by: Identity, logits: Array, unreadable: Ints, labels: Ints | None) -> Answered:
-        """Store the original's answers, float32 [n, classes], to the readable images; `labels`: int64 [n], theirs."""
+    def keep_answers(
+        self, by: Identity, answers: Answers, unreadable: Ints, adapter: CountedKit, data: Data
+    ) -> Answered:
+        """Store the original's answers to the readable images, which `data` has to evaluate on."""
 
         def write(out: Path) -> None:
-            itself = tally(logits, logits, labels).to_dict() if len(logits) else None
-            Answers({LOGITS: tuple(logits)}).save(out / ANSWERS_FILE)
-            best = logits.argmax(axis=1).tolist() if len(logits) else []
-            facts = {"unreadable": unreadable.tolist(), "best": best, "classes": logits.shape[1], "itself": itself}
-            write_json(out / SUMMARY_FILE, facts)
+            answers.save(out / ANSWERS_FILE)
+            count = len(answers)
+            if count:
+                _write_counts(out, adapter.count(answers, answers, data))
+            facts = adapter.facts(answers) if count else {}
+            write_json(out / SUMMARY_FILE, {"unreadable": unreadable.tolist(), "count": count, "facts": facts})
 
         return _answered(self._make("shard-answers", by, write))
 
@@ -119,20 +146,19 @@ class ShardStore:
         """Forget answers."""
         self._store.remove(_key("shard-answers", by))
 
-    def tallied(self, by: Identity) -> Tally | None:
+    def counted(self, by: Identity) -> Counts | None:
         """The counts that are there."""
         found = self._store.find(_key("shard-tally", by))
-        return None if found is None else Tally.from_dict(read_json(found.path / TALLY_FILE))
+        return None if found is None else _read_counts(found.path)
 
-    def keep_tally(self, by: Identity, counted: Tally) -> Tally:
+    def keep_counts(self, by: Identity, counts: Counts) -> Counts:
         """Store an engine's counts."""
-        made = self._make("shard-tally", by, lambda out: write_json(out / TALLY_FILE, counted.to_dict()))
-        return Tally.from_dict(read_json(made.path / TALLY_FILE))
+        return _read_counts(self._make("shard-tally", by, lambda out: _write_counts(out, counts)).path)
 
     def holds(self, part: Part, skip_bad: bool) -> bool:
         """Whether what a shard leaves is there already, and is of use to this evaluation."""
         if part.original is not None:
-            return self.tallied(part.by) is not None
+            return self._store.find(_key("shard-tally", part.by)) is not None
         found = self.answered(part.by)
         return found is not None and (skip_bad or not len(found.unreadable))
 
@@ -145,10 +171,20 @@ def _key(kind: str, by: Identity) -> str:
 
 
 def _answered(artifact: Artifact) -> Answered:
-    facts = read_json(artifact.path / SUMMARY_FILE)
-    unreadable, best = (np.array(facts[name], np.int64) for name in ("unreadable", "best"))
-    itself = None if facts["itself"] is None else Tally.from_dict(facts["itself"])
-    return Answered(artifact, unreadable, best, facts["classes"], itself)
+    found = read_json(artifact.path / SUMMARY_FILE)
+    return Answered(artifact, np.array(found["unreadable"], np.int64), found["count"], found["facts"])
+
+
+def _write_counts(folder: Path, counts: Counts) -> None:
+    if isinstance(counts, Tally):
+        write_json(folder / TALLY_FILE, counts.to_dict())
+    else:
+        counts.save(folder / RECORDS_FILE)
+
+
+def _read_counts(folder: Path) -> Counts:
+    file = folder / TALLY_FILE
+    return Tally.from_dict(read_json(file)) if file.exists() else Records.load(folder / RECORDS_FILE)
 
 
 @dataclass(frozen=True)
@@ -175,8 +211,10 @@ class Part:
 def evaluate(
     predictor: Predictor,
     samples: Samples,
+    truth: Truth | None,
     parts: Sequence[Part],
-    preprocess: PreprocessSpec,
+    adapter: CountedKit,
+    kept: Keep,
     store: ShardStore,
     digests: Path,
     *,
@@ -189,15 +227,18 @@ def evaluate(
     the predictor computes.
 
     Args:
+        truth: as of `Data`, of these samples. kept: what the side that answers keeps of an image's outputs.
         digests: the file of `FileDigests`.
         processes: as of `decode_each`. turn: as of `gather`.
 
     Raises:
         ImageError: an unreadable image, and `skip_bad` is False; or one that could be read for the original.
-        DataError: images changed since the evaluation began. EngineError: an output is NaN or infinite.
+        DataError: images or labels changed since the evaluation began; a label cannot be used.
+        EngineError: an output is NaN or infinite.
         StorageError: the original's answers are not in the store.
     """
-    loaded = decode_each(samples.pick(np.concatenate([part.readable for part in parts])), preprocess, processes)
+    readable = samples.pick(np.concatenate([part.readable for part in parts]))
+    loaded = decode_each(readable, adapter.setting.images, processes)
     with contextlib.closing(loaded):
         for part in parts:
             unreadable: list[int] = []
@@ -206,17 +247,19 @@ def evaluate(
             answers = gather(
                 predictor,
                 images,
-                lambda outputs, size: {LOGITS: outputs[LOGITS]},
+                kept,
                 progress,
                 fill=True,
                 turn=turn,
             )
-            logits = answers.stacked(LOGITS) if len(answers) else np.zeros((0, 0), np.float32)
             progress(len(unreadable))
-            _require_unchanged(samples.pick(part.images), part.content, digests)
+            _require_unchanged(samples.pick(part.images), truth, part.content, digests)
             answered = samples.pick(np.delete(part.readable, unreadable))
-            labels = None if answered.labels is None else answered.labels.astype(np.int64)
-            _keep(store, part, logits, np.array(unreadable, np.int64), labels)
+            data = Data(samples.root, (), answered, "", "", truth=truth)
+            if part.original is None:
+                store.keep_answers(part.by, answers, np.array(unreadable, np.int64), adapter, data)
+            else:
+                store.keep_counts(part.by, adapter.count(answers, _original(store, part.original).answers(), data))
 
 
 def _readable(loaded: Iterator[Loaded | ImageError], count: int, unreadable: list[int] | None) -> Iterator[Loaded]:
@@ -231,29 +274,26 @@ def _readable(loaded: Iterator[Loaded | ImageError], count: int, unreadable: lis
             unreadable.append(index)
 
 
-def _require_unchanged(samples: Samples, content: str, file: Path) -> None:
-    """Raise DataError if these images are not those whose digests are in the keys: the answers would be stored as
-    answers to others."""
+def _require_unchanged(samples: Samples, truth: Truth | None, content: str, file: Path) -> None:
+    """Raise DataError if these images and labels are not those whose digests are in the keys: the answers would be
+    stored as answers to others."""
     with FileDigests(file) as digests:
-        if content_digest(samples, digests.of(samples)) == content:
+        if content_digest(samples, digests_of(samples, truth, digests)) == content:
             return
     names = list(samples.names)
     root = os.path.abspath(samples.root)  # noqa: PTH100 - as the digests have it: links stay
     changed = [os.path.relpath(path, root) for path in digests.changed]
     more = f", and {len(changed) - 3} more" if len(changed) > 3 else ""
     raise DataError(
-        "images changed while they were evaluated",
+        f"images {'' if truth is None else 'or labels '}changed while they were evaluated",
         found=", ".join(changed[:3]) + more if changed else f"other bytes in one of {names[0]} to {names[-1]}",
-        wanted="the images as they were when the command began",
+        wanted="the data as they were when the command began",
         fix="give the command again: it evaluates those anew, and keeps all that is finished",
     )
 
 
-def _keep(store: ShardStore, part: Part, logits: Array, unreadable: Ints, labels: Ints | None) -> None:
-    if part.original is None:
-        store.keep_answers(part.by, logits, unreadable, labels)
-        return
-    original = store.answered_at(part.original)
+def _original(store: ShardStore, key: str) -> Answered:
+    original = store.answered_at(key)
     if original is None:
         raise StorageError(
             "the original's answers to some images are not in the store",
@@ -261,4 +301,4 @@ def _keep(store: ShardStore, part: Part, logits: Array, unreadable: Ints, labels
             wanted="one store for the whole evaluation",
             fix="give the command again; with several machines, set VITDEPLOY_SHARED_STORE on all of them",
         )
-    store.keep_tally(part.by, tally(logits, original.logits(), labels))
+    return original

@@ -31,6 +31,7 @@ from vitdeploy.verification.changes import Changes
 from vitdeploy.verification.classes import Classified
 from vitdeploy.verification.collect import Answers, collect, gather
 from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.differences import differences, worst_of
 from vitdeploy.verification.plausible import Claim
 
 Count = Callable[[int], None]
@@ -159,6 +160,8 @@ class TaskAdapter(ABC):
     noun = "image"
     # Whether it can answer some of the samples at a time: `parts`.
     divisible = False
+    # Whether it is counted in shards: then it is a `counted.CountedKit`.
+    in_shards = False
     # The kind of labels that say more of a calibration image than its pixels do, such as prompts; None if none does.
     calibrated_on: LabelKind | None = None
 
@@ -272,7 +275,8 @@ class ImageKit(TaskAdapter):
 
     def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
         check_labels(choice, self.kinds, self.setting.task)
-        found = self.find(choice)
+        unread = Skipped([])
+        found = self.find(choice, unread if skip_bad else None)
         parts, decoded, skipped = check_images(found.parts, self.setting.images, skip_bad=skip_bad, progress=progress)
         labels, mapping, root = found.annotated, found.mapping, root_of(choice.path)
         return Data(
@@ -285,14 +289,15 @@ class ImageKit(TaskAdapter):
             + (mapping.digest if labels is not None and mapping is not None else ""),
             classes=() if labels is not None else parts.classes,
             truth=found.truth,
-            skipped=skipped,
+            skipped=(*unread.paths, *skipped),
             unannotated=labels.unannotated if labels is not None else None,
             mapping=mapping,
             decoded=decoded,
         )
 
-    def find(self, choice: DataChoice) -> Found:
-        """The images of a choice, split; with class folders where `choice.labels` says so."""
+    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
+        """The images of a choice, split; with class folders where `choice.labels` says so. Where labels have to fit
+        an image's size, the unreadable are noted in `skipped` and left out; None: an error."""
         labels: Any = choice.labels
         return Found(split(choice.path, labels, **choice.numbers))
 
@@ -384,8 +389,4 @@ def check_labels(choice: DataChoice, allowed: Sequence[str], task: Task) -> None
 
 def worst_difference(ours: Answers, reference: Answers, names: Sequence[str]) -> float:
     """max|a - b| / max|b| over the named outputs, the worst of them."""
-    worst = 0.0
-    for name in names:
-        a, b = ours.stacked(name).astype(np.float64), reference.stacked(name).astype(np.float64)
-        worst = max(worst, float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-300)))
-    return worst
+    return worst_of(differences(ours, reference, names))

@@ -6,6 +6,7 @@ from vitdeploy.spec import Task
 from vitdeploy.tasks.adapter import Setting, TaskAdapter
 from vitdeploy.tasks.anomaly import AnomalyKit
 from vitdeploy.tasks.classification import ClassificationKit
+from vitdeploy.tasks.counted import CountedKit
 from vitdeploy.tasks.depth import DepthKit
 from vitdeploy.tasks.detection import DetectionKit
 from vitdeploy.tasks.features import FeaturesKit
@@ -43,3 +44,9 @@ KITS: dict[Task, type[TaskAdapter]] = {
 
 def make_adapter(setting: Setting) -> TaskAdapter:
     return KITS[setting.task](setting)
+
+
+def counted_adapter(setting: Setting) -> CountedKit | None:
+    """The adapter of a task that is counted in shards; None of any other."""
+    found = make_adapter(setting)
+    return found if isinstance(found, CountedKit) and found.in_shards else None

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from vitdeploy.data.mvtec import normal_folder, read_mvtec, split_mvtec
+from vitdeploy.data.pixels import Skipped
 from vitdeploy.document.answers import Said
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.anomaly import anomaly_map, image_score, plane_of, smoothed
@@ -41,10 +42,10 @@ CHANCE = 50.0
 class AnomalyKit(ImageKit):
     kinds = ("mvtec", "none")
 
-    def find(self, choice: DataChoice) -> Found:
+    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
         if choice.labels == "none":
-            return super().find(choice)
-        normal, test = read_mvtec(choice.path)
+            return super().find(choice, skipped)
+        normal, test = read_mvtec(choice.path, skipped)
         return Found(split_mvtec(choice.path, normal, test, **choice.numbers), test, test.annotations)
 
     def calibration(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Calibration:

@@ -4,33 +4,40 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from vitdeploy.data.classes import ClassMap, match_folders, match_listed, match_numbers, match_words
-from vitdeploy.data.folder import DataSplit, ListedSplit, list_split
+from vitdeploy.data.folder import DataSplit, Ints, ListedSplit, list_split
+from vitdeploy.data.pixels import Skipped
 from vitdeploy.document.answers import Said
 from vitdeploy.runtime.postprocess import classify, softmax
-from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, check_labels, labels_of
+from vitdeploy.tasks.adapter import Data, DataChoice, Found, check_labels, labels_of
+from vitdeploy.tasks.counted import CountedKit, Listed
 from vitdeploy.verification.agreement import Tally, tally
 from vitdeploy.verification.changes import Changes, judged
 from vitdeploy.verification.classes import Classified
 from vitdeploy.verification.collect import Answers
 from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.counts import Counts
 from vitdeploy.verification.plausible import doubt_accuracy
 
 # By what the names of the data's classes are (`containers.listing.ClassKind`).
 MATCH = {"folders": match_folders, "words": match_words, "list": match_listed, "numbers": match_numbers}
 
 
-class ClassificationKit(ImageKit):
-    def find(self, choice: DataChoice) -> Found:
+class ClassificationKit(CountedKit):
+    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
         """The images with the model's classes as their labels."""
-        parts, mapping = self.listed(choice)
+        parts, mapping = self._listed(choice)
         return Found(DataSplit(tuple(parts.calibration), tuple(parts.evaluation), parts.classes), mapping=mapping)
 
-    def listed(self, choice: DataChoice) -> tuple[ListedSplit, ClassMap | None]:
+    def listed(self, choice: DataChoice, *, skip_bad: bool) -> Listed:
+        parts, mapping = self._listed(choice)
+        return Listed(parts.evaluation, None, mapping)
+
+    def _listed(self, choice: DataChoice) -> tuple[ListedSplit, ClassMap | None]:
         """What `find` finds, of a folder of any size.
 
         Raises:
@@ -48,21 +55,49 @@ class ClassificationKit(ImageKit):
             names = parts.classes if parts.kind != "numbers" else tuple(map(str, range(max(index) + 1)))
         return ListedSplit(*both, names, parts.empty), found
 
-    def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
+    @property
+    def reading(self) -> dict[str, object]:
+        """Logits are kept and counted as they are."""
+        return {}
+
+    def kept(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
+        return {"logits": outputs["logits"]}
+
+    def count(self, ours: Answers, reference: Answers, data: Data) -> Counts:
         labels, tallies, start = labels_of(data), list[Tally](), 0
         for a, b in zip(ours.pieces("logits"), reference.pieces("logits"), strict=True):
             tallies.append(tally(a, b, None if labels is None else labels[start : start + len(a)]))
             start += len(a)
-        return functools.reduce(operator.add, tallies).agreement()
+        return functools.reduce(operator.add, tallies)
+
+    def comparison(self, counts: Counts) -> Comparison:
+        assert isinstance(counts, Tally)
+        return counts.agreement()
+
+    def facts(self, answers: Answers) -> dict[str, object]:
+        """The best classes, and how many there are."""
+        return {"best": _best(answers).tolist(), "classes": answers.columns["logits"][0].shape[0]}
 
     def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
         labels = labels_of(data)
         classes = reference.columns["logits"][0].shape[0]
-        return None if labels is None else self.doubt_answers(_best(reference), labels, classes, data.mapping)
+        return None if labels is None else self._doubt(_best(reference), labels, classes, data.mapping)
 
-    def doubt_answers(
-        self, answers: np.ndarray, labels: np.ndarray, classes: int, mapping: ClassMap | None
+    def doubt_counted(
+        self, found: Comparison, facts: Sequence[Mapping[str, object]], places: Sequence[Ints], listed: Listed
     ) -> str | None:
+        labels = listed.evaluation.labels
+        if labels is None:
+            return None
+        answers, classes = np.full(len(labels), -1), 0
+        for each, at in zip(facts, places, strict=True):
+            best, count = each["best"], each["classes"]
+            assert isinstance(best, list) and isinstance(count, int)
+            answers[at], classes = best, max(classes, count)
+        read = answers >= 0
+        return self._doubt(answers[read], labels[read].astype(np.int64), classes, listed.mapping)
+
+    def _doubt(self, answers: np.ndarray, labels: np.ndarray, classes: int, mapping: ClassMap | None) -> str | None:
         """`doubt` by the original's best classes and the labels, int64 [n] each, in the order of the images."""
         text = doubt_accuracy(answers, labels, classes, self.setting.claim)
         return f"{text} ({mapping.text})" if text is not None and mapping is not None else text

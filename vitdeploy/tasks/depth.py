@@ -7,27 +7,32 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from vitdeploy.data.depth import read_depth
+from vitdeploy.data.pixels import Skipped
 from vitdeploy.document.answers import Said
 from vitdeploy.runtime.depth import Depth, depth_of
 from vitdeploy.runtime.drawing import depth_picture
 from vitdeploy.spec import DepthSpec
-from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, Panel, thumbnail, worst_difference
+from vitdeploy.tasks.adapter import Data, DataChoice, Found, Panel, thumbnail
+from vitdeploy.tasks.counted import CountedKit
 from vitdeploy.verification.changes import Changes
 from vitdeploy.verification.collect import SIZE, Answers
 from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.depth import DepthError, compare_depth, depth_changes, depth_error
-from vitdeploy.verification.plausible import doubt_value
+from vitdeploy.verification.counts import Counts
+from vitdeploy.verification.depth import DepthError, depth_changes, depth_comparison, depth_error, depth_records
+from vitdeploy.verification.differences import differences, worst_of
+from vitdeploy.verification.records import Records
 
 PLANE = "depth"
 
 
-class DepthKit(ImageKit):
+class DepthKit(CountedKit):
+    finer = 8
     kinds = ("depth", "none")
 
-    def find(self, choice: DataChoice) -> Found:
+    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
         if choice.annotations is None or choice.labels == "none":
-            return super().find(choice)
-        found = read_depth(choice.path, choice.annotations)
+            return super().find(choice, skipped)
+        found = read_depth(choice.path, choice.annotations, skipped)
         return Found(found.split(**choice.numbers), found, found.annotations)
 
     @property
@@ -35,17 +40,20 @@ class DepthKit(ImageKit):
         assert isinstance(self.setting.postprocess, DepthSpec)
         return self.setting.postprocess
 
-    def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
+    def kept(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
+        """The map as the model gives it, and the size of the image."""
+        return {PLANE: outputs[PLANE], SIZE: np.array(size, np.int64)}
+
+    def count(self, ours: Answers, reference: Answers, data: Data) -> Counts:
         errors = None
         if data.truth is not None:
             errors = (self._errors(ours, reference, data, i) for i in range(len(data.evaluation)))
-        return compare_depth(
-            ours.columns[PLANE],
-            reference.columns[PLANE],
-            errors,
-            values=self._head.values,
-            max_difference=worst_difference(ours, reference, [PLANE]),
-        )
+        records = depth_records(ours.columns[PLANE], reference.columns[PLANE], errors, self._head.values)
+        return records.with_tables(outputs=differences(ours, reference, [PLANE]))
+
+    def comparison(self, counts: Counts) -> Comparison:
+        assert isinstance(counts, Records)
+        return depth_comparison(counts, max_difference=worst_of(counts["outputs"]))
 
     def _errors(
         self, ours: Answers, reference: Answers, data: Data, index: int
@@ -64,9 +72,6 @@ class DepthKit(ImageKit):
         assert data.truth is not None
         annotation = data.truth[data.evaluation[index].path]
         return np.asarray(annotation.load(self._head.values == "metric"))
-
-    def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
-        return doubt_value(found.metric, found.reference_value)
 
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
         return depth_changes(ours.columns[PLANE], reference.columns[PLANE], self._head.values)

@@ -10,32 +10,36 @@ import numpy as np
 
 from vitdeploy.data.classes import match_categories
 from vitdeploy.data.detection import read_detection
+from vitdeploy.data.pixels import Skipped
 from vitdeploy.document.answers import Marks, Said
 from vitdeploy.runtime.detection import Detections, detect
 from vitdeploy.runtime.geometry import input_window
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.spec import PostprocessSpec
-from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, thumbnail, worst_difference
+from vitdeploy.tasks.adapter import Data, DataChoice, Found, thumbnail
+from vitdeploy.tasks.counted import CountedKit
 from vitdeploy.verification.average_precision import Objects
 from vitdeploy.verification.changes import Changes, object_changes
 from vitdeploy.verification.collect import Answers
 from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.detection import compare_detections, partners
-from vitdeploy.verification.plausible import doubt_value
+from vitdeploy.verification.counts import Counts
+from vitdeploy.verification.detection import detection_comparison, detection_records, partners
+from vitdeploy.verification.differences import differences, worst_of
+from vitdeploy.verification.records import Records
 
 SHOWN_OBJECTS = 4
 # Boxes of a kind that are drawn on one picture.
 MARKED = 24
 
 
-class DetectionKit(ImageKit):
+class DetectionKit(CountedKit):
     kinds = ("yolo", "coco", "none")
 
-    def find(self, choice: DataChoice) -> Found:
+    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
         if choice.annotations is None or choice.labels == "none":
-            return super().find(choice)
+            return super().find(choice, skipped)
         kind: Any = choice.labels
-        found = read_detection(choice.path, choice.annotations, kind)
+        found = read_detection(choice.path, choice.annotations, kind, skipped)
         used = {int(c) for boxes in found.annotations.values() for c in boxes.classes}
         mapping = match_categories(found.categories, used, self.setting.labels, self.setting.classes)
         truth = {path: boxes.renumbered(mapping.index) for path, boxes in found.annotations.items()}
@@ -46,16 +50,18 @@ class DetectionKit(ImageKit):
         assert isinstance(self.setting.postprocess, PostprocessSpec)
         return self.setting.postprocess
 
-    def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
+    def count(self, ours: Answers, reference: Answers, data: Data) -> Counts:
         truth = None if data.truth is None else [data.truth[sample.path] for sample in data.evaluation]
         names = self._head.comparable(name for name in ours.columns if name != "size")
-        return compare_detections(
-            self._objects(ours),
-            self._objects(reference),
-            truth,
-            threshold=self._head.threshold,
-            max_difference=worst_difference(ours, reference, names),
-        )
+        theirs = self._objects(reference)
+        artifact = theirs if ours is reference else self._objects(ours)
+        records = detection_records(artifact, theirs, truth, threshold=self._head.threshold)
+        return records.with_tables(outputs=differences(ours, reference, names))
+
+    def comparison(self, counts: Counts) -> Comparison:
+        assert isinstance(counts, Records)
+        worst = worst_of(counts["outputs"])
+        return detection_comparison(counts, threshold=self._head.threshold, max_difference=worst)
 
     def _objects(self, answers: Answers) -> list[Objects]:
         """All that a model finds, whatever its score: mAP is of the whole ranking."""
@@ -66,9 +72,6 @@ class DetectionKit(ImageKit):
         width, height = (int(side) for side in answers.columns["size"][index])
         head = dataclasses.replace(self._head, threshold=threshold)
         return detect(outputs, (width, height), self.setting.images, head, labels)
-
-    def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
-        return doubt_value(found.metric, found.reference_value)
 
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
         return object_changes(self._seen(ours), self._seen(reference))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from vitdeploy.data.pixels import Skipped
 from vitdeploy.data.targets import Target, read_targets
 from vitdeploy.document.answers import Said
 from vitdeploy.errors import DataError
@@ -28,11 +29,11 @@ SHOWN_SIDE = 288
 class ImageToImageKit(ImageKit):
     kinds = ("targets", "none")
 
-    def find(self, choice: DataChoice) -> Found:
+    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
         if choice.annotations is None or choice.labels == "none":
-            return super().find(choice)
+            return super().find(choice, skipped)
         height, width = self.setting.images.crop
-        found = read_targets(choice.path, choice.annotations, (width, height))
+        found = read_targets(choice.path, choice.annotations, (width, height), skipped)
         return Found(found.split(**choice.numbers), found, found.annotations)
 
     @property

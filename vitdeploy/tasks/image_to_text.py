@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from vitdeploy.data.folder import Sample
-from vitdeploy.data.pixels import batches
+from vitdeploy.data.pixels import Skipped, batches
 from vitdeploy.data.texts import WrittenText, read_written
 from vitdeploy.document.answers import Said
 from vitdeploy.runtime.flows import FLOWS
@@ -62,9 +62,9 @@ class Writing:
 class ImageToTextKit(ImageKit):
     kinds = ("texts", "none")
 
-    def find(self, choice: DataChoice) -> Found:
+    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
         if choice.annotations is None or choice.labels == "none":
-            return super().find(choice)
+            return super().find(choice, skipped)
         found = read_written(choice.path, choice.annotations)
         return Found(found.split(**choice.numbers), found, found.annotations)
 

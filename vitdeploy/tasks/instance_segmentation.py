@@ -9,20 +9,24 @@ import numpy as np
 
 from vitdeploy.data.classes import match_categories
 from vitdeploy.data.instances import Outlines, read_instances
+from vitdeploy.data.pixels import Skipped
 from vitdeploy.document.answers import Said
 from vitdeploy.runtime.drawing import instance_picture
 from vitdeploy.runtime.instances import segment_instances
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.runtime.run_lengths import RunLengths
 from vitdeploy.spec import InstanceSpec
-from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, Panel, thumbnail, worst_difference
+from vitdeploy.tasks.adapter import Data, DataChoice, Found, Panel, thumbnail
+from vitdeploy.tasks.counted import CountedKit
 from vitdeploy.tasks.detection import listed
 from vitdeploy.tasks.drawn import drawn
 from vitdeploy.verification.changes import Changes
 from vitdeploy.verification.collect import SIZE, Answers
 from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.instances import Masks, compare_instances, instance_changes
-from vitdeploy.verification.plausible import doubt_value
+from vitdeploy.verification.counts import Counts
+from vitdeploy.verification.differences import differences, worst_of
+from vitdeploy.verification.instances import Masks, instance_changes, instance_comparison, instance_records
+from vitdeploy.verification.records import Records
 
 CLASSES, SCORES, COUNTS, LENGTHS = "classes", "scores", "counts", "lengths"
 RAW = ("class_logits", "masks")
@@ -33,13 +37,14 @@ KEPT, LEAST_SCORE = 100, 0.01
 NUMBERS = 1 << 12
 
 
-class InstanceSegmentationKit(ImageKit):
+class InstanceSegmentationKit(CountedKit):
+    finer = 8
     kinds = ("coco", "none")
 
-    def find(self, choice: DataChoice) -> Found:
+    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
         if choice.annotations is None or choice.labels == "none":
-            return super().find(choice)
-        found = read_instances(choice.path, choice.annotations)
+            return super().find(choice, skipped)
+        found = read_instances(choice.path, choice.annotations, skipped)
         used = {int(c) for each in found.annotations.values() for c in each.classes}
         mapping = match_categories(found.categories, used, self.setting.labels, self.setting.classes)
         truth = {path: each.renumbered(mapping.index) for path, each in found.annotations.items()}
@@ -74,18 +79,17 @@ class InstanceSegmentationKit(ImageKit):
         parts = np.split(column[COUNTS], ends) if len(column[LENGTHS]) else []
         return Masks(column[CLASSES], column[SCORES], tuple(RunLengths((width, height), part) for part in parts))
 
-    def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
+    def count(self, ours: Answers, reference: Answers, data: Data) -> Counts:
         truth = None if data.truth is None else [data.truth[sample.path] for sample in data.evaluation]
-        return compare_instances(
-            self._found(ours),
-            self._found(reference),
-            truth,
-            threshold=self._head.threshold,
-            max_difference=worst_difference(ours, reference, RAW),
-        )
+        theirs = self._found(reference)
+        artifact = theirs if ours is reference else self._found(ours)
+        records = instance_records(artifact, theirs, truth, threshold=self._head.threshold)
+        return records.with_tables(outputs=differences(ours, reference, RAW))
 
-    def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
-        return doubt_value(found.metric, found.reference_value)
+    def comparison(self, counts: Counts) -> Comparison:
+        assert isinstance(counts, Records)
+        worst = worst_of(counts["outputs"])
+        return instance_comparison(counts, threshold=self._head.threshold, max_difference=worst)
 
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
         return instance_changes(*(self._found(each, self._head.threshold) for each in (ours, reference)))

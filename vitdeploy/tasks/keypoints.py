@@ -28,10 +28,10 @@ class KeypointsKit(ImageKit):
     kinds = ("coco", "none")
     calibrated_on = "coco"
 
-    def find(self, choice: DataChoice) -> Found:
+    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
         if choice.annotations is None or choice.labels == "none":
-            return super().find(choice)
-        found = read_keypoints(choice.path, choice.annotations, self.setting.labels, self.setting.classes)
+            return super().find(choice, skipped)
+        found = read_keypoints(choice.path, choice.annotations, self.setting.labels, self.setting.classes, skipped)
         return Found(found.split(**choice.numbers), found.images, found.images.annotations)
 
     def labelled(self, choice: DataChoice, count: int | None, skipped: Skipped | None) -> tuple[Sample, ...]:

@@ -11,6 +11,7 @@ from vitdeploy.data.annotations import Category
 from vitdeploy.data.classes import ClassMap, match_categories
 from vitdeploy.data.detection import read_detection
 from vitdeploy.data.label_file import read_texts
+from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import CapabilityError, DataError
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.detection import Detections
@@ -39,18 +40,18 @@ class OpenVocabularyKit(TextKit, DetectionKit):
     def _detect(self, answers: Answers, index: int, threshold: float, labels: Sequence[str] | None) -> Detections:
         return within(super()._detect(answers, index, threshold, labels))
 
-    def find(self, choice: DataChoice) -> Found:
+    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
         """The images and their boxes; the texts are `found`, too."""
         given = read_texts(choice.texts) if choice.texts is not None else None
         if choice.annotations is None or choice.labels == "none":
             if not given:
                 raise _no_texts(choice.path)
-            found = ImageKit.find(self, choice)
+            found = ImageKit.find(self, choice, skipped)
             self.require_apart(given)
             self.found = given
             return replace(found, parts=replace(found.parts, classes=given))
         kind: Literal["yolo", "coco"] = "yolo" if choice.labels == "yolo" else "coco"
-        found_set = read_detection(choice.path, choice.annotations, kind)
+        found_set = read_detection(choice.path, choice.annotations, kind, skipped)
         used = {int(c) for boxes in found_set.annotations.values() for c in boxes.classes}
         names = _names(found_set.categories)
         texts, mapping = self._mapped(choice, names, given, match_categories(found_set.categories, used, names, None))

@@ -8,6 +8,7 @@ import numpy as np
 
 from vitdeploy.data.classes import match_categories
 from vitdeploy.data.panoptic import PanopticMap, read_panoptic
+from vitdeploy.data.pixels import Skipped
 from vitdeploy.document.answers import Said
 from vitdeploy.runtime.panoptic import segment
 from vitdeploy.runtime.postprocess import label_of
@@ -26,10 +27,10 @@ MAP, SEGMENTS = "map", "segments"
 class PanopticKit(ImageKit):
     kinds = ("panoptic", "none")
 
-    def find(self, choice: DataChoice) -> Found:
+    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
         if choice.annotations is None or choice.labels == "none":
-            return super().find(choice)
-        found = read_panoptic(choice.path, choice.annotations)
+            return super().find(choice, skipped)
+        found = read_panoptic(choice.path, choice.annotations, skipped)
         used = {category for each in found.annotations.values() for category in each.segments.values()}
         mapping = match_categories(found.categories, used, self.setting.labels, self.setting.classes)
         truth = {path: (annotation, mapping.index) for path, annotation in found.annotations.items()}

@@ -93,10 +93,10 @@ class PromptedKit(ImageKit):
         assert isinstance(self.setting.postprocess, PromptSpec)
         return self.setting.postprocess
 
-    def find(self, choice: DataChoice) -> Found:
+    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
         if choice.annotations is None or choice.labels == "none":
-            return super().find(choice)
-        found = read_prompted(choice.path, choice.annotations)
+            return super().find(choice, skipped)
+        found = read_prompted(choice.path, choice.annotations, skipped)
         return Found(found.split(**choice.numbers), found, found.annotations)
 
     def labelled(self, choice: DataChoice, count: int | None, skipped: Skipped | None) -> tuple[Sample, ...]:

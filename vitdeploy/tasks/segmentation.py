@@ -7,18 +7,22 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from vitdeploy.data.masks import read_masks
+from vitdeploy.data.pixels import Skipped
 from vitdeploy.document.answers import Said
 from vitdeploy.runtime.drawing import class_picture
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.runtime.segmentation import NONE, areas, classes_of
 from vitdeploy.spec import SegmentationSpec
-from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, Panel, thumbnail, worst_difference
+from vitdeploy.tasks.adapter import Data, DataChoice, Found, Panel, thumbnail
+from vitdeploy.tasks.counted import CountedKit
 from vitdeploy.tasks.drawn import drawn
 from vitdeploy.verification.changes import Changes
 from vitdeploy.verification.collect import Answers
 from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.plausible import doubt_value
-from vitdeploy.verification.segmentation import compare_segmentation, segmentation_changes
+from vitdeploy.verification.counts import Counts
+from vitdeploy.verification.differences import differences, worst_of
+from vitdeploy.verification.records import Records
+from vitdeploy.verification.segmentation import segmentation_changes, segmentation_comparison, segmentation_records
 
 MAP = "map"
 # Numbers of each raw output that are kept, for the largest difference.
@@ -26,13 +30,14 @@ KEPT = 1 << 12
 SHOWN_CLASSES = 4
 
 
-class SegmentationKit(ImageKit):
+class SegmentationKit(CountedKit):
+    finer = 8
     kinds = ("masks", "none")
 
-    def find(self, choice: DataChoice) -> Found:
+    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
         if choice.annotations is None or choice.labels == "none":
-            return super().find(choice)
-        found = read_masks(choice.path, choice.annotations)
+            return super().find(choice, skipped)
+        found = read_masks(choice.path, choice.annotations, skipped)
         return Found(found.split(**choice.numbers), found, found.annotations)
 
     @property
@@ -46,24 +51,22 @@ class SegmentationKit(ImageKit):
         few = {name: drawn(output, KEPT) for name, output in outputs.items()}
         return {**few, MAP: found.astype(np.int16 if (self.setting.classes or 0) > 127 else np.int8)}
 
-    def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
+    def count(self, ours: Answers, reference: Answers, data: Data) -> Counts:
         assert self.setting.classes is not None
         truth = None if data.truth is None else (self._truth(data, i) for i in range(len(data.evaluation)))
-        return compare_segmentation(
-            ours.columns[MAP],
-            reference.columns[MAP],
-            truth,
-            classes=self.setting.classes,
-            max_difference=worst_difference(ours, reference, [name for name in ours.columns if name != MAP]),
-        )
+        maps = ours.columns[MAP], reference.columns[MAP]
+        outputs = differences(ours, reference, [name for name in ours.columns if name != MAP])
+        return segmentation_records(*maps, truth, classes=self.setting.classes).with_tables(outputs=outputs)
+
+    def comparison(self, counts: Counts) -> Comparison:
+        assert isinstance(counts, Records) and self.setting.classes is not None
+        worst = worst_of(counts["outputs"])
+        return segmentation_comparison(counts, classes=self.setting.classes, max_difference=worst)
 
     def _truth(self, data: Data, index: int) -> np.ndarray:
         assert data.truth is not None and self.setting.classes is not None
         annotation = data.truth[data.evaluation[index].path]
         return np.asarray(annotation.load(self.setting.classes, self._head.ignore, self._head.reduce_labels))
-
-    def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
-        return doubt_value(found.metric, found.reference_value)
 
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
         return segmentation_changes(ours.columns[MAP], reference.columns[MAP])

@@ -15,7 +15,7 @@ from vitdeploy.data.classes import ClassMap
 from vitdeploy.data.containers.listing import CLASSES_FILE, ClassKind
 from vitdeploy.data.folder import DataSplit, Sample, list_split, split
 from vitdeploy.data.label_file import read_texts
-from vitdeploy.data.pixels import batches
+from vitdeploy.data.pixels import Skipped, batches
 from vitdeploy.document.answers import Said
 from vitdeploy.errors import DataError
 from vitdeploy.progress import Progress
@@ -79,6 +79,8 @@ class Embedding:
 class TextKit(TaskAdapter):
     """What tasks of two towers have in common: their classes are texts."""
 
+    in_shards = False
+
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         assert isinstance(setting.postprocess, ZeroShotSpec | OpenVocabularySpec)
@@ -127,7 +129,7 @@ class ZeroShotKit(TextKit, ClassificationKit):
     def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
         return self.with_texts(super().load(choice, skip_bad=skip_bad, progress=progress))
 
-    def find(self, choice: DataChoice) -> Found:
+    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
         """The images; their classes are the texts."""
         parts = split(choice.path, "folders" if choice.labels == "folders" else "none", **choice.numbers)
         given = read_texts(choice.texts) if choice.texts is not None else None

@@ -22,6 +22,7 @@ from scipy import sparse
 
 from vitdeploy.data.detection import Boxes
 from vitdeploy.errors import MissingPackageError
+from vitdeploy.verification.records import Table
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -58,6 +59,18 @@ class Matches:
     found: Bools
 
 
+@dataclass(frozen=True)
+class Matched:
+    """The detections of some images and their labelled objects, by image, and in an image by `category`.
+
+    detections: best `score` first; right, counted: uint16, as of `Matches`, a bit for each of `IOUS`. objects: which
+    are `ignored`, as crowds are, and which `found`, as of `Matches`.
+    """
+
+    detections: Table
+    objects: Table
+
+
 def match(objects: Sequence[Objects], truth: Sequence[Boxes]) -> list[Matches]:
     """Match detections with labelled objects image by image; one entry for each class that has labelled objects.
 
@@ -66,9 +79,12 @@ def match(objects: Sequence[Objects], truth: Sequence[Boxes]) -> list[Matches]:
     Raises:
         MissingPackageError: pycocotools is not installed.
     """
-    classes = sorted({int(c) for boxes in truth for c in boxes.classes})
-    documents = _documents(objects, truth, classes) if classes else ({"images": [], "categories": []},) * 2
-    return match_documents(*documents, "bbox")
+    return matches_of(match_boxes(objects, truth), len(truth))
+
+
+def match_boxes(objects: Sequence[Objects], truth: Sequence[Boxes]) -> Matched:
+    """The same image by image, of all classes that are found or labelled."""
+    return match_rows(*_documents(objects, truth), "bbox")
 
 
 def match_documents(
@@ -83,13 +99,93 @@ def match_documents(
     Raises:
         MissingPackageError: pycocotools is not installed.
     """
+    n, classes = len(labels["images"]), len(labels["categories"])
+    results = _evaluated(labels, detections, kind, sigmas)
+    return [matches_of_class(results[k * n : (k + 1) * n]) for k in range(classes)]
+
+
+def match_rows(labels: dict[str, Any], detections: dict[str, Any], kind: Literal["bbox", "segm"]) -> Matched:
+    """The same as rows of the images, which may be joined with those of others: what an image has does not depend on
+    the other images. Categories are numbered as they are in the data sets, and may be all or some of what is found."""
+    n, categories = len(labels["images"]), [each["id"] for each in labels["categories"]]
+    results = _evaluated(labels, detections, kind, None)
+    found = [
+        (i, category, each)
+        for i in range(n)
+        for category, each in zip(categories, results[i::n], strict=True)
+        if each is not None
+    ]
+    none = np.zeros((len(IOUS), 0))
+    matched = np.concatenate([none, *(each["dtMatches"] for *_, each in found)], axis=1) > 0
+    counted = ~np.concatenate([none, *(each["dtIgnore"] for *_, each in found)], axis=1).astype(bool)
+    ignored = np.concatenate([none[0], *(each["gtIgnore"] for *_, each in found)]) != 0
+    return Matched(
+        _rows(
+            [(i, category, len(each["dtScores"])) for i, category, each in found],
+            score=np.concatenate([none[0], *(each["dtScores"] for *_, each in found)]),
+            right=_bits(matched & counted),
+            counted=_bits(counted),
+        ),
+        _rows(
+            [(i, category, len(each["gtIgnore"])) for i, category, each in found],
+            ignored=ignored,
+            found=np.concatenate([none[0], *(each["gtMatches"][0] for *_, each in found)]) > 0,
+        ),
+    )
+
+
+def _rows(counts: Sequence[tuple[int, int, int]], **columns: npt.NDArray[Any]) -> Table:
+    """A table with so many rows of each image and category."""
+    image, category, rows = np.array(counts, np.int32).reshape(-1, 3).T
+    return Table(np.repeat(image, rows), {"category": np.repeat(category, rows), **columns})
+
+
+def _bits(values: Bools) -> npt.NDArray[np.uint16]:
+    """uint16 [d] of bool [T, d], a bit for each threshold."""
+    return np.asarray(np.left_shift(values, np.arange(len(values))[:, None]).sum(axis=0), np.uint16)
+
+
+def _flags(bits: npt.NDArray[np.uint16]) -> Bools:
+    """The inverse of `_bits`."""
+    return np.asarray((bits >> np.arange(len(IOUS), dtype=np.uint16)[:, None]) & 1, np.bool_)
+
+
+def matches_of(matched: Matched, n: int) -> list[Matches]:
+    """The rows of n images, joined, by class; one entry for each class that has labelled objects."""
+    detections, objects = matched.detections, matched.objects
+    order = np.argsort(detections["category"], kind="stable")
+    sorted_categories = detections["category"][order]
+    found = []
+    for category in np.unique(objects["category"]):
+        start, end = np.searchsorted(sorted_categories, [category, category + 1])
+        own = order[start:end]
+        own = own[np.argsort(-detections["score"][own], kind="mergesort")]
+        labelled = (objects["category"] == category) & ~objects["ignored"]
+        found.append(
+            Matches(
+                detections.image[own].astype(np.int64),
+                _flags(detections["right"][own]),
+                _flags(detections["counted"][own]),
+                np.bincount(objects.image[labelled], minlength=n),
+                objects["found"][labelled],
+            )
+        )
+    return found
+
+
+def _evaluated(
+    labels: dict[str, Any],
+    detections: dict[str, Any],
+    kind: Literal["bbox", "segm", "keypoints"],
+    sigmas: Sequence[float] | None,
+) -> list[dict[str, Any] | None]:
+    """What COCO's program says of each category and image, image by image of each category in turn."""
     try:
         coco = importlib.import_module("pycocotools.coco").COCO
         evaluation = importlib.import_module("pycocotools.cocoeval").COCOeval
     except ImportError:
         raise MissingPackageError("pycocotools", "coco", "mAP") from None
-    n, classes = len(labels["images"]), len(labels["categories"])
-    if not classes:
+    if not labels["categories"]:
         return []
     with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress to standard output
         labelled, detected = coco(), coco()
@@ -102,13 +198,13 @@ def match_documents(
         if sigmas is not None:
             run.params.kpt_oks_sigmas = np.asarray(sigmas, np.float64)
         run.evaluate()
-    return [matches_of_class(run.evalImgs[k * n : (k + 1) * n]) for k in range(classes)]
+    return list(run.evalImgs)
 
 
-def _documents(
-    objects: Sequence[Objects], truth: Sequence[Boxes], classes: Sequence[int]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _documents(objects: Sequence[Objects], truth: Sequence[Boxes]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Labels and detections as COCO's data sets. Ids start at 1, as 0 means "no match" to pycocotools."""
+    labelled = {int(c) for boxes in truth for c in boxes.classes}
+    classes = sorted(labelled | {int(c) for found in objects for c in found.classes})
     images = {
         "images": [{"id": i} for i in range(1, len(truth) + 1)],
         "categories": [{"id": c} for c in classes],

@@ -11,6 +11,8 @@ objects: see `least_of_share` and `least_of_difference`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -18,6 +20,8 @@ from vitdeploy.verification.intervals import paired_difference, wilson
 
 # Efron & Tibshirani ask for at least 1000 for the ends of a 95 % interval (chapter 14.3).
 REPLICATES = 1000
+# Numbers of the draws that are held at a time: all of them of up to 4,194 images.
+BLOCK = 1 << 22
 
 Floats = npt.NDArray[np.float64]
 
@@ -28,6 +32,14 @@ def draws(n: int, seed: int) -> Floats:
     From `numpy.random.RandomState(seed)`, whose stream is frozen (NEP 19).
     """
     return np.random.RandomState(seed).multinomial(n, np.full(n, 1 / n), size=REPLICATES).astype(np.float64)
+
+
+def replicates(n: int, seed: int, measure: Callable[[Floats], Floats]) -> Floats:
+    """What `measure` says of each of the `draws`, joined: of some rows of them at a time it gives as many rows. The
+    draws of many images are never in memory together."""
+    generator, shares, rows = np.random.RandomState(seed), np.full(n, 1 / n), max(1, BLOCK // n)
+    sizes = [min(rows, REPLICATES - start) for start in range(0, REPLICATES, rows)]
+    return np.concatenate([measure(generator.multinomial(n, shares, size=size).astype(np.float64)) for size in sizes])
 
 
 def percentile_interval(

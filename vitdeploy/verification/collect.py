@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -48,14 +49,20 @@ class Answers:
             yield np.stack(piece)
 
     def save(self, path: Path | IO[bytes]) -> None:
-        """Write an .npz: a column of one shape as one array, any other as `name.0`, `name.1` ..."""
+        """Write an .npz: a column of one shape as one array, any other as `name.0`, `name.1` ... Whole numbers, such as
+        maps of classes, are compressed; floats hardly get smaller."""
         arrays: dict[str, Array] = {}
         for name, column in self.columns.items():
             if len({array.shape for array in column}) == 1:
                 arrays[name] = np.stack(column)
             else:
                 arrays |= {f"{name}.{i}": array for i, array in enumerate(column)}
-        np.savez(path, **arrays)  # type: ignore[arg-type]
+        with zipfile.ZipFile(path, "w") as file:
+            for name, array in arrays.items():
+                member = zipfile.ZipInfo(f"{name}.npy")
+                member.compress_type = zipfile.ZIP_STORED if array.dtype.kind == "f" else zipfile.ZIP_DEFLATED
+                with file.open(member, "w", force_zip64=True) as out:
+                    np.lib.format.write_array(out, array, allow_pickle=False)
 
     @classmethod
     def load(cls, path: Path) -> Answers:

@@ -14,13 +14,14 @@ from vitdeploy.runtime.depth import ALIKE, alike_share
 from vitdeploy.spec import DepthValues
 from vitdeploy.verification.bootstrap import (
     Floats,
-    draws,
     least_of_difference,
     least_of_share,
     percentile_interval,
+    replicates,
 )
 from vitdeploy.verification.changes import MOVED_PIXELS, Changes, judged
 from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.records import Records, Table
 
 Plane = npt.NDArray[Any]
 # An image counts as right for the least width of an interval if so large a share of its pixels is.
@@ -74,13 +75,45 @@ def compare_depth(
     Raises:
         ValueError: other lengths, or no image. DataError: not one labelled pixel in all images.
     """
-    shares = np.array([alike_share(a, b, values) for a, b in zip(artifact, reference, strict=True)])
+    return depth_comparison(
+        depth_records(artifact, reference, errors, values), max_difference=max_difference, seed=seed
+    )
+
+
+def depth_records(
+    artifact: Sequence[Plane],
+    reference: Sequence[Plane],
+    errors: Iterable[tuple[DepthError, DepthError] | None] | None,
+    values: DepthValues,
+) -> Records:
+    """What `depth_comparison` needs of each image; arguments as of `compare_depth`.
+
+    Tables: images, with the `share` of pixels that are alike, 0..1; with labels, errors: a row for each image with a
+    known pixel, `ours` and `theirs` float64 [rows, 2], AbsRel and the share of right pixels.
+
+    Raises:
+        ValueError: other lengths, or no image.
+    """
+    shares = np.array([alike_share(a, b, values) for a, b in zip(artifact, reference, strict=True)], np.float64)
     if not len(shares):
         raise ValueError("no image")
-    n, agreement = len(shares), 100 * float(shares.mean())
-    drawn = 100 * draws(n, seed) @ shares / n
-    labelled = errors is not None
-    accuracy = _accuracy([each for each in errors if each is not None], n, seed) if errors is not None else {}
+    tables = {"images": Table.each(share=shares)}
+    if errors is None:
+        return Records(len(shares), tables)
+    pairs = [[] if each is None else [[(side.abs_rel, side.delta1) for side in each]] for each in errors]
+    sides = [np.array(each, np.float64).reshape(-1, 2, 2) for each in pairs]
+    return Records(
+        len(shares), {**tables, "errors": Table.of([{"ours": each[:, 0], "theirs": each[:, 1]} for each in sides])}
+    )
+
+
+def depth_comparison(records: Records, *, max_difference: float, seed: int = 0) -> DepthComparison:
+    """The comparison that the records of all images are of; arguments and errors as of `compare_depth`."""
+    n, shares = records.n, records["images"]["share"]
+    agreement = 100 * float(shares.mean())
+    drawn = replicates(n, seed, lambda weights: 100 * weights @ shares / n)
+    labelled = "errors" in records
+    accuracy = _accuracy(records["errors"], n, seed) if labelled else {}
     return DepthComparison(
         n=n,
         metric="delta-1" if labelled else None,
@@ -92,19 +125,20 @@ def compare_depth(
     )
 
 
-def _accuracy(pairs: Sequence[tuple[DepthError, DepthError]], n: int, seed: int) -> dict[str, Any]:
-    if not pairs:
+def _accuracy(errors: Table, n: int, seed: int) -> dict[str, Any]:
+    if not len(errors):
         raise DataError(
             "the labels hold not one pixel of known depth",
             found=f"{n} maps of zeros or of what is no number",
             fix="check the folder of labels, or verify without labels",
         )
-    ours, theirs = (np.array([(each[side].abs_rel, each[side].delta1) for each in pairs]) for side in (0, 1))
-    weights = draws(len(pairs), seed)
-    drawn = 100 * weights @ (theirs - ours)[:, 1] / len(pairs)
+    ours, theirs, pairs = errors["ours"], errors["theirs"], len(errors)
+    lost, farther = (theirs - ours)[:, 1], (ours - theirs)[:, 0]
+    drawn, relative = replicates(
+        pairs, seed, lambda weights: np.stack([100 * weights @ lost / pairs, weights @ farther / pairs], axis=1)
+    ).T
     drop = 100 * float((theirs - ours)[:, 1].mean())
     least = least_of_difference(theirs[:, 1] >= RIGHT_SHARE, ours[:, 1] >= RIGHT_SHARE)
-    relative = weights @ (ours - theirs)[:, 0] / len(pairs)
     return {
         "value": 100 * float(ours[:, 1].mean()),
         "reference_value": 100 * float(theirs[:, 1].mean()),

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.data.detection import Boxes
 from vitdeploy.errors import DataError
-from vitdeploy.verification.average_precision import Matches, Objects, average_precision, match
-from vitdeploy.verification.bootstrap import draws, least_of_difference, least_of_share, percentile_interval
+from vitdeploy.verification.average_precision import Matched, Objects, average_precision, match_boxes, matches_of
+from vitdeploy.verification.bootstrap import least_of_difference, least_of_share, percentile_interval, replicates
 from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.records import Records, Table
 
 MATCH_IOU = 0.5
 
@@ -60,38 +61,93 @@ def compare_detections(
         DataError: not one labelled object in all images.
         MissingPackageError: there are labels, and pycocotools is not installed.
     """
-    n = len(reference)
-    if not n or len(artifact) != n or (truth is not None and len(truth) != n):
-        raise ValueError(f"{len(artifact)} images against {n}, {'no' if truth is None else len(truth)} labels")
-    weights = draws(n, seed)
+    records = detection_records(artifact, reference, truth, threshold=threshold)
+    return detection_comparison(records, threshold=threshold, max_difference=max_difference, seed=seed)
+
+
+def detection_records(
+    artifact: Sequence[Objects], reference: Sequence[Objects], truth: Sequence[Boxes] | None, *, threshold: float
+) -> Records:
+    """What `detection_comparison` needs of each image; arguments and errors as of `compare_detections`, but for
+    DataError. For the tables see `object_records`."""
+    require_together(artifact, reference, truth)
     pairs = [pair(_shown(a, threshold), _shown(b, threshold)) for a, b in zip(artifact, reference, strict=True)]
-    seen = [[int((each.scores >= threshold).sum()) for each in side] for side in (artifact, reference)]
-    joined = np.concatenate(pairs)
-    accuracy = _accuracy(artifact, reference, truth, weights) if truth is not None else {}
+    shown = [[int((each.scores >= threshold).sum()) for each in side] for side in (artifact, reference)]
+    matched = None if truth is None else [match_boxes(each, truth) for each in distinct(artifact, reference)]
+    return object_records(pairs, shown, matched)
+
+
+def detection_comparison(
+    records: Records, *, threshold: float, max_difference: float, seed: int = 0
+) -> DetectionComparison:
+    """The comparison that the records of all images are of; arguments and errors as of `compare_detections`."""
+    pairs = records["pairs"]
     return DetectionComparison(
-        n=n,
-        metric="mAP" if truth is not None else None,
-        **shared_objects([len(each) for each in pairs], seen, weights),
+        n=records.n,
+        metric="mAP" if "objects" in records else None,
+        **shared_objects(records, seed),
         agreement_of=f"objects of score {threshold:g} or more with the same class and IoU {MATCH_IOU:g} or more",
         max_difference=max_difference,
         threshold=threshold,
-        objects=sum(seen[1]),
-        iou_mean=float(joined[:, 0].mean()) if len(joined) else None,
-        score_difference_mean=float(joined[:, 1].mean()) if len(joined) else None,
-        **accuracy,
+        objects=int(records["images"]["shown"][:, 1].sum()),
+        iou_mean=float(pairs["iou"].mean()) if len(pairs) else None,
+        score_difference_mean=float(pairs["apart"].mean()) if len(pairs) else None,
+        **(accuracy_of(records, seed, "mAP") if "objects" in records else {}),
     )
 
 
-def shared_objects(
-    pairs: Sequence[int], seen: Sequence[Sequence[int]], weights: npt.NDArray[np.float64]
-) -> dict[str, Any]:
-    """The agreement fields of a `Comparison`, from each image's number of pairs, and of objects that each side shows;
-    `weights` are the draws of the bootstrap."""
-    matched, total = np.array(pairs, np.float64), np.array(seen, np.float64).sum(axis=0)
+def require_together(artifact: Sized, reference: Sized, truth: Sized | None) -> None:
+    """Raise ValueError for lists of different lengths, or no image."""
+    n = len(reference)
+    if not n or len(artifact) != n or (truth is not None and len(truth) != n):
+        raise ValueError(f"{len(artifact)} images against {n}, {'no' if truth is None else len(truth)} labels")
+
+
+T = TypeVar("T")
+
+
+def distinct(artifact: T, reference: T) -> list[T]:
+    """Both; one where they are the same, as of the original against itself."""
+    return [artifact] if artifact is reference else [artifact, reference]
+
+
+def object_records(
+    pairs: Sequence[npt.NDArray[np.float64]], shown: Sequence[Sequence[int]], matched: Sequence[Matched] | None
+) -> Records:
+    """Records of images with objects.
+
+    Tables: images, with how many objects are `shown` by the artifact and the original, int32 [n, 2]; pairs, with their
+    `iou` and how far scores are `apart`. With labels, ours and theirs: what each side found (`Matched.detections`); and
+    objects: the labelled ones (`Matched.objects`), `found` bool [objects, 2].
+
+    Args:
+        pairs: of each image, as of `pair`. shown: of each side and image. matched: of each side, one where both are the
+            same; None without labels.
+    """
+    n = len(pairs)
+    tables = {
+        "images": Table.each(shown=np.array(shown, np.int32).T),
+        "pairs": Table.of([{"iou": each[:, 0], "apart": each[:, 1]} for each in pairs]),
+    }
+    if matched is None:
+        return Records(n, tables)
+    ours, theirs = matched[0], matched[-1]
+    found = np.stack([ours.objects["found"], theirs.objects["found"]], axis=1)
+    objects = Table(theirs.objects.image, {**theirs.objects.columns, "found": found})
+    return Records(n, {**tables, "ours": ours.detections, "theirs": theirs.detections, "objects": objects})
+
+
+def shared_objects(records: Records, seed: int) -> dict[str, Any]:
+    """The agreement fields of a `Comparison`."""
+    matched = np.bincount(records["pairs"].image, minlength=records.n).astype(np.float64)
+    total = records["images"]["shown"].astype(np.float64).sum(axis=1)
     agreement = float(_share(np.ones(len(matched)), matched, total))
     least = least_of_share(agreement / 100, int(total.sum()) // 2)
-    interval = percentile_interval(agreement, _share(weights, matched, total), least, (0.0, 100.0))
-    return {"agreement": agreement, "agreement_ci95": interval}
+    drawn = replicates(records.n, seed, lambda weights: _share(weights, matched, total))
+    return {
+        "agreement": agreement,
+        "agreement_ci95": percentile_interval(agreement, drawn, least, (0.0, 100.0)),
+    }
 
 
 def _shown(objects: Objects, threshold: float) -> Objects:
@@ -161,34 +217,33 @@ def iou(a: npt.NDArray[np.floating[Any]], b: npt.NDArray[np.floating[Any]]) -> n
     return np.asarray(np.where(union > 0, intersection / np.where(union > 0, union, 1), (a == b).all(axis=-1)))
 
 
-def _accuracy(
-    artifact: Sequence[Objects],
-    reference: Sequence[Objects],
-    truth: Sequence[Boxes],
-    weights: npt.NDArray[np.float64],
-) -> dict[str, Any]:
-    return accuracy_of(match(artifact, truth), match(reference, truth), weights, "mAP")
-
-
-def accuracy_of(
-    ours: Sequence[Matches], theirs: Sequence[Matches], weights: npt.NDArray[np.float64], metric: str
-) -> dict[str, Any]:
+def accuracy_of(records: Records, seed: int, metric: str) -> dict[str, Any]:
     """The accuracy fields of a `Comparison`, and AP at IoU 0.50 and 0.75, of both sides' matches with the labels.
 
     Raises:
         DataError: the labels hold no object.
     """
-    n = weights.shape[1]
-    if not any(each.positives.any() for each in theirs):
+    n, objects = records.n, records["objects"]
+    if objects["ignored"].all():
         raise DataError(
             f"the labels hold not one object, so there is no {metric}",
             found=f"{n} images without objects",
             fix="check that images and labels belong together, or verify without labels",
         )
+    ours, theirs = (
+        matches_of(
+            Matched(records[side], Table(objects.image, {**objects.columns, "found": objects["found"][:, k]})), n
+        )
+        for k, side in enumerate(("ours", "theirs"))
+    )
     whole = np.ones((1, n))
     a, b = (100 * average_precision(each, whole)[0] for each in (ours, theirs))
     drop = float(b.mean() - a.mean())
-    spread = 100 * (average_precision(theirs, weights) - average_precision(ours, weights)).mean(axis=1)
+    spread = replicates(
+        n,
+        seed,
+        lambda weights: 100 * (average_precision(theirs, weights) - average_precision(ours, weights)).mean(axis=1),
+    )
     least = least_of_difference(*(np.concatenate([each.found for each in side]) for side in (theirs, ours)))
     return {
         "value": float(a.mean()),

@@ -12,11 +12,19 @@ import numpy.typing as npt
 from vitdeploy.data.instances import Outlines
 from vitdeploy.runtime.instances import overlaps
 from vitdeploy.runtime.run_lengths import RunLengths
-from vitdeploy.verification.average_precision import Matches, match_documents
-from vitdeploy.verification.bootstrap import draws
+from vitdeploy.verification.average_precision import Matched, match_rows
 from vitdeploy.verification.changes import Changes, judged
 from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.detection import MATCH_IOU, accuracy_of, paired, shared_objects
+from vitdeploy.verification.detection import (
+    MATCH_IOU,
+    accuracy_of,
+    distinct,
+    object_records,
+    paired,
+    require_together,
+    shared_objects,
+)
+from vitdeploy.verification.records import Records
 
 
 @dataclass(frozen=True)
@@ -75,28 +83,38 @@ def compare_instances(
         DataError: not one labelled object in all images.
         MissingPackageError: there are labels, and pycocotools is not installed.
     """
-    n = len(reference)
-    if not n or len(artifact) != n or (truth is not None and len(truth) != n):
-        raise ValueError(f"{len(artifact)} images against {n}, {'no' if truth is None else len(truth)} labels")
-    weights = draws(n, seed)
+    records = instance_records(artifact, reference, truth, threshold=threshold)
+    return instance_comparison(records, threshold=threshold, max_difference=max_difference, seed=seed)
+
+
+def instance_records(
+    artifact: Sequence[Masks], reference: Sequence[Masks], truth: Sequence[Outlines] | None, *, threshold: float
+) -> Records:
+    """What `instance_comparison` needs of each image; arguments and errors as of `compare_instances`, but for
+    DataError. For the tables see `detection.object_records`."""
+    require_together(artifact, reference, truth)
     shown = [[each.above(threshold) for each in side] for side in (artifact, reference)]
     pairs = [_paired(a, b)[1] for a, b in zip(*shown, strict=True)]
-    seen = [[len(each.scores) for each in side] for side in shown]
-    joined = np.concatenate(pairs)
-    accuracy: dict[str, Any] = {}
-    if truth is not None:
-        accuracy = accuracy_of(_matches(artifact, truth), _matches(reference, truth), weights, "mAP of masks")
+    matched = None if truth is None else [_matched(each, truth) for each in distinct(artifact, reference)]
+    return object_records(pairs, [[len(each.scores) for each in side] for side in shown], matched)
+
+
+def instance_comparison(
+    records: Records, *, threshold: float, max_difference: float, seed: int = 0
+) -> InstanceComparison:
+    """The comparison that the records of all images are of; arguments and errors as of `compare_instances`."""
+    pairs = records["pairs"]
     return InstanceComparison(
-        n=n,
-        metric="mask mAP" if truth is not None else None,
-        **shared_objects([len(each) for each in pairs], seen, weights),
+        n=records.n,
+        metric="mask mAP" if "objects" in records else None,
+        **shared_objects(records, seed),
         agreement_of=f"instances of score {threshold:g} or more with the same class and mask IoU {MATCH_IOU:g} or more",
         max_difference=max_difference,
         threshold=threshold,
-        instances=sum(seen[1]),
-        mask_iou_mean=float(joined[:, 0].mean()) if len(joined) else None,
-        score_difference_mean=float(joined[:, 1].mean()) if len(joined) else None,
-        **accuracy,
+        instances=int(records["images"]["shown"][:, 1].sum()),
+        mask_iou_mean=float(pairs["iou"].mean()) if len(pairs) else None,
+        score_difference_mean=float(pairs["apart"].mean()) if len(pairs) else None,
+        **(accuracy_of(records, seed, "mAP of masks") if "objects" in records else {}),
     )
 
 
@@ -114,9 +132,10 @@ def _paired(a: Masks, b: Masks) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.f
     return paired(a, b, overlaps(a.runs, b.runs))
 
 
-def _matches(found: Sequence[Masks], truth: Sequence[Outlines]) -> list[Matches]:
-    """Matches by IoU of masks, of all classes that have labelled objects. Ids start at 1: 0 is "no match"."""
-    classes = sorted({int(c) for each in truth for c in each.classes})
+def _matched(found: Sequence[Masks], truth: Sequence[Outlines]) -> Matched:
+    """Matches by IoU of masks, of all classes that are found or labelled. Ids start at 1: 0 is "no match"."""
+    labelled = {int(c) for known in truth for c in known.classes}
+    classes = sorted(labelled | {int(c) for masks in found for c in masks.classes})
     images = [{"id": i, "width": each.size[0], "height": each.size[1]} for i, each in enumerate(truth, 1)]
     common: dict[str, Any] = {"images": images, "categories": [{"id": c} for c in classes]}
     labels: list[dict[str, Any]] = []
@@ -128,4 +147,4 @@ def _matches(found: Sequence[Masks], truth: Sequence[Outlines]) -> list[Matches]
         for c, score, runs in zip(masks.classes.tolist(), masks.scores.tolist(), masks.runs, strict=True):
             entry = {"image_id": i, "category_id": c, "segmentation": runs.to_dict(), "area": runs.area, "iscrowd": 0}
             detections.append({"id": len(detections) + 1, **entry, "score": score})
-    return match_documents({**common, "annotations": labels}, {**common, "annotations": detections}, "segm")
+    return match_rows({**common, "annotations": labels}, {**common, "annotations": detections}, "segm")

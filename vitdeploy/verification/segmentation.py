@@ -8,17 +8,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
 
 from vitdeploy.errors import DataError
 from vitdeploy.verification.bootstrap import (
     Floats,
-    draws,
     least_of_difference,
     least_of_share,
     percentile_interval,
+    replicates,
 )
 from vitdeploy.verification.changes import MOVED_PIXELS, Changes, judged
 from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.records import Records, Table
 
 # int [height, width] of classes; negative where there is none.
 ClassMap = npt.NDArray[Any]
@@ -63,35 +65,57 @@ def compare_segmentation(
         ValueError: iterables of other lengths, or no image; maps of other sizes.
         DataError: not one labelled pixel in all images.
     """
-    same: list[tuple[int, int]] = []
-    ours, theirs = [], []
-    regions = 0
+    records = segmentation_records(artifact, reference, truth, classes=classes)
+    return segmentation_comparison(records, classes=classes, max_difference=max_difference, seed=seed)
+
+
+def segmentation_records(
+    artifact: Iterable[ClassMap], reference: Iterable[ClassMap], truth: Iterable[ClassMap] | None, *, classes: int
+) -> Records:
+    """What `segmentation_comparison` needs of each image; arguments as of `compare_segmentation`.
+
+    Tables: images, with how many pixels are the `same` of all `pixels`, and the `regions` of the original's map; with
+    labels, classes: a row for each `index` of a class that an image has on any side, with its pixels in both and in the
+    answer, `ours` and `theirs` int32 [rows, 2], and those that are `labelled`.
+
+    Raises:
+        ValueError: as `compare_segmentation`.
+    """
+    images: list[tuple[int, int, int]] = []
+    rows: list[dict[str, npt.NDArray[Any]]] = []
     labels = () if truth is None else (truth,)
     for a, b, *labelled in zip(artifact, reference, *labels, strict=True):
-        same.append((int((a == b).sum()), b.size))
-        regions += len(np.unique(b[b >= 0]))
+        images.append((int((a == b).sum()), b.size, len(np.unique(b[b >= 0]))))
         for t in labelled:
-            ours.append(tally(a, t, classes))
-            theirs.append(tally(b, t, classes))
-    if not same:
+            ours, theirs = (tally(each, t, classes).astype(np.int32) for each in (a, b))
+            index = np.flatnonzero((ours + theirs).any(axis=0)).astype(np.int32)
+            sides = {"ours": ours[:2, index].T, "theirs": theirs[:2, index].T}
+            rows.append({"index": index, **sides, "labelled": ours[2, index]})
+    if not images:
         raise ValueError("no image")
-    weights = draws(len(same), seed)
-    equal, pixels = np.array(same, np.float64).T
-    agreement = 100 * float(equal.sum() / pixels.sum())
+    same, pixels, regions = np.array(images, np.int64).T
+    tables = {"images": Table.each(same=same, pixels=pixels, regions=regions)}
+    return Records(len(images), {**tables, **({} if truth is None else {"classes": Table.of(rows)})})
+
+
+def segmentation_comparison(
+    records: Records, *, classes: int, max_difference: float, seed: int = 0
+) -> SegmentationComparison:
+    """The comparison that the records of all images are of; arguments and errors as of `compare_segmentation`."""
+    images, n = records["images"], records.n
+    equal, pixels = images["same"].astype(np.float64), images["pixels"].astype(np.float64)
+    regions, agreement = int(images["regions"].sum()), 100 * float(equal.sum() / pixels.sum())
+    drawn = replicates(n, seed, lambda weights: 100 * (weights @ equal) / (weights @ pixels))
+    labelled = "classes" in records
     return SegmentationComparison(
-        n=len(same),
-        metric="mIoU" if ours else None,
+        n=n,
+        metric="mIoU" if labelled else None,
         agreement=agreement,
-        agreement_ci95=percentile_interval(
-            agreement,
-            100 * (weights @ equal) / (weights @ pixels),
-            least_of_share(agreement / 100, regions),
-            (0.0, 100.0),
-        ),
+        agreement_ci95=percentile_interval(agreement, drawn, least_of_share(agreement / 100, regions), (0.0, 100.0)),
         agreement_of="pixels with the original's class",
         max_difference=max_difference,
         regions=regions,
-        **(_accuracy(np.stack(ours), np.stack(theirs), weights) if ours else {}),
+        **(_accuracy(records["classes"], n, classes, seed) if labelled else {}),
     )
 
 
@@ -127,28 +151,44 @@ def segmentation_changes(artifact: Iterable[ClassMap], reference: Iterable[Class
     return judged(moved > MOVED_PIXELS, moved)
 
 
-def _accuracy(ours: npt.NDArray[np.int64], theirs: npt.NDArray[np.int64], weights: Floats) -> dict[str, Any]:
-    if not ours[:, 2].sum():
+def _accuracy(rows: Table, n: int, classes: int, seed: int) -> dict[str, Any]:
+    if not rows["labelled"].sum():
         raise DataError(
             "the labels hold not one pixel with a class, so there is no mIoU",
-            found=f"{len(ours)} maps without classes",
+            found=f"{n} maps without classes",
             fix="check postprocess.ignore and postprocess.reduce_labels, or verify without labels",
         )
-    values = [float(mean_iou(each.sum(axis=0))) for each in (ours, theirs)]
-    drawn = [mean_iou(np.tensordot(weights, each, axes=1)) for each in (ours, theirs)]
-    labelled = ours[:, 2] > 0
-    found = [
-        (each[:, 0] / np.maximum(each[:, 1] + each[:, 2] - each[:, 0], 1) >= FOUND)[labelled] for each in (ours, theirs)
-    ]
+    sides = [_by_image(rows, side, n, classes) for side in ("ours", "theirs")]
+    counts = [np.asarray(each.sum(axis=0)).reshape(3, classes) for each in sides]
+    values = [float(mean_iou(each)) for each in counts]
+
+    def drawn_drop(weights: Floats) -> Floats:
+        # Whole numbers: their sums are exact, in whatever order they are added.
+        drawn = (np.ascontiguousarray((each.T @ weights.T).T).reshape(-1, 3, classes) for each in sides)
+        ours, theirs = (mean_iou(each) for each in drawn)
+        return theirs - ours
+
+    labelled = rows["labelled"] > 0
+    found = []
+    for each in (rows["ours"], rows["theirs"]):
+        both, answered = each.astype(np.int64).T
+        found.append((both / np.maximum(answered + rows["labelled"] - both, 1) >= FOUND)[labelled])
     drop = values[1] - values[0]
-    right = [100 * float(each[:, 0].sum() / each[:, 2].sum()) for each in (ours, theirs)]
+    right = [100 * float(each[0].sum() / each[2].sum()) for each in counts]
     return {
         "value": values[0],
         "reference_value": values[1],
         "drop": drop,
         "drop_ci95": percentile_interval(
-            drop, drawn[1] - drawn[0], least_of_difference(found[1], found[0]), (-100.0, 100.0)
+            drop, replicates(n, seed, drawn_drop), least_of_difference(found[1], found[0]), (-100.0, 100.0)
         ),
         "pixel_accuracy": right[0],
         "reference_pixel_accuracy": right[1],
     }
+
+
+def _by_image(rows: Table, side: str, n: int, classes: int) -> sparse.csr_matrix:
+    """The tallies of each image, float64 [n, 3 * classes]: most images have few of the classes."""
+    counts = np.concatenate([rows[side].T.ravel(), rows["labelled"]]).astype(np.float64)
+    columns = np.concatenate([rows["index"] + kind * classes for kind in range(3)])
+    return sparse.csr_matrix((counts, (np.tile(rows.image, 3), columns)), (n, 3 * classes))

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from vitdeploy.data.folder import Samples
 from vitdeploy.pipeline.run import default_store
 from vitdeploy.runtime.predictor import Predictor
-from vitdeploy.spec import PreprocessSpec
 from vitdeploy.stages.shards import DIGESTS_FILE, Identity, Part, ShardStore, evaluate
 from vitdeploy.stages.turns import machine_turn
+from vitdeploy.tasks.adapter import Setting
+from vitdeploy.tasks.adapters import counted_adapter
+from vitdeploy.tasks.counted import Truth
 from vitdeploy.workflows.portable import Portable
 
 # What sets the number of threads of PyTorch before it is loaded. Ray sets it for its tasks, and rounding may depend on
@@ -20,14 +22,17 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Work:
-    """Shards that one artifact has to answer: `parts` of `samples`. `identity`: the artifact's own. `threads`: of
+    """Shards that one artifact has to answer: `parts` of `samples`, of which `truth` is known. `identity`: the
+    artifact's own. `setting`: of the task that counts; `answering`: of the side that answers. `threads`: of
     `THREADS`, what the command has."""
 
     portable: Portable
     identity: Identity
-    preprocess: PreprocessSpec
+    setting: Setting
+    answering: Setting
     skip_bad: bool
     samples: Samples
+    truth: Truth | None
     parts: tuple[Part, ...]
     threads: tuple[str | None, ...]
 
@@ -47,8 +52,11 @@ def do(work: Work) -> None:
     parts = [part for part in work.parts if not shards.holds(part, work.skip_bad)]
     if not parts:
         return
+    adapter, answering = counted_adapter(work.setting), counted_adapter(work.answering)
+    assert adapter is not None and answering is not None, "a piece of a task that is counted in shards"
     evaluate(
-        *(_held.predictor(work), work.samples, parts, work.preprocess, shards, store.root / DIGESTS_FILE),
+        *(_held.predictor(work), work.samples, work.truth, parts),
+        *(adapter, answering.kept, shards, store.root / DIGESTS_FILE),
         skip_bad=work.skip_bad,
         processes=1,
         turn=machine_turn,
@@ -59,11 +67,11 @@ class _Held:
     """The artifact that this process ran last, which the next piece of work asks for too."""
 
     def __init__(self) -> None:
-        self._what: tuple[Portable, Identity, PreprocessSpec] | None = None
+        self._what: tuple[Portable, Identity, Setting] | None = None
         self._predictor: Predictor | None = None
 
     def predictor(self, work: Work) -> Predictor:
-        what = work.portable, work.identity, work.preprocess
+        what = work.portable, work.identity, work.setting
         if self._predictor is None or self._what != what:
             if self._predictor is not None:
                 self._predictor.close()
@@ -74,7 +82,7 @@ class _Held:
                 else:
                     os.environ[name] = value
             runner = work.portable.runner(work.identity, default_store())
-            self._what, self._predictor = what, Predictor(runner, work.preprocess)
+            self._what, self._predictor = what, Predictor(runner, work.setting.images)
         return self._predictor
 
 

@@ -1,27 +1,24 @@
-"""`verify` of a classifier on any number of images, in the memory of a few thousand.
+"""`verify` on any number of images, in the memory of a few thousand.
 
 The images in sorted order are cut into shards (`data.shards`). First the original answers those shards that it has not
-answered before, then the engine those that it has not been compared on; what each leaves is stored. Counts are exact,
-so their sum over shards is the comparison on all images, the same to the last bit. A command that was killed goes on
-with the shard where it was; another engine needs none of the original's answers again; a folder that grows has few new
-shards.
+answered before, then the engine those that it has not been compared on; what each leaves is stored. It is what the
+task's comparison is made of (`tasks.counted`), so that of all shards is the comparison on all images, the same to the
+last bit. A command that was killed goes on with the shard where it was; another engine needs none of the original's
+answers again; a folder that grows has few new shards.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
-import operator
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
 
-from vitdeploy.data.classes import ClassMap
 from vitdeploy.data.file_digests import FileDigests
-from vitdeploy.data.folder import Samples
+from vitdeploy.data.folder import Ints
 from vitdeploy.data.shards import MOST, WINDOW, cut
 from vitdeploy.document.verification import Verification
 from vitdeploy.errors import DataError, HostError, StorageError, VitdeployError, error_with_code
@@ -37,17 +34,19 @@ from vitdeploy.stages.shards import (
     Part,
     ShardStore,
     content_digest,
+    digests_of,
     evaluate,
     shard_digest,
 )
 from vitdeploy.stages.verify import explained
 from vitdeploy.store.places import store_folder
 from vitdeploy.tasks.adapter import Data, DataChoice, Setting
-from vitdeploy.tasks.adapters import make_adapter
-from vitdeploy.tasks.classification import ClassificationKit
+from vitdeploy.tasks.adapters import counted_adapter
+from vitdeploy.tasks.counted import CountedKit, Listed
 from vitdeploy.tasks.images import scratch_folder
-from vitdeploy.verification.agreement import Tally
-from vitdeploy.verification.feasible import unprovable
+from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.counts import Counts, joined
+from vitdeploy.verification.feasible import Criterion, unprovable
 from vitdeploy.verification.gate import GUARD, accuracy_gate
 from vitdeploy.workflows.executors import Executor
 from vitdeploy.workflows.shard_work import Work, do, threads_here
@@ -77,40 +76,47 @@ def verify_in_shards(
     """As `comparison.verify_subjects`, whose arguments and errors these are; unreadable images are found as they come.
 
     None where shards are not for: without an executor images that one shard could hold, which are better decoded once
-    and kept; other tasks than classification; two ways to prepare an image; an artifact of no known identity; no store
+    and kept; tasks that are not counted; two ways to prepare an image; an artifact of no known identity; no store
     that can be written. With one, the reason is noted.
 
     Raises:
         VitdeployError: of some shards, whose images it names; what is finished is stored.
     """
     own, other = settings_of(ours, theirs)
-    adapter = make_adapter(own)
+    adapter, counterpart = counted_adapter(own), counted_adapter(other)
     reason = _reason(ours, theirs, own, other)
-    if reason or not isinstance(adapter, ClassificationKit):
+    if reason or adapter is None or counterpart is None:
         if executor is not None:
             note(f"all images are evaluated at once, in this process: {reason}")
         return None
-    listed, mapping = adapter.listed(choice)
-    if len(listed.evaluation) <= MOST and executor is None:
+    most = MOST // adapter.finer
+    if executor is None and choice.evaluation != "all" and choice.evaluation <= most:
         return None
-    found = _Evaluation(adapter, listed.evaluation, skip_bad, progress, note, executor)
-    found.answer(theirs)
-    perfect = found.total(each.itself for each in found.answered).agreement()
+    listed = adapter.listed(choice, skip_bad=skip_bad)
+    if len(listed.evaluation) <= most and executor is None:
+        return None
+    found = _Evaluation(adapter, listed, skip_bad, progress, note, executor)
+    found.answer(theirs, counterpart)
+    criterion: Criterion = "labels"
     if bounds_answers(budget):
+        perfect = found.itself()
+        criterion = criterion_by(perfect, budget)
         for text in unprovable(perfect, budget, adapter.noun):
             note(text)
     preprocess = (adapter.setting.preprocess, adapter.setting.preprocess)
-    image = found.compare(ours).agreement()
+    image = found.compare(ours)
     verified = explained(image, image, ours.precision, preprocess)
-    gate = accuracy_gate(verified, budget, criterion_by(perfect, budget), GUARD[adapter.setting.task])
-    data = Data(choice.path, (), listed.evaluation, "", "", skipped=found.skipped(), mapping=mapping)
-    return verification(ours, theirs, verified, data, gate, found.doubt(listed.evaluation, mapping))
+    gate = accuracy_gate(verified, budget, criterion, GUARD[adapter.setting.task])
+    data = Data(
+        choice.path, (), listed.evaluation, "", "", skipped=(*listed.skipped, *found.skipped()), mapping=listed.mapping
+    )
+    return verification(ours, theirs, verified, data, gate, found.doubt(image))
 
 
 def _reason(ours: Subject, theirs: Subject, own: Setting, other: Setting) -> str:
     """Why shards are not for these two; "" if they are."""
-    if own.task != "classification":
-        return f"shards are for classifiers, and the task is {own.task}"
+    if counted_adapter(own) is None:
+        return f"the task {own.task} is not evaluated in shards"
     if own.preprocess != other.preprocess:
         return "the two sides prepare images differently"
     unknown = next((each.name for each in (ours, theirs) if each.identity is None), None)
@@ -124,19 +130,20 @@ class _Evaluation:
 
     def __init__(
         self,
-        adapter: ClassificationKit,
-        evaluation: Samples,
+        adapter: CountedKit,
+        listed: Listed,
         skip_bad: bool,
         progress: Progress,
         note: Note,
         executor: Executor | None,
     ) -> None:
         self._adapter, self._skip_bad, self._progress, self._note = adapter, skip_bad, progress, note
-        self._executor = executor
+        self._executor, self._listed = executor, listed
         # Of each image in sorted order its place in the evaluation.
-        self._order = np.argsort(evaluation.places)
-        self._samples = evaluation.pick(self._order)
-        self._shards = [np.arange(shard.start, shard.stop) for shard in cut(self._samples.names, WINDOW, MOST)]
+        self._order = np.argsort(listed.evaluation.places)
+        self._samples = listed.evaluation.pick(self._order)
+        cuts = cut(self._samples.names, WINDOW // adapter.finer, MOST // adapter.finer)
+        self._shards = [np.arange(shard.start, shard.stop) for shard in cuts]
         self._whole = default_store()
         self._store = ShardStore(self._whole)
         # Of each shard: the digest in its keys, and what its images are known again by.
@@ -149,19 +156,20 @@ class _Evaluation:
         with FileDigests(self._whole.root / DIGESTS_FILE) as digests:
             for shard in self._shards:
                 samples = self._samples.pick(shard)
-                of_images = digests.of(samples)
+                of_images = digests_of(samples, self._listed.truth, digests)
                 found.append((shard_digest(samples, of_images), content_digest(samples, of_images)))
                 count(len(shard))
         return found
 
-    def answer(self, original: Subject) -> None:
-        """Find the original's answers to all shards; it runs for those that are missing."""
+    def answer(self, original: Subject, answering: CountedKit) -> None:
+        """Find the original's answers to all shards, kept as its own adapter does; it runs for those that are
+        missing."""
         none = np.zeros(0, np.int64)
         parts = [
-            Part(shard, none, content, self._identity(original, samples=digest))
+            Part(shard, none, content, self._identity(original, answering, samples=digest))
             for shard, (digest, content) in zip(self._shards, self._digests, strict=True)
         ]
-        self.answered = self._all(original, parts, self._usable)
+        self.answered = self._all(original, answering, parts, self._usable)
 
     def _usable(self, by: Identity) -> Answered | None:
         found = self._store.answered(by)
@@ -170,31 +178,38 @@ class _Evaluation:
             return None
         return found
 
-    def compare(self, ours: Subject) -> Tally:
-        """The counts of an artifact against the original; it runs for the shards whose counts are missing."""
+    def itself(self) -> Comparison:
+        """The original compared with itself. DataError: not one image could be read."""
+        return self._total([each.itself() for each in self.answered if each.count])
+
+    def compare(self, ours: Subject) -> Comparison:
+        """An artifact compared with the original; it runs for the shards whose counts are missing. Errors as
+        `itself`."""
         parts = [
             Part(
                 shard,
                 each.unreadable,
                 content,
-                self._identity(ours, samples=digest, answers=each.digest),
+                self._identity(ours, self._adapter, samples=digest, answers=each.digest),
                 each.artifact.key,
             )
             for shard, each, (digest, content) in zip(self._shards, self.answered, self._digests, strict=True)
-            if each.itself is not None
+            if each.count
         ]
-        return self.total(self._all(ours, parts, self._store.tallied))
+        return self._total(self._all(ours, self._adapter, parts, self._store.counted))
 
-    def _identity(self, subject: Subject, **digests: str) -> Identity:
+    def _identity(self, subject: Subject, answering: CountedKit, **digests: str) -> Identity:
         assert subject.identity is not None
-        return subject.identity().on(self._adapter.setting.images, **digests)
+        return subject.identity().on(self._adapter, answering, **digests)
 
-    def _all(self, subject: Subject, parts: list[Part], find: Callable[[Identity], F | None]) -> list[F]:
+    def _all(
+        self, subject: Subject, answering: CountedKit, parts: list[Part], find: Callable[[Identity], F | None]
+    ) -> list[F]:
         """What an artifact left of some shards; it runs for those of which nothing is stored."""
         found = self._whole.side_by_side(find, [part.by for part in parts])
         missing = [i for i, each in enumerate(found) if each is None]
         if missing:
-            self._run(subject, [parts[i] for i in missing])
+            self._run(subject, answering, [parts[i] for i in missing])
         for i, each in zip(missing, self._whole.side_by_side(find, [parts[i].by for i in missing]), strict=True):
             found[i] = each
         here = [each for each in found if each is not None]
@@ -207,16 +222,17 @@ class _Evaluation:
             )
         return here
 
-    def _run(self, subject: Subject, parts: list[Part]) -> None:
+    def _run(self, subject: Subject, answering: CountedKit, parts: list[Part]) -> None:
         """Evaluate some shards."""
         count = Counter(self._progress, subject.name, sum(len(part.readable) for part in parts))
         if self._executor is not None:
-            self._share_out(self._executor, subject, parts, count)
+            self._share_out(self._executor, subject, answering.setting, parts, count)
             return
-        begun, images = time.perf_counter(), self._adapter.setting.images
-        with Predictor(subject.runner(), images) as predictor:
+        begun = time.perf_counter()
+        with Predictor(subject.runner(), self._adapter.setting.images) as predictor:
             evaluate(
-                *(predictor, self._samples, parts, images, self._store, self._whole.root / DIGESTS_FILE),
+                *(predictor, self._samples, self._listed.truth, parts, self._adapter, answering.kept, self._store),
+                self._whole.root / DIGESTS_FILE,
                 skip_bad=self._skip_bad,
                 progress=count,
             )
@@ -224,7 +240,9 @@ class _Evaluation:
         share = timings.images * timings.infer / 10 / seconds
         self._note(f"{subject.name} computed for {share:.0f} % of {seconds:.0f} s; the rest waited for its images")
 
-    def _share_out(self, executor: Executor, subject: Subject, parts: list[Part], count: Counter) -> None:
+    def _share_out(
+        self, executor: Executor, subject: Subject, answering: Setting, parts: list[Part], count: Counter
+    ) -> None:
         """Evaluate some shards by an executor, and say which were not."""
         assert subject.identity is not None and subject.portable is not None
         identity = subject.identity()
@@ -239,9 +257,10 @@ class _Evaluation:
                 dataclasses.replace(part, images=np.arange(first, end))
                 for part, (first, end) in zip(own, itertools.pairwise(ends.tolist()), strict=True)
             ]
-            samples = self._samples.pick(images).packed()
-            preprocess = self._adapter.setting.images
-            works.append(Work(portable, identity, preprocess, self._skip_bad, samples, tuple(moved), threads_here()))
+            samples, truth = self._samples.pick(images).packed(), self._listed.truth
+            known = None if truth is None else {sample.path: truth[sample.path] for sample in samples}
+            how = (self._adapter.setting, answering, self._skip_bad)
+            works.append(Work(portable, identity, *how, samples, known, tuple(moved), threads_here()))
         failed = []
         for index, result in executor.map(do, works):
             if isinstance(result, VitdeployError):
@@ -251,16 +270,16 @@ class _Evaluation:
         if failed:
             raise _unfinished(subject.name, failed)
 
-    def total(self, counted: Iterable[Tally | None]) -> Tally:
-        """The counts of all shards.
+    def _places(self) -> list[Ints]:
+        """Of each shard the places in the evaluation of the images that could be read."""
+        both = zip(self._shards, self.answered, strict=True)
+        return [self._order[np.delete(shard, each.unreadable)] for shard, each in both]
 
-        Raises:
-            DataError: no image could be read.
-        """
-        tallies = [each for each in counted if each is not None]
-        if not tallies:
+    def _total(self, counts: list[Counts]) -> Comparison:
+        """The comparison that the counts of all shards with answers are of."""
+        if not counts:
             raise DataError("not one image could be read", found=f"{len(self._samples)} unreadable files")
-        return functools.reduce(operator.add, tallies)
+        return self._adapter.comparison(joined(counts, [places for places in self._places() if len(places)]))
 
     def skipped(self) -> tuple[str, ...]:
         """The images that could not be read, in the order of the evaluation."""
@@ -268,17 +287,11 @@ class _Evaluation:
         found = [int(i) for shard, each in both for i in shard[each.unreadable]]
         return tuple(self._samples[i].shown for i in sorted(found, key=lambda i: int(self._order[i])))
 
-    def doubt(self, evaluation: Samples, mapping: ClassMap | None) -> str | None:
-        """As `ClassificationKit.doubt`."""
-        labels = evaluation.labels
-        if labels is None:
-            return None
-        answers = np.full(len(self._samples), -1)
-        for shard, each in zip(self._shards, self.answered, strict=True):
-            answers[self._order[np.delete(shard, each.unreadable)]] = each.best
-        read = answers >= 0
-        classes = max(each.classes for each in self.answered)
-        return self._adapter.doubt_answers(answers[read], labels[read].astype(np.int64), classes, mapping)
+    def doubt(self, found: Comparison) -> str | None:
+        """As `TaskAdapter.doubt`."""
+        facts = [each.facts for each in self.answered if each.count]
+        places = [each for each in self._places() if len(each)]
+        return self._adapter.doubt_counted(found, facts, places, self._listed)
 
 
 def _unfinished(name: str, failed: Sequence[tuple[Work, VitdeployError]]) -> VitdeployError:

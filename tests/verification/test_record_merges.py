@@ -1,0 +1,104 @@
+"""Records of pieces in any order make the comparison of all images, to the last bit; draws some at a time are all."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.verification.test_detection import random_set
+from vitdeploy.verification import bootstrap
+from vitdeploy.verification.bootstrap import draws, replicates
+from vitdeploy.verification.collect import Answers
+from vitdeploy.verification.counts import joined
+from vitdeploy.verification.depth import DepthError, compare_depth, depth_comparison, depth_records
+from vitdeploy.verification.detection import compare_detections, detection_comparison, detection_records
+from vitdeploy.verification.differences import differences, worst_of
+from vitdeploy.verification.segmentation import (
+    compare_segmentation,
+    segmentation_comparison,
+    segmentation_records,
+)
+
+N, CLASSES = 14, 6
+
+
+@st.composite
+def pieces(draw):
+    """The images in some order, cut into pieces."""
+    places = np.array(draw(st.permutations(range(N))), np.int64)
+    return np.split(places, sorted(draw(st.sets(st.integers(1, N - 1), max_size=5))))
+
+
+@settings(max_examples=12, deadline=None)
+@given(pieces(), st.integers(0, 50), st.booleans())
+def test_objects(cut, seed, labelled):
+    """Classes that a piece has no label of are found there wrongly, as in all images."""
+    reference, truth = random_set(seed, N, 5)
+    artifact = random_set(seed + 1000, N, 5)[0]
+    known = truth if labelled else None
+    found = [
+        detection_records(
+            *([side[i] for i in piece] for side in (artifact, reference)),
+            [truth[i] for i in piece] if labelled else None,
+            threshold=0.3,
+        )
+        for piece in cut
+    ]
+    whole = compare_detections(artifact, reference, known, threshold=0.3, max_difference=0.5)
+    assert detection_comparison(joined(found, cut), threshold=0.3, max_difference=0.5) == whole
+
+
+@settings(max_examples=12, deadline=None)
+@given(pieces(), st.integers(0, 50))
+def test_maps_of_classes(cut, seed):
+    generator = np.random.default_rng(seed)
+    ours, theirs, truth = (generator.integers(-1, CLASSES, (N, 4, 5)) for _ in range(3))
+    found = [segmentation_records(ours[piece], theirs[piece], truth[piece], classes=CLASSES) for piece in cut]
+    whole = compare_segmentation(ours, theirs, truth, classes=CLASSES, max_difference=0.0)
+    assert segmentation_comparison(joined(found, cut), classes=CLASSES, max_difference=0.0) == whole
+
+
+@settings(max_examples=12, deadline=None)
+@given(pieces(), st.integers(0, 50))
+def test_depth(cut, seed):
+    generator = np.random.default_rng(seed)
+    ours, theirs = (generator.uniform(1, 2, (N, 3, 4)) for _ in range(2))
+    errors = [
+        None if i % 5 == seed % 5 else tuple(DepthError(*generator.uniform(0, 1, 2)) for _ in range(2))
+        for i in range(N)
+    ]
+    found = [depth_records(ours[piece], theirs[piece], [errors[i] for i in piece], "metric") for piece in cut]
+    whole = compare_depth(ours, theirs, errors, values="metric", max_difference=0.0)
+    assert depth_comparison(joined(found, cut), max_difference=0.0) == whole
+
+
+def test_the_draws_some_at_a_time_are_those_of_all_together(monkeypatch):
+    values = np.arange(50.0)
+    whole = replicates(50, 3, lambda weights: weights @ values)
+    assert np.array_equal(whole, draws(50, 3) @ values) and len(whole) == bootstrap.REPLICATES
+    monkeypatch.setattr(bootstrap, "BLOCK", 50 * 7)
+    assert np.array_equal(replicates(50, 3, lambda weights: weights @ values), whole)
+
+
+def test_the_worst_output_is_that_of_all_images():
+    generator = np.random.default_rng(0)
+    sides = [{name: list(generator.normal(size=(9, 4)).astype(np.float32)) for name in "ab"} for _ in range(2)]
+    ours, theirs = (Answers({name: tuple(column) for name, column in side.items()}) for side in sides)
+    shares = []
+    for name in "ab":
+        a, b = (np.stack(side[name]).astype(np.float64) for side in sides)
+        shares.append(np.abs(a - b).max() / np.abs(b).max())
+    wanted = max(shares)
+    assert worst_of(differences(ours, theirs, ["a", "b"])) == pytest.approx(wanted, rel=1e-15)
+    assert worst_of(differences(ours, theirs, [])) == 0.0
+
+
+def test_maps_of_whole_numbers_are_kept_compressed(tmp_path):
+    """And floats as they are; both are read as they were."""
+    maps = tuple(np.full((64, 60 + i), i, np.int8) for i in range(3))
+    noise = tuple(np.random.default_rng(0).normal(size=(3, 1000)).astype(np.float32))
+    Answers({"map": maps, "raw": noise}).save(tmp_path / "answers.npz")
+    found = Answers.load(tmp_path / "answers.npz")
+    assert all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(found.columns["map"], maps, strict=True))
+    assert np.array_equal(found.stacked("raw"), np.stack(noise))
+    assert 12_000 < (tmp_path / "answers.npz").stat().st_size < 14_000

@@ -1,0 +1,148 @@
+"""Small graphs of dense tasks as bundles, and images with labels for them: evaluations of some seconds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+from PIL import Image
+
+from vitdeploy.graph.io.files import GraphMetadata, save_graph, set_metadata
+from vitdeploy.spec import DepthSpec, InstanceSpec, PostprocessSpec, PreprocessSpec, SegmentationSpec
+
+SIDE, QUERIES, CLASSES = 32, 6, 3
+PREPROCESS = PreprocessSpec((SIDE, SIDE), (SIDE, SIDE), "bilinear", (0.5,) * 3, (0.5,) * 3)
+HEADS = {
+    "segmentation": SegmentationSpec(),
+    "depth": DepthSpec(),
+    "detection": PostprocessSpec(threshold=0.4),
+    "instance-segmentation": InstanceSpec(threshold=0.3),
+}
+LABELS = {"segmentation": "masks", "depth": "depth", "detection": "yolo", "instance-segmentation": "coco"}
+# Of the graph's outputs, before the batch: what comes after it.
+MAPS, PAIRS = (SIDE // 4, SIDE // 4), (QUERIES, CLASSES + 1)
+
+
+def _nodes(task: str) -> tuple[list[onnx.NodeProto], dict[str, tuple[int, ...]]]:
+    """What follows "first", a map of 16 channels, and "pooled", its mean; and the outputs."""
+    conv = {"kernel_shape": [1, 1]}
+    if task == "segmentation":
+        return [helper.make_node("Conv", ["first", "m"], ["logits"], **conv)], {"logits": (CLASSES, *MAPS)}
+    if task == "depth":
+        nodes = [
+            helper.make_node("Conv", ["first", "d"], ["map"], **conv),
+            helper.make_node("Abs", ["map"], ["positive"]),
+            helper.make_node("Squeeze", ["positive", "one"], ["depth"]),
+        ]
+        return nodes, {"depth": MAPS}
+    names = ("logits", "boxes") if task == "detection" else ("class_logits", "masks")
+    nodes = [
+        helper.make_node("MatMul", ["pooled", "c"], ["classes"]),
+        helper.make_node("Reshape", ["classes", "pairs"], [names[0]]),
+    ]
+    if task == "detection":
+        nodes += [
+            helper.make_node("MatMul", ["pooled", "b"], ["sides"]),
+            helper.make_node("Sigmoid", ["sides"], ["shares"]),
+            helper.make_node("Reshape", ["shares", "four"], ["boxes"]),
+        ]
+        return nodes, {"logits": PAIRS, "boxes": (QUERIES, 4)}
+    return [*nodes, helper.make_node("Conv", ["first", "q"], ["masks"], **conv)], {
+        "class_logits": PAIRS,
+        "masks": (QUERIES, *MAPS),
+    }
+
+
+def graph(task: str, path: Path, noise: float = 0.0) -> Path:
+    """A graph of seeded weights; `noise`: how far they are moved, for an engine that differs."""
+    import onnx_ir as ir
+
+    generator, other = np.random.default_rng(1), np.random.default_rng(2)
+    shapes = {
+        **{"w": (16, 3, 4, 4), "m": (CLASSES, 16, 1, 1), "d": (1, 16, 1, 1), "q": (QUERIES, 16, 1, 1)},
+        **{"c": (16, QUERIES * (CLASSES + 1)), "b": (16, QUERIES * 4)},
+    }
+    weights = {name: generator.normal(0, 0.35, shape) for name, shape in shapes.items()}
+    weights["c"] *= 12
+    weights["b"] *= 2
+    weights = {
+        name: (value * (1 + noise * other.normal(size=value.shape))).astype(np.float32)
+        for name, value in weights.items()
+    }
+    numbers = {"one": [1], "pairs": [-1, *PAIRS], "four": [-1, QUERIES, 4]}
+    weights |= {name: np.array(value, np.int64) for name, value in numbers.items()}
+    nodes, outputs = _nodes(task)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["stem"], kernel_shape=[4, 4], strides=[4, 4]),
+        helper.make_node("Relu", ["stem"], ["first"]),
+        helper.make_node("ReduceMean", ["first"], ["pooled"], axes=[2, 3], keepdims=0),
+        *nodes,
+    ]
+    used = {name for node in nodes for name in node.input}
+    tensor = TensorProto.FLOAT
+    model = helper.make_model(
+        helper.make_graph(
+            nodes,
+            task,
+            [helper.make_tensor_value_info("x", tensor, ["batch", 3, SIDE, SIDE])],
+            [helper.make_tensor_value_info(name, tensor, ["batch", *shape]) for name, shape in outputs.items()],
+            [onnx.numpy_helper.from_array(array, name) for name, array in weights.items() if name in used],
+        ),
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    ours = ir.from_proto(model)
+    set_metadata(ours, GraphMetadata(task, task, PREPROCESS, postprocess=HEADS[task], labels=("ant", "bee", "cat")))
+    save_graph(ours, path)
+    return path
+
+
+@dataclass(frozen=True)
+class Scenes:
+    """A folder of images, and the place of labels for each task."""
+
+    images: Path
+    labels: Path
+
+    def annotations(self, task: str) -> Path:
+        return self.labels / ("coco.json" if task == "instance-segmentation" else task)
+
+
+def picture(path: Path, seed: int) -> None:
+    """A picture of a few colours, 40 pixels wide and 36 high."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (3, 4, 3), np.uint8)
+    Image.fromarray(coarse).resize((40, 36), Image.Resampling.BICUBIC).save(path)
+
+
+def scenes(folder: Path, count: int) -> Scenes:
+    """Images, and labels for all tasks, which fit them by chance alone."""
+    found = Scenes(folder / "images", folder / "labels")
+    for task in ("segmentation", "depth", "detection"):
+        found.annotations(task).mkdir(parents=True)
+    found.images.mkdir()
+    entries, rows = [], []
+    for i in range(count):
+        picture(found.images / f"{i:03}.png", i)
+        generator = np.random.default_rng(1000 + i)
+        coarse = Image.fromarray(generator.choice([0, 1, 2, 255], (3, 4)).astype(np.uint8))
+        coarse.resize((40, 36), Image.Resampling.NEAREST).save(found.annotations("segmentation") / f"{i:03}.png")
+        depth = generator.uniform(0.5, 4, (36, 40)).astype(np.float32) * (i % 7 != 3)
+        np.save(found.annotations("depth") / f"{i:03}.npy", depth)
+        sides = [generator.uniform((0.4, 0.4, 0.5, 0.5), (0.6, 0.6, 0.8, 0.8)) for _ in range(i % 4)]
+        boxes = [(int(generator.integers(0, 3)), *each) for each in sides]
+        lines = "".join("{} {:.4f} {:.4f} {:.4f} {:.4f}\n".format(*box) for box in boxes)
+        (found.annotations("detection") / f"{i:03}.txt").write_text(lines)
+        entries.append({"id": i + 1, "file_name": f"{i:03}.png", "width": 40, "height": 36})
+        for index, x, y, w, h in boxes:
+            left, top, right, bottom = 40 * (x - w / 2), 36 * (y - h / 2), 40 * (x + w / 2), 36 * (y + h / 2)
+            corners = [left, top, right, top, right, bottom, left, bottom]
+            rows.append({"image_id": i + 1, "category_id": index, "segmentation": [corners]})
+    (found.annotations("detection") / "classes.txt").write_text("ant\nbee\ncat\n")
+    categories = [{"id": i, "name": name} for i, name in enumerate(("ant", "bee", "cat"))]
+    document = {"images": entries, "annotations": rows, "categories": categories}
+    found.annotations("instance-segmentation").write_text(json.dumps(document))
+    return found

@@ -1,0 +1,95 @@
+"""Tasks whose comparison is made of what is counted of each image, so that any number of images is judged in shards.
+
+A shard leaves counts; what all shards left, joined, says what the answers to all images at once would say, to the last
+bit: `compare` of such a task is made of the same two steps.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vitdeploy.data.annotations import Annotation
+from vitdeploy.data.classes import ClassMap
+from vitdeploy.data.folder import Ints, Samples, list_split
+from vitdeploy.data.pixels import Skipped
+from vitdeploy.spec import encode
+from vitdeploy.tasks.adapter import Data, DataChoice, ImageKit, check_labels
+from vitdeploy.verification.collect import Answers
+from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.counts import Counts
+from vitdeploy.verification.plausible import doubt_value
+
+Truth = Mapping[Path, Annotation]
+
+
+@dataclass(frozen=True, eq=False)
+class Listed:
+    """The images to evaluate on, of data of any size, before one of them is decoded. `truth`, `mapping`: as of `Data`;
+    `skipped`: those whose size could not be read."""
+
+    evaluation: Samples
+    truth: Truth | None = None
+    mapping: ClassMap | None = None
+    skipped: tuple[str, ...] = ()
+
+
+class CountedKit(ImageKit):
+    """A task that is counted in shards."""
+
+    in_shards = True
+    # A shard has so many times fewer images than one of a classifier, where the answers to one image are large.
+    finer = 1
+
+    def listed(self, choice: DataChoice, *, skip_bad: bool) -> Listed:
+        """What `find` finds to evaluate on, without reading an image where there are no labels beside them.
+
+        Raises:
+            DataError: as `load`, of the choice and its labels. ImageError: the size of an image cannot be read, and
+                `skip_bad` is False.
+        """
+        check_labels(choice, self.kinds, self.setting.task)
+        if choice.annotations is None or choice.labels == "none":
+            labels = choice.labels == "folders"
+            return Listed(list_split(choice.path, "folders" if labels else "none", **choice.numbers).evaluation)
+        skipped = Skipped([])
+        found = self.find(choice, skipped if skip_bad else None)
+        samples = Samples.of(found.parts.evaluation, choice.path)
+        return Listed(samples, found.truth, found.mapping, tuple(skipped.paths))
+
+    @property
+    def reading(self) -> dict[str, object]:
+        """What is kept of an answer, and how it is counted, depends on this besides the images and their labels."""
+        return {"postprocess": encode(self.setting.postprocess), "classes": self.setting.classes}
+
+    def kept(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
+        """What of the outputs for one image `count` is made of."""
+        return self.keep(outputs, size)
+
+    @abstractmethod
+    def count(self, ours: Answers, reference: Answers, data: Data) -> Counts:
+        """What `comparison` is made of, of some images."""
+
+    @abstractmethod
+    def comparison(self, counts: Counts) -> Comparison:
+        """The comparison that these counts of all images are of. DataError: as `compare`."""
+
+    def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
+        return self.comparison(self.count(ours, reference, data))
+
+    def facts(self, answers: Answers) -> dict[str, object]:
+        """What `doubt_counted` needs of the original's answers to some images, as JSON values."""
+        return {}
+
+    def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
+        return doubt_value(found.metric, found.reference_value)
+
+    def doubt_counted(
+        self, found: Comparison, facts: Sequence[Mapping[str, object]], places: Sequence[Ints], listed: Listed
+    ) -> str | None:
+        """The same of shards: the facts of each, and of each of its images that could be read the place in `listed`."""
+        return doubt_value(found.metric, found.reference_value)
