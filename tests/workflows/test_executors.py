@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import NO_RAY
 from tests.workflows import pieces
 from vitdeploy.errors import DataError, InputError, MissingPackageError, WorkerError
 from vitdeploy.workflows import ray_cluster, ray_pool
@@ -15,8 +16,6 @@ from vitdeploy.workflows.executors import Processes
 from vitdeploy.workflows.named_executor import executor_of
 from vitdeploy.workflows.ray_cluster import MODE, TOKEN, RayCluster
 from vitdeploy.workflows.ray_pool import DEVICE
-
-NO_RAY = "Ray is not installed: pip install 'vitdeploy[ray]'"
 
 
 @pytest.fixture(scope="module", params=["processes", "ray"])
@@ -170,6 +169,7 @@ def test_a_cluster_that_is_not_there_is_told_at_once():
 
 OTHER_TOKEN = """
 import sys
+from tests.conftest import NO_RAY
 from tests.workflows import pieces
 from vitdeploy.errors import WorkerError
 from vitdeploy.workflows.ray_cluster import RayCluster

@@ -30,8 +30,6 @@ from vitdeploy.verification.agreement import Tally, tally
 from vitdeploy.verification.collect import Answers, Turn, gather
 
 SUMMARY_FILE, TALLY_FILE = "summary.json", "tally.json"
-# Beside the artifacts of a store: what `FileDigests` knows.
-DIGESTS_FILE = "digests.sqlite"
 LOGITS = "logits"
 
 

@@ -20,8 +20,9 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from vitdeploy.errors import InputError, MissingPackageError, VitdeployError, WorkerError
+from vitdeploy.stages.workers import Pool
 from vitdeploy.store.places import SHARED_VARIABLE
-from vitdeploy.workflows.executors import Pool, mapped
+from vitdeploy.workflows.executors import mapped
 from vitdeploy.workflows.ray_pool import RayPool
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from typing import TypeVar
 import numpy as np
 
 from vitdeploy.data.classes import ClassMap
-from vitdeploy.data.file_digests import FileDigests
+from vitdeploy.data.file_digests import DIGESTS_FILE, FileDigests
 from vitdeploy.data.folder import Samples
 from vitdeploy.data.shards import MOST, WINDOW, cut
 from vitdeploy.document.verification import Verification
@@ -31,7 +31,6 @@ from vitdeploy.progress import Counter, Progress
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.spec import Budget
 from vitdeploy.stages.shards import (
-    DIGESTS_FILE,
     Answered,
     Identity,
     Part,
@@ -41,6 +40,7 @@ from vitdeploy.stages.shards import (
     shard_digest,
 )
 from vitdeploy.stages.verify import explained
+from vitdeploy.stages.workers import Executor
 from vitdeploy.store.places import store_folder
 from vitdeploy.tasks.adapter import Data, DataChoice, Setting
 from vitdeploy.tasks.adapters import make_adapter
@@ -49,7 +49,6 @@ from vitdeploy.tasks.images import scratch_folder
 from vitdeploy.verification.agreement import Tally
 from vitdeploy.verification.feasible import unprovable
 from vitdeploy.verification.gate import GUARD, accuracy_gate
-from vitdeploy.workflows.executors import Executor
 from vitdeploy.workflows.shard_work import Work, do, threads_here
 from vitdeploy.workflows.sides import settings_of, verification
 from vitdeploy.workflows.subjects import Subject

@@ -8,14 +8,15 @@ from typing import cast
 
 from vitdeploy.errors import VitdeployError
 from vitdeploy.stages.step import Outline
+from vitdeploy.stages.workers import Pool
 from vitdeploy.store.store import Store, files_digest
-from vitdeploy.workflows.executors import Pool
 from vitdeploy.workflows.making.stage import Source, StageDone, StageTask, make_stage
 
 
 @dataclass
 class Line:
-    """Steps of one plan, in order. A step that measures is taken if it is there, and never begun.
+    """Steps of one plan, in order. A step that measures, or is shared out itself, is taken if it is there, and never
+    begun.
 
     `owner`: what has failed when one of them has, maybe with other lines; `shown`: what people call it. `digests` and
     `keys` of what is there, at first of what the steps need from elsewhere; `asked`: the steps of which nothing is to
@@ -39,6 +40,9 @@ class Making:
         told: called with a line on what a user should know.
         over: whether nothing more is to be begun.
         progress: called with how many steps of all are there, and how many there are.
+        resume: reuse what earlier runs have stored.
+        fresh: keys of the steps that are of this run, which it always reuses; those that are made are added.
+        finished: called with each step that was made, or that a worker has found meanwhile, and which of both.
     """
 
     def __init__(
@@ -48,8 +52,13 @@ class Making:
         told: Callable[[str], None],
         over: Callable[[], bool],
         progress: Callable[[int, int], None],
+        *,
+        resume: bool = True,
+        fresh: set[str] | None = None,
+        finished: Callable[[Outline, bool], None] = lambda step, reused: None,
     ) -> None:
         self._pool, self._store, self._told, self._over, self._progress = pool, store, told, over, progress
+        self._resume, self._fresh, self._finished = resume, set() if fresh is None else fresh, finished
         self._lines: Sequence[Line] = ()
         # By key: the digest of what is there; and who waits for what is being made.
         self._there: dict[str, str] = {}
@@ -96,20 +105,21 @@ class Making:
                 self.errors[line.owner] = self._failed[key]
             elif key in self._waiting:
                 self._waiting[key].append((line, step))
-            elif not step.measured and not self._over():
+            elif not (step.measured or step.shared_out or self._over()):
                 self._waiting[key] = [(line, step)]
                 self._begin(line, step, key)
 
     def _begin(self, line: Line, step: Outline, key: str) -> None:
         inputs = tuple((name, line.keys[name]) for name in step.inputs)
-        task = StageTask(line.source, step.name, inputs, key)
+        task = StageTask(line.source, step.name, inputs, key, self._resume)
         self._pool.submit(key, make_stage, task, f"{line.shown}: {step.name}")
 
     def _look(self, key: str, step: Outline) -> str | None:
         """The digest of a step that is there already."""
-        if key not in self._there and (record := self._store.look(key)) is not None:
+        ours = key in self._fresh
+        if key not in self._there and (ours or self._resume) and (record := self._store.look(key)) is not None:
             folder = self._store.folder(key)
-            if not folder.is_dir() or step.usable(folder):
+            if (ours and step.measured) or not folder.is_dir() or step.usable(folder):
                 self._there[key] = files_digest(record.files)
         return self._there.get(key)
 
@@ -124,7 +134,9 @@ class Making:
             self._leave(found.host)
             return
         self._made += found.made
+        self._fresh.add(key)
         self._there[key] = found.digest
+        self._finished(waiting[0][1], not found.made)
         for line, step in waiting:
             line.digests[step.name] = found.digest
             self._advance(line)

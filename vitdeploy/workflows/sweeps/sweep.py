@@ -20,9 +20,9 @@ from vitdeploy.pipeline.outcome import now
 from vitdeploy.progress import Progress
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.runtime.host import describe_host
+from vitdeploy.stages.workers import Executor, Pool
 from vitdeploy.store.places import shared_store
 from vitdeploy.store.store import Store
-from vitdeploy.workflows.executors import Executor, Pool
 from vitdeploy.workflows.making.make import Line, Making
 from vitdeploy.workflows.sweeps.cost import measuring
 from vitdeploy.workflows.sweeps.entries import AtSize, Entry, Outlined, load_all, outline, unmeasured
