@@ -247,11 +247,11 @@ def plan(
     workers_of(executor, jobs)
     reporter = reporting(progress)
     with reporter:
-        jobs = _jobs(loaded, function, None, skip_bad, reporter)
+        sizes = _jobs(loaded, function, None, skip_bad, reporter)
         store = default_store()
         return [
-            PlannedStep(at_size(job, step, len(jobs) > 1), there)
-            for job in jobs
+            PlannedStep(at_size(job, step, len(sizes) > 1), there)
+            for job in sizes
             for step, there in preview(make_plan(job), store)
         ]
 
