@@ -189,8 +189,6 @@ def tune_recipe(
             search,
             reporter.note,
         )
-        for note in tuner.foresee():
-            reporter.note(note)
         tuned = tuner.run()
         document = write_tuned(tuned, home)
     gate = tuned.choice.gate

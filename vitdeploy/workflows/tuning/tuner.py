@@ -103,7 +103,9 @@ class Tuner:
 
     def run(self) -> Tuned:
         """All of it. Errors of any stage propagate."""
-        with self._pooled():
+        with self._pooled():  # a cluster that does not answer is told before any work
+            for text in self.foresee():
+                self.note(text)
             targets = self.job.recipe.targets
             plain = [variant for target in targets for variant in float_variants(target)]
             self._try([*plain, *(Variant(target, "int8") for target in targets)], None)
