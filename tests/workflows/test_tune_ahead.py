@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.workflows.small_plans import FILE, Small
-from vitdeploy.errors import CapabilityError, DataError, WorkerError
+from vitdeploy.errors import CapabilityError, DataError, GraphError, WorkerError
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.progress import silent
 from vitdeploy.stages.workers import Workers
@@ -16,6 +16,7 @@ from vitdeploy.store.store import Store
 from vitdeploy.workflows.executors import InPool, Processes
 from vitdeploy.workflows.tuning.ahead import Ahead, Wanted
 from vitdeploy.workflows.tuning.left_out import why_not
+from vitdeploy.workflows.tuning.variants import Variant
 
 
 class Search:
@@ -114,3 +115,17 @@ def test_what_earlier_searches_have_made_is_reused_if_that_is_wanted(tmp_path, r
     assert again.make(smalls(tmp_path, a=""))[0] == {"a"}
     assert again.finished == ([] if resume else [("first", False), ("made a", False), ("last a", False)])
     assert len(list(read_log(again.store.root))) == (5 if resume else 10)
+
+
+@pytest.mark.parametrize(
+    ("error", "why", "of_int4", "of_pruning"),
+    [
+        (CapabilityError("no AVX", found="SSE"), "no AVX", "no AVX", "no AVX"),
+        (WorkerError("it died 3 times", found="killed"), *["it died 3 times: killed"] * 3),
+        (GraphError("nothing to do"), None, "nothing to do", "nothing to do"),
+        (DataError("an image is broken"), None, None, None),
+    ],
+)
+def test_which_errors_leave_something_out_and_which_end_the_search(error, why, of_int4, of_pruning):
+    owners = Variant("openvino-cpu", "int8"), Variant("openvino-cpu", "int4"), "pruning"
+    assert [why_not(owner, error) for owner in owners] == [why, of_int4, of_pruning]

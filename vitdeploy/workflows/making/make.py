@@ -10,7 +10,7 @@ from vitdeploy.errors import VitdeployError
 from vitdeploy.stages.step import Outline
 from vitdeploy.stages.workers import Pool
 from vitdeploy.store.store import Store, files_digest
-from vitdeploy.workflows.making.stage import Source, StageDone, StageTask, make_stage
+from vitdeploy.workflows.making.stage import StageDone, StageTask, StepSource, make_stage
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Line:
     """
 
     owner: Hashable
-    source: Source
+    source: StepSource
     shown: str
     steps: Sequence[Outline]
     digests: dict[str, str] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from vitdeploy.store.places import shared_store
 from vitdeploy.store.store import Artifact, Store
 
 
-class Source(Hashable, Protocol):
+class StepSource(Hashable, Protocol):
     """Where steps come from, as passed to a worker process: a small value that can be pickled.
 
     A worker does one step after the other of what it comes from, so that `plan` keeps what took seconds to read.
@@ -37,7 +37,7 @@ class StageTask:
     """The step called `step` of a source. `inputs`: the key of each; `key`: that of the step, by the versions and the
     machine of the command; `resume`: reuse what is stored."""
 
-    source: Source
+    source: StepSource
     step: str
     inputs: tuple[tuple[str, str], ...]
     key: str

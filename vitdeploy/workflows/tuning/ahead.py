@@ -14,7 +14,7 @@ from vitdeploy.stages.step import Outline, Step
 from vitdeploy.stages.workers import Pool
 from vitdeploy.store.store import Artifact, Store
 from vitdeploy.workflows.making.make import Line, Making
-from vitdeploy.workflows.making.stage import Source, needed_for
+from vitdeploy.workflows.making.stage import StepSource, needed_for
 
 Run = Callable[[list[Step], Mapping[str, Artifact]], object]
 
@@ -25,7 +25,7 @@ class Wanted:
     before it; `source`: of its steps and those before, for workers."""
 
     owner: Hashable
-    source: Source
+    source: StepSource
     shown: str
     plan: list[Step]
     given: Mapping[str, Artifact] = field(default_factory=dict)
