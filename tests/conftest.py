@@ -1,4 +1,5 @@
-"""Shared by all tests: a small model exported once, the embedded digits, and the command line as a child process."""
+"""Shared by all tests: a small model exported once, the embedded digits, the command line as a child process, a Ray
+cluster."""
 
 from __future__ import annotations
 
@@ -24,13 +25,14 @@ REVERSE = ROOT / "calibration" / "reverse"
 # Small enough to export in a few seconds, and still every part of a ViT.
 SMALL_MODEL = "vit_w32d2h2_patch8_32"
 SEQUENCE_MODEL = "transformer_w32e2d2h4_v13_l20"
+NO_RAY = "Ray is not installed: pip install 'vitdeploy[ray]'"
 
 # Files that take longest, longest first: started last, one would run on alone when all others are done.
 LONGEST = (
     *("test_walks.py", "test_modules.py", "test_notebooks.py", "test_detectors.py", "test_tasks.py", "test_kill.py"),
     *("test_readme.py", "test_values.py", "test_web.py", "test_graphs.py", "test_dense.py", "test_digits.py"),
     *("test_cpp_maps.py", "test_run.py", "test_packaging.py", "test_image_to_text.py", "test_tune.py", "test_ssh.py"),
-    *("test_sweep_on_ray.py", "test_executors.py"),
+    *("test_sweep_on_ray.py", "test_tune_executors.py", "test_executors.py"),
     *("test_sweep.py", "test_sizes.py", "test_vit_export.py", "test_prompted.py", "test_verbs.py", "test_bad_input.py"),
     *("test_external_modules.py", "test_bisect.py", "test_zero_shot.py", "test_family.py", "test_working_folder.py"),
     *("test_families.py", "test_real_weights.py", "test_module.py", "test_modules_as_bundles.py"),
@@ -41,7 +43,7 @@ LONGEST = (
 # Files of half a minute and more: `make test` runs them, `make test-PACKAGE` leaves them out.
 SLOW = {
     *("compatibility/test_modules.py", "embed/test_web.py", "faults/test_kill.py"),
-    "workflows/test_sweep_on_ray.py",
+    *("workflows/test_sweep_on_ray.py", "workflows/test_tune_executors.py"),
     *("workflows/test_sweep.py", "tasks/test_tasks.py", "workflows/test_tune.py", "api/test_notebooks.py"),
     *("tasks/test_dense.py", "external/test_detectors.py", "devices/test_fleet.py"),
 }
@@ -280,3 +282,33 @@ def cli(shared_store: Path, tmp_path: Path) -> Cli:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The token of a Ray cluster, and ways of these tests: no address is asked without one."""
+    from vitdeploy.workflows.ray_cluster import MODE, TOKEN
+
+    path = tmp_path_factory.mktemp("token") / "token"
+    path.write_text("0123456789abcdef" * 4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MODE, TOKEN)
+        patch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        yield path
+
+
+@pytest.fixture(scope="session")
+def cluster(token: Path) -> Iterator[str]:
+    """The address of a Ray head node and a second node, of one CPU each; the second one measures."""
+    pytest.importorskip("ray", reason=NO_RAY)
+    from ray.cluster_utils import Cluster
+
+    from vitdeploy.workflows.ray_pool import DEVICE
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    nodes.add_node(num_cpus=1, resources={DEVICE: 1})
+    nodes.wait_for_nodes()
+    yield nodes.address
+    nodes.shutdown()

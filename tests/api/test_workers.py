@@ -97,10 +97,10 @@ def test_an_unknown_executor_is_refused_before_any_work(call):
         call()
 
 
-@pytest.mark.parametrize("command", ["run", "tune"])
+@pytest.mark.parametrize("command", [("run",), ("run", "--dry-run"), ("tune",)])
 def test_the_command_line_takes_them(tmp_path, command):
     with command_line(tmp_path, tmp_path / "store") as run:
-        done = run(command, RECIPE, "-o", tmp_path / "out", "--executor", "dask", "--jobs", 2)
+        done = run(*command, RECIPE, "-o", tmp_path / "out", "--executor", "dask", "--jobs", 2)
     assert done.returncode == 2
     assert "nothing runs work under this name" in done.stderr and "processes, ray or ray:HOST:PORT" in done.stderr
     assert not (tmp_path / "out").exists()

@@ -28,7 +28,7 @@ from vitdeploy.workflows.placement import compile_bundle
 from vitdeploy.workflows.sides import settings_of
 from vitdeploy.workflows.subjects import find_subjects, opened
 from vitdeploy.workflows.sweeps.entries import Entry
-from vitdeploy.workflows.tuning.prepare import prepare_search
+from vitdeploy.workflows.tuning.prepare import begin_search, prepare_search
 
 LABELS = tuple(f"digit {i}" for i in range(10))
 PREPROCESS = PreprocessSpec(40, (32, 32), "bilinear", (0.4,), (0.3,), crop_rounding="down")
@@ -266,9 +266,9 @@ def test_the_whole_line_of_a_module_of_ones_own(own, tmp_path):
 
 def test_tune_and_sweep_take_it_too(own, tmp_path):
     function = f"{own}:build"
-    job = prepare_search(
-        load_recipe(tmp_path / "r.yaml", (), function), (), {}, skip_bad=False, progress=silent, function=function
-    )
+    recipe = load_recipe(tmp_path / "r.yaml", (), function)
+    search = begin_search(recipe, (), {}, store=tmp_path / "store", skip_bad=False, function=function)
+    job = prepare_search(search, silent)
     assert job.reference_model.name == function
     [job] = Entry(tmp_path / "r.yaml", (), tmp_path / "store", False, function).prepare()
     assert job.reference_model.source.function == function

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tests.data.made import write_tar
-from tests.workflows.conftest import cluster, token  # noqa: F401 - fixtures
 from vitdeploy.data.folder import Sample, list_images, split
 from vitdeploy.errors import DataError, MissingFileError, WorkerError
 from vitdeploy.graph.io.files import load_graph, save_graph
@@ -100,7 +99,7 @@ def test_shards_in_any_order_from_a_worker_give_the_same_bytes(tmp_path, graph, 
 
 
 @pytest.mark.slow
-def test_two_nodes_of_a_ray_cluster_give_the_same_bytes(tmp_path, graph, samples, whole, cluster):  # noqa: F811
+def test_two_nodes_of_a_ray_cluster_give_the_same_bytes(tmp_path, graph, samples, whole, cluster):
     assert files_of(graph, samples, tmp_path / "out", Workers(RayCluster(cluster))) == whole
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import NO_RAY, ROOT
 from tests.workflows import pieces
 from vitdeploy.errors import DataError, InputError, MissingPackageError, WorkerError
 from vitdeploy.workflows import ray_cluster, ray_pool
@@ -15,8 +16,6 @@ from vitdeploy.workflows.executors import Processes
 from vitdeploy.workflows.named_executor import executor_of
 from vitdeploy.workflows.ray_cluster import MODE, TOKEN, RayCluster
 from vitdeploy.workflows.ray_pool import DEVICE
-
-NO_RAY = "Ray is not installed: pip install 'vitdeploy[ray]'"
 
 
 @pytest.fixture(scope="module", params=["processes", "ray"])
@@ -107,10 +106,20 @@ def test_so_many_at_a_time(cluster, tmp_path, at_a_time, seconds, counts):
     assert sorted(dict(RayCluster(cluster, at_a_time).map(pieces.begun, pieces_of_two)).values()) == counts
 
 
-def test_a_cluster_of_this_machine_is_started_and_ended(token):
-    ray = pytest.importorskip("ray", reason=NO_RAY)
-    assert dict(RayCluster().map(pieces.squared, [2])) == {0: 4}
-    assert not ray.is_initialized()
+def test_a_cluster_of_this_machine_is_started_and_ended_for_a_user_who_has_no_token_yet(tmp_path):
+    pytest.importorskip("ray", reason=NO_RAY)
+    code = """
+from tests.workflows.pieces import squared
+from vitdeploy.workflows.ray_cluster import RayCluster
+assert dict(RayCluster().map(squared, [2])) == {0: 4}
+import ray
+assert not ray.is_initialized()
+"""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment = {**own, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / ".ray" / "auth_token").is_file()
 
 
 @pytest.mark.parametrize(
@@ -170,6 +179,7 @@ def test_a_cluster_that_is_not_there_is_told_at_once():
 
 OTHER_TOKEN = """
 import sys
+from tests.conftest import NO_RAY, ROOT
 from tests.workflows import pieces
 from vitdeploy.errors import WorkerError
 from vitdeploy.workflows.ray_cluster import RayCluster

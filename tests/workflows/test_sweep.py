@@ -16,8 +16,8 @@ from vitdeploy.document.report import SizeRow
 from vitdeploy.errors import InputError, MissingFileError, WorkerError
 from vitdeploy.stages.step import Step
 from vitdeploy.workflows.executors import Processes
-from vitdeploy.workflows.sweeps.entries import Entry, load_all, unmeasured
-from vitdeploy.workflows.sweeps.stage import StageTask, make_stage
+from vitdeploy.workflows.making.stage import StageTask, make_stage
+from vitdeploy.workflows.sweeps.entries import AtSize, Entry, load_all, unmeasured
 
 
 def a_recipe(folder, name, checkpoint, digits, **fields):
@@ -45,7 +45,7 @@ def entry(path, store="store"):
 
 
 def test_an_error_of_one_piece_is_its_result_and_ends_no_other(tmp_path):
-    tasks = [StageTask(entry(tmp_path / name), 0, "export", (), "") for name in ("first.yaml", "second.yaml")]
+    tasks = [StageTask(AtSize(entry(tmp_path / name), 0), "export", (), "") for name in ("first.yaml", "second.yaml")]
     found = dict(Processes(1).map(make_stage, tasks))
     assert [type(found[index]) for index in (0, 1)] == [MissingFileError, MissingFileError]
     assert "second.yaml" in found[1].message and found[1].exit_code == 2

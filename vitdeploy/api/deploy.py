@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from vitdeploy.pipeline.outcome import Outcome
     from vitdeploy.recipe.recipe import Recipe
     from vitdeploy.runtime.predictor import Predictor
-    from vitdeploy.stages.step import Step
+    from vitdeploy.stages.step import Outline, Step
     from vitdeploy.verification.gate import Gate
 
 GUARDED = " (the guard of every run whose budget bounds neither drop nor agreement)"
@@ -230,6 +230,8 @@ def plan(
     overrides: Sequence[str] = (),
     function: str | None = None,
     skip_bad: bool = False,
+    executor: str | None = None,
+    jobs: int = 0,
     progress: bool | Reporter = True,
 ) -> list[PlannedStep]:
     """Preview `run`: every input is checked, and nothing is computed. Arguments and errors as in `run`."""
@@ -242,13 +244,14 @@ def plan(
     from vitdeploy.pipeline.plan import make_plan
     from vitdeploy.pipeline.run import default_store, preview
 
+    workers_of(executor, jobs)
     reporter = reporting(progress)
     with reporter:
-        jobs = _jobs(loaded, function, None, skip_bad, reporter)
+        sizes = _jobs(loaded, function, None, skip_bad, reporter)
         store = default_store()
         return [
-            PlannedStep(at_size(job, step, len(jobs) > 1), there)
-            for job in jobs
+            PlannedStep(at_size(job, step, len(sizes) > 1), there)
+            for job in sizes
             for step, there in preview(make_plan(job), store)
         ]
 
@@ -364,7 +367,7 @@ def _progress(reporter: Reporter, job: Job, several: bool, text: str, done: int,
     reporter.progress(at_size(job, text, several), done, total)
 
 
-def tell_finished(reporter: Reporter, name: str, step: Step, reused: bool) -> None:
+def tell_finished(reporter: Reporter, name: str, step: Step | Outline, reused: bool) -> None:
     """A step that ended; times that were measured earlier are never used without a word."""
     if step.measured and reused:
         reporter.note(f"{name}: chosen by times that were measured earlier on this device; --no-resume measures again")

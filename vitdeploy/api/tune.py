@@ -85,7 +85,9 @@ def tune(
     """Find the engine to ship: every precision, mixed precision and token merging are tried on this machine.
 
     Args:
-        time_budget: seconds; nothing new is begun after half of them. The others are those of `vitdeploy.deploy`.
+        time_budget: seconds; nothing new is begun after half of them.
+        executor, jobs: variants are made there side by side, up to what is measured, and many calibration images
+            observed; what is found is the same. The others are those of `vitdeploy.deploy`.
 
     Raises:
         RecipeError, InputError: arguments that do not fit. Errors of the model, the images, the targets and the stages.
@@ -156,35 +158,37 @@ def tune_recipe(
     check_recipe(loaded.model_copy(update={"precision": "fp32"}), targets or None)  # every precision is tried
 
     from vitdeploy.pipeline.run import default_store
-    from vitdeploy.workflows.tuning.prepare import prepare_search
+    from vitdeploy.workflows.tuning.prepare import begin_search, prepare_search
     from vitdeploy.workflows.tuning.tuner import Tuner
     from vitdeploy.workflows.tuning.write import write_tuned
 
     given = source.source if source is not None else None
     workers = workers_of(executor, jobs, resume=resume)
+    store = default_store()
     with reporter:
-        job = prepare_search(
+        search = begin_search(
             loaded,
             targets,
             budget or {},
+            store=store.root.absolute(),
             skip_bad=skip_bad,
-            progress=reporter.progress,
             function=function or (given.function if given is not None else None),
             module=given.module if given is not None else None,
         )
+        job = prepare_search(search, reporter.progress)
         for note in (*job.reference_model.notes, *job.data.notes):
             reporter.note(note)
         tuner = Tuner(
             job,
-            default_store(),
+            store,
             resume,
             reporter.progress,
             lambda step, reused: tell_finished(reporter, step.name, step, reused),
             time_budget,
             workers,
+            search,
+            reporter.note,
         )
-        for note in tuner.foresee():
-            reporter.note(note)
         tuned = tuner.run()
         document = write_tuned(tuned, home)
     gate = tuned.choice.gate

@@ -106,12 +106,12 @@ def text_options(function: F) -> F:
     return texts(template(function))
 
 
-def worker_options(function: F) -> F:
-    """--executor and --jobs of commands that calibrate."""
+def worker_options(function: F, what: str = "many calibration images are observed") -> F:
+    """--executor and --jobs of commands that calibrate; `what` is done there."""
     executor = click.option(
         "--executor",
         metavar="processes|ray[:HOST:PORT]",
-        help="Where many calibration images are observed: by processes of this machine, or on a Ray cluster.",
+        help=f"Where {what}: by processes of this machine, or on a Ray cluster.",
     )
     jobs = click.option(
         "--jobs",

@@ -71,7 +71,8 @@ def command(
     out = output or Path("out") / loaded.name
     if dry_run:
         check_replaceable(out, OUTPUT_NAMES)
-        steps = plan(loaded, function=function, skip_bad=skip_bad, progress=console)
+        given = {"function": function, "skip_bad": skip_bad, "executor": executor, "jobs": jobs or 0}
+        steps = plan(loaded, progress=console, **given)  # type: ignore[arg-type]
         lines = [f"{'reuse' if each.reuse else 'make ':<5}  {each.name}" for each in steps]
         document = {"plan": [{"step": each.name, "reuse": each.reuse} for each in steps], "output": str(out)}
         console.finish(document, [*lines, "make   bench", f"make   bundle {out}"], None)

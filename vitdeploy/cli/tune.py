@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
 @click.option("--set", "overrides", multiple=True, metavar="A.B=VALUE", help="Override a field of the recipe.")
 @click.option("--resume/--no-resume", default=True, show_default=True, help="Reuse finished stages of earlier runs.")
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
-@worker_options
+@functools.partial(worker_options, what="variants are made, up to what is measured")
 @output_options
 def command(
     console: Console,

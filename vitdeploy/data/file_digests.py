@@ -23,6 +23,8 @@ from vitdeploy.data.containers.uris import mark_of
 from vitdeploy.data.folder import Sample
 from vitdeploy.errors import ImageError
 
+# The database's name, beside the artifacts of a store: an image is hashed once for whoever asks.
+DIGESTS_FILE = "digests.sqlite"
 # "vitd", and the version of the table.
 APPLICATION, VERSION = 0x76697464, 1
 # A file that changed so shortly before it was recorded may change again without another time: FAT counts in 2 s. Git

@@ -29,7 +29,7 @@ def run_plan(
 
     Args:
         resume: reuse what earlier runs have stored.
-        finished: called with each step and whether it was reused.
+        finished: called with each step that is not of this run already, and whether it was reused.
         artifacts: artifacts of steps before the plan; the result includes them.
         fresh: keys of the steps that this run has computed, which it always reuses; later plans take the same set.
     """
@@ -37,7 +37,8 @@ def run_plan(
     for step in plan:
         key = step.key(artifacts)
         found = store.find(key) if resume or key in fresh else None
-        if found is not None and not step.usable(found.path):
+        measured_now = step.measured and key in fresh  # once is enough, whatever it says
+        if found is not None and not measured_now and not step.usable(found.path):
             store.remove(key)
             found = None
         if found is None:
@@ -56,7 +57,7 @@ def run_plan(
             )
             fresh.add(key)
             finished(step, False)
-        else:
+        elif key not in fresh:
             finished(step, True)
         artifacts[step.name] = found
     return artifacts

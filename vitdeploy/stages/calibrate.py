@@ -179,4 +179,5 @@ def calibrate_step(data: Data, drive: Drive | None = None, workers: Workers = HE
         {"images": data.calibration_digest},
         package_versions(("onnxruntime", "pillow", "numpy")),
         resumable=True,
+        shared_out=drive is None and workers.executor is not None and len(samples) > IN_ONE,
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from vitdeploy.bundle.read import file_sha256
-from vitdeploy.data.file_digests import FileDigests
+from vitdeploy.data.file_digests import DIGESTS_FILE, FileDigests
 from vitdeploy.data.folder import Sample
 from vitdeploy.data.pixels import batches
 from vitdeploy.data.shards import cut
@@ -45,8 +45,6 @@ HEAD_ROWS = 32
 # How a product is cut for threads may change its last bits, so every run of a graph has as many, on any machine. All
 # cores are used by several runs at a time.
 THREADS = 1
-# Of evaluation too: an image is hashed once for both.
-DIGESTS_FILE = "digests.sqlite"
 KIND, ARRAYS_FILE = "calibration-shard", "shard.npz"
 
 

@@ -21,7 +21,6 @@ from vitdeploy.stages.target_tools import target_tools
 from vitdeploy.stages.tools import package_versions
 
 if TYPE_CHECKING:
-    from vitdeploy.store.store import Artifact
     from vitdeploy.tasks.adapter import Data
 
 SCORE_FILE = "score.json"
@@ -56,11 +55,13 @@ def read_score(folder: Path) -> Score:
     return decode(Score, read_json(folder / SCORE_FILE))
 
 
-def score_step(candidate: Candidate, reference: Artifact, data: Data) -> Step:
-    """The distance of a compiled candidate from the float graph in `reference`."""
-    graph, samples = reference.path / MODEL_FILE, data.calibration
+def score_step(candidate: Candidate, reference: str, data: Data) -> Step:
+    """The distance of a compiled candidate from the float graph of the step `reference`: `OPTIMIZE`, or another one
+    whose first word that is."""
+    samples = data.calibration
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
+        graph = folders[reference].path / MODEL_FILE
         score(graph, folders[candidate.step("compile")].path, samples, out, progress)
 
     return Step(
@@ -68,7 +69,7 @@ def score_step(candidate: Candidate, reference: Artifact, data: Data) -> Step:
         "score",
         write,
         {},
-        (candidate.step("compile"),),
-        {"images": data.calibration_digest, "reference": reference.digest},
+        (candidate.step("compile"), reference),
+        {"images": data.calibration_digest},
         {**target_tools(candidate.target), **package_versions(("onnxruntime", "pillow", "numpy", "scipy"))},
     )

@@ -34,8 +34,6 @@ from vitdeploy.verification.counts import Counts
 from vitdeploy.verification.records import Records
 
 SUMMARY_FILE, TALLY_FILE, RECORDS_FILE = "summary.json", "tally.json", "records.npz"
-# Beside the artifacts of a store: what `FileDigests` knows.
-DIGESTS_FILE = "digests.sqlite"
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,9 @@ class Step:
     `write` takes the inputs' folders, the empty folder to fill, and a progress; if the step is `resumable` also
     `scratch`: a folder for its key, which keeps what an interrupted run needs to resume. The version of a stage is the
     source code that `write` can run; there is no version number to raise.
-    `measured`: it holds times of this device, whose reuse is reported. `usable` tells whether this user may use a
-    stored folder; otherwise the folder is made again.
+    `measured`: it holds times of this device, whose reuse is reported. `shared_out`: the process that runs `write` has
+    workers, and gives them pieces of it. `usable` tells whether this user may use a stored folder; otherwise the folder
+    is made again.
     `about`: numbers of how much work it is, such as that of images, by which plans estimate it; no part of the key.
     """
 
@@ -51,6 +52,7 @@ class Step:
     packages: dict[str, str] = field(default_factory=dict)
     resumable: bool = False
     measured: bool = False
+    shared_out: bool = False
     usable: Callable[[Path], bool] = lambda folder: True
     about: dict[str, int] = field(default_factory=dict)
 
@@ -68,10 +70,8 @@ class Step:
 
     def outline(self) -> Outline:
         """The step without its work."""
-        tools = self.tools
-        return Outline(
-            self.name, self.kind, self.config, self.inputs, self.outside, tools, self.measured, self.about, self.usable
-        )
+        how = self.measured, self.about, self.usable, self.shared_out
+        return Outline(self.name, self.kind, self.config, self.inputs, self.outside, self.tools, *how)
 
     def input_digests(self, artifacts: Mapping[str, Artifact]) -> dict[str, str]:
         """Digests by the kind of the input, or by its full name if there are several of a kind."""
@@ -95,6 +95,7 @@ class Outline:
     measured: bool
     about: dict[str, int]
     usable: Callable[[Path], bool]
+    shared_out: bool = False
 
     def key(self, digests: Mapping[str, str]) -> str:
         """The key of its folder; `digests` holds those of its inputs, by step."""

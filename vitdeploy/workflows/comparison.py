@@ -18,11 +18,11 @@ from vitdeploy.progress import Counter, Progress
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import Budget
 from vitdeploy.stages.verify import judge
+from vitdeploy.stages.workers import Executor
 from vitdeploy.tasks.adapter import DataChoice, Setting, TaskAdapter
 from vitdeploy.tasks.adapters import make_adapter
 from vitdeploy.verification.collect import Answers
 from vitdeploy.verification.gate import GUARD, accuracy_gate
-from vitdeploy.workflows.executors import Executor
 from vitdeploy.workflows.sharded import verify_in_shards
 from vitdeploy.workflows.sides import settings_of, verification
 from vitdeploy.workflows.subjects import Subject

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from vitdeploy.errors import InputError
-from vitdeploy.workflows.executors import Executor, Processes
+from vitdeploy.stages.workers import Executor
+from vitdeploy.workflows.executors import Processes
 from vitdeploy.workflows.ray_cluster import RayCluster
 
 

@@ -20,8 +20,9 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from vitdeploy.errors import InputError, MissingPackageError, VitdeployError, WorkerError
+from vitdeploy.stages.workers import Pool
 from vitdeploy.store.places import SHARED_VARIABLE
-from vitdeploy.workflows.executors import Pool, mapped
+from vitdeploy.workflows.executors import mapped
 from vitdeploy.workflows.ray_pool import RayPool
 
 T = TypeVar("T")
@@ -47,7 +48,7 @@ class RayCluster:
             MissingPackageError: Ray is not installed.
             WorkerError: the cluster does not answer, or runs another release of Python or Ray.
         """
-        ray = _ray()
+        ray = _ray(self.address)
         with _connected(ray, self.address):
             _require_shared_store(ray)
             pool = RayPool(ray, self.at_a_time)
@@ -62,8 +63,11 @@ class RayCluster:
             yield from mapped(pool, function, items)
 
 
-def _ray() -> ModuleType:
+def _ray(address: str) -> ModuleType:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not address:  # a cluster that is started here listens on the network too
+        # Before the import, which reads it: Ray makes a token where there is none only if it knows by then.
+        os.environ.setdefault(MODE, TOKEN)
     try:
         return importlib.import_module("ray")
     except ImportError:
@@ -72,9 +76,7 @@ def _ray() -> ModuleType:
 
 @contextlib.contextmanager
 def _connected(ray: ModuleType, address: str) -> Iterator[None]:
-    if not address:
-        os.environ.setdefault(MODE, TOKEN)  # it listens on the network too
-    else:
+    if address:
         _require_token(address)
         _require_answer(address)
     # Ray tells on standard output that a worker has died, and that is where the result goes.

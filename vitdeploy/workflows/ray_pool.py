@@ -19,8 +19,9 @@ from typing import TypeVar
 
 from vitdeploy.document.errors import ErrorFacts
 from vitdeploy.errors import WorkerError
+from vitdeploy.stages.workers import STARTS
 from vitdeploy.store.sources import source_digest
-from vitdeploy.workflows.executors import STARTS, Piece, died, error_of, guarded
+from vitdeploy.workflows.executors import Piece, died, error_of, guarded
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from vitdeploy.data.file_digests import DIGESTS_FILE
 from vitdeploy.data.folder import Samples
 from vitdeploy.pipeline.run import default_store
 from vitdeploy.runtime.predictor import Predictor
-from vitdeploy.stages.shards import DIGESTS_FILE, Identity, Part, ShardStore, evaluate
+from vitdeploy.stages.shards import Identity, Part, ShardStore, evaluate
 from vitdeploy.stages.turns import machine_turn
 from vitdeploy.tasks.adapter import Setting
 from vitdeploy.tasks.adapters import counted_adapter

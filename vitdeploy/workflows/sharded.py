@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from vitdeploy.data.file_digests import FileDigests
+from vitdeploy.data.file_digests import DIGESTS_FILE, FileDigests
 from vitdeploy.data.folder import Ints
 from vitdeploy.data.shards import MOST, WINDOW, cut
 from vitdeploy.document.verification import Verification
@@ -28,7 +28,6 @@ from vitdeploy.progress import Counter, Progress
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.spec import Budget
 from vitdeploy.stages.shards import (
-    DIGESTS_FILE,
     Answered,
     Identity,
     Part,
@@ -39,6 +38,7 @@ from vitdeploy.stages.shards import (
     shard_digest,
 )
 from vitdeploy.stages.verify import explained
+from vitdeploy.stages.workers import Executor
 from vitdeploy.store.places import store_folder
 from vitdeploy.tasks.adapter import Data, DataChoice, Setting
 from vitdeploy.tasks.adapters import counted_adapter
@@ -48,7 +48,6 @@ from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.counts import Counts, joined
 from vitdeploy.verification.feasible import Criterion, unprovable
 from vitdeploy.verification.gate import GUARD, accuracy_gate
-from vitdeploy.workflows.executors import Executor
 from vitdeploy.workflows.shard_work import Work, do, threads_here
 from vitdeploy.workflows.sides import settings_of, verification
 from vitdeploy.workflows.subjects import Subject

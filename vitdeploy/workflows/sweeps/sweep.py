@@ -20,13 +20,13 @@ from vitdeploy.pipeline.outcome import now
 from vitdeploy.progress import Progress
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.runtime.host import describe_host
+from vitdeploy.stages.workers import Executor, Pool
 from vitdeploy.store.places import shared_store
 from vitdeploy.store.store import Store
-from vitdeploy.workflows.executors import Executor, Pool
+from vitdeploy.workflows.making.make import Line, Making
 from vitdeploy.workflows.sweeps.cost import measuring
-from vitdeploy.workflows.sweeps.entries import Entry, Outlined, load_all, outline
+from vitdeploy.workflows.sweeps.entries import AtSize, Entry, Outlined, load_all, outline, unmeasured
 from vitdeploy.workflows.sweeps.finished import FinishedRecipes
-from vitdeploy.workflows.sweeps.make import Making
 from vitdeploy.workflows.sweeps.measure import MeasuredThere, bring, measure, measure_there
 
 # Of a sweep that is to end at a time, so many recipes are made and then measured, before any of the next: what is done
@@ -67,6 +67,12 @@ def sweep(
         InputError: two recipes have one name. Errors of recipes and of the executor propagate.
     """
     return _Sweep(entries, load_all(entries), out, ways, progress, told).run()
+
+
+def _lines(outlined: Outlined) -> list[Line]:
+    """What of a recipe can be made before it is measured, at each of its image sizes."""
+    entry, name = outlined.entry, outlined.recipe.name
+    return [Line(entry, AtSize(entry, size), name, unmeasured(plan)) for size, plan in enumerate(outlined.plans)]
 
 
 @dataclass(frozen=True)
@@ -151,7 +157,7 @@ class _Sweep:
         """Make what these need; returns those that have not failed."""
         if self._making is None:
             self._making = Making(pool, self._store, self._told, self._over, self._made)
-        self._making.run([each.outlined for each in looked])
+        self._making.run([line for each in looked for line in _lines(each.outlined)])
         left = []
         for each in looked:
             error = self._making.errors.get(each.outlined.entry)

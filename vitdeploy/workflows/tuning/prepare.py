@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from vitdeploy.errors import CapabilityError, InputError, RecipeError
@@ -14,28 +16,44 @@ from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.workflows.tuning.variants import Variant
 
 
-def prepare_search(
+@dataclass(frozen=True)
+class Search:
+    """What a search is begun with, as passed to a worker process: `recipe` in JSON, in FP32 for all targets, without
+    anything that the search is to choose; `store`: its root; the others as for `prepare`."""
+
+    recipe: str
+    store: Path
+    skip_bad: bool
+    function: str | None = None
+    module: Path | None = None
+
+    def prepare(self, progress: Progress) -> Job:
+        """Its job. Errors of `prepare` propagate."""
+        code = self.function or (self.module.stem if self.module else None)
+        recipe = validate(json.loads(self.recipe), "the recipe", code)
+        how = {"function": self.function, "module": self.module}
+        [job] = prepare(recipe, skip_bad=self.skip_bad, progress=progress, **how)  # type: ignore[arg-type]
+        return job
+
+
+def begin_search(
     recipe: Recipe,
     targets: Sequence[str],
     bounds: Mapping[str, float | None],
     *,
+    store: Path,
     skip_bad: bool,
-    progress: Progress,
     function: str | None = None,
     module: Path | None = None,
-) -> Job:
-    """The job in FP32 for all targets, without anything that the search is to choose; the recipe's `high_precision`
-    bounds what it may.
+) -> Search:
+    """What is searched; the recipe's `high_precision` bounds what may be raised.
 
     Args:
         targets: in the place of the recipe's, where there are any.
         bounds: fields of the budget; None keeps what the recipe says.
-        function, module: as for `prepare`.
 
     Raises:
-        RecipeError: an unknown target, or more than one image size.
-        InputError: a bound on the accuracy, no labels, and a metric that agreement does not bound.
-        CapabilityError: an encoder-decoder, or a model that takes no images. Errors of `prepare` propagate.
+        RecipeError: more than one image size.
     """
     if recipe.source.image_sizes is not None:
         raise RecipeError("the recipe", ["$.source.image_sizes: one size is tuned at a time; give image_size"])
@@ -43,19 +61,30 @@ def prepare_search(
     chosen = tuple(targets) or recipe.targets
     kept = {"budget": budget, "targets": chosen, "high_precision": recipe.high_precision}
     base = Variant(chosen[0], "fp32").recipe(recipe).model_copy(update=kept)
-    checked = validate(base.model_dump(exclude_unset=True), "the recipe", function or (module.stem if module else None))
-    [job] = prepare(checked, skip_bad=skip_bad, progress=progress, function=function, module=module)
-    if budget.max_drop is not None and recipe.data.labels == "none" and job.reference_model.task != "classification":
+    return Search(base.model_dump_json(exclude_unset=True), store, skip_bad, function, module)
+
+
+def prepare_search(search: Search, progress: Progress) -> Job:
+    """The job of a search.
+
+    Raises:
+        RecipeError: an unknown target.
+        InputError: a bound on the accuracy, no labels, and a metric that agreement does not bound.
+        CapabilityError: an encoder-decoder, or a model that takes no images. Errors of `prepare` propagate.
+    """
+    job = search.prepare(progress)
+    recipe, task = job.recipe, job.reference_model.task
+    if recipe.budget.max_drop is not None and recipe.data.labels == "none" and task != "classification":
         raise InputError(
             "max_drop cannot be proven without labels",
-            found=f"data: {{labels: none}}, for {job.reference_model.task}",
+            found=f"data: {{labels: none}}, for {task}",
             wanted="labels, or a bound on the agreement with the original",
             fix="--min-agreement in its place",
         )
-    if job.reference_model.task in FLOWS or job.reference_model.preprocess is None:
+    if task in FLOWS or job.reference_model.preprocess is None:
         raise CapabilityError(
             "only models of images are tuned by this version, and only such of one graph",
-            found=f"the task {job.reference_model.task}",
+            found=f"the task {task}",
             wanted="a model of one graph that takes images",
             fix="vitdeploy run RECIPE makes its engines; `float_parts` and `ignore` say what of them stays in float",
         )

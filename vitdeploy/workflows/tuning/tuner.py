@@ -6,8 +6,10 @@ goes on where it stopped.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,13 +17,12 @@ import numpy as np
 from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.candidate import engine_candidate
 from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.document.bench import Bench
-from vitdeploy.errors import CapabilityError, GraphError
+from vitdeploy.errors import CapabilityError, GraphError, VitdeployError
 from vitdeploy.pipeline.foresight import criterion_of, foresee
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.measure import measure, original_candidate
 from vitdeploy.pipeline.outcome import engine_bytes, verified
-from vitdeploy.pipeline.plan import engine_plan, judge_plan, original_step
+from vitdeploy.pipeline.plan import engine_plan, original_step
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.pipeline.verdict import engine_gate
 from vitdeploy.progress import Progress
@@ -37,81 +38,51 @@ from vitdeploy.stages.engines import read_engine
 from vitdeploy.stages.files import read_json
 from vitdeploy.stages.high_precision import raises_precision
 from vitdeploy.stages.place import read_high_precision
-from vitdeploy.stages.pruning import PRUNING, pruning_step, read_prunings
+from vitdeploy.stages.pruning import PRUNING, read_prunings
 from vitdeploy.stages.rows import read_rows, rows_step
 from vitdeploy.stages.schedules import Schedules, read_schedules, schedules_step
-from vitdeploy.stages.score import Score, read_score, score_step
+from vitdeploy.stages.score import Score, read_score
 from vitdeploy.stages.screen import SCREEN, SCREEN_FILE, screen_step
-from vitdeploy.stages.step import HIGH_PRECISION, OPTIMIZE, ORIGINAL, REFERENCE, Step
+from vitdeploy.stages.step import HIGH_PRECISION, OPTIMIZE, ORIGINAL, REFERENCE, Outline, Step
 from vitdeploy.stages.workers import HERE, Workers
 from vitdeploy.store.store import Artifact, Store
 from vitdeploy.verification.gate import GUARD, accuracy_gate, guards
-from vitdeploy.workflows.tuning.choice import Choice, Finalist, choose
+from vitdeploy.workflows.executors import InPool
+from vitdeploy.workflows.tuning.ahead import Ahead, Wanted
+from vitdeploy.workflows.tuning.choice import Finalist, choose
+from vitdeploy.workflows.tuning.left_out import NO_TIME, LeftOut, said, why_not
+from vitdeploy.workflows.tuning.plans import UNCHANGED, VariantSteps, job_of, judged_plan, pruning_plan, scored_plan
+from vitdeploy.workflows.tuning.prepare import Search
+from vitdeploy.workflows.tuning.tuned import Made, Tuned
 from vitdeploy.workflows.tuning.variants import Variant, float_variants
 
 # The share of a time budget after which no new variant is begun; the rest is for measuring the finalists.
 SEARCH_SHARE = 0.5
+# Of a search that is to end at a time, so many variants are made side by side before the next are thought of: what is
+# worth most comes first.
+AT_ONCE = 4
 # Nearer than this, answers differ by the rounding of float32 alone.
 SAME_DISTANCE = 1e-8
 
 
-@dataclass(frozen=True)
-class Made:
-    """A variant with its artifacts, and how far its answers are from the original's on the calibration images."""
-
-    variant: Variant
-    job: Job
-    artifacts: dict[str, Artifact]
-    score: Score
-
-    @property
-    def engine(self) -> Artifact:
-        return self.artifacts[self.variant.candidate.step("compile")]
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """The results of a search.
-
-    made: every variant; `finals`: those that were judged, with the results; `front`: the same as finalists, the
-        nearest to the original first.
-    medians_ms: medians of each round of the screening, by name. disturbed: why these are unreliable; empty if they are
-        reliable.
-    rows: the speed of the model by number of rows, by target.
-    schedules: the trials of token merging, by target. prunings: those of pruning, () where nothing was tried.
-    left_out: (what, why).
-    """
-
-    job: Job
-    made: tuple[Made, ...]
-    finals: tuple[Made, ...]
-    medians_ms: dict[str, list[float]]
-    disturbed: str
-    front: tuple[Finalist, ...]
-    bench: Bench
-    choice: Choice
-    rows: dict[str, RowTable]
-    schedules: dict[str, Schedules]
-    prunings: tuple[Pruning, ...]
-    left_out: tuple[tuple[str, str], ...]
-
-    @property
-    def chosen(self) -> Made:
-        return next(each for each in self.finals if each.variant == self.choice.best.variant)
-
-
 @dataclass
 class Tuner:
-    """One search. `finished` gets each step and whether it was reused; `seconds`: the time budget, or None; `workers`:
-    do what can be shared out of a step. Variants are made one after the other, as most of them are measured too."""
+    """One search. `finished` gets each step that is not of this search already, and whether it was reused; `seconds`:
+    the time budget, or None; `note` is called with a line on what a user should know.
+
+    `workers` do what can be shared out of a step. Where `search` is given too, what they begin with, they make variants
+    side by side up to what measures.
+    """
 
     job: Job
     store: Store
     resume: bool
     progress: Progress
-    finished: Callable[[Step, bool], None]
+    finished: Callable[[Step | Outline, bool], None]
     seconds: float | None = None
     workers: Workers = HERE
+    search: Search | None = None
+    note: Callable[[str], None] = lambda text: None
     made: list[Made] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)
     rows: dict[str, RowTable] = field(default_factory=dict)
@@ -119,6 +90,7 @@ class Tuner:
     prunings: tuple[Pruning, ...] = ()
     _fresh: set[str] = field(default_factory=set)
     _begun: float = field(default_factory=time.monotonic)
+    _ahead: Ahead | None = None
 
     @property
     def budget(self) -> Budget:
@@ -131,23 +103,88 @@ class Tuner:
 
     def run(self) -> Tuned:
         """All of it. Errors of any stage propagate."""
-        targets = self.job.recipe.targets
-        for target in targets:
-            for variant in float_variants(target):
-                self._make(variant)
-        for target in targets:
-            self._make(Variant(target, "int8"))
-        for variant in self._further(targets):
-            if self._late():
-                self.left_out.append((variant.name, "no time was left for it"))
+        with self._pooled():  # a cluster that does not answer is told before any work
+            for text in self.foresee():
+                self.note(text)
+            targets = self.job.recipe.targets
+            plain = [variant for target in targets for variant in float_variants(target)]
+            self._try([*plain, *(Variant(target, "int8") for target in targets)], None)
+            if not self.made:
+                raise CapabilityError(
+                    "no variant can be made", found="; ".join(": ".join(each) for each in self.left_out)
+                )
+            found = self._further(targets)
+            while some := list(itertools.islice(found, self._at_once)):
+                self._try(some, self._late)
+            medians, disturbed = self._screen()
+            front = pareto_front(
+                self._small_enough(),
+                lambda made: (max(made.score.distance, SAME_DISTANCE), float(np.median(medians[made.variant.name]))),
+            )
+            finals = self._answered(front)
+        return self._judge(finals, medians, disturbed)
+
+    @contextlib.contextmanager
+    def _pooled(self) -> Iterator[None]:
+        """With the workers that make variants side by side, if there are any."""
+        if self.workers.executor is None or self.search is None:
+            yield
+            return
+        with self.workers.executor.pool() as pool:
+            self.workers = replace(self.workers, executor=InPool(pool))
+            self._ahead = Ahead(
+                pool,
+                self.store,
+                self._run,
+                lambda owner, error: why_not(owner, error) is None,
+                self.note,
+                self.finished,
+                lambda done, total: self.progress("make variants", done, total),
+                resume=self.resume,
+                fresh=self._fresh,
+            )
+            yield
+
+    @property
+    def _at_once(self) -> int | None:
+        """How many variants are thought of before they are made; None: all."""
+        if self._ahead is None:
+            return 1
+        return None if self.seconds is None else AT_ONCE
+
+    def _try(self, some: Sequence[Variant | LeftOut], late: Callable[[], bool] | None) -> None:
+        """Make these variants, unless it is too late for them; note what is left out."""
+        there = self._make_ahead([each for each in some if isinstance(each, Variant)], late)
+        for each in some:
+            if not isinstance(each, Variant):
+                self.left_out.append(each)
+            elif late is not None and late() and each not in there:
+                self.left_out.append((each.name, NO_TIME))
             else:
-                self._make(variant)
-        medians, disturbed = self._screen()
-        front = pareto_front(
-            self._small_enough(),
-            lambda made: (max(made.score.distance, SAME_DISTANCE), float(np.median(medians[made.variant.name]))),
-        )
-        return self._judge(front, medians, disturbed)
+                self._make(each)
+
+    def _make_ahead(self, variants: Sequence[Variant], late: Callable[[], bool] | None) -> set[Hashable]:
+        """Make what can be made side by side; returns the variants that are there, or have failed."""
+        if self._ahead is None or self.search is None:
+            return set()
+        wanted = []
+        for variant in variants:
+            source, given = VariantSteps(self.search, variant), self._given(variant)
+            with contextlib.suppress(VitdeployError):  # which it has when its turn comes, too
+                plan = scored_plan(self.job, variant, self.workers)
+                wanted.append(Wanted(variant, source, variant.name, plan, given))
+        if late is None and self.seconds is None:  # it is going to be asked for, and measures nothing
+            wanted.append(Wanted(PRUNING, VariantSteps(self.search, None), PRUNING, pruning_plan(self.job)))
+        there = self._ahead.make(wanted, late)
+        for each in wanted:
+            error = self._ahead.errors.get(each.owner)
+            if error is not None and why_not(each.owner, error) is None:
+                raise error
+        return there
+
+    def _given(self, variant: Variant) -> dict[str, Artifact]:
+        """What is there before the plan of a variant."""
+        return {UNCHANGED: self.made[0].artifacts[OPTIMIZE]} if variant.changes_answers else {}
 
     def _small_enough(self) -> list[Made]:
         """What is within the bound of size; everything where nothing is, or there is none."""
@@ -161,7 +198,7 @@ class Tuner:
             self.left_out += [(f"{name} as a finalist", f"{sizes[name]:,} bytes, max_size {bound:,}") for name in large]
         return small or self.made
 
-    def _further(self, targets: Sequence[str]) -> Iterator[Variant]:
+    def _further(self, targets: Sequence[str]) -> Iterator[Variant | LeftOut]:
         """Trials beyond plain float and INT8: first the fastest number of rows, which changes no answer; then fixes for
         INT8 if it needs them, because nothing else helps without them; then what makes it faster; last INT4 weights,
         which are smaller, and faster where few rows are multiplied."""
@@ -178,7 +215,7 @@ class Tuner:
             yield from self._pruned(target, plain[target].score)
         for target in plain:
             if target not in needy and self._bounded(plain[target].score.expected):
-                self.left_out.append((f"{target}-mixed", "INT8 is expected to meet the budget as it is"))
+                yield f"{target}-mixed", "INT8 is expected to meet the budget as it is"
             elif target not in needy:
                 yield self._mixed(target)
         yield from (Variant(target, "int4") for target in plain if "int4" in TARGETS[target].precisions)
@@ -186,78 +223,78 @@ class Tuner:
     def _mixed(self, target: str) -> Variant:
         return Variant(target, "mixed", rows=self.rows[target].aligned if target in self.rows else None)
 
-    def _raised(self, target: str) -> Iterator[Variant]:
+    def _raised(self, target: str) -> Iterator[Variant | LeftOut]:
         what, variant = f"layers out of plain INT8 on {target}", Variant(target, "int8", raised=True)
-        recipe, task = self.job.recipe, self.job.reference_model.task
-        if not raises_precision(target, "int8", task, recipe.high_precision):
+        if not raises_precision(target, "int8", self.job.reference_model.task, self.job.recipe.high_precision):
             return
-        if self._late():
-            self.left_out.append((what, "no time was left for it"))
-            return
-        job, step = replace(self.job, recipe=variant.recipe(recipe)), variant.candidate.step(HIGH_PRECISION)
-        plan = engine_plan(job, [variant.candidate], self.workers)
-        until = [each.name for each in plan].index(step)
-        found = read_high_precision(self._run(plan[: until + 1])[step].path)
-        if found.raised is None:
-            self.left_out.append((what, found.why))
-            return
-        yield variant
+        step = variant.candidate.step(HIGH_PRECISION)
+        plan = engine_plan(job_of(self.job, variant), [variant.candidate], self.workers)
+        found = self._asked(what, plan[: [each.name for each in plan].index(step) + 1])
+        if not isinstance(found, Artifact):
+            yield found
+        elif (raised := read_high_precision(found.path)).raised is None:
+            yield what, raised.why
+        else:
+            yield variant
 
-    def _aligned(self, target: str) -> Iterator[Variant]:
+    def _aligned(self, target: str) -> Iterator[Variant | LeftOut]:
         what = f"aligned rows on {target}"
-        if self._late():
-            self.left_out.append((what, "no time was left for it"))
+        answer = self._asked(what, [*engine_plan(self.job, ()), rows_step(target)])
+        if not isinstance(answer, Artifact):
+            yield answer
             return
-        try:
-            artifacts = self._run([*engine_plan(self.job, ()), rows_step(target)])
-        except GraphError as error:
-            self._refused(what, error)
-            return
-        found = self.rows[target] = read_rows(artifacts[f"rows {target}"].path)
+        found = self.rows[target] = read_rows(answer.path)
         if found.disturbed:
-            self.left_out.append((what, f"its times are not decided: {found.disturbed}"))
+            yield what, f"its times are not decided: {found.disturbed}"
         elif found.aligned is None:
-            self.left_out.append((what, f"no number of rows is surely faster than {found.tokens}, one per token"))
+            yield what, f"no number of rows is surely faster than {found.tokens}, one per token"
         else:
             yield Variant(target, "int8", rows=found.aligned)
 
-    def _refused(self, what: str, error: GraphError) -> None:
-        self.left_out.append((what, error.message + (f": {error.found}" if error.found else "")))
-
-    def _merging(self, target: str, plain: Score) -> Iterator[Variant]:
-        if self._late():
-            self.left_out.append((f"token merging on {target}", "no time was left for it"))
+    def _merging(self, target: str, plain: Score) -> Iterator[Variant | LeftOut]:
+        what = f"token merging on {target}"
+        answer = self._asked(what, [*engine_plan(self.job, ()), schedules_step(target, self.job.data)])
+        if not isinstance(answer, Artifact):
+            yield answer
             return
-        try:
-            artifacts = self._run([*engine_plan(self.job, ()), schedules_step(target, self.job.data)])
-        except GraphError as error:
-            self._refused(f"token merging on {target}", error)
-            return
-        found = self.schedules[target] = read_schedules(artifacts[f"schedules {target}"].path)
+        found = self.schedules[target] = read_schedules(answer.path)
         chosen = select(found.schedules, lambda schedule: self._acceptable(schedule, plain))
         if not found.schedules:
-            self.left_out.append((f"token merging on {target}", "by the times of its layers it saves nothing"))
+            yield what, "by the times of its layers it saves nothing"
         elif not chosen:
-            self.left_out.append((f"token merging on {target}", "every schedule changes too many answers"))
+            yield what, "every schedule changes too many answers"
         for schedule in chosen:
             yield Variant(target, "int8", schedule.merges)
 
-    def _pruned(self, target: str, plain: Score) -> Iterator[Variant]:
+    def _pruned(self, target: str, plain: Score) -> Iterator[Variant | LeftOut]:
         what = f"pruning on {target}"
-        if self._late():
-            self.left_out.append((what, "no time was left for it"))
+        answer = self._asked(what, pruning_plan(self.job))
+        if not isinstance(answer, Artifact):
+            yield answer
             return
-        try:
-            artifacts = self._run([*engine_plan(self.job, ()), pruning_step(self.job.data)])
-        except GraphError as error:
-            self._refused(what, error)
-            return
-        self.prunings = read_prunings(artifacts[PRUNING].path).prunings
+        self.prunings = read_prunings(answer.path).prunings
         chosen = select_prunings(self.prunings, lambda each: self._acceptable(each, plain), plain.distance)
         if not chosen:
-            self.left_out.append((what, "whatever goes changes too many answers"))
+            yield what, "whatever goes changes too many answers"
         for each in chosen:
             yield Variant(target, "int8", prune=each.asked)
+
+    def _asked(self, what: str, plan: list[Step]) -> Artifact | LeftOut:
+        """What the last step of a plan says of variants to try, or why nothing does."""
+        if self._late():
+            return what, NO_TIME
+        name = plan[-1].name
+        error = self._known(name)
+        if error is None:
+            try:
+                return self._run(plan)[name]
+            except GraphError as caught:
+                error = caught
+        return what, said(error)
+
+    def _known(self, owner: Hashable) -> VitdeployError | None:
+        """The error that a worker had, if one had."""
+        return None if self._ahead is None else self._ahead.errors.get(owner)
 
     def _acceptable(self, trial: Schedule | Pruning, plain: Score) -> bool:
         """Acceptable by the budget if it bounds answers; else a trial may change as much as INT8 does."""
@@ -277,24 +314,21 @@ class Tuner:
 
     def _make(self, variant: Variant) -> None:
         """Make and score a variant, unless this machine or its runtime cannot, or the graph has nothing for it."""
-        job, candidate = replace(self.job, recipe=variant.recipe(self.job.recipe)), variant.candidate
-        try:
-            artifacts = self._run(engine_plan(job, [candidate], self.workers))
-        except CapabilityError as error:
-            self.left_out.append((variant.name, error.message))
+        error = self._known(variant)
+        if error is None:
+            try:
+                artifacts = self._run(scored_plan(self.job, variant, self.workers), self._given(variant))
+            except (CapabilityError, GraphError) as caught:
+                error = caught
+        if error is not None:
+            if (why := why_not(variant, error)) is None:
+                raise error
+            self.left_out.append((variant.name, why))
             return
-        except GraphError as error:
-            if variant.precision != "int4":  # anything else takes every graph that came so far
-                raise
-            self._refused(variant.name, error)
-            return
-        changed = variant.merges or variant.prune is not None
-        reference = self.made[0].artifacts[OPTIMIZE] if changed else artifacts[OPTIMIZE]
-        step = score_step(candidate, reference, job.data)
-        artifacts = self._run([step], artifacts)
-        self.made.append(Made(variant, job, artifacts, read_score(artifacts[step.name].path)))
+        score = read_score(artifacts[variant.candidate.step("score")].path)
+        self.made.append(Made(variant, job_of(self.job, variant), artifacts, score))
 
-    def _run(self, plan: list[Step], artifacts: dict[str, Artifact] | None = None) -> dict[str, Artifact]:
+    def _run(self, plan: list[Step], artifacts: Mapping[str, Artifact] | None = None) -> dict[str, Artifact]:
         return run_plan(
             plan,
             self.store,
@@ -311,12 +345,25 @@ class Tuner:
         found = read_json(self._run([step])[SCREEN].path / SCREEN_FILE)
         return dict(found["block_medians_ms"]), str(found["disturbed"])
 
-    def _judge(self, front: Sequence[Made], medians: dict[str, list[float]], disturbed: str) -> Tuned:
+    def _answered(self, front: Sequence[Made]) -> list[Made]:
+        """These with their answers to the evaluation samples."""
+        plans = [judged_plan(self.job, made.variant) for made in front]
+        if self._ahead is not None and self.search is not None:
+            wanted = [
+                Wanted(made.variant, VariantSteps(self.search, made.variant), made.variant.name, plan, made.artifacts)
+                for made, plan in zip(front, plans, strict=True)
+            ]
+            self._ahead.make(wanted)
+            for made in front:
+                if (error := self._known(made.variant)) is not None:
+                    raise error
+        return [
+            replace(made, artifacts=self._run(plan, made.artifacts)) for made, plan in zip(front, plans, strict=True)
+        ]
+
+    def _judge(self, finals: Sequence[Made], medians: dict[str, list[float]], disturbed: str) -> Tuned:
         bench_candidates = [original_candidate(self.job.reference_model.source)]
-        finals = []
-        for made in front:
-            plan = judge_plan(made.job, [made.variant.candidate])
-            finals.append(replace(made, artifacts=self._run(plan, made.artifacts)))
+        for made in finals:
             folder = made.engine.path
             bench_candidates.append(engine_candidate(read_engine(folder), folder, made.variant.name))
         bench = self.job.recipe.bench

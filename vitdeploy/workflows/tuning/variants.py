@@ -40,6 +40,11 @@ class Variant:
         return Variant(self.target, self.precision)
 
     @property
+    def changes_answers(self) -> bool:
+        """Whether its float graph is another one, with other answers."""
+        return bool(self.merges) or self.prune is not None
+
+    @property
     def candidate(self) -> Candidate:
         return Candidate(self.target, self.precision, True)
 

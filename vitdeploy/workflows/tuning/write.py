@@ -29,7 +29,7 @@ from vitdeploy.spec import encode
 from vitdeploy.stages.files import RECIPE_FILE as RECIPE_FILE
 from vitdeploy.stages.files import TUNED_NAMES
 from vitdeploy.workflows.tuning.remarks import Traits, four_bits_remarks, remarks
-from vitdeploy.workflows.tuning.tuner import Made, Tuned
+from vitdeploy.workflows.tuning.tuned import Made, Tuned
 
 UNITS = {"classification": "KL, nats"}
 

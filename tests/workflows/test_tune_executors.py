@@ -1,0 +1,90 @@
+"""`vitdeploy tune --executor`: what one process finds, from processes or Ray nodes that make variants side by side."""
+
+import json
+import os
+import shutil
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+from tests.command_line import command_line, undisturbed
+from tests.workflows.pieces import stage_at_second_try
+from vitdeploy.store.log import read_log
+from vitdeploy.workflows.making import make
+
+RECIPE = {
+    "vitdeploy": 1,
+    "name": "tuned",
+    "preprocess": {"resize": 32, "crop": 32, "mean": [0.5], "std": [0.5]},
+    "targets": ["onnxruntime-cpu"],
+    "budget": {"min_agreement": 50},
+    "bench": {"scenarios": ["single"], "batch": [1], "duration": 0.1},
+}
+# What times decide over is measured once, and taken from there: nothing else may differ.
+MEASURED = ("rows", "schedules", "high_precision", "search", "parts", "float_rest", "screen")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory, digits, small_checkpoint):
+    home = tmp_path_factory.mktemp("tune")
+    recipe = {
+        **RECIPE,
+        "source": {"model": "vit_w32d2h2_patch8_32", "checkpoint": str(small_checkpoint)},
+        "data": {"path": str(digits), "calibration": {"images": 32}, "evaluation": {"images": 64}},
+    }
+    (home / "recipe.yaml").write_text(json.dumps(recipe))
+    return home
+
+
+def tuned(home, name, *options):
+    store = home / name / "store"
+    with undisturbed(home), command_line(home, store, short_bench=True) as command:
+        done = command("tune", "recipe.yaml", "-o", f"{name}/tuned", "--json", "-v", *options)
+    assert done.returncode in (0, 5), done.stderr[-3000:]
+    return SimpleNamespace(document=json.loads(done.stdout), said=done.stderr, store=store, log=list(read_log(store)))
+
+
+@pytest.fixture(scope="module")
+def alone(home):
+    return tuned(home, "alone")
+
+
+def beside(home, alone, name, *options):
+    """The same search with an executor, in a store that has nothing but the times of the one without."""
+    for path in alone.store.glob("artifacts/*/*/artifact.json"):
+        if json.loads(path.read_text())["kind"] in MEASURED:
+            shutil.copytree(path.parent, home / name / "store" / path.parent.relative_to(alone.store))
+    return tuned(home, name, *options)
+
+
+def stored(store):
+    """Of each stage, by its key: its name, and the digests of its files."""
+    records = [json.loads(path.read_text()) for path in store.glob("artifacts/*/*/artifact.json")]
+    return {record["key"]: (record["made"]["name"], record["files"]) for record in records}
+
+
+def check_the_same(found, alone):
+    assert stored(found.store) == stored(alone.store)
+    for part in ("variants", "left_out", "rows", "merging", "pruning"):
+        assert found.document.get(part) == alone.document.get(part), part
+    judged = [[(each["artifact"], each["verify"]) for each in made.document["engines"]] for made in (found, alone)]
+    assert judged[0] == judged[1]
+    # Every stage was made once; all but the original's answers by other processes than the command.
+    assert set(Counter(line.key for line in found.log).values()) == {1}
+    assert {line.made.name for line in found.log if line.made.pid == os.getpid()} == {"reference"}
+    assert len({line.made.pid for line in found.log}) >= 3
+    # And was told once, whoever made it.
+    told = Counter(line.removeprefix("made ") for line in found.said.splitlines() if line.startswith("made "))
+    assert told == Counter(line.made.name for line in found.log)
+
+
+def test_processes_find_what_one_process_finds_though_one_of_them_is_killed(home, alone, monkeypatch):
+    monkeypatch.setattr(make, "make_stage", stage_at_second_try)
+    found = beside(home, alone, "processes", "--executor", "processes", "--jobs", 2)
+    assert (home / "processes" / "killed").is_dir()
+    check_the_same(found, alone)
+
+
+def test_two_ray_nodes_find_what_one_process_finds(home, alone, cluster):
+    check_the_same(beside(home, alone, "ray", "--executor", f"ray:{cluster}"), alone)
