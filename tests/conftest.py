@@ -26,6 +26,10 @@ REVERSE = ROOT / "calibration" / "reverse"
 SMALL_MODEL = "vit_w32d2h2_patch8_32"
 SEQUENCE_MODEL = "transformer_w32e2d2h4_v13_l20"
 NO_RAY = "Ray is not installed: pip install 'vitdeploy[ray]'"
+# Of tests that `make scale`, a part of CI too, does the like of at more size.
+IN_SCALE = pytest.mark.skipif(
+    "VITDEPLOY_TEST_DEPTH" not in os.environ, reason="make scale does as much; VITDEPLOY_TEST_DEPTH=1 runs this, too"
+)
 
 # Files that take longest, longest first: started last, one would run on alone when all others are done.
 LONGEST = (

@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from tests.command_line import command_line
+from tests.conftest import IN_SCALE
 from tests.devices.shop import die_in_a_move, releases_of, shop_of
 from tests.golden_bundle import golden_small_bundle
 from vitdeploy.benchmark.protocol import Protocol
@@ -45,6 +46,7 @@ def release_of(bundle):
     return file_sha256(bundle / "manifest.json")
 
 
+@IN_SCALE
 def test_a_fleet_from_its_first_release_to_its_way_back(here, shop, bundles):
     first, second = release_of(bundles["first"]), release_of(bundles["second"])
     one, two, three = shop.names

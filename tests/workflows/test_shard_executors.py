@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tests.conftest import IN_SCALE
 from tests.workflows import pieces
 from tests.workflows.test_sharded import (  # noqa: F401 - fixtures
     ENGINE,
@@ -68,6 +69,7 @@ def test_the_bytes_are_those_of_one_process(images, subjects, pair, executor, mo
     assert verified(images, engine, original)[:2] == (wanted, {ORIGINAL: 0, ENGINE: 0})
 
 
+@IN_SCALE
 def test_a_worker_that_is_killed_changes_nothing(images, pair, cluster, monkeypatch, tmp_path):  # noqa: F811
     monkeypatch.setattr(sharded, "MOST_AT_ONCE", 8)
     monkeypatch.setattr(sharded, "LEAST_PIECES", 2)

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 
 from tests.command_line import command_line
+from tests.conftest import IN_SCALE
 from tests.workflows.measured import measured_shortly
 from vitdeploy.store.log import read_log
 from vitdeploy.workflows.sweeps import sweep
@@ -79,6 +80,7 @@ def check_a_grid(folder, address, grid, count, patch):
     return lines
 
 
+@IN_SCALE
 def test_a_grid_on_two_nodes_gives_the_bundles_of_one_process(cluster, tmp_path, small_checkpoint, digits, monkeypatch):
     grid = a_grid(tmp_path, small_checkpoint, digits, AXES)
     lines = check_a_grid(tmp_path, cluster, grid, 2, monkeypatch)
