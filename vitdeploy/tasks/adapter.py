@@ -125,6 +125,15 @@ class Data:
     mapping: ClassMap | None = None
     decoded: DecodedSet | None = field(default=None, repr=False, compare=False)
 
+    def truths(self) -> list[Any] | None:
+        """What is known of the evaluation samples, in their order; None without labels."""
+        return None if self.truth is None else [self.truth[sample.path] for sample in self.evaluation]
+
+    def truth_at(self, index: int) -> Any:
+        """What is known of one evaluation sample, of labelled data."""
+        assert self.truth is not None
+        return self.truth[self.evaluation[index].path]
+
     @property
     def mapping_facts(self) -> MappingFacts | None:
         """The mapping as documents have it."""

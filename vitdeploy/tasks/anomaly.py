@@ -78,8 +78,8 @@ class AnomalyKit(ImageKit):
 
     def _counts(self, answers: Answers, data: Data) -> PixelCounts | None:
         """Of all evaluation images; None without masks."""
-        annotations = [] if data.truth is None else [data.truth[sample.path] for sample in data.evaluation]
-        if not annotations or any(each.defect is not None and each.mask is None for each in annotations):
+        annotations = data.truths()
+        if annotations is None or any(each.defect is not None and each.mask is None for each in annotations):
             return None
         planes = answers.columns[_plane(answers)]
         limits = min(float(each.min()) for each in planes), max(float(each.max()) for each in planes)
@@ -117,7 +117,7 @@ class AnomalyKit(ImageKit):
     def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
         if data.truth is None:
             return None
-        return str(data.truth[data.evaluation[index].path].defect or "good")
+        return str(data.truth_at(index).defect or "good")
 
     def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[Panel]:
         """The map of every artifact over the image as the model sees it, and the mask of the defect."""
@@ -128,7 +128,7 @@ class AnomalyKit(ImageKit):
         for name, each in answers.items():
             plane = smoothed(plane_of(self._outputs(each, index)), pixels.shape[:2], self._head.sigma)
             yield Panel(name, thumbnail(np.asarray(draw_heat(image, plane, limits))))
-        mask = None if data.truth is None else data.truth[data.evaluation[index].path].load()
+        mask = None if data.truth is None else data.truth_at(index).load()
         if mask is not None and mask.any():
             yield Panel("label", thumbnail((255 * mask).astype(np.uint8)[..., None]))
 
@@ -140,6 +140,5 @@ def _plane(answers: Answers) -> str:
 
 def _defective(data: Data) -> np.ndarray | None:
     """Whether each evaluation image shows a defect, bool [n]; None without labels."""
-    if data.truth is None:
-        return None
-    return np.array([data.truth[sample.path].defect is not None for sample in data.evaluation], np.bool_)
+    known = data.truths()
+    return None if known is None else np.array([each.defect is not None for each in known], np.bool_)

@@ -69,8 +69,7 @@ class DepthKit(CountedKit):
         return depth_of(outputs, (width, height), self.setting.images, self._head)
 
     def _truth(self, data: Data, index: int) -> np.ndarray:
-        assert data.truth is not None
-        annotation = data.truth[data.evaluation[index].path]
+        annotation = data.truth_at(index)
         return np.asarray(annotation.load(self._head.values == "metric"))
 
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:

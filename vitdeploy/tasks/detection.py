@@ -51,7 +51,7 @@ class DetectionKit(CountedKit):
         return self.setting.postprocess
 
     def count(self, ours: Answers, reference: Answers, data: Data) -> Counts:
-        truth = None if data.truth is None else [data.truth[sample.path] for sample in data.evaluation]
+        truth = data.truths()
         names = self._head.comparable(name for name in ours.columns if name != "size")
         theirs = self._objects(reference)
         artifact = theirs if ours is reference else self._objects(ours)
@@ -109,7 +109,7 @@ class DetectionKit(CountedKit):
     def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
         if data.truth is None:
             return None
-        return listed([label_of(int(c), labels) for c in data.truth[data.evaluation[index].path].classes])
+        return listed([label_of(int(c), labels) for c in data.truth_at(index).classes])
 
 
 def _to_objects(found: Detections) -> Objects:

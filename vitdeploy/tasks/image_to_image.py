@@ -59,8 +59,7 @@ class ImageToImageKit(ImageKit):
         Raises:
             DataError: it is of another size; or too small for SSIM.
         """
-        assert data.truth is not None
-        target: Target = data.truth[data.evaluation[index].path]
+        target: Target = data.truth_at(index)
         height, width, channels = shape
         if target.size != (width, height) or min(width, height) < WINDOW:
             raise DataError(
@@ -106,5 +105,5 @@ class ImageToImageKit(ImageKit):
     def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
         if data.truth is None:
             return None
-        target: Target = data.truth[data.evaluation[index].path]
+        target: Target = data.truth_at(index)
         return target.path.name

@@ -95,8 +95,7 @@ class ImageToTextKit(ImageKit):
         return None if data.truth is None else [self._label(data, index) for index in range(len(data.evaluation))]
 
     def _label(self, data: Data, index: int) -> str:
-        assert data.truth is not None
-        written: WrittenText = data.truth[data.evaluation[index].path]
+        written: WrittenText = data.truth_at(index)
         return written.text
 
     def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:

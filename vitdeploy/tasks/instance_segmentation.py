@@ -80,7 +80,7 @@ class InstanceSegmentationKit(CountedKit):
         return Masks(column[CLASSES], column[SCORES], tuple(RunLengths((width, height), part) for part in parts))
 
     def count(self, ours: Answers, reference: Answers, data: Data) -> Counts:
-        truth = None if data.truth is None else [data.truth[sample.path] for sample in data.evaluation]
+        truth = data.truths()
         theirs = self._found(reference)
         artifact = theirs if ours is reference else self._found(ours)
         records = instance_records(artifact, theirs, truth, threshold=self._head.threshold)
@@ -102,7 +102,7 @@ class InstanceSegmentationKit(CountedKit):
     def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
         if data.truth is None:
             return None
-        return listed([label_of(int(c), labels) for c in data.truth[data.evaluation[index].path].classes])
+        return listed([label_of(int(c), labels) for c in data.truth_at(index).classes])
 
     def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[Panel]:
         """The masks of every artifact and the labelled ones, in the same colours."""
@@ -112,7 +112,7 @@ class InstanceSegmentationKit(CountedKit):
             masks = np.array([runs.mask for runs in found.runs], np.bool_).reshape(-1, height, width)
             yield Panel(name, _picture(masks, found.classes))
         if data.truth is not None:
-            known: Outlines = data.truth[data.evaluation[index].path]
+            known: Outlines = data.truth_at(index)
             yield Panel("label", _picture(known.masks(), known.classes))
 
 

@@ -45,10 +45,8 @@ class PanopticKit(ImageKit):
 
     def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
         assert isinstance(self.setting.postprocess, PostprocessSpec) and self.setting.classes is not None
-        truth = None
-        if data.truth is not None:
-            known = [data.truth[sample.path] for sample in data.evaluation]
-            truth = (annotation.load(mapping) for annotation, mapping in known)
+        known = data.truths()
+        truth = None if known is None else (annotation.load(mapping) for annotation, mapping in known)
         return compare_panoptic(
             _maps(ours),
             _maps(reference),
@@ -71,7 +69,7 @@ class PanopticKit(ImageKit):
     def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
         if data.truth is None:
             return None
-        annotation, mapping = data.truth[data.evaluation[index].path]
+        annotation, mapping = data.truth_at(index)
         return listed([label_of(mapping[category], labels) for category in annotation.segments.values()])
 
 

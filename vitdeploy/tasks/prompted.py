@@ -168,8 +168,7 @@ class PromptedKit(ImageKit):
         return PromptErrors(a, b, boxes)
 
     def _truth(self, data: Data, index: int) -> PromptedMap:
-        assert data.truth is not None
-        found = data.truth[data.evaluation[index].path]
+        found = data.truth_at(index)
         assert isinstance(found, PromptedMap)
         return found
 

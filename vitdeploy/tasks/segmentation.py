@@ -64,8 +64,8 @@ class SegmentationKit(CountedKit):
         return segmentation_comparison(counts, classes=self.setting.classes, max_difference=worst)
 
     def _truth(self, data: Data, index: int) -> np.ndarray:
-        assert data.truth is not None and self.setting.classes is not None
-        annotation = data.truth[data.evaluation[index].path]
+        assert self.setting.classes is not None
+        annotation = data.truth_at(index)
         return np.asarray(annotation.load(self.setting.classes, self._head.ignore, self._head.reduce_labels))
 
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
