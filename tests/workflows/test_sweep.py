@@ -16,8 +16,9 @@ from vitdeploy.document.report import SizeRow
 from vitdeploy.errors import InputError, MissingFileError, WorkerError
 from vitdeploy.stages.step import Step
 from vitdeploy.workflows.executors import Processes
+from vitdeploy.workflows.making.given import AtSize
 from vitdeploy.workflows.making.stage import StageTask, make_stage
-from vitdeploy.workflows.sweeps.entries import AtSize, Entry, load_all, unmeasured
+from vitdeploy.workflows.sweeps.entries import Entry, load_all, unmeasured
 
 
 def a_recipe(folder, name, checkpoint, digits, **fields):

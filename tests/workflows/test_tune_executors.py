@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from collections import Counter
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ import pytest
 
 from tests.command_line import command_line, undisturbed
 from tests.workflows.pieces import stage_at_second_try
+from tests.workflows.stored import copy_times, stored
 from vitdeploy.store.log import read_log
 from vitdeploy.workflows.making import make
 
@@ -21,8 +21,6 @@ RECIPE = {
     "budget": {"min_agreement": 50},
     "bench": {"scenarios": ["single"], "batch": [1], "duration": 0.1},
 }
-# What times decide over is measured once, and taken from there: nothing else may differ.
-MEASURED = ("rows", "schedules", "high_precision", "search", "parts", "float_rest", "screen")
 
 
 @pytest.fixture(scope="module")
@@ -52,16 +50,8 @@ def alone(home):
 
 def beside(home, alone, name, *options):
     """The same search with an executor, in a store that has nothing but the times of the one without."""
-    for path in alone.store.glob("artifacts/*/*/artifact.json"):
-        if json.loads(path.read_text())["kind"] in MEASURED:
-            shutil.copytree(path.parent, home / name / "store" / path.parent.relative_to(alone.store))
+    copy_times(alone.store, home / name / "store")
     return tuned(home, name, *options)
-
-
-def stored(store):
-    """Of each stage, by its key: its name, and the digests of its files."""
-    records = [json.loads(path.read_text()) for path in store.glob("artifacts/*/*/artifact.json")]
-    return {record["key"]: (record["made"]["name"], record["files"]) for record in records}
 
 
 def check_the_same(found, alone):

@@ -130,9 +130,10 @@ def deploy(
         settings: further fields, as a recipe has them: {"optimize": {"qkv": "merged"}}.
         resume: reuse finished stages of earlier runs.
         skip_bad: go on without unreadable images.
-        executor: where many calibration images are observed: by "processes" of this machine, on a cluster of "ray" on
-            it, or "ray:HOST:PORT"; None: in this process. The bundle is the same. What is measured is measured here.
-        jobs: how many pieces of that at a time; 0: one for each core, or for each CPU of the cluster.
+        executor: where stages are made, and many calibration images are observed: by "processes" of this machine, on a
+            cluster of "ray" on it, or "ray:HOST:PORT"; None: in this process. The bundle is the same. What is measured
+            is measured here.
+        jobs: how many of these at a time; 0: one for each core, or for each CPU of the cluster.
         progress: as for `vitdeploy.export`.
 
     Raises:
@@ -205,22 +206,25 @@ def run(
 
     from vitdeploy.pipeline.assemble import run_pipeline
     from vitdeploy.pipeline.run import default_store
+    from vitdeploy.workflows.making.beside import Beside
+    from vitdeploy.workflows.making.given import GivenRecipe
 
-    workers = workers_of(executor, jobs, resume=resume)
+    workers, store = workers_of(executor, jobs, resume=resume), default_store()
+    code = own_model(function, source)
+    given = GivenRecipe(loaded.model_dump_json(exclude_unset=True), store.root.absolute(), skip_bad, *code)
     with reporter:
-        sizes = _jobs(loaded, function, source, skip_bad, reporter)
+        sizes = _jobs(loaded, *code, skip_bad, reporter)
         several = len(sizes) > 1
-        report, outcomes = run_pipeline(
-            sizes,
-            loaded,
-            home,
-            default_store(),
-            resume=resume,
-            progress=lambda job: functools.partial(_progress, reporter, job, several),
-            finished=lambda job, step, reused: tell_finished(reporter, at_size(job, step.name, several), step, reused),
-            note=lambda job, text: reporter.note(at_size(job, text, several)),
-            workers=workers,
-        )
+        how: Any = {
+            "resume": resume,
+            "progress": lambda job: functools.partial(_progress, reporter, job, several),
+            "finished": lambda job, step, reused: tell_finished(
+                reporter, at_size(job, step.name, several), step, reused
+            ),
+            "note": lambda job, text: reporter.note(at_size(job, text, several)),
+        }
+        helpers = Beside(given, sizes, store, **how).helpers(workers)
+        report, outcomes = run_pipeline(sizes, loaded, home, store, helpers=helpers, **how)
     return _deployment(home, report, outcomes, loaded)
 
 
@@ -346,18 +350,18 @@ def _code_of(read: Model) -> str | None:
     return read.source.function or (read.source.name if read.source.module is not None else None)
 
 
+def own_model(function: str | None, source: Model | None) -> tuple[str | None, Path | None]:
+    """The user's own model of a recipe that names none: `function` and `module` of `pipeline.job.prepare`."""
+    given = None if source is None else source.source
+    return function or (given.function if given else None), given.module if given else None
+
+
 def _jobs(
-    recipe: Recipe, function: str | None, source: Model | None, skip_bad: bool, reporter: Reporter
+    recipe: Recipe, function: str | None, module: Path | None, skip_bad: bool, reporter: Reporter
 ) -> Sequence[Job]:
     from vitdeploy.pipeline.job import prepare
 
-    jobs = prepare(
-        recipe,
-        skip_bad=skip_bad,
-        progress=reporter.progress,
-        function=function or (source.source.function if source is not None else None),
-        module=source.source.module if source is not None else None,
-    )
+    jobs = prepare(recipe, skip_bad=skip_bad, progress=reporter.progress, function=function, module=module)
     for note in dict.fromkeys(note for job in jobs for note in (*job.reference_model.notes, *job.data.notes)):
         reporter.note(note)
     return jobs

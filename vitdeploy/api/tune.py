@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitdeploy.api.bench_lines import ratio_text
-from vitdeploy.api.deploy import recipe_of, tell_finished
+from vitdeploy.api.deploy import own_model, recipe_of, tell_finished
 from vitdeploy.api.folders import home_of
 from vitdeploy.api.images import ImagesLike
 from vitdeploy.api.model import Model, ModelLike, model
@@ -162,19 +162,11 @@ def tune_recipe(
     from vitdeploy.workflows.tuning.tuner import Tuner
     from vitdeploy.workflows.tuning.write import write_tuned
 
-    given = source.source if source is not None else None
     workers = workers_of(executor, jobs, resume=resume)
     store = default_store()
     with reporter:
-        search = begin_search(
-            loaded,
-            targets,
-            budget or {},
-            store=store.root.absolute(),
-            skip_bad=skip_bad,
-            function=function or (given.function if given is not None else None),
-            module=given.module if given is not None else None,
-        )
+        code = own_model(function, source)
+        search = begin_search(loaded, targets, budget or {}, store.root.absolute(), skip_bad, *code)
         job = prepare_search(search, reporter.progress)
         for note in (*job.reference_model.notes, *job.data.notes):
             reporter.note(note)

@@ -107,7 +107,7 @@ def text_options(function: F) -> F:
 
 
 def worker_options(function: F, what: str = "many calibration images are observed") -> F:
-    """--executor and --jobs of commands that calibrate; `what` is done there."""
+    """--executor and --jobs of commands that share out work; `what` is done there."""
     executor = click.option(
         "--executor",
         metavar="processes|ray[:HOST:PORT]",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import click
@@ -22,7 +23,7 @@ from vitdeploy.cli.unmet import unmet_fix
 @click.option("--resume/--no-resume", default=True, show_default=True, help="Reuse finished stages of earlier runs.")
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
 @click.option("--dry-run", is_flag=True, help="Check every input and show the plan; compute nothing.")
-@worker_options
+@functools.partial(worker_options, what="stages are made, up to what is measured")
 @memory_options
 @report_bundle_option
 @output_options

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitdeploy.benchmark.candidate import engine_candidate
@@ -35,6 +37,20 @@ from vitdeploy.stages.step import CALIBRATE, OPTIMIZE, ORIGINAL, REFERENCE, Step
 from vitdeploy.stages.workers import HERE, Workers
 from vitdeploy.store.store import Artifact, Store
 
+MakeAhead = Callable[[Job, list[Step], Mapping[str, Artifact], set[str]], None]
+
+
+@dataclass(frozen=True)
+class Helpers:
+    """Who helps with the stages of a run, but with nothing that is measured.
+
+    `workers` do what can be shared out of a step. `ahead` makes of the steps of a job, which need these artifacts, what
+    it can, before the run goes through them; it adds the keys of what it has made.
+    """
+
+    workers: Workers = HERE
+    ahead: MakeAhead = lambda job, plan, artifacts, fresh: None
+
 
 def run_pipeline(
     jobs: Sequence[Job],
@@ -46,7 +62,7 @@ def run_pipeline(
     progress: Callable[[Job], Progress],
     finished: Callable[[Job, Step, bool], None],
     note: Callable[[Job, str], None] = lambda job, text: None,
-    workers: Workers = HERE,
+    helpers: AbstractContextManager[Helpers] | None = None,
 ) -> tuple[Report, list[Outcome]]:
     """Run the whole pipeline of a recipe: every stage, the bench, the bundle at `out`. Returns the report, and an
     outcome for each image size.
@@ -56,22 +72,33 @@ def run_pipeline(
         progress, finished: one of each per job; as in `run_plan`.
         resume: as in `run_plan`.
         note: called before the work with the bounds of the budget that the data cannot prove.
-        workers: do what can be shared out of a step; nothing that is measured.
+        helpers: of the stages; they have ended before the bench begins.
 
     Raises:
         OutputError: `out` holds something that is not a bundle. Errors of stages and the bench propagate.
     """
-    outcomes = []
-    for job in jobs:
-        make = functools.partial(
-            run_plan, store=store, resume=resume, progress=progress(job), finished=functools.partial(finished, job)
-        )
-        plan = make_plan(job, workers)
-        early = make([step for step in plan if step.name == REFERENCE])
-        for text in foresee(job.adapter, read_answers(early[REFERENCE].path), job.data, job.budget):
-            note(job, text)
-        artifacts = make([step for step in plan if step.name != REFERENCE], artifacts=early)
-        outcomes.append(conclude(job, artifacts, bench_job(job, artifacts, progress(job))))
+    made = []
+    with helpers or contextlib.nullcontext(Helpers()) as help_of:
+        for job in jobs:
+            make = functools.partial(
+                run_plan,
+                store=store,
+                resume=resume,
+                progress=progress(job),
+                finished=functools.partial(finished, job),
+                fresh=(fresh := set[str]()),
+            )
+            plan = make_plan(job, help_of.workers)
+            early = make([step for step in plan if step.name == REFERENCE])
+            for text in foresee(job.adapter, read_answers(early[REFERENCE].path), job.data, job.budget):
+                note(job, text)
+            later = [step for step in plan if step.name != REFERENCE]
+            help_of.ahead(job, later, early, fresh)
+            made.append(make(later, artifacts=early))
+    outcomes = [
+        conclude(job, artifacts, bench_job(job, artifacts, progress(job)))
+        for job, artifacts in zip(jobs, made, strict=True)
+    ]
     return write_run(outcomes, recipe, out), outcomes
 
 

@@ -18,7 +18,8 @@ from vitdeploy.spec import EngineSpec
 @dataclass(frozen=True)
 class RunnerRequest:
     """An engine whose files lie under `folder`, and how to run it. `batch` is never 0; `threads` 0 leaves the number to
-    the runtime; `streams` are runs at once; `trust` is the file of an identity that may sign engines which are code."""
+    the runtime; `streams` are runs at once; `trust` is the file of an identity that may sign engines which are code;
+    `spinning` as for `make_runner`."""
 
     folder: Path
     engine: EngineSpec
@@ -26,6 +27,7 @@ class RunnerRequest:
     threads: int = 0
     streams: int = 1
     trust: Path | None = None
+    spinning: bool = True
 
     @property
     def file(self) -> Path:

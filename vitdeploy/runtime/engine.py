@@ -18,12 +18,14 @@ def make_runner(
     threads: int = 0,
     trust: Path | None = None,
     streams: int = 1,
+    spinning: bool = True,
 ) -> Runner:
     """The runner (not loaded yet) of an engine whose files lie under `folder`.
 
     `batch` None takes the batch that the engine was compiled at. `trust` is the file of an identity whose signature
     allows loading engines that are code (`bundle.sign.signed_by`). `streams` runs go on at once and share the threads:
-    engines of one graph on OpenVINO's and ONNX Runtime's CPU; others have one.
+    engines of one graph on OpenVINO's and ONNX Runtime's CPU; others have one. `spinning`: threads of ONNX Runtime that
+    have nothing to do wait awake for the next run, for some 30 ms; False leaves their cores to other processes.
 
     Raises:
         TargetError: an unknown target, or a batch other than the one a static engine has.
@@ -37,12 +39,14 @@ def make_runner(
         )
     size = batch or engine.batch
     if engine.parts:
-        return _flow_runner(folder, engine, size, threads, trust)
-    request = RunnerRequest(folder, engine, size, threads, streams, trust)
+        return _flow_runner(folder, engine, size, threads, trust, spinning)
+    request = RunnerRequest(folder, engine, size, threads, streams, trust, spinning)
     return RUNTIME[engine.target].make_runner(request)
 
 
-def _flow_runner(folder: Path, engine: EngineSpec, batch: int, threads: int, trust: Path | None) -> Runner:
+def _flow_runner(
+    folder: Path, engine: EngineSpec, batch: int, threads: int, trust: Path | None, spinning: bool
+) -> Runner:
     """The runner of an engine of several parts. `batch` is that of the first; parts that count something else, such as
     texts beside images, keep the batch that they were compiled at."""
     from vitdeploy.runtime.flow import FlowRunner
@@ -65,7 +69,7 @@ def _flow_runner(folder: Path, engine: EngineSpec, batch: int, threads: int, tru
         size = batch if part.batch == flow.parts[0].batch else spec.batch
         if part.repeats and engine.sequence is not None and engine.sequence.search is not None:
             size *= engine.sequence.search.beams  # which run side by side
-        parts[part.name] = make_runner(folder, spec, batch=size, threads=threads, trust=trust)
+        parts[part.name] = make_runner(folder, spec, batch=size, threads=threads, trust=trust, spinning=spinning)
     if not decodes:
         return FlowRunner(flow, parts, name=engine.artifact)
     assert engine.sequence is not None

@@ -50,6 +50,7 @@ def open_session(
     weights: Path | None = None,
     as_written: bool = False,
     plain: bool = False,
+    spinning: bool = True,
 ) -> Any:
     """An `onnxruntime.InferenceSession` on the CPU.
 
@@ -58,7 +59,7 @@ def open_session(
     profile file. `weights` is the folder of the external data of a graph that comes as bytes. `as_written` is for
     graphs that are evaluated, not served: products between Q/DQ are computed in float, which INT8 kernels of some CPUs
     are not exact to, and nodes in their order, which frees tensors as soon as it can be. `plain`: no optimisation at
-    all, so that every node is computed by itself.
+    all, so that every node is computed by itself. `spinning` as for `runtime.engine.make_runner`.
 
     Raises:
         EngineError: ONNX Runtime refuses the graph.
@@ -78,6 +79,8 @@ def open_session(
     if as_written:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
         options.execution_order = runtime.ExecutionOrder.PRIORITY_BASED
+    if not spinning:
+        options.add_session_config_entry("session.force_spinning_stop", "1")
     if plain:
         options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     model, shown = (graph, "the graph") if isinstance(graph, bytes) else (os.fspath(graph), os.fspath(graph))
@@ -106,12 +109,14 @@ class OnnxRuntimeRunner(Runner):
         as_written: bool = False,
         plain: bool = False,
         streams: int = 1,
+        spinning: bool = True,
     ) -> None:
         super().__init__(name, streams)
         self.graph = graph
         self.weights = weights
         self.as_written = as_written
         self.plain = plain
+        self.spinning = spinning
         self.batch = batch
         self.threads = threads
         self._session: Any = None
@@ -127,6 +132,7 @@ class OnnxRuntimeRunner(Runner):
             weights=self.weights,
             as_written=self.as_written,
             plain=self.plain,
+            spinning=self.spinning,
         )
         self.inputs = tuple(tensor_spec(tensor, self.batch) for tensor in self._session.get_inputs())
         self.outputs = tuple(tensor_spec(tensor, self.batch) for tensor in self._session.get_outputs())
@@ -163,6 +169,7 @@ def _make_runner(request: RunnerRequest) -> Runner:
         batch=request.batch,
         threads=request.threads,
         streams=request.streams,
+        spinning=request.spinning,
     )
 
 

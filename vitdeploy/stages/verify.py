@@ -31,7 +31,7 @@ def run_engine(
 ) -> None:
     """Writes what an engine says to the evaluation samples; `scratch` as for `write_answers`."""
     count = Counter(progress, f"{engine.artifact} on the evaluation {adapter.noun}s", len(data.evaluation))
-    write_answers(adapter, make_runner(folder, engine), data, out, count, scratch)
+    write_answers(adapter, make_runner(folder, engine, spinning=False), data, out, count, scratch)
 
 
 def judge(

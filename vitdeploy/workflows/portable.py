@@ -91,7 +91,7 @@ class PortableEngine:
             folder = found.path
         manifest, _ = open_bundle(folder, self.trust)
         _require_same(engine_identity(manifest, engine, compiled=self.compiled), identity)
-        return make_runner(folder, engine, trust=self.trust)
+        return make_runner(folder, engine, trust=self.trust, spinning=False)
 
 
 def _require_same(here: Identity, asked: Identity) -> None:

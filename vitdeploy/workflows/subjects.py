@@ -280,7 +280,7 @@ def _engine_subject(
         engine.precision,
         setting,
         True,
-        lambda: make_runner(folder, engine, trust=trust),
+        lambda: make_runner(folder, engine, trust=trust, spinning=False),
         lambda name: engine_candidate(engine, folder, name, trust, image_request(setting), golden),
         (*weight_remarks(engine, describe_host()["isa"]), *in_spite(engine.artifact, engine.accepted or ())),
         engine.artifact,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from vitdeploy.progress import silent
 from vitdeploy.recipe.grid import refuse_same_names
 from vitdeploy.recipe.load import load_recipe
 from vitdeploy.recipe.recipe import Recipe
-from vitdeploy.stages.step import Outline, Step
+from vitdeploy.stages.step import Outline
 from vitdeploy.stages.tools import package_versions
 from vitdeploy.store.key import canonical_json
 from vitdeploy.store.sources import source_digest
@@ -44,26 +43,6 @@ class Entry:
 
     def prepare(self) -> tuple[Job, ...]:
         return prepare(self.load(), skip_bad=self.skip_bad, progress=silent, function=self.function)
-
-
-@dataclass(frozen=True)
-class AtSize:
-    """A recipe at its image size number `size`, as the source of steps."""
-
-    entry: Entry
-    size: int
-
-    @property
-    def store(self) -> Path:
-        return self.entry.store
-
-    def plan(self) -> list[Step]:
-        return make_plan(_jobs(self.entry)[self.size])
-
-
-@functools.lru_cache(maxsize=2)
-def _jobs(entry: Entry) -> tuple[Job, ...]:
-    return entry.prepare()
 
 
 def load_all(entries: Sequence[Entry]) -> list[Recipe]:

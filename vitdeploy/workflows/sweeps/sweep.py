@@ -23,9 +23,10 @@ from vitdeploy.runtime.host import describe_host
 from vitdeploy.stages.workers import Executor, Pool
 from vitdeploy.store.places import shared_store
 from vitdeploy.store.store import Store
+from vitdeploy.workflows.making.given import AtSize
 from vitdeploy.workflows.making.make import Line, Making
 from vitdeploy.workflows.sweeps.cost import measuring
-from vitdeploy.workflows.sweeps.entries import AtSize, Entry, Outlined, load_all, outline, unmeasured
+from vitdeploy.workflows.sweeps.entries import Entry, Outlined, load_all, outline, unmeasured
 from vitdeploy.workflows.sweeps.finished import FinishedRecipes
 from vitdeploy.workflows.sweeps.measure import MeasuredThere, bring, measure, measure_there
 

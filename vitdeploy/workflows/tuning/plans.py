@@ -8,12 +8,11 @@ from pathlib import Path
 
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.plan import engine_plan, judge_plan
-from vitdeploy.progress import silent
 from vitdeploy.stages.pruning import pruning_step
 from vitdeploy.stages.score import score_step
 from vitdeploy.stages.step import OPTIMIZE, Step
 from vitdeploy.stages.workers import HERE, Workers
-from vitdeploy.workflows.tuning.prepare import Search
+from vitdeploy.workflows.making.given import GivenRecipe
 from vitdeploy.workflows.tuning.variants import Variant
 
 # The float graph that nothing is merged in and nothing is pruned of, for a variant that has another one itself. Its
@@ -47,7 +46,7 @@ def pruning_plan(job: Job) -> list[Step]:
 class VariantSteps:
     """A variant of a search, as the source of steps; None: what can be pruned of its graph."""
 
-    search: Search
+    search: GivenRecipe
     variant: Variant | None
 
     @property
@@ -62,5 +61,6 @@ class VariantSteps:
 
 
 @functools.lru_cache(maxsize=1)
-def _job(search: Search) -> Job:
-    return search.prepare(silent)
+def _job(search: GivenRecipe) -> Job:
+    [job] = search.prepare()
+    return job

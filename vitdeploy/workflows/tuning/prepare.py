@@ -2,51 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from vitdeploy.errors import CapabilityError, InputError, RecipeError
-from vitdeploy.pipeline.job import Job, prepare
+from vitdeploy.pipeline.job import Job
 from vitdeploy.progress import Progress
-from vitdeploy.recipe.load import validate
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.runtime.flows import FLOWS
+from vitdeploy.workflows.making.given import GivenRecipe
 from vitdeploy.workflows.tuning.variants import Variant
-
-
-@dataclass(frozen=True)
-class Search:
-    """What a search is begun with, as passed to a worker process: `recipe` in JSON, in FP32 for all targets, without
-    anything that the search is to choose; `store`: its root; the others as for `prepare`."""
-
-    recipe: str
-    store: Path
-    skip_bad: bool
-    function: str | None = None
-    module: Path | None = None
-
-    def prepare(self, progress: Progress) -> Job:
-        """Its job. Errors of `prepare` propagate."""
-        code = self.function or (self.module.stem if self.module else None)
-        recipe = validate(json.loads(self.recipe), "the recipe", code)
-        how = {"function": self.function, "module": self.module}
-        [job] = prepare(recipe, skip_bad=self.skip_bad, progress=progress, **how)  # type: ignore[arg-type]
-        return job
 
 
 def begin_search(
     recipe: Recipe,
     targets: Sequence[str],
     bounds: Mapping[str, float | None],
-    *,
     store: Path,
     skip_bad: bool,
     function: str | None = None,
     module: Path | None = None,
-) -> Search:
-    """What is searched; the recipe's `high_precision` bounds what may be raised.
+) -> GivenRecipe:
+    """What is searched: the recipe in FP32 for all targets, without anything that the search is to choose; its
+    `high_precision` bounds what may be raised.
 
     Args:
         targets: in the place of the recipe's, where there are any.
@@ -61,10 +39,10 @@ def begin_search(
     chosen = tuple(targets) or recipe.targets
     kept = {"budget": budget, "targets": chosen, "high_precision": recipe.high_precision}
     base = Variant(chosen[0], "fp32").recipe(recipe).model_copy(update=kept)
-    return Search(base.model_dump_json(exclude_unset=True), store, skip_bad, function, module)
+    return GivenRecipe(base.model_dump_json(exclude_unset=True), store, skip_bad, function, module)
 
 
-def prepare_search(search: Search, progress: Progress) -> Job:
+def prepare_search(search: GivenRecipe, progress: Progress) -> Job:
     """The job of a search.
 
     Raises:
@@ -72,7 +50,7 @@ def prepare_search(search: Search, progress: Progress) -> Job:
         InputError: a bound on the accuracy, no labels, and a metric that agreement does not bound.
         CapabilityError: an encoder-decoder, or a model that takes no images. Errors of `prepare` propagate.
     """
-    job = search.prepare(progress)
+    [job] = search.prepare(progress)
     recipe, task = job.recipe, job.reference_model.task
     if recipe.budget.max_drop is not None and recipe.data.labels == "none" and task != "classification":
         raise InputError(

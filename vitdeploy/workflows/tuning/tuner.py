@@ -48,11 +48,11 @@ from vitdeploy.stages.workers import HERE, Workers
 from vitdeploy.store.store import Artifact, Store
 from vitdeploy.verification.gate import GUARD, accuracy_gate, guards
 from vitdeploy.workflows.executors import InPool
-from vitdeploy.workflows.tuning.ahead import Ahead, Wanted
+from vitdeploy.workflows.making.ahead import Ahead, Wanted
+from vitdeploy.workflows.making.given import GivenRecipe
 from vitdeploy.workflows.tuning.choice import Finalist, choose
 from vitdeploy.workflows.tuning.left_out import NO_TIME, LeftOut, said, why_not
 from vitdeploy.workflows.tuning.plans import UNCHANGED, VariantSteps, job_of, judged_plan, pruning_plan, scored_plan
-from vitdeploy.workflows.tuning.prepare import Search
 from vitdeploy.workflows.tuning.tuned import Made, Tuned
 from vitdeploy.workflows.tuning.variants import Variant, float_variants
 
@@ -81,7 +81,7 @@ class Tuner:
     finished: Callable[[Step | Outline, bool], None]
     seconds: float | None = None
     workers: Workers = HERE
-    search: Search | None = None
+    search: GivenRecipe | None = None
     note: Callable[[str], None] = lambda text: None
     made: list[Made] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)

@@ -14,7 +14,7 @@ from vitdeploy.stages.workers import Workers
 from vitdeploy.store.log import read_log
 from vitdeploy.store.store import Store
 from vitdeploy.workflows.executors import InPool, Processes
-from vitdeploy.workflows.tuning.ahead import Ahead, Wanted
+from vitdeploy.workflows.making.ahead import Ahead, Wanted
 from vitdeploy.workflows.tuning.left_out import why_not
 from vitdeploy.workflows.tuning.variants import Variant
 
