@@ -1,5 +1,6 @@
 """The runners: input checks, life-cycle, threads, and what goes wrong with a runtime."""
 
+import contextlib
 import sys
 import threading
 import time
@@ -23,7 +24,7 @@ from vitdeploy.errors import (
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import usable_cores
 from vitdeploy.runtime.openvino import OpenVinoRunner
-from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.runtime.ort import OnnxRuntimeRunner, open_session
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import EngineSpec, TensorSpec
 
@@ -330,6 +331,16 @@ def test_the_number_of_threads_does_not_change_the_answer(runtime, small, small_
     with RUNNERS[runtime](small_export / "model.onnx", name="one thread", batch=2, threads=1) as runner:
         alone = runner.infer({"image": images(2)})["logits"]
     np.testing.assert_allclose(alone, small.infer({"image": images(2)})["logits"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("spinning", "told"), [(True, None), (False, "1")])
+def test_threads_that_wait_spin_unless_cores_are_for_others(small_export, spinning, told):
+    session = open_session(small_export / "model.onnx", batch=1, spinning=spinning)
+    options = session.get_session_options()
+    found = None
+    with contextlib.suppress(RuntimeError):  # it has no such entry
+        found = options.get_session_config_entry("session.force_spinning_stop")
+    assert found == told
 
 
 # --- what goes wrong with a runtime -----------------------------------------------------------------------------------

@@ -135,7 +135,8 @@ def test_what_an_executor_is_not_for_is_said(images, pair):  # noqa: F811
 
 def test_a_node_with_other_files_or_packages_is_refused(subjects, tmp_path):  # noqa: F811
     asked = subjects[1].identity()
-    subjects[1].portable.runner(asked, Store(tmp_path))
+    runner = subjects[1].portable.runner(asked, Store(tmp_path))
+    assert not runner.spinning  # on cores that another worker has its turn on
     for other, name in (
         (Identity(asked.config, asked.inputs, {**asked.tools, "onnxruntime": "1.0"}), "onnxruntime: 1.0"),
         (Identity(asked.config, {**asked.inputs, "more.bin": "0" * 64}, asked.tools), "more.bin: 000"),
