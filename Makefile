@@ -17,13 +17,13 @@ page: demo
 	cd out/page && npm ci --ignore-scripts && npm run build && npm test
 	@echo 'next: cd out/page && npm start'
 
-# The tests start many processes, which would all compile the package again where no bytecode is written. Four at once on two
+# The tests start many processes, which would all compile the package again where no bytecode is written. Three at once on two
 # cores: some wait for servers and devices most of their time.
 test: $(VENV)/.installed-dev tensorrt-api
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check vitdeploy
 	$(BIN)/mypy
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 # make test-runtime: the tests of one package, but for those of half a minute and more.
 test-%: $(VENV)/.installed-dev
