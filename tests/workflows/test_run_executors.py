@@ -1,14 +1,13 @@
 """`vitdeploy run --executor`: the stages of one process, from processes or Ray nodes that make them side by side."""
 
 import json
-import os
 from types import SimpleNamespace
 
 import pytest
 
 from tests.command_line import command_line, undisturbed
 from tests.workflows.pieces import stage_at_second_try
-from tests.workflows.stored import copy_times, stored
+from tests.workflows.stored import check_made_beside, copy_times, stored
 from vitdeploy.store.log import read_log
 from vitdeploy.workflows.making import make
 
@@ -52,12 +51,7 @@ def check_the_same(found, alone):
     reports = [json.loads((each.bundle / "report.json").read_text()) for each in (found, alone)]
     assert [row["verify"] for row in reports[0]["engines"]] == [row["verify"] for row in reports[1]["engines"]]
     assert [row["size"] for row in reports[0]["sizes"]] == ["32x32", "40x40"]
-    # Every stage was made once, and was told once; all but the originals' answers by other processes.
-    assert len({line.key for line in found.log}) == len(found.log)
-    assert {line.made.name for line in found.log if line.made.pid == os.getpid()} == {"reference"}
-    assert len({line.made.pid for line in found.log}) >= 3
-    told = [line for line in found.done.stderr.splitlines() if "made " in line]
-    assert len(told) == len(found.log)
+    check_made_beside(found.log, found.done.stderr)
 
 
 def test_processes_make_what_one_process_makes_though_one_of_them_is_killed(home, alone, monkeypatch):

@@ -1,15 +1,13 @@
 """`vitdeploy tune --executor`: what one process finds, from processes or Ray nodes that make variants side by side."""
 
 import json
-import os
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
 from tests.command_line import command_line, undisturbed
 from tests.workflows.pieces import stage_at_second_try
-from tests.workflows.stored import copy_times, stored
+from tests.workflows.stored import check_made_beside, copy_times, stored
 from vitdeploy.store.log import read_log
 from vitdeploy.workflows.making import make
 
@@ -60,13 +58,7 @@ def check_the_same(found, alone):
         assert found.document.get(part) == alone.document.get(part), part
     judged = [[(each["artifact"], each["verify"]) for each in made.document["engines"]] for made in (found, alone)]
     assert judged[0] == judged[1]
-    # Every stage was made once; all but the original's answers by other processes than the command.
-    assert set(Counter(line.key for line in found.log).values()) == {1}
-    assert {line.made.name for line in found.log if line.made.pid == os.getpid()} == {"reference"}
-    assert len({line.made.pid for line in found.log}) >= 3
-    # And was told once, whoever made it.
-    told = Counter(line.removeprefix("made ") for line in found.said.splitlines() if line.startswith("made "))
-    assert told == Counter(line.made.name for line in found.log)
+    check_made_beside(found.log, found.said)
 
 
 def test_processes_find_what_one_process_finds_though_one_of_them_is_killed(home, alone, monkeypatch):

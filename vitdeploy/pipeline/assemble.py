@@ -80,13 +80,14 @@ def run_pipeline(
     made = []
     with helpers or contextlib.nullcontext(Helpers()) as help_of:
         for job in jobs:
+            fresh: set[str] = set()
             make = functools.partial(
                 run_plan,
                 store=store,
                 resume=resume,
                 progress=progress(job),
                 finished=functools.partial(finished, job),
-                fresh=(fresh := set[str]()),
+                fresh=fresh,
             )
             plan = make_plan(job, help_of.workers)
             early = make([step for step in plan if step.name == REFERENCE])
