@@ -7,11 +7,13 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 
 import pytest
 
 from vitdeploy.benchmark import machine_lock as machine_lock_module
 from vitdeploy.benchmark.machine_lock import LOCK_NAME, MACHINE, described, holder, machine_lock
+from vitdeploy.errors import CapabilityError
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs flock")
 
@@ -48,11 +50,63 @@ def test_another_process_is_waited_for_and_named_until_it_dies():
 
     with machine_lock(hear):
         assert holder() in (os.getpid(), None)
-    assert told == [f"process {other.pid} ({sys.executable} -c {HOLD})"[: len(told[0]) - 4] + "...)"]
+    text, since = told[0].split(", since ")
+    assert text == f"process {other.pid} ({sys.executable} -c {HOLD})"[: len(text) - 4] + "...)" and len(told) == 1
+    assert abs(time.mktime((*time.localtime()[:3], *map(int, since.split(":")), 0, 0, -1)) - time.time()) < 60
     other.stdin.close()
     other.stdout.close()
     assert MACHINE.take()  # it was given back
     MACHINE.give_back()
+
+
+WAIT = (
+    f"{IMPORTS}, machine_lock\nimport time\n"
+    "with machine_lock(lambda text: print(text, flush=True)):\n print(time.monotonic())"
+)
+
+
+def wait():
+    """Another process that waits for the lock, and tells for whom, then when it has it."""
+    return subprocess.Popen([sys.executable, "-c", WAIT], stdout=subprocess.PIPE, text=True)
+
+
+def test_who_waits_is_served_in_the_order_of_arrival_and_knows_its_place():
+    with hold() as first:
+        assert first.stdout.readline() == "True\n"
+        waiting, places = [], []
+        for _ in range(3):
+            waiting.append(wait())
+            places.append(waiting[-1].stdout.readline().rpartition("; ")[2])
+        first.stdin.close()
+    times = [float(other.communicate()[0].splitlines()[-1]) for other in waiting]
+    assert "before" not in places[0]
+    assert places[1:] == ["1 other waits before this command\n", "2 others wait before this command\n"]
+    assert times == sorted(times)
+
+
+def test_a_stopped_process_before_this_one_does_not_keep_a_free_machine():
+    first = hold()
+    assert first.stdout.readline() == "True\n"
+    with wait() as stopped:
+        assert stopped.stdout.readline()
+        stopped.send_signal(signal.SIGSTOP)
+        first.communicate()
+        told = []
+        with machine_lock(told.append):
+            assert "1 other waits before" in told[0]
+        stopped.send_signal(signal.SIGCONT)
+
+
+def test_waiting_ends_at_the_longest_wait(monkeypatch):
+    monkeypatch.setattr(MACHINE, "max_wait", 0.2)
+    monkeypatch.setattr(MACHINE, "waited", 0.0)
+    with hold() as other:
+        assert other.stdout.readline() == "True\n"
+        with pytest.raises(CapabilityError) as caught, machine_lock(lambda text: None):
+            pass
+        other.stdin.close()
+    assert caught.value.exit_code == 4 and str(other.pid) in caught.value.found and "--max-wait" in caught.value.fix
+    assert MACHINE.waited >= 0.2
 
 
 def test_who_holds_it_may_take_it_again_and_so_may_its_children_but_no_other_thread():

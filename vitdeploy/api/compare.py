@@ -54,6 +54,7 @@ def compare(
     max_slowdown: float | None = None,
     target: str | None = None,
     duration: float = 10.0,
+    bench: bool = True,
     junit: str | Path | None = None,
     skip_bad: bool = False,
     trust: str | Path | None = None,
@@ -69,6 +70,7 @@ def compare(
         max_slowdown: percent by which latency and time per image may grow.
         target: compare the engines of this target only.
         duration: seconds an engine and scenario of the bench.
+        bench: measure times; without it answers alone are compared.
         junit: a file for the checks as JUnit's XML.
         skip_bad: go on without unreadable images.
         trust: bundles must be signed by this public key or certificate (PEM).
@@ -106,7 +108,7 @@ def compare(
             Limits(max_drop, max_slowdown),
             target=target,
             choice=None if chosen is None else _choice(chosen, old),
-            protocol=Protocol(duration=duration),
+            protocol=Protocol(duration=duration) if bench else None,
             skip_bad=skip_bad,
             trust=None if trust is None else Path(trust),
             progress=reporter.progress,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +97,7 @@ def deploy(
     max_latency: float | None = None,
     max_size: int | None = None,
     max_memory: int | None = None,
-    calibration: int = 128,
+    calibration: int | Literal["auto"] = "auto",
     evaluation: int | Literal["all"] = "all",
     duration: float = 10.0,
     seed: int = 0,
@@ -123,7 +124,8 @@ def deploy(
         max_latency: milliseconds, p50 of a single stream.
         max_size: bytes of the engine's files.
         max_memory: bytes, the largest resident set of a process that has loaded the engine and answered once.
-        calibration: how many images calibrate. evaluation: how many of the others are judged on.
+        calibration: how many images calibrate; "auto": 128, or a quarter of fewer than 512. evaluation: how many of the
+            others are judged on.
         duration: seconds of measurement for each artifact and scenario.
         seed: of the choice of images.
         name: of the bundle; by default the model's.
@@ -267,7 +269,7 @@ def recipe_of(
     targets: Sequence[str] | None,
     precision: Precision,
     budget: Mapping[str, float | None],
-    calibration: int,
+    calibration: int | Literal["auto"],
     evaluation: int | Literal["all"],
     duration: float,
     seed: int,
@@ -359,10 +361,12 @@ def own_model(function: str | None, source: Model | None) -> tuple[str | None, P
 def _jobs(
     recipe: Recipe, function: str | None, module: Path | None, skip_bad: bool, reporter: Reporter
 ) -> Sequence[Job]:
+    from vitdeploy.pipeline.foresight import split_notes
     from vitdeploy.pipeline.job import prepare
 
     jobs = prepare(recipe, skip_bad=skip_bad, progress=reporter.progress, function=function, module=module)
-    for note in dict.fromkeys(note for job in jobs for note in (*job.reference_model.notes, *job.data.notes)):
+    notes = [(*job.reference_model.notes, *job.data.notes, *split_notes(job)) for job in jobs]
+    for note in dict.fromkeys(itertools.chain(*notes)):
         reporter.note(note)
     return jobs
 

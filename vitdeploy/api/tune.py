@@ -70,7 +70,7 @@ def tune(
     max_latency: float | None = None,
     max_memory: int | None = None,
     time_budget: float | None = None,
-    calibration: int = 128,
+    calibration: int | Literal["auto"] = "auto",
     evaluation: int | Literal["all"] = "all",
     duration: float = 10.0,
     seed: int = 0,
@@ -157,6 +157,7 @@ def tune_recipe(
     home, reporter = home_of(folder, "tuned", TUNED_NAMES), reporting(progress)
     check_recipe(loaded.model_copy(update={"precision": "fp32"}), targets or None)  # every precision is tried
 
+    from vitdeploy.pipeline.foresight import split_notes
     from vitdeploy.pipeline.run import default_store
     from vitdeploy.workflows.tuning.prepare import begin_search, prepare_search
     from vitdeploy.workflows.tuning.tuner import Tuner
@@ -168,7 +169,7 @@ def tune_recipe(
         code = own_model(function, source)
         search = begin_search(loaded, targets, budget or {}, store.root.absolute(), skip_bad, *code)
         job = prepare_search(search, reporter.progress)
-        for note in (*job.reference_model.notes, *job.data.notes):
+        for note in (*job.reference_model.notes, *job.data.notes, *split_notes(job)):
             reporter.note(note)
         tuner = Tuner(
             job,

@@ -2,7 +2,8 @@
 
 The lock is the kernel's (flock) on an empty file in the machine's temporary folder, so it is released when its process
 ends, for whatever reason. The kernel also reports the owner: nothing is written that another user could forge. Without
-such a lock (Windows), or if the file cannot be opened, there is no waiting; other activity shows in the load.
+such a lock (Windows), or if the file cannot be opened, there is no waiting; other activity shows in the load. Who
+waits has a lock of one byte of a second file, the next one after those of all who wait: the order of arrival.
 """
 
 from __future__ import annotations
@@ -18,16 +19,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from vitdeploy.benchmark.probes import ROOT, read_text
+from vitdeploy.errors import CapabilityError
 
-LOCK_NAME = "vitdeploy-device.lock"
+LOCK_NAME, QUEUE_NAME = "vitdeploy-device.lock", "vitdeploy-device.queue"
 LOOK_SECONDS = 0.25
+# A lock that is free for so many looks is taken although others came before: they may be stopped.
+PATIENT_LOOKS = 8
 LONGEST_COMMAND = 100
 
 
 class MachineLock:
-    """The lock as this process sees it. It is reentrant for the thread that holds it: a bench contains others."""
+    """The lock as this process sees it. It is reentrant for the thread that holds it: a bench contains others.
+
+    `waited`: seconds that this process has waited for it so far; `max_wait`: how many it may at most, None for any.
+    """
 
     def __init__(self) -> None:
+        self.waited, self.max_wait = 0.0, None  # type: float, float | None
         self._threads = threading.RLock()
         self._depth = 0
         self._descriptor: int | None = None
@@ -62,18 +70,82 @@ MACHINE = MachineLock()
 @contextlib.contextmanager
 def machine_lock(waits_for: Callable[[str], None]) -> Iterator[None]:
     """Wait until nothing else measures on this machine, and hold the lock. `waits_for` is called once with each process
-    waited for."""
-    told = ""
-    while not MACHINE.take():
-        found = described(holder())
-        if found != told:
-            told = found
-            waits_for(found)
-        time.sleep(LOOK_SECONDS)
+    waited for: which it is, since when it runs, and how many others wait before this one.
+
+    Raises:
+        CapabilityError: this process has waited for longer than `MACHINE.max_wait`.
+    """
+    if (_queue() and holder() is None) or not MACHINE.take():
+        with _ticket() as count_before:
+            _wait(waits_for, count_before)
     try:
         yield
     finally:
         MACHINE.give_back()
+
+
+def _wait(waits_for: Callable[[str], None], count_before: Callable[[], int]) -> None:
+    """Take the lock when it is this process's turn."""
+    reported, free_looks = "", 0
+    while True:
+        begun, before, pid = time.monotonic(), count_before(), holder()
+        free_looks = free_looks + 1 if pid is None else 0
+        if (not before or free_looks > PATIENT_LOOKS) and MACHINE.take():
+            return
+        text = described(pid) + _started(pid)
+        if before:
+            text += f"; {before} other{'s wait' if before > 1 else ' waits'} before this command"
+        if text != reported:
+            reported = text
+            waits_for(text)
+        if MACHINE.max_wait is not None and MACHINE.waited >= MACHINE.max_wait:
+            raise CapabilityError(
+                "another measurement uses this machine",
+                found=f"{text}; waited {MACHINE.waited:.0f} s",
+                wanted=f"the machine alone within --max-wait {MACHINE.max_wait:g} s",
+                fix="wait for it to end, or allow a longer --max-wait",
+            )
+        time.sleep(LOOK_SECONDS)
+        MACHINE.waited += time.monotonic() - begun
+
+
+@contextlib.contextmanager
+def _ticket() -> Iterator[Callable[[], int]]:
+    """A place in the queue; yields a function that counts those before it, 0 where the kernel shows none."""
+    descriptor = open_lock(lock_file().with_name(QUEUE_NAME)) if os.name == "posix" else None
+    if descriptor is None:
+        yield lambda: 0
+        return
+    import fcntl
+
+    place = max((start for start, _ in _queue()), default=0) + 1, os.getpid()
+    try:
+        with contextlib.suppress(OSError):  # not every file system has locks
+            fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, place[0])
+        yield lambda: sum(other < place for other in _queue())
+    finally:
+        os.close(descriptor)
+
+
+def _queue(root: Path = ROOT) -> list[tuple[int, int]]:
+    """Who waits for the lock, in the order of arrival: the number of the place, and the process."""
+    try:
+        inode = lock_file().with_name(QUEUE_NAME).stat().st_ino
+    except OSError:
+        return []
+    pattern = rf"^\d+: POSIX +\w+ +READ +(\d+) [0-9a-f]+:[0-9a-f]+:{inode} (\d+) "
+    entries = re.findall(pattern, read_text(root / "proc/locks") or "", re.MULTILINE)
+    return sorted((int(start), int(pid)) for pid, start in entries)
+
+
+def _started(pid: int | None, root: Path = ROOT) -> str:
+    """Since when a process runs, as ", since 14:03:22"; "" if that is not known."""
+    fields = (read_text(root / f"proc/{pid}/stat") or "").rpartition(")")[2].split()
+    uptime = (read_text(root / "proc/uptime") or "").split()
+    if pid is None or len(fields) < 20 or not uptime:
+        return ""
+    age = float(uptime[0]) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.strftime(", since %H:%M:%S", time.localtime(time.time() - age))
 
 
 def lock_file() -> Path:

@@ -10,7 +10,7 @@ import click
 from vitdeploy.cli.complete import complete_models, complete_targets
 from vitdeploy.cli.console import Console, Number, output_options
 from vitdeploy.cli.on import finish_devices, on_option
-from vitdeploy.cli.options import accept_option, expect_option, memory_options, trust_option
+from vitdeploy.cli.options import accept_option, expect_option, memory_options, trust_option, wait_option
 from vitdeploy.cli.sources import source_options, to_source
 
 
@@ -92,6 +92,7 @@ class Percents(click.ParamType):  # type: ignore[type-arg]  # generic from click
 @expect_option
 @trust_option
 @memory_options
+@wait_option
 @output_options
 def command(
     console: Console,

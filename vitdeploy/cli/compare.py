@@ -8,7 +8,7 @@ import click
 
 from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, Number, output_options
-from vitdeploy.cli.options import label_options, memory_options, trust_option
+from vitdeploy.cli.options import label_options, memory_options, trust_option, wait_option
 from vitdeploy.paths import is_dir
 
 
@@ -27,6 +27,7 @@ from vitdeploy.paths import is_dir
     show_default=True,
     help="Seconds an engine and scenario of the bench.",
 )
+@click.option("--no-bench", "bench", is_flag=True, default=True, flag_value=False, help="Compare answers alone.")
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
 @click.option(
     "--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write the checks as JUnit's XML to this file."
@@ -34,6 +35,7 @@ from vitdeploy.paths import is_dir
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write compare.json and compare.html here.")
 @trust_option
 @memory_options
+@wait_option
 @output_options
 def command(
     console: Console,
@@ -46,6 +48,7 @@ def command(
     annotations: Path | None,
     target: str | None,
     duration: float,
+    bench: bool,
     skip_bad: bool,
     junit: Path | None,
     output: Path | None,
@@ -66,6 +69,8 @@ def command(
 
     if junit is not None and not is_dir(junit.parent):
         raise click.BadParameter(f"no folder {junit.parent}", param_hint="--junit")
+    if not bench and max_slowdown is not None:
+        raise click.UsageError("--max-slowdown needs the bench that --no-bench leaves out.")
     if data is None and (labels is not None or annotations is not None):
         raise click.UsageError("--labels and --annotations need --data.")
     with recorded(history, trackers, progress=console) as record:
@@ -78,6 +83,7 @@ def command(
             max_slowdown=max_slowdown,
             target=target,
             duration=duration,
+            bench=bench,
             junit=junit,
             skip_bad=skip_bad,
             trust=trust,

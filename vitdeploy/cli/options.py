@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,38 @@ from vitdeploy.cli.complete import complete_targets
 from vitdeploy.spec import LabelKind
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]
+    """ "90s", "20m", "1.5h", in seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", str(value))
+        if match is None or float(match[1]) == 0:
+            self.fail(f"{value!r} is not a time like 90s, 20m or 1h.", param, ctx)
+        return float(match[1]) * _UNITS[match[2]]
+
+
+def _set_longest_wait(context: click.Context, option: click.Parameter, value: float | None) -> None:
+    """The process waits for no longer, whatever measures."""
+    if value is not None:
+        from vitdeploy.benchmark.machine_lock import MACHINE
+
+        MACHINE.max_wait = value
+
+
+wait_option = click.option(
+    "--max-wait",
+    type=Duration(),
+    expose_value=False,
+    callback=_set_longest_wait,
+    help="90s, 20m, 1h: wait no longer for other measurements on this machine. Default: until they end.",
+)
+
 
 engine_option = click.option(
     "--target",

@@ -8,7 +8,7 @@ import click
 
 from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, Number, command_line, output_options
-from vitdeploy.cli.options import label_options, text_options, worker_options
+from vitdeploy.cli.options import label_options, text_options, wait_option, worker_options
 from vitdeploy.cli.sources import ImageSize
 
 
@@ -59,6 +59,7 @@ from vitdeploy.cli.sources import ImageSize
 @text_options
 @click.option("--image-size", type=ImageSize(), help="Where a bare .onnx file leaves it open: 384, or 256x320 (HxW).")
 @worker_options
+@wait_option
 @output_options
 def command(
     console: Console,

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from vitdeploy.cli.console import Console, command_line, output_options
-from vitdeploy.cli.options import memory_options, report_bundle_option, worker_options
+from vitdeploy.cli.options import memory_options, report_bundle_option, wait_option, worker_options
 from vitdeploy.cli.sources import model_option
 from vitdeploy.cli.unmet import unmet_fix
 
@@ -26,6 +26,7 @@ from vitdeploy.cli.unmet import unmet_fix
 @functools.partial(worker_options, what="stages are made, up to what is measured")
 @memory_options
 @report_bundle_option
+@wait_option
 @output_options
 def command(
     console: Console,

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from vitdeploy.cli.console import Console, command_line, output_options
-from vitdeploy.cli.options import memory_options, report_bundle_option
+from vitdeploy.cli.options import memory_options, report_bundle_option, wait_option
 from vitdeploy.cli.sources import model_option
 
 
@@ -50,6 +50,7 @@ from vitdeploy.cli.sources import model_option
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
 @memory_options
 @report_bundle_option
+@wait_option
 @output_options
 def command(
     console: Console,

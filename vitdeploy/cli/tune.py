@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import functools
-import re
 from pathlib import Path
-from typing import Any
 
 import click
 
 from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, Number, command_line, output_options
-from vitdeploy.cli.options import worker_options
+from vitdeploy.cli.options import Duration, wait_option, worker_options
 from vitdeploy.cli.sources import model_option
 from vitdeploy.cli.unmet import unmet_fix
-
-_UNITS = {"s": 1, "m": 60, "h": 3600}
-
-
-class Duration(click.ParamType):  # type: ignore[type-arg]
-    """ "90s", "20m", "1.5h", in seconds."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", str(value))
-        if match is None or float(match[1]) == 0:
-            self.fail(f"{value!r} is not a time like 90s, 20m or 1h.", param, ctx)
-        return float(match[1]) * _UNITS[match[2]]
 
 
 @click.command("tune")
@@ -46,12 +30,17 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
 @click.option("--min-agreement", type=Number(min=0, max=100), help="Percent of the original's answers, at least.")
 @click.option("--max-latency", type=Number(min=0, min_open=True), help="Milliseconds, p50 of a single stream.")
 @click.option("--max-memory", type=click.IntRange(min=1), help="Bytes, peak of a process that loads it and answers.")
-@click.option("--time-budget", type=Duration(), help="90s, 20m, 1h: begin nothing new after half of it.")
+@click.option(
+    "--time-budget",
+    type=Duration(),
+    help="90s, 20m, 1h: begin nothing new after half of it; waiting for other measurements does not count.",
+)
 @model_option
 @click.option("--set", "overrides", multiple=True, metavar="A.B=VALUE", help="Override a field of the recipe.")
 @click.option("--resume/--no-resume", default=True, show_default=True, help="Reuse finished stages of earlier runs.")
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
 @functools.partial(worker_options, what="variants are made, up to what is measured")
+@wait_option
 @output_options
 def command(
     console: Console,

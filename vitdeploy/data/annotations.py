@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from vitdeploy.data.folder import OWN_SPLIT, DataSplit, Sample, enough, scan
+from vitdeploy.data.folder import OWN_SPLIT, DataSplit, Sample, enough, has_own_split, scan, usual_calibration
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import DataError, ImageError, MissingFileError
 from vitdeploy.paths import is_file
@@ -79,19 +79,21 @@ class AnnotatedSet(Generic[A]):
     categories: tuple[Category, ...]
     unannotated: int
 
-    def split(self, *, calibration: int, evaluation: int | Literal["all"], seed: int) -> DataSplit:
+    def split(self, *, calibration: int | None, evaluation: int | Literal["all"], seed: int) -> DataSplit:
         """Choose calibration and evaluation images as `folder.split` does, among the annotated ones.
 
         Raises:
             DataError: fewer images than asked for.
         """
         generator = np.random.RandomState(seed)
-        if all((self.folder / part).is_dir() for part in OWN_SPLIT):
+        if has_own_split(self.folder):
             first, second = ([s for s in self.samples if self.folder / part in s.path.parents] for part in OWN_SPLIT)
+            calibration = usual_calibration(len(first), own=True) if calibration is None else calibration
             enough(self.folder, len(first), calibration, "calibration")
             chosen = [first[i] for i in generator.permutation(len(first))[:calibration]]
             rest = [second[i] for i in generator.permutation(len(second))]
         else:
+            calibration = usual_calibration(len(self.samples)) if calibration is None else calibration
             what = "calibration (and at least one more to evaluate)"
             enough(self.folder, len(self.samples) - 1, calibration, what)
             shuffled = [self.samples[i] for i in generator.permutation(len(self.samples))]
@@ -110,7 +112,7 @@ class AnnotatedSet(Generic[A]):
             DataError: fewer images than asked for.
         """
         samples: Sequence[Sample] = self.samples
-        if all((self.folder / part).is_dir() for part in OWN_SPLIT):
+        if has_own_split(self.folder):
             samples = [each for each in samples if self.folder / OWN_SPLIT[0] in each.path.parents]
         enough(self.folder, len(samples), count or 1, "calibration")
         return tuple(samples[i] for i in np.random.RandomState(seed).permutation(len(samples))[:count])

@@ -32,6 +32,7 @@ from vitdeploy.runtime.topdown import Box
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
 OWN_SPLIT = ("calibration", "evaluation")
+USUAL_CALIBRATION = 128
 # Usual names for the parts of a data set. As classes they would give meaningless numbers.
 PARTS = {"train", "training", "val", "valid", "validation", "test", "testing", "eval", *OWN_SPLIT}
 
@@ -281,37 +282,41 @@ def _is_image(place: str, name: str) -> bool:
     return known and os.path.isfile(os.path.join(place, name))  # noqa: PTH113, PTH118
 
 
-def split(folder: Path, labels: Labels, *, calibration: int, evaluation: int | Literal["all"], seed: int) -> DataSplit:
+def split(
+    folder: Path, labels: Labels, *, calibration: int | None, evaluation: int | Literal["all"], seed: int
+) -> DataSplit:
     """Choose calibration and evaluation images; as `list_split`, as samples that are all in memory."""
     found = list_split(folder, labels, calibration=calibration, evaluation=evaluation, seed=seed)
     return DataSplit(tuple(found.calibration), tuple(found.evaluation), found.classes, found.empty, found.kind)
 
 
 def list_split(
-    folder: Path, labels: Labels, *, calibration: int, evaluation: int | Literal["all"], seed: int
+    folder: Path, labels: Labels, *, calibration: int | None, evaluation: int | Literal["all"], seed: int
 ) -> ListedSplit:
     """Choose calibration and evaluation images.
 
     Files in sorted order (of containers: members, rows and lines as they stand) are permuted by
     `numpy.random.RandomState(seed)`, whose stream is frozen for all versions of numpy (NEP 19; that of `default_rng` is
-    not); the first `calibration` of them calibrate, the next `evaluation` (or all others) evaluate. A folder with its
-    own split is sampled within each part, and has the classes of both.
+    not); the first `calibration` of them (None: `usual_calibration`) calibrate, the next `evaluation` (or all others)
+    evaluate. A folder with its own split is sampled within each part, and has the classes of both.
 
     Raises:
         MissingFileError, DataError, MissingPackageError: as `list_images`; fewer images than asked for.
     """
     generator = np.random.RandomState(seed)
-    if all((folder / part).is_dir() for part in OWN_SPLIT):
+    if has_own_split(folder):
         scanned = [list_images(folder / part, labels) for part in OWN_SPLIT]
         classes = joined([known for _, known in scanned], folder)
         places = {name: index for index, name in enumerate(classes.names)}
         first, second = (samples.renumbered([places[name] for name in known.names]) for samples, known in scanned)
+        calibration = usual_calibration(len(first), own=True) if calibration is None else calibration
         enough(folder, len(first), calibration, "calibration")
         chosen = first.pick(generator.permutation(len(first))[:calibration])
         rest = second.pick(generator.permutation(len(second)))
     else:
         samples, classes = list_images(folder, labels)
         first = second = samples
+        calibration = usual_calibration(len(samples)) if calibration is None else calibration
         enough(folder, len(samples) - 1, calibration, "calibration (and at least one more to evaluate)")
         shuffled = samples.pick(generator.permutation(len(samples)))
         chosen, rest = shuffled[:calibration], shuffled[calibration:]
@@ -321,6 +326,17 @@ def list_split(
     seen = {int(label) for part in (first, second) if part.labels is not None for label in np.unique(part.labels)}
     empty = frozenset(name for index, name in enumerate(classes.names) if index not in seen)
     return ListedSplit(chosen, rest, classes.names, empty, classes.kind)
+
+
+def has_own_split(folder: Path) -> bool:
+    """Whether a folder brings its samples in two parts, `calibration` and `evaluation`."""
+    return all((folder / part).is_dir() for part in OWN_SPLIT)
+
+
+def usual_calibration(count: int, *, own: bool = False) -> int:
+    """How many of `count` samples calibrate where nobody says: 128, as many as there are of a part of their `own`; of
+    fewer than 512 that are also evaluated on a quarter, so that the others can prove something."""
+    return min(USUAL_CALIBRATION, count if own else max(1, count // 4))
 
 
 def enough(folder: Path, found: int, wanted: int, what: str) -> None:

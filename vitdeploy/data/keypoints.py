@@ -64,7 +64,7 @@ class KeypointSet:
 
     images: AnnotatedSet[LabelledObjects]
 
-    def split(self, *, calibration: int, evaluation: int | Literal["all"], seed: int) -> DataSplit:
+    def split(self, *, calibration: int | None, evaluation: int | Literal["all"], seed: int) -> DataSplit:
         """So many images for each part, as objects; errors as `AnnotatedSet.split`."""
         parts = self.images.split(calibration=calibration, evaluation=evaluation, seed=seed)
         first, second = (

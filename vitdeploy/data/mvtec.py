@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from vitdeploy.bundle.read import file_sha256
 from vitdeploy.data.annotations import AnnotatedSet, size_or_skip
-from vitdeploy.data.folder import DataSplit, Sample, enough, scan
+from vitdeploy.data.folder import DataSplit, Sample, enough, scan, usual_calibration
 from vitdeploy.data.masks import check_map_size, read_values
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import DataError, MissingFileError
@@ -109,7 +109,7 @@ def split_mvtec(
     normal: Sequence[Sample],
     test: DefectSet,
     *,
-    calibration: int,
+    calibration: int | None,
     evaluation: int | Literal["all"],
     seed: int,
 ) -> DataSplit:
@@ -120,6 +120,7 @@ def split_mvtec(
         DataError: fewer images than asked for; or those to evaluate on are all good, or all defective.
     """
     generator = np.random.RandomState(seed)
+    calibration = usual_calibration(len(normal), own=True) if calibration is None else calibration
     enough(root / NORMAL, len(normal), calibration, "calibration")
     chosen = tuple(normal[i] for i in generator.permutation(len(normal))[:calibration])
     rest = [test.samples[i] for i in generator.permutation(len(test.samples))]

@@ -19,6 +19,7 @@ from typing import IO, Literal
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.data.folder import usual_calibration
 from vitdeploy.errors import DataError, MissingFileError
 from vitdeploy.paths import is_file
 from vitdeploy.zip_members import DAMAGED, members
@@ -120,7 +121,12 @@ def _header(path: Path, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtyp
 
 
 def split(
-    tokens: Tokens, *, calibration: int, evaluation: int | Literal["all"], seed: int, source: str = "the token file"
+    tokens: Tokens,
+    *,
+    calibration: int | None,
+    evaluation: int | Literal["all"],
+    seed: int,
+    source: str = "the token file",
 ) -> tuple[Tokens, Tokens]:
     """Split into sequences to make choices on and sequences to judge them on; none is both.
 
@@ -131,6 +137,7 @@ def split(
         DataError: fewer sequences than asked for.
     """
     order = np.random.RandomState(seed).permutation(len(tokens))
+    calibration = usual_calibration(len(tokens)) if calibration is None else calibration
     asked = calibration + (1 if evaluation == "all" else evaluation)
     if len(tokens) < asked:
         others = "at least one" if evaluation == "all" else str(evaluation)

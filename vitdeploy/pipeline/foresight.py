@@ -1,12 +1,20 @@
-"""Find bounds of a budget that these samples cannot prove, as soon as the original has answered."""
+"""Find bounds of a budget that these samples cannot prove: before any work, and when the original has answered."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from vitdeploy.data.folder import USUAL_CALIBRATION, has_own_split, usual_calibration
+from vitdeploy.errors import GateError
+from vitdeploy.pipeline.job import Job
 from vitdeploy.spec import Budget
 from vitdeploy.tasks.adapter import Data, TaskAdapter
 from vitdeploy.verification.collect import Answers
 from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.feasible import Criterion, criterion_to_prove, unprovable
+from vitdeploy.verification.feasible import Criterion, criterion_to_prove, perfect_answers, unprovable
+
+# The tasks whose answers are right or wrong, so that their number alone bounds what can be proven.
+COUNTED_TASKS = ("classification", "zero-shot")
 
 
 def bounds_answers(budget: Budget) -> bool:
@@ -32,3 +40,40 @@ def foresee(adapter: TaskAdapter, reference: Answers, data: Data, budget: Budget
     if not bounds_answers(budget):
         return []
     return unprovable(adapter.compare(reference, reference, data), budget, adapter.noun)
+
+
+def split_notes(job: Job) -> list[str]:
+    """What to know about the split of the samples before any work: fewer calibrate than usual; a bound of the budget
+    that no engine can be proven to meet, whatever it answers.
+
+    Raises:
+        GateError: such a bound, where fewer calibration samples leave enough to evaluate on.
+    """
+    data, noun = job.data, job.adapter.noun
+    calibrates, evaluates = len(data.calibration), len(data.evaluation)
+    total, own = calibrates + evaluates, has_own_split(Path(job.recipe.data.path))
+    notes = []
+    if job.recipe.data.calibration.images == "auto" and calibrates < USUAL_CALIBRATION:
+        notes.append(
+            f"{calibrates} of {total} {noun}s calibrate and {evaluates} evaluate (usual are {USUAL_CALIBRATION} to "
+            "calibrate); data.calibration.images sets another number"
+        )
+    if job.reference_model.task not in COUNTED_TASKS or not evaluates:
+        return notes
+    limits = unprovable(perfect_answers(evaluates), job.budget, noun)
+    if limits and not own and (fewer := _enough_left(job, total)) is not None:
+        raise GateError(
+            f"the budget cannot be proven on the {evaluates} {noun}s that remain to evaluate",
+            found=f"{'; '.join(limits)}; {calibrates} of {total} calibrate",
+            wanted="more to evaluate on",
+            fix=f"--set data.calibration.images={fewer}",
+        )
+    return notes + [f"{text}; on these the result is undecided, unless the budget is wider" for text in limits]
+
+
+def _enough_left(job: Job, total: int) -> int | None:
+    """A number of calibration samples with which the budget can be proven; None: there is none."""
+    fewer = usual_calibration(total)
+    if fewer >= len(job.data.calibration) or job.recipe.data.evaluation.images != "all":
+        return None
+    return None if unprovable(perfect_answers(total - fewer), job.budget) else fewer

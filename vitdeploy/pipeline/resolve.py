@@ -66,7 +66,7 @@ def choice_of(recipe: Recipe) -> DataChoice:
         path=Path(data.path),
         labels=data.labels,
         annotations=Path(data.annotations) if data.annotations else None,
-        calibration=data.calibration.images,
+        calibration=None if data.calibration.images == "auto" else data.calibration.images,
         evaluation=data.evaluation.images,
         seed=data.seed,
         texts=Path(data.texts) if data.texts else None,

@@ -117,7 +117,7 @@ class PostprocessSection(Section):
 
 
 class CalibrationSection(Section):
-    images: Positive = 128
+    images: Positive | Literal["auto"] = "auto"
 
 
 class EvaluationSection(Section):

@@ -74,7 +74,7 @@ class Setting:
 class Numbers(TypedDict):
     """The arguments of every `split`."""
 
-    calibration: int
+    calibration: int | None
     evaluation: int | Literal["all"]
     seed: int
 
@@ -85,13 +85,14 @@ TEMPLATE = "a photo of a {}."
 
 @dataclass(frozen=True)
 class DataChoice:
-    """The choice of data in a recipe or on the command line; see the recipe's `data`. `texts`: a file, one a line;
-    `template`: what makes the name of a class folder a text, for models that take texts."""
+    """The choice of data in a recipe or on the command line; see the recipe's `data`. `calibration`: None for
+    `data.folder.usual_calibration`. `texts`: a file, one a line; `template`: what makes the name of a class folder a
+    text, for models that take texts."""
 
     path: Path
     labels: str
     annotations: Path | None
-    calibration: int
+    calibration: int | None
     evaluation: int | Literal["all"]
     seed: int
     texts: Path | None = None

@@ -14,7 +14,7 @@ import numpy as np
 from vitdeploy.data.containers.find import WANTED
 from vitdeploy.data.decoded import DecodedSet
 from vitdeploy.data.decoding import decode_images
-from vitdeploy.data.folder import OWN_SPLIT, DataSplit, Labels, Sample, enough, has_container_labels, list_images
+from vitdeploy.data.folder import DataSplit, Labels, Sample, enough, has_container_labels, has_own_split, list_images
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import MissingFileError
 from vitdeploy.progress import Counter, Progress
@@ -63,7 +63,7 @@ def labels_in(folder: Path) -> Labels:
     Raises:
         MissingFileError: no such folder. DataError, MissingPackageError: as `list_images`.
     """
-    root = folder / "evaluation" if _has_split(folder) else folder
+    root = folder / "evaluation" if has_own_split(folder) else folder
     brought = has_container_labels(root)
     if brought is not None:
         return "folders" if brought else "none"
@@ -81,7 +81,7 @@ def calibration_images(
     Raises:
         MissingFileError, DataError, ImageError: no folder, too few images, an unreadable one.
     """
-    root = folder / "calibration" if _has_split(folder) else folder
+    root = folder / "calibration" if has_own_split(folder) else folder
     labels = labels_in(folder)
     if has_container_labels(root) is not None:
         labels = "none"  # ranges know no classes, and the labels of a container may be unknown
@@ -92,7 +92,3 @@ def calibration_images(
     chosen = DataSplit(tuple(samples[i] for i in order[:count]), (), classes.names)
     checked, _, skipped = check_images(chosen, preprocess, skip_bad=skip_bad, progress=progress)
     return checked.calibration, skipped
-
-
-def _has_split(folder: Path) -> bool:
-    return all((folder / name).is_dir() for name in OWN_SPLIT)

@@ -20,7 +20,7 @@ from typing import Literal
 
 from vitdeploy.spec import Budget
 from vitdeploy.verification.agreement import TOP1_ANSWERS
-from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.comparison import Comparison, paired_accuracy
 from vitdeploy.verification.intervals import paired_difference, wilson
 
 Criterion = Literal["labels", "agreement"]
@@ -40,9 +40,9 @@ def provable_drop(n: int, accuracy: float) -> float:
     return 100 * paired_difference(right, 0, 0, n - right)[1]
 
 
-def images_for_agreement(bound: float) -> int | None:
-    """How many images prove `bound` percent if all answers are the same; None: no number does."""
-    return _least(lambda n: provable_agreement(n) >= bound)
+def images_for_agreement(bound: float, share: float = 1.0) -> int | None:
+    """How many images prove `bound` percent if a `share` of the answers are the same; None: no number does."""
+    return _least(lambda n: 100 * wilson(round(share * n), n)[0] >= bound) if 100 * share > bound else None
 
 
 def images_for_drop(bound: float, accuracy: float) -> int | None:
@@ -84,6 +84,19 @@ def drop_to_judge(found: Comparison, criterion: Criterion) -> tuple[float, tuple
         return None if found.drop is None or found.drop_ci95 is None else (found.drop, found.drop_ci95)
     interval = drop_by_agreement(found)
     return None if interval is None else (100 - found.agreement, interval)
+
+
+def perfect_answers(n: int) -> Comparison:
+    """The comparison of `n` answers, all right and all the original's: no engine proves more on so many samples."""
+    return Comparison(
+        n=n,
+        metric="top-1",
+        agreement=100.0,
+        agreement_ci95=(provable_agreement(n), 100.0),
+        agreement_of=TOP1_ANSWERS,
+        max_difference=0.0,
+        **paired_accuracy(n, 0, 0, 0),
+    )
 
 
 def unprovable(perfect: Comparison, budget: Budget, noun: str = "image") -> list[str]:

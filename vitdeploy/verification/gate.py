@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vitdeploy.spec import Budget, GateStatus, Task
+from vitdeploy.verification.agreement import TOP1_ANSWERS
 from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.feasible import Criterion, drop_to_judge
+from vitdeploy.verification.feasible import Criterion, drop_to_judge, images_for_agreement
 
 # What a budget bounds: the answers (drop and agreement), the time of a query, or bytes of files or of memory.
 Kind = Literal["answers", "latency", "size", "memory"]
@@ -101,7 +102,12 @@ def accuracy_gate(agreement: Comparison, budget: Budget, criterion: Criterion = 
         low, high = agreement.agreement_ci95
         status = _status(-high, -low, -budget.min_agreement)
         text = f"agreement {agreement.agreement:.2f} % [{low:.2f}, {high:.2f}], budget {budget.min_agreement:g}"
-        text += _needed(status, agreement.n, agreement.agreement, low, high, budget.min_agreement)
+        share = agreement.agreement / 100
+        counted = status == "undecided" and agreement.agreement_of == TOP1_ANSWERS
+        if counted and (images := images_for_agreement(budget.min_agreement, share)) is not None:
+            text += f"; undecided: needs about {images:,} images"
+        else:
+            text += _needed(status, agreement.n, agreement.agreement, low, high, budget.min_agreement)
         found.append((status, Reason(text, "answers")))
     return combine(found)
 

@@ -38,12 +38,13 @@ def compare(
     *,
     target: str | None,
     choice: DataChoice | None,
-    protocol: Protocol,
+    protocol: Protocol | None,
     skip_bad: bool,
     trust: Path | None,
     progress: Progress,
 ) -> ComparisonDocument:
-    """The comparison of two bundles, which are run here, or of two reports, which are read.
+    """The comparison of two bundles, which are run here, or of two reports, which are read. `protocol`: of the bench;
+    None compares answers alone.
 
     Raises:
         MissingFileError: an argument is neither.
@@ -51,7 +52,8 @@ def compare(
         TargetError: the two have no engine in common. Errors of reading, data, engines and measuring propagate.
     """
     paths = baseline, candidate
-    if not any(map(is_report, paths)):
+    measured = not any(map(is_report, paths))
+    if measured:
         with opened(target=target, source=Source(), trust=trust) as find:
             found, bench, remarks, missing = compare_bundles(
                 find, baseline, candidate, choice, protocol, skip_bad=skip_bad, progress=progress
@@ -67,7 +69,7 @@ def compare(
         reports = [read_report(path if path.is_file() else path / REPORT_FILE) for path in paths]
         found, remarks, missing = compare_reports(reports[0], reports[1], target)
         bench, digests = None, [of_report(report) for report in reports]
-    return _document(baseline, candidate, limits, found, bench, remarks, missing, side_by_side(*digests))
+    return _document(baseline, candidate, limits, found, bench, measured, remarks, missing, side_by_side(*digests))
 
 
 def _document(
@@ -76,6 +78,7 @@ def _document(
     limits: Limits,
     found: list[Found],
     bench: Bench | None,
+    measured: bool,
     remarks: list[str],
     missing: list[str],
     digests: tuple[DigestPair, ...],
@@ -87,7 +90,7 @@ def _document(
         created=now(),
         baseline=str(baseline),
         candidate=str(candidate),
-        measured=bench is not None,
+        measured=measured,
         limits=limits,
         sentence=SENTENCES[gate.status],
         gate=gate,

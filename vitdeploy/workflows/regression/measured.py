@@ -34,7 +34,7 @@ def compare_bundles(
     baseline: Path,
     candidate: Path,
     choice: DataChoice | None,
-    protocol: Protocol,
+    protocol: Protocol | None,
     *,
     skip_bad: bool,
     progress: Progress,
@@ -44,6 +44,7 @@ def compare_bundles(
 
     Args:
         choice: which images both sides answer; without them accuracy is not compared.
+        protocol: of the bench; without it times are not compared.
 
     Raises:
         TargetError: there is no pair of engines. Errors of bundles, data, engines and measuring propagate.
@@ -63,7 +64,7 @@ def compare_bundles(
             remarks += said
             found.append(Found(pair.name, verified, ()))
             measured.append(pair)
-    bench = _bench_run(measured, sides, others, protocol, progress) if measured else None
+    bench = _bench_run(measured, sides, others, protocol, progress) if measured and protocol else None
     timed = [
         _timed(each, pair, bench) if bench and pair in measured else each
         for each, pair in zip(found, pairs, strict=True)

@@ -16,6 +16,7 @@ import numpy as np
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.candidate import engine_candidate
+from vitdeploy.benchmark.machine_lock import MACHINE
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.errors import CapabilityError, GraphError, VitdeployError
 from vitdeploy.pipeline.foresight import criterion_of, foresee
@@ -90,6 +91,7 @@ class Tuner:
     prunings: tuple[Pruning, ...] = ()
     _fresh: set[str] = field(default_factory=set)
     _begun: float = field(default_factory=time.monotonic)
+    _waited: float = field(default_factory=lambda: MACHINE.waited)
     _ahead: Ahead | None = None
 
     @property
@@ -106,6 +108,11 @@ class Tuner:
         with self._pooled():  # a cluster that does not answer is told before any work
             for text in self.foresee():
                 self.note(text)
+            if self.seconds is not None:
+                self.note(
+                    f"nothing new is begun after {SEARCH_SHARE * self.seconds:.0f} s of work; waiting for other "
+                    "measurements on this machine does not count (--max-wait bounds it)"
+                )
             targets = self.job.recipe.targets
             plain = [variant for target in targets for variant in float_variants(target)]
             self._try([*plain, *(Variant(target, "int8") for target in targets)], None)
@@ -310,7 +317,10 @@ class Tuner:
         return expected is None or expected.meets(self.budget)
 
     def _late(self) -> bool:
-        return self.seconds is not None and time.monotonic() - self._begun > SEARCH_SHARE * self.seconds
+        if self.seconds is None:
+            return False
+        worked = time.monotonic() - self._begun - (MACHINE.waited - self._waited)
+        return worked > SEARCH_SHARE * self.seconds
 
     def _make(self, variant: Variant) -> None:
         """Make and score a variant, unless this machine or its runtime cannot, or the graph has nothing for it."""
