@@ -30,6 +30,19 @@ def test_the_examples_in_docstrings_are_true(workplace, digits, name):
     assert found.attempted and not found.failed
 
 
+def test_answers_alone_are_compared_without_a_bench(workplace):
+    before, after = (
+        vd.compile(vd.export(name, progress=False), "onnxruntime-cpu", progress=False)
+        for name in (MODEL, "vit_w32d1h2_patch8_32")
+    )
+    noise = list(np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3), np.uint8))
+    found = vd.compare(before, after, noise, max_drop=1.0, bench=False, progress=False)
+    [engine] = found.document.engines
+    assert found.document.bench is None and engine.ratios == () and engine.accuracy.n == 8
+    slower = vd.compare(before, after, noise, max_slowdown=5, bench=False, progress=False)
+    assert slower.status == "undecided" and "needs times" in slower.reasons[0]
+
+
 def test_two_bundles_answer_images_in_memory_and_what_is_lost_is_written_and_shown(workplace):
     graph = vd.export(MODEL, progress=False)
     bundle = vd.compile(graph, "onnxruntime-cpu", progress=False)

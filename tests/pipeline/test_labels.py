@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from tests.command_line import command_line
 from tests.conftest import DIGITS, SMALL_MODEL
-from vitdeploy.errors import InputError
+from vitdeploy.errors import GateError, InputError
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.foresight import foresee
+from vitdeploy.pipeline.foresight import foresee, split_notes
 from vitdeploy.pipeline.job import Job, prepare
 from vitdeploy.pipeline.plan import make_plan
 from vitdeploy.progress import silent
@@ -60,15 +60,16 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def job_of(home: Path, **source: str) -> Job:
+def job_of(home: Path, calibration: object = 10, budget: object = None, **source: str) -> Job:
     recipe = {
         "vitdeploy": 1,
         "name": "labels",
         "source": {"model": f"hf:{home / 'model'}", **source},
         "preprocess": {"resize": 32, "crop": 32, "mean": [0.5], "std": [0.5]},
-        "data": {"path": str(home / "data"), "calibration": {"images": 10}},
+        "data": {"path": str(home / "data"), "calibration": {"images": calibration}},
         "targets": ["onnxruntime-cpu"],
         "precision": "fp32",
+        "budget": budget or {},
     }
     file = home / "recipe.yaml"
     file.write_text(json.dumps(recipe), encoding="utf-8")
@@ -121,6 +122,28 @@ def test_what_cannot_be_proven_is_known_from_the_original_alone(named):
     assert text.startswith("110 images can prove a drop of ")
     [text] = foresee(job.adapter, answers, job.data, Budget(min_agreement=99, max_drop=20))
     assert text == "110 images can prove an agreement of 96.62 % at best; 99 needs about 381 images at full agreement"
+
+
+def test_few_images_leave_enough_to_evaluate_on_and_the_summary_says_so(home):
+    job = job_of(home, "auto")
+    assert (len(job.data.calibration), len(job.data.evaluation)) == (30, 90)
+    [note] = split_notes(job)
+    assert note.startswith("30 of 120 images calibrate and 90 evaluate") and "data.calibration.images" in note
+
+
+def test_a_split_that_leaves_too_few_is_refused_with_the_number_that_works(home):
+    with pytest.raises(GateError) as caught:
+        split_notes(job_of(home, 60))
+    assert caught.value.exit_code == 5 and "needs about 73 images" in caught.value.found
+    assert caught.value.fix == "--set data.calibration.images=30"
+    assert split_notes(job_of(home, 30)) == []
+
+
+@pytest.mark.parametrize("budget", [{"min_agreement": 99}, {"max_drop": 0.5}])
+def test_what_no_split_can_prove_is_a_note(home, budget):
+    [note] = split_notes(job_of(home, 60, budget))
+    assert note.startswith("60 images can prove ") and "undecided" in note
+    assert split_notes(job_of(home, 60, {"min_agreement": 90})) == []
 
 
 def test_a_search_knows_it_before_it_makes_anything(named, tmp_path):

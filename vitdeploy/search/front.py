@@ -8,6 +8,17 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
+def undominated(items: Sequence[T], distance: Callable[[T], float], faster: Callable[[T, T], bool]) -> list[T]:
+    """The items that no other of at most their `distance` is proven to be `faster` than, in ascending order of it: what
+    remains of a front where times prove little."""
+    order = sorted(items, key=distance)
+    return [
+        item
+        for item in order
+        if not any(other is not item and distance(other) <= distance(item) and faster(other, item) for other in order)
+    ]
+
+
 def pareto_front(items: Sequence[T], measures: Callable[[T], tuple[float, float]]) -> list[T]:
     """The items that no other matches or beats in both measures, in ascending order of the first.
 

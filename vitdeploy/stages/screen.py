@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitdeploy.benchmark.candidate import engine_candidate
-from vitdeploy.benchmark.decided import disturbed_reason
+from vitdeploy.benchmark.decided import disturbed_reason, judged
 from vitdeploy.benchmark.protocol import Protocol
+from vitdeploy.benchmark.results import BenchRun
 from vitdeploy.benchmark.run import run_benchmark
 from vitdeploy.benchmark.summary import block_medians
 from vitdeploy.progress import Progress
@@ -33,8 +34,12 @@ def screen_step(batch: int, engines: Mapping[str, Artifact]) -> Step:
         ]
         protocol = Protocol.of_singles(BLOCK_SECONDS, WARMUP_SECONDS, batch=batch)
         bench_run = run_benchmark(bench_candidates, protocol, lambda text, done, total: progress(SCREEN, done, total))
-        found = {"block_medians_ms": block_medians(bench_run), "disturbed": disturbed_reason(bench_run)}
-        write_json(out / SCREEN_FILE, found)
+        disturbed = disturbed_reason(bench_run)
+        faster = _proven_faster(bench_run) if disturbed else {}
+        write_json(
+            out / SCREEN_FILE,
+            {"block_medians_ms": block_medians(bench_run), "disturbed": disturbed, "faster": faster},
+        )
 
     tools: dict[str, str] = {}
     for target in sorted({read_engine(artifact.path).target for artifact in engines.values()}):
@@ -49,3 +54,13 @@ def screen_step(batch: int, engines: Mapping[str, Artifact]) -> Step:
         measured=True,
         usable=lambda folder: not read_json(folder / SCREEN_FILE)["disturbed"],
     )
+
+
+def _proven_faster(bench_run: BenchRun) -> dict[str, list[str]]:
+    """For each artifact those that it is faster than by rounds in which nobody disturbed the two."""
+    names, scenario = [entry.artifact for entry in bench_run.entries], bench_run.protocol.latency_scenario
+    faster: dict[str, list[str]] = {}
+    for name in names:
+        against = {other: judged(bench_run, name, other, scenario) for other in names if other != name}
+        faster[name] = [other for other, pair in against.items() if pair.decided and pair.ratio.interval[1] < 1]
+    return faster

@@ -28,7 +28,7 @@ from vitdeploy.pipeline.run import run_plan
 from vitdeploy.pipeline.verdict import engine_gate
 from vitdeploy.progress import Progress
 from vitdeploy.search.expected import Expected
-from vitdeploy.search.front import pareto_front
+from vitdeploy.search.front import pareto_front, undominated
 from vitdeploy.search.pruning import Pruning
 from vitdeploy.search.pruning import select as select_prunings
 from vitdeploy.search.rows import RowTable
@@ -123,12 +123,8 @@ class Tuner:
             found = self._further(targets)
             while some := list(itertools.islice(found, self._at_once)):
                 self._try(some, self._late)
-            medians, disturbed = self._screen()
-            front = pareto_front(
-                self._small_enough(),
-                lambda made: (max(made.score.distance, SAME_DISTANCE), float(np.median(medians[made.variant.name]))),
-            )
-            finals = self._answered(front)
+            medians, disturbed, faster = self._screen()
+            finals = self._answered(_front(self._small_enough(), medians, faster if disturbed else None))
         return self._judge(finals, medians, disturbed)
 
     @contextlib.contextmanager
@@ -349,11 +345,12 @@ class Tuner:
             fresh=self._fresh,
         )
 
-    def _screen(self) -> tuple[dict[str, list[float]], str]:
-        """The medians of each round by name, and why they are not to be relied on."""
+    def _screen(self) -> tuple[dict[str, list[float]], str, dict[str, list[str]]]:
+        """The medians of each round by name, why they are not to be relied on, and what is still proven to be faster
+        than what."""
         step = screen_step(self.job.recipe.engine_batch, {each.variant.name: each.engine for each in self.made})
         found = read_json(self._run([step])[SCREEN].path / SCREEN_FILE)
-        return dict(found["block_medians_ms"]), str(found["disturbed"])
+        return dict(found["block_medians_ms"]), str(found["disturbed"]), dict(found["faster"])
 
     def _answered(self, front: Sequence[Made]) -> list[Made]:
         """These with their answers to the evaluation samples."""
@@ -405,3 +402,17 @@ class Tuner:
             self.prunings,
             tuple(self.left_out),
         )
+
+
+def _front(
+    made: Sequence[Made], medians: Mapping[str, Sequence[float]], faster: Mapping[str, Sequence[str]] | None
+) -> list[Made]:
+    """The variants that may be the one to ship: no other is as near to the original and faster. `faster`: of
+    measurements that were disturbed what they still prove; nothing else is left out for its times then."""
+
+    def distance(item: Made) -> float:
+        return max(item.score.distance, SAME_DISTANCE)
+
+    if faster is not None:
+        return undominated(made, distance, lambda a, b: b.variant.name in faster[a.variant.name])
+    return pareto_front(made, lambda item: (distance(item), float(np.median(medians[item.variant.name]))))
