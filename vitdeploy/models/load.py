@@ -389,7 +389,7 @@ def _built(
     if source.image_size is not None and source.image_size != own:
         config, state = family.resize(config, state, source.image_size)
         preprocess = scaled(preprocess, own, source.image_size) if preprocess else None
-        method = RESAMPLING.get(getattr(config, "position_resampling", None))
+        method = RESAMPLING.get(getattr(config, "position_resampling", ""))
         notes = (*notes, f"resized from {own[0]}x{own[1]} to {source.image_size[0]}x{source.image_size[1]} pixels")
         notes = (*notes, f"position embeddings resized: {method}") if method else notes
         module = None

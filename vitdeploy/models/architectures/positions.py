@@ -15,7 +15,7 @@ from torch import Tensor
 Grid = tuple[int, int]  # (rows, columns) of patches
 Resampling: TypeAlias = Literal["antialias", "plain", "align_corners", "offset"]
 # Whose method each is: what a note says of a model at another size.
-RESAMPLING: dict[Resampling, str] = {
+RESAMPLING: dict[str, str] = {
     "antialias": "bicubic with antialiasing, as timm does (the code of DINO, DeiT and MAE does not)",
     "plain": "bicubic without antialiasing, as transformers and MAE do",
     "align_corners": "bicubic with aligned corners, as torchvision does",
