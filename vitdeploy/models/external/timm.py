@@ -95,10 +95,9 @@ def _converted(timm: ModuleType, name: str, state: Mapping[str, Tensor]) -> tupl
         converted = convert(dict(state), model) if convert is not None else {}
     except Exception:  # of a state dict that is for something else, which `load_state` says
         return state, []
-    # timm's loader also resizes tables to the model's size: the tables of another size are for another model.
-    if not own <= converted.keys() or any(
-        converted[k].numel() != state[k].numel() for k in converted.keys() & state.keys()
-    ):
+    # timm's loader also resizes tables without a word: those of another size are for another model.
+    tables = [key for key in converted.keys() & state.keys() if key.endswith(RESIZED)]
+    if not own <= converted.keys() or any(converted[key].numel() != state[key].numel() for key in tables):
         return state, []
     lost = [key for key in state if key.endswith("attn.qkv.bias") and state[key].any()]
     if lost and not any(key.endswith(("q_bias", "qkv.bias")) for key in converted):
