@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -263,6 +264,61 @@ def test_a_name_of_timm_that_is_not_ours_takes_classes_from_the_file(tmp_path):
     assert any(note.startswith("num_classes 3 in the checkpoint") for note in original.notes)
     with torch.no_grad():
         assert difference(original.module(image((256, 256), batch=1)), model(image((256, 256), batch=1))) < 1e-5
+
+
+def as_convnext_release(key):
+    """ConvNeXt's names for timm's."""
+    for ours, theirs in (
+        (r"^stem\.", "downsample_layers.0."),
+        (r"^stages\.(\d+)\.blocks\.", r"stages.\1."),
+        (r"^stages\.(\d+)\.downsample\.", r"downsample_layers.\1."),
+        ("conv_dw", "dwconv"),
+        (r"mlp\.fc", "pwconv"),
+        (r"^head\.norm\.", "norm."),
+        (r"^head\.fc\.", "head."),
+    ):
+        key = re.sub(ours, theirs, key)
+    return key
+
+
+def as_swin_release(key):
+    """Swin's names for timm's: a stage ends in what makes the next one smaller."""
+    key = re.sub(r"^layers\.(\d+)\.downsample", lambda match: f"layers.{int(match[1]) - 1}.downsample", key)
+    return key.replace("head.fc.", "head.")
+
+
+@pytest.mark.parametrize(
+    ("name", "rename"), [("test_convnext", as_convnext_release), ("swinv2_tiny_window8_256", as_swin_release)]
+)
+def test_a_checkpoint_of_the_papers_authors_is_read_as_timm_reads_it(name, rename, tmp_path):
+    theirs = randomised(reference("timm").create_model(name, num_classes=7))
+    state = {rename(key): tensor for key, tensor in theirs.state_dict().items()}
+    assert state.keys() != theirs.state_dict().keys()
+    path = written(state, tmp_path / "weights.safetensors")
+    original = load_model(Source(model=f"timm:{name}", checkpoint=path))
+    assert original.classes == 7 and any("converted by timm's loader" in note for note in original.notes)
+    size = original.signature.image_size
+    with torch.no_grad():
+        assert difference(original.module(image(size, batch=1)), theirs(image(size, batch=1))) < 1e-5
+
+
+def test_dinov3_with_biases_that_an_architecture_does_not_have_is_refused_with_the_one_that_has(tmp_path):
+    theirs = randomised(reference("timm").create_model("vit_small_patch16_dinov3_qkvb"))
+    state = {}
+    for key, tensor in theirs.state_dict().items():
+        if key.endswith("q_bias"):  # the release has one bias for the three, whose middle is zero
+            value = theirs.state_dict()[key.replace("q_bias", "v_bias")]
+            state[key.replace("q_bias", "qkv.bias")] = torch.cat([tensor, torch.zeros_like(tensor), value])
+        elif not key.endswith("v_bias"):
+            key = key.replace("reg_token", "storage_tokens")
+            state[re.sub(r"gamma_(\d)", r"ls\1.gamma", key)] = tensor
+    path = written(state, tmp_path / "weights.safetensors")
+    with pytest.raises(CheckpointError) as caught:
+        load_model(Source(model="timm:vit_small_patch16_dinov3", checkpoint=path))
+    name = caught.value.fix.removeprefix("name ")
+    original = load_model(Source(model=name, checkpoint=path))
+    with torch.no_grad():
+        assert difference(original.module(image((64, 64), batch=1)), theirs(image((64, 64), batch=1))) < 1e-5
 
 
 # --- refusals ---

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from vitdeploy.errors import CheckpointError, InputError, UserCodeError
 from vitdeploy.models import catalog, names
+from vitdeploy.models.architectures.positions import RESAMPLING
 from vitdeploy.models.checkpoints.load_state import load_state
 from vitdeploy.models.checkpoints.read import read_checkpoint
 from vitdeploy.models.checkpoints.shards import files_of
@@ -388,7 +389,9 @@ def _built(
     if source.image_size is not None and source.image_size != own:
         config, state = family.resize(config, state, source.image_size)
         preprocess = scaled(preprocess, own, source.image_size) if preprocess else None
+        method = RESAMPLING.get(getattr(config, "position_resampling", ""))
         notes = (*notes, f"resized from {own[0]}x{own[1]} to {source.image_size[0]}x{source.image_size[1]} pixels")
+        notes = (*notes, f"position embeddings resized: {method}") if method else notes
         module = None
     elif source.image_size is not None:
         notes = (*notes, f"image size {own[0]}x{own[1]}, as asked")

@@ -52,6 +52,35 @@ def test_sincos_2d_is_timms_with_the_row_and_column_halves_exchanged():
     torch.testing.assert_close(sincos_2d((3, 5), 24)[0], torch.cat([columns, rows], dim=1), rtol=0, atol=1e-6)
 
 
+def cubic(distance: np.ndarray) -> np.ndarray:
+    """The kernel of cubic convolution with A = -0.75 (Keys 1981), PyTorch's and OpenCV's."""
+    x, a = np.abs(distance), -0.75
+    near = (a + 2) * x**3 - (a + 3) * x**2 + 1
+    far = a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a
+    return np.where(x <= 1, near, np.where(x < 2, far, 0))
+
+
+def along(table: np.ndarray, new: int) -> np.ndarray:
+    """The first axis of a table at `new` places, by the scale of DINOv2's code: (new + 0.1) / old."""
+    old = len(table)
+    places = (np.arange(new) + 0.5) * old / (new + 0.1) - 0.5
+    around = np.floor(places).astype(int)[:, None] + np.arange(-1, 3)
+    weights = cubic(places[:, None] - around)
+    return np.einsum("nk,nk...->n...", weights, table[around.clip(0, old - 1)])
+
+
+@pytest.mark.parametrize("new", [(7, 9), (3, 4), (37, 16)])
+def test_dinov2_samples_at_a_scale_that_is_a_tenth_of_a_patch_too_large(new):
+    table = torch.randn(1, 1 + 25, 8, generator=torch.Generator().manual_seed(0))
+    found = resize_positions(table, (5, 5), new, 1, "offset")
+    grid = along(table[0, 1:].numpy().reshape(5, 5, 8), new[0])
+    wanted = along(grid.swapaxes(0, 1), new[1]).swapaxes(0, 1)
+    np.testing.assert_allclose(found[0, 1:].numpy(), wanted.reshape(-1, 8), atol=1e-5)
+    assert torch.equal(found[:, :1], table[:, :1])
+    plain = resize_positions(table, (5, 5), new, 1, "plain")
+    assert float((plain - found).abs().max()) > 0.01
+
+
 @pytest.mark.parametrize(
     ("make", "reason"), [(lambda: sinusoidal(3, 5), "even width"), (lambda: sincos_2d((2, 2), 6), "4 divides, not 6")]
 )

@@ -13,7 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Grid = tuple[int, int]  # (rows, columns) of patches
-Resampling: TypeAlias = Literal["antialias", "plain", "align_corners"]
+Resampling: TypeAlias = Literal["antialias", "plain", "align_corners", "offset"]
+# Whose method each is: what a note says of a model at another size.
+RESAMPLING: dict[str, str] = {
+    "antialias": "bicubic with antialiasing, as timm does (the code of DINO, DeiT and MAE does not)",
+    "plain": "bicubic without antialiasing, as transformers and MAE do",
+    "align_corners": "bicubic with aligned corners, as torchvision does",
+    "offset": "bicubic at a scale that is 0.1 patches too large, as the code of DINO and DINOv2 does",
+}
+# What DINO and DINOv2 add to the number of patches, so that rounding never gives one patch too few.
+OFFSET = 0.1
 
 
 def sinusoidal(tokens: int, width: int) -> Tensor:
@@ -67,7 +76,8 @@ def resize_positions(table: Tensor, old: Grid, new: Grid, prefix: int, method: R
     Each library has its own method, so that a model at another size is the one that its library runs: timm antialiases
     (`resample_abs_pos_embed`); transformers does not (`interpolate_pos_encoding`, "plain"; of its ViTs only DINOv2 with
     registers antialiases); torchvision lays the outermost patches of both grids on each other
-    (`interpolate_embeddings`, "align_corners").
+    (`interpolate_embeddings`, "align_corners"). The code of DINO and of DINOv2 without registers samples at the scale
+    (new + 0.1) / old (`interpolate_pos_encoding`, "offset").
 
     Args:
         table: [1, prefix + old rows * old columns, width], returned as it is when the grid stays the same.
@@ -76,8 +86,12 @@ def resize_positions(table: Tensor, old: Grid, new: Grid, prefix: int, method: R
         return table
     width = table.shape[-1]
     image = table[:, prefix:].float().reshape(1, *old, width).permute(0, 3, 1, 2)
-    resized = F.interpolate(
-        image, size=new, mode="bicubic", align_corners=method == "align_corners", antialias=method == "antialias"
-    )
+    if method == "offset":
+        scale = ((new[0] + OFFSET) / old[0], (new[1] + OFFSET) / old[1])
+        resized = F.interpolate(image, scale_factor=scale, mode="bicubic")
+    else:
+        resized = F.interpolate(
+            image, size=new, mode="bicubic", align_corners=method == "align_corners", antialias=method == "antialias"
+        )
     patches = resized.permute(0, 2, 3, 1).reshape(1, new[0] * new[1], width).to(table.dtype)
     return torch.cat([table[:, :prefix], patches], dim=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,8 @@ from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.model_folder.config import timm_config
 from vitdeploy.models.model_folder.image_processor import timm_preprocess
 from vitdeploy.spec import Task
+
+RESIZED = ("pos_embed", "patch_embed.proj.weight", "relative_position_bias_table")
 
 
 def from_timm(
@@ -43,7 +46,9 @@ def from_timm(
             wanted="one of timm.list_models()",
             fix=f"for example {', '.join(near)}" if near else "check the name",
         )
+    state, converted = _converted(timm, name, state) if state is not None else (None, [])
     arguments, notes = _arguments(timm, name, config, state)
+    notes += converted
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(SEED)
         try:
@@ -70,6 +75,39 @@ def from_timm(
         preprocess=timm_preprocess(own, channels, size),
         notes=(f"exported from timm {timm.__version__}'s own module", *notes),
     )
+
+
+def _converted(timm: ModuleType, name: str, state: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], list[str]]:
+    """A state dict under the names that a paper's authors gave their tensors, as timm converts it when it loads one;
+    any other as it is.
+
+    Raises:
+        CheckpointError: biases of query, key and value that this architecture of timm does not have.
+    """
+    with torch.device("meta"):
+        own = {key for key, _ in timm.create_model(name, pretrained=False).named_parameters()}
+    if own <= state.keys():
+        return state, []
+    with torch.random.fork_rng(devices=()):
+        model = timm.create_model(name, pretrained=False)
+    convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    try:
+        converted = convert(dict(state), model) if convert is not None else {}
+    except Exception:  # of a state dict that is for something else, which `load_state` says
+        return state, []
+    # timm's loader also resizes tables without a word: those of another size are for another model.
+    tables = [key for key in converted.keys() & state.keys() if key.endswith(RESIZED)]
+    if not own <= converted.keys() or any(converted[key].numel() != state[key].numel() for key in tables):
+        return state, []
+    lost = [key for key in state if key.endswith("attn.qkv.bias") and state[key].any()]
+    if lost and not any(key.endswith(("q_bias", "qkv.bias")) for key in converted):
+        raise CheckpointError(
+            f"timm's {name} has no biases of query, key and value, and the checkpoint has",
+            found=f"{lost[0]} and {len(lost) - 1} more",
+            wanted="an architecture with them",
+            fix=f"name timm:{name}_qkvb",
+        )
+    return converted, [f"names of the original release, converted by timm's loader of {name}"]
 
 
 def _resized(model: Any, image_size: tuple[int, int], build: Callable[[], nn.Module]) -> nn.Module:

@@ -36,6 +36,8 @@ BLOCK_TENSOR = re.compile(
 )
 # Arguments of timm's class that change the function into one that `ViTConfig` does not have.
 FOREIGN_ARGUMENTS = {"block_fn", "attn_layer", "norm_layer", "embed_layer", "scale_attn_norm", "scale_mlp_norm"}
+# The blocks as DINOv2 trains them, in chunks: the second number is that of the block in the model.
+CHUNKED = re.compile(r"blocks\.\d+\.(\d+)\.")
 TRAINING_ONLY = ("mask_token", "decoder_")
 POOLINGS: Mapping[str, Pooling] = {"token": "class", "avg": "average", "map": "attention"}
 # Stored in half precision, a table differs from its formula by 2^-9 at most.
@@ -48,7 +50,7 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
     Raises:
         CheckpointError: heads, image size or positions cannot be known, or shapes contradict each other.
     """
-    original = "register_tokens" in state or "blocks.0.mlp.w12.weight" in state
+    original = _is_dinov2(state)
     own = _from_dinov2(state) if original else dict(state)
     if any(key not in own or own[key].ndim != axes for key, axes in SIGNS.items()):
         return None
@@ -67,6 +69,10 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
         raise CheckpointError("the state dict's shapes contradict each other", found=str(error)) from None
     if config.head == "projection":
         own.pop("head.bias", None)
+    if original and not config.registers:
+        config = replace(config, position_resampling="offset")
+    elif "decoder_pos_embed" in state:
+        config = replace(config, position_resampling="plain")
     return recognised("original" if original else "timm", own, config, notes)
 
 
@@ -279,10 +285,18 @@ def _close(table: Tensor, formula: Tensor) -> bool:
     return table.shape == formula.shape and torch.allclose(table.float(), formula, rtol=0, atol=FORMULA_TOLERANCE)
 
 
+def _is_dinov2(state: Mapping[str, Tensor]) -> bool:
+    """Whether the names are those of DINOv2's code; timm's of the same models have no mask token."""
+    if "register_tokens" in state or "blocks.0.mlp.w12.weight" in state or any(map(CHUNKED.match, state)):
+        return True
+    return "mask_token" in state and state["mask_token"].ndim == 2 and "blocks.0.ls1.gamma" in state
+
+
 def _from_dinov2(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The names of DINOv2's release as timm's. With registers, the class token's position is added to it, once."""
     renamed = {
-        key.replace(".mlp.w12.", ".mlp.fc1.").replace(".mlp.w3.", ".mlp.fc2."): tensor for key, tensor in state.items()
+        CHUNKED.sub(r"blocks.\1.", key).replace(".mlp.w12.", ".mlp.fc1.").replace(".mlp.w3.", ".mlp.fc2."): tensor
+        for key, tensor in state.items()
     }
     if "register_tokens" in renamed and {"cls_token", "pos_embed"} <= renamed.keys():
         positions = renamed["pos_embed"]
