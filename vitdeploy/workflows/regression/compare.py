@@ -52,8 +52,7 @@ def compare(
         TargetError: the two have no engine in common. Errors of reading, data, engines and measuring propagate.
     """
     paths = baseline, candidate
-    measured = not any(map(is_report, paths))
-    if measured:
+    if not any(map(is_report, paths)):
         with opened(target=target, source=Source(), trust=trust) as find:
             found, bench, remarks, missing = compare_bundles(
                 find, baseline, candidate, choice, protocol, skip_bad=skip_bad, progress=progress
@@ -69,7 +68,7 @@ def compare(
         reports = [read_report(path if path.is_file() else path / REPORT_FILE) for path in paths]
         found, remarks, missing = compare_reports(reports[0], reports[1], target)
         bench, digests = None, [of_report(report) for report in reports]
-    return _document(baseline, candidate, limits, found, bench, measured, remarks, missing, side_by_side(*digests))
+    return _document(baseline, candidate, limits, found, bench, remarks, missing, side_by_side(*digests))
 
 
 def _document(
@@ -78,7 +77,6 @@ def _document(
     limits: Limits,
     found: list[Found],
     bench: Bench | None,
-    measured: bool,
     remarks: list[str],
     missing: list[str],
     digests: tuple[DigestPair, ...],
@@ -90,7 +88,7 @@ def _document(
         created=now(),
         baseline=str(baseline),
         candidate=str(candidate),
-        measured=measured,
+        measured=bench is not None or any(each.accuracy and each.accuracy.how == "measured" for each in found),
         limits=limits,
         sentence=SENTENCES[gate.status],
         gate=gate,
