@@ -225,9 +225,11 @@ class Demand(Facts):
         amount = sum(counts) if node.op_type in JOINED else max(counts, default=0)
         if node.op_type == "Tile" and (repeats := self.entries(node.inputs[1])) is not None:
             amount *= math.prod(max(each, 0) for each in repeats)
+        kind = next((value.type for value in node.inputs if value is not None and value.dtype in FLOATS), None)
         for output in node.outputs:
             if _numbers_in(self.dims.get(output)) is None:
                 self._counts[output] = amount
+                output.type = output.type or kind  # a guess for what ONNX does not know: behind it, it infers again
 
     def _account(self, node: ir.Node) -> None:
         where, given = label(node), [value for value in node.inputs if value is not None]
@@ -423,6 +425,16 @@ def _picked(demand: Demand, node: ir.Node) -> Dims:
     return tuple(dims) if "axis" in node.attributes else (math.prod(dims),)
 
 
+def _reshaped(demand: Demand, node: ir.Node) -> Dims:
+    """A size that is left open has what the others leave of the input: its estimate grows no further from here."""
+    dims, count = demand.dims.get(node.outputs[0]) or (), demand.count(node.inputs[0])
+    known = [size for size in dims if isinstance(size, int)]
+    if count is None or len(known) != len(dims) - 1:
+        raise UnknownSize
+    left = max(1, count // max(1, math.prod(known)))
+    return tuple(size if isinstance(size, int) else left for size in dims)
+
+
 def _same(demand: Demand, node: ir.Node) -> Dims:
     return tuple(demand.sizes(node.inputs[0]))
 
@@ -460,6 +472,7 @@ _BOUNDS: dict[str, Callable[[Demand, ir.Node], Dims]] = {
     "Compress": _picked,
     "Unique": _picked,
     "TopK": _same,
+    "Reshape": _reshaped,
     "NonMaxSuppression": _boxes,
     "OneHot": _one_hot,
     "MaxUnpool": _told(2),

@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.io.admit import read_graph
+from vitdeploy.graph.io.admit import note_written, read_graph
 from vitdeploy.graph.values import weight_bytes
 from vitdeploy.spec import (
     DecodeError,
@@ -81,11 +81,13 @@ def save_graph(model: ir.Model, path: Path) -> None:
     if weight_bytes(model) > MAX_WEIGHT_BYTES:
         ir.save(model, path, external_data=f"{path.name}.data")
         _check(str(path))
+        note_written(onnx.load(path, load_external_data=False))
         return
     ir.external_data.load_to_model(model)  # weights that are external to another file
     proto = ir.to_proto(model)
     _check(proto)
     path.write_bytes(proto.SerializeToString(deterministic=True))
+    note_written(proto)
 
 
 def serialised(model: ir.Model) -> bytes:
