@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
-from vitdeploy.errors import GraphError
+from vitdeploy.errors import GraphError, quoted
 from vitdeploy.graph.io.admit import note_written, read_graph
 from vitdeploy.graph.values import weight_bytes
 from vitdeploy.spec import (
@@ -142,7 +141,7 @@ def get_metadata(model: ir.Model, source: str) -> GraphMetadata:
             f"{source} does not say how its input is made",
             found="no vitdeploy metadata in the file",
             wanted="a graph written by `vitdeploy export`",
-            fix=f"vitdeploy export {shlex.quote(source)} -o DIR brings an ONNX file of images into such a form",
+            fix=f"vitdeploy export {quoted(source)} -o DIR brings an ONNX file of images into such a form",
         )
     try:
         return decode(GraphMetadata, json.loads(text))
