@@ -26,7 +26,7 @@ VitdeployError                     exit 1   a bug of ours when raised as such
 │   ├── SignatureError             VD3105   not signed, signed by somebody else, or changed since
 │   ├── DeviceResultError          VD3106   a device's result that is not what it claims to be
 │   ├── ArchiveError               VD3107   a packed bundle that is not byte for byte as one is written
-│   └── LimitError                 VD3108   a file that takes more time or memory to read than it may
+│   └── LimitError                 VD3108   a file that takes more time or memory than it may, or ends the process
 ├── HostError                      exit 4   this machine lacks something
 │   ├── MissingPackageError        VD4001   a package is not installed; names the extra that installs it
 │   ├── CapabilityError            VD4002   the runtime or CPU cannot do what was asked
