@@ -43,3 +43,16 @@ def test_any_is_rare_where_types_are_ours(folders, most):
         if re.search(r"\bAny\b", line)
     ]
     assert len(found) <= most, "\n".join(found)
+
+
+# A command with the name of a file or folder in it, which is not `quoted`.
+COMMAND = r"\b(vitdeploy \w+|python -[cm]|unzip|mv|rm|cp|chmod \d+)\b[^\"'`{]*"
+UNQUOTED = re.compile(
+    COMMAND + r"(\{[\w.]+\}[^\"'`{]*)*\{(self\.)?(path|file|folder|bundle|graph|home|out|link|plan|final|text)\b"
+)
+
+
+def test_paths_in_printed_commands_are_quoted():
+    lines = [(path, line) for path in sorted(PACKAGE.rglob("*.py")) for line in path.read_text("utf-8").splitlines()]
+    assert [f"{path.relative_to(ROOT)}: {line.strip()}" for path, line in lines if UNQUOTED.search(line)] == []
+    assert UNQUOTED.search('f"vitdeploy export --task {task} {path} -o"') and UNQUOTED.search('f"rm {self.link}"')

@@ -26,7 +26,7 @@ VitdeployError                     exit 1   a bug of ours when raised as such
 │   ├── SignatureError             VD3105   not signed, signed by somebody else, or changed since
 │   ├── DeviceResultError          VD3106   a device's result that is not what it claims to be
 │   ├── ArchiveError               VD3107   a packed bundle that is not byte for byte as one is written
-│   └── LimitError                 VD3108   a file that takes more time or memory to read than it may
+│   └── LimitError                 VD3108   a file that takes more time or memory than it may, or ends the process
 ├── HostError                      exit 4   this machine lacks something
 │   ├── MissingPackageError        VD4001   a package is not installed; names the extra that installs it
 │   ├── CapabilityError            VD4002   the runtime or CPU cannot do what was asked
@@ -45,16 +45,30 @@ VitdeployError                     exit 1   a bug of ours when raised as such
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 
 # What a terminal obeys or cannot write: control characters but tabs and ends of lines, what turns the direction of text
 # (Unicode Standard Annex 9, section 2), and halves of surrogate pairs.
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# What a shell reads more into inside of double quotes.
+_EXPANDED = set('"$`!\\\n')
 
 
 def visible(text: str) -> str:
     """The text as it may be printed, wherever parts of it come from: what a terminal would obey is escaped."""
     return _OBEYED.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def quoted(word: object) -> str:
+    """A path or name as a shell takes it, for every command that is printed: whoever made the name does not choose what
+    runs where the command is pasted."""
+    return shlex.quote(str(word))
+
+
+def python_command(code: str) -> str:
+    """A command that runs Python code, whatever paths and names are in the code."""
+    return "python -c " + (quoted(code) if set(code) & _EXPANDED else '"' + code + '"')
 
 
 class VitdeployError(Exception):

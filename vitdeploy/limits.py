@@ -43,6 +43,15 @@ class Doing:
         seconds = f"{self.seconds:,.0f}" if self.seconds >= 10 else f"{self.seconds:.2g}"
         return f"{seconds} s and {self.memory / (1 << 30):.2g} GiB"
 
+    def crashed(self, signal: str) -> LimitError:
+        return LimitError(
+            f"to {self.what} ended the command by {signal}",
+            found="a crash in a native library",
+            wanted="a file that can be read and run",
+            fix="check where the file is from, and get it again; where you made it, please report it: -vv shows where "
+            "the crash is",
+        )
+
     def exceeded(self, found: str) -> LimitError:
         return LimitError(
             f"to {self.what} takes more than it may",

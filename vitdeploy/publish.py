@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from vitdeploy.errors import OutputError, StorageError
+from vitdeploy.errors import OutputError, StorageError, quoted
 from vitdeploy.exchange import exchange
 
 # Exactly the names that temporary_name gives: another program's folder is never touched.
@@ -482,7 +482,7 @@ def check_replaceable(final: Path, ours: tuple[str, ...]) -> None:
             f"{final} cannot be replaced",
             found="a mount point" if os.path.ismount(final) else "the working folder, or one above it",
             wanted="a folder that another one can take the place of",
-            fix=f"choose a folder inside of it: -o {final / 'bundle'}",
+            fix=f"choose a folder inside of it: -o {quoted(final / 'bundle')}",
         )
     with storage_errors(final):
         try:

@@ -11,7 +11,7 @@ from vitdeploy.bundle.archive import BLOCK, Packed, Progress, packed_order, read
 from vitdeploy.bundle.layout import Member, directory, local_header
 from vitdeploy.bundle.read import MANIFEST_FILE, file_sha256, other_file, read_bundle, regular_file
 from vitdeploy.bundle.sign import SIGNATURE_FILE, digests_in
-from vitdeploy.errors import SignatureError
+from vitdeploy.errors import SignatureError, quoted
 from vitdeploy.spec import FileEntry, Manifest
 
 
@@ -79,7 +79,7 @@ def _refusal(folder: Path, found: str) -> SignatureError:
         f"{folder / SIGNATURE_FILE} is not of the files that are packed",
         found=found,
         wanted="a signature of manifest.json and the files that it lists, and of no other",
-        fix=f"remove files that are not of the bundle, then vitdeploy bundle sign {folder} --key KEY.pem",
+        fix=f"remove files that are not of the bundle, then vitdeploy bundle sign {quoted(folder)} --key KEY.pem",
     )
 
 

@@ -16,14 +16,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from vitdeploy.bundle.flow import mismatches, tensors_of
 from vitdeploy.bundle.layout import begins_with
-from vitdeploy.errors import DigestError, ManifestError, MissingFileError
+from vitdeploy.errors import DigestError, ManifestError, MissingFileError, quoted
 from vitdeploy.paths import is_dir, is_file
 from vitdeploy.publish import restore
 from vitdeploy.spec import (
@@ -85,7 +84,7 @@ def manifest_bytes(folder: Path) -> bytes:
             f"{folder} is not a bundle" + (", but a packed one" if packed else ""),
             found="a file" if is_file(folder) else absent,
             wanted="a folder made by `vitdeploy run` or `vitdeploy compile`",
-            fix=f"vitdeploy bundle unpack {shlex.quote(str(folder))} -o DIR, or vitdeploy.runtime.unpack"
+            fix=f"vitdeploy bundle unpack {quoted(folder)} -o DIR, or vitdeploy.runtime.unpack"
             if packed
             else "check the path; vitdeploy compile GRAPH --target TARGET -o DIR makes one of a graph",
         )

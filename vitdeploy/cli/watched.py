@@ -123,6 +123,8 @@ def _conclude(status: int, doing: Doing, memory_ran_out: bool) -> int:
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     if name in ASKED:
         return 128 + number
+    if doing.number and name != "SIGKILL":
+        return _tell(doing.crashed(name))
     during = f" while it had to {doing.what}" if doing.number else f' in the phase "{doing.what}"' if doing.what else ""
     if name == "SIGKILL" and memory_ran_out:
         return _tell(

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from vitdeploy.data.containers.find import WANTED, find_containers
 from vitdeploy.data.containers.held import Held
 from vitdeploy.data.containers.listing import Classes, ClassKind, Holder, Listing, joined
-from vitdeploy.errors import DataError, MissingFileError
+from vitdeploy.errors import DataError, MissingFileError, quoted
 from vitdeploy.paths import is_dir
 from vitdeploy.remote import shown_uri
 from vitdeploy.runtime.topdown import Box
@@ -260,7 +260,7 @@ def _check_parts(folder: Path, classes: tuple[str, ...]) -> None:
             f"the folders in {folder} are parts of a data set, not classes",
             found=", ".join(classes),
             wanted="one sub-folder a class, or `calibration` and `evaluation` with the class folders inside",
-            fix=f"give one of them: {folder / part}",
+            fix=f"give one of them: {quoted(folder / part)}",
         )
 
 

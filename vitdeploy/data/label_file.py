@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import codecs
 import io
-import shlex
 from pathlib import Path
 
-from vitdeploy.errors import DataError, MissingFileError
+from vitdeploy.errors import DataError, MissingFileError, quoted
 from vitdeploy.paths import is_file
 
 
@@ -45,12 +44,12 @@ def read_text(file: Path) -> str:
         above = error.object[: error.start].count(b"\n")
         line = error.object.split(b"\n")[above].strip()
         wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        name, path = "UTF-16" if wide else "CP1252", shlex.quote(str(file))
+        name = "UTF-16" if wide else "CP1252"
         raise DataError(
             f"{file} is not UTF-8",
             found=f"line {above + 1}: {line[:80]!r}",
             wanted="one class name a line, in UTF-8",
             fix=f"write it in UTF-8; where it is {name}: "
-            f"iconv -f {name} -t UTF-8 {path} > utf8.txt && mv utf8.txt {path}",
+            f"iconv -f {name} -t UTF-8 {quoted(file)} > utf8.txt && mv utf8.txt {quoted(file)}",
         ) from None
     return io.StringIO(text, newline=None).read()

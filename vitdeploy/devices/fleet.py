@@ -15,7 +15,7 @@ from typing import Literal
 
 from vitdeploy.devices.agent.documents import DEPLOYMENT
 from vitdeploy.devices.registry import registry_file
-from vitdeploy.errors import InputError, StorageError
+from vitdeploy.errors import InputError, StorageError, quoted
 from vitdeploy.runtime.atomic import write_atomic
 from vitdeploy.spec import DecodeError, decode, encode
 
@@ -104,7 +104,7 @@ def read_fleet(name: str) -> Fleet:
         raise StorageError(
             f"{path} cannot be read",
             found=str(error)[:200],
-            fix=f"remove it: devices say themselves what they run; rm {path}",
+            fix=f"remove it: devices say themselves what they run; rm {quoted(path)}",
         ) from None
     if (found.format, found.name) != (FORMAT, name):
         raise StorageError(f"{path} is of another version or name", found=f"{found.format}, {found.name}")

@@ -159,11 +159,11 @@ def compare_graphs(before: Path, after: Path) -> float:
     Raises:
         ExportError: other inputs or outputs, or a difference above 1e-4.
     """
-    with OnnxRuntimeRunner(after, name="the graph after") as runner:
+    with OnnxRuntimeRunner(after, name="the graph after", external=before.name) as runner:
         # Of its inputs: the graph before may leave sizes open that this one has.
         feeds, outputs = _random_feeds(runner.inputs), runner.outputs
         found = runner.infer(feeds)
-    with OnnxRuntimeRunner(before, name="the graph before") as runner:
+    with OnnxRuntimeRunner(before, name="the graph before", external=before.name) as runner:
         if [tensor.name for tensor in runner.outputs] != [tensor.name for tensor in outputs]:
             raise ExportError("the rewritten graph has other outputs", found=str(outputs), wanted=str(runner.outputs))
         wanted = runner.infer(feeds)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitdeploy.errors import HostError, UnknownModelError
+from vitdeploy.errors import HostError, UnknownModelError, quoted
 from vitdeploy.extensions import entry_points_of
 from vitdeploy.models.model_folder.files import CONFIG
 from vitdeploy.paths import is_dir, is_file
@@ -148,10 +148,10 @@ def check_name(name: str) -> None:
         if graph_folder(name) is not None:
             return
         holds_config = is_file(path / CONFIG)
-        fix = f"hf:{name}" if holds_config else "hf:FOLDER, with config.json and weights"
+        fix = quoted(f"hf:{name}") if holds_config else "hf:FOLDER, with config.json and weights"
         raise _of_another_kind(name, "is a folder", fix)
     if is_file(path):
-        raise _of_another_kind(name, "is a file", f"--checkpoint {name}, after the model's name or alone")
+        raise _of_another_kind(name, "is a file", f"--checkpoint {quoted(name)}, after the model's name or alone")
     if _OWNED.fullmatch(name):
         raise _of_another_kind(name, "is no path here", f"where it is a repository of the Hugging Face hub: hf:{name}")
     if not is_built_in(name):

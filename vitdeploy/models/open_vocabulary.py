@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitdeploy.errors import CheckpointError
+from vitdeploy.errors import CheckpointError, python_command
 from vitdeploy.models.architectures.text_encoder import TextEncoder
 from vitdeploy.models.external.transformers import library_model
 from vitdeploy.models.family import Signature
@@ -89,8 +89,11 @@ def from_owl(
         raise CheckpointError(
             f"{folder} has no {TOKENIZER}: nothing says which tokens a text is",
             wanted=f"{TOKENIZER}, the file of the package tokenizers",
-            fix=f"python -c \"from transformers import CLIPTokenizer as T; T.from_pretrained('{folder}')"
-            f".save_pretrained('{folder}')\" writes it of vocab.json and merges.txt",
+            fix=python_command(
+                f"from transformers import CLIPTokenizer as T; d = {str(folder)!r}; "
+                "T.from_pretrained(d).save_pretrained(d)"
+            )
+            + " writes it of vocab.json and merges.txt",
         )
     model, name, notes = library_model(folder, config, state)
     vision = model.config.vision_config

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.errors import CapabilityError, EngineError, MissingPackageError, TensorError
+from vitdeploy.errors import CapabilityError, EngineError, LimitError, MissingPackageError, TensorError
+from vitdeploy.limits import bounded, size_of
 from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
 from vitdeploy.runtime.openvino_operands import put_vectors_first
 from vitdeploy.runtime.runner import Array, Runner
@@ -93,11 +94,14 @@ def compile_model(
         config["INFERENCE_NUM_THREADS"] = str(threads)
     try:
         core = openvino.Core()
-        model = core.read_model(str(model_file))
-        set_batch(model, batch)
-        put_vectors_first(model)  # of an IR by others, or of a release before the exchange
-        names = tuple(port.get_any_name() for port in model.outputs)
-        return core.compile_model(model, "CPU", {**needed_options(model), **config}), names
+        with bounded(f"open {Path(model_file).name}", size_of(Path(model_file), Path(model_file).with_suffix(".bin"))):
+            model = core.read_model(str(model_file))
+            set_batch(model, batch)
+            put_vectors_first(model)  # of an IR by others, or of a release before the exchange
+            names = tuple(port.get_any_name() for port in model.outputs)
+            return core.compile_model(model, "CPU", {**needed_options(model), **config}), names
+    except LimitError:
+        raise
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise EngineError(f"OpenVINO refuses {model_file}", found=(lines[-1] if lines else repr(error))[:300]) from None

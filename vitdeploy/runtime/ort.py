@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 from collections.abc import Mapping
@@ -9,7 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from vitdeploy.errors import CapabilityError, EngineError, MissingPackageError
+from vitdeploy.errors import CapabilityError, EngineError, LimitError, MissingPackageError
+from vitdeploy.limits import bounded, size_of
 from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
 from vitdeploy.runtime.host import usable_cores
 from vitdeploy.runtime.runner import Array, Runner
@@ -84,8 +86,12 @@ def open_session(
     if plain:
         options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     model, shown = (graph, "the graph") if isinstance(graph, bytes) else (os.fspath(graph), os.fspath(graph))
+    size = len(graph) if isinstance(graph, bytes) else size_of(Path(graph), Path(f"{shown}.data"))
     try:
-        session = runtime.InferenceSession(model, options, providers=[CPU_PROVIDER])
+        with bounded(f"open {Path(shown).name}", size):  # it computes what is constant
+            session = runtime.InferenceSession(model, options, providers=[CPU_PROVIDER])
+    except LimitError:
+        raise
     except Exception as error:  # the bindings raise their own C++ exception types, without a common base
         raise EngineError(f"ONNX Runtime refuses {shown}", found=first_line(error)) from None
     if session.get_providers()[0] != CPU_PROVIDER:
@@ -96,7 +102,10 @@ def open_session(
 
 
 class OnnxRuntimeRunner(Runner):
-    """Runs an ONNX file on ONNX Runtime's CPU provider, pinned to one batch size or, without one, dynamic."""
+    """Runs an ONNX file on ONNX Runtime's CPU provider, pinned to one batch size or, without one, dynamic.
+
+    `external`: the name of a file of unknown origin that the graph is of; what each run of it may take is bounded.
+    """
 
     def __init__(
         self,
@@ -110,8 +119,10 @@ class OnnxRuntimeRunner(Runner):
         plain: bool = False,
         streams: int = 1,
         spinning: bool = True,
+        external: str = "",
     ) -> None:
         super().__init__(name, streams)
+        self.external = external
         self.graph = graph
         self.weights = weights
         self.as_written = as_written
@@ -140,8 +151,12 @@ class OnnxRuntimeRunner(Runner):
         self.provider = CPU_PROVIDER
 
     def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        bounds = bounded(f"run {self.external}") if self.external else contextlib.nullcontext()
         try:
-            return dict(zip(self._names, self._session.run(self._names, feeds), strict=True))
+            with bounds:
+                return dict(zip(self._names, self._session.run(self._names, feeds), strict=True))
+        except LimitError:
+            raise
         except Exception as error:
             raise EngineError(f"{self.name}: ONNX Runtime failed", found=first_line(error)) from None
 

@@ -10,7 +10,7 @@ import stat
 import sys
 from pathlib import Path
 
-from vitdeploy.errors import StorageError, UnsafeError
+from vitdeploy.errors import StorageError, UnsafeError, quoted
 
 
 def private_folder(*names: str) -> Path:
@@ -46,7 +46,7 @@ def _own(path: Path) -> None:
             f"{path} is not private, and what it holds decides which code runs",
             found=kind,
             wanted=f"a folder of user {os.getuid()} with mode 0700",
-            fix=f"look at what is in it; then remove it, or chmod 700 {path}",
+            fix=f"look at what is in it; then remove it, or chmod 700 {quoted(path)}",
         )
 
 

@@ -21,7 +21,7 @@ from vitdeploy.runtime.device_array import DeviceArray, borrow
 from vitdeploy.runtime.profiles import Range, choose_profile
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.tensorrt_identity import VERSIONS, differences, fingerprint, refuse_other_device
-from vitdeploy.runtime.trust import REBUILD, is_trusted, read_trusted
+from vitdeploy.runtime.trust import is_trusted, read_trusted, rebuild
 from vitdeploy.spec import EngineSpec, TensorSpec
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class TensorRtRunner(Runner):
 
     def _load(self) -> None:
         here = fingerprint()
-        refuse_other_device(self.name, self.device, here, REBUILD.format(folder=self.plan.parent))
+        refuse_other_device(self.name, self.device, here, rebuild(self.plan))
         data = read_trusted(self.plan, self.trusted)
         try:
             self._prepare(data)
@@ -98,9 +98,7 @@ class TensorRtRunner(Runner):
         runtime.engine_host_code_allowed = self.device.get(VERSIONS) == "newer"
         engine = runtime.deserialize_cuda_engine(data)
         if engine is None:
-            raise self._messages.failure(
-                f"{self.name}: TensorRT refuses the plan", f"rebuild it: {REBUILD.format(folder=self.plan.parent)}"
-            )
+            raise self._messages.failure(f"{self.name}: TensorRT refuses the plan", f"rebuild it: {rebuild(self.plan)}")
         context = engine.create_execution_context()
         if context is None:
             raise self._messages.failure(f"{self.name}: TensorRT makes no execution context")

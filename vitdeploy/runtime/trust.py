@@ -17,13 +17,17 @@ import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from vitdeploy.errors import MissingFileError, StorageError, UntrustedEngineError
+from vitdeploy.errors import MissingFileError, StorageError, UntrustedEngineError, quoted
 from vitdeploy.runtime.atomic import write_atomic
 from vitdeploy.runtime.private import is_private, private_folder, user_cache
 
-REBUILD = "vitdeploy compile {folder}/graph.onnx --target tensorrt -o DIR"
 REGISTRY = "trusted-engines"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def rebuild(plan: Path) -> str:
+    """The command that makes the plan of a bundle again."""
+    return f"vitdeploy compile {quoted(plan.parent / 'graph.onnx')} --target tensorrt -o DIR"
 
 
 def registry() -> Path:
@@ -77,7 +81,7 @@ def read_trusted(plan: Path, trusted: Callable[[str], bool] = is_trusted) -> byt
             f"{plan} is not loaded: an engine is code, and this one was not built by this user on this machine",
             found=f"sha256 {digest[:16]}..., {len(data):,} bytes, not in {registry()}",
             wanted="an engine built here, unchanged since, or one signed by an identity that you name",
-            fix=f"rebuild it: {REBUILD.format(folder=plan.parent)}",
+            fix=f"rebuild it: {rebuild(plan)}",
         )
     return data
 

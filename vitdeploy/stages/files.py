@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from vitdeploy.bundle.read import MONITOR_FILE
 from vitdeploy.bundle.sign import SIGNATURE_FILE
 from vitdeploy.data.label_file import read_labels
-from vitdeploy.errors import GraphError, MissingFileError, VitdeployError
+from vitdeploy.errors import GraphError, MissingFileError, VitdeployError, quoted
 from vitdeploy.paths import is_dir, is_file
 from vitdeploy.runtime.flows import PARTS
 from vitdeploy.spec import encode
@@ -86,7 +85,7 @@ def find_graph(path: Path) -> Path:
             f"{path} is no graph",
             found=what,
             wanted="a folder that holds model.onnx, or an .onnx file",
-            fix=command.format(shlex.quote(str(path))),
+            fix=command.format(quoted(path)),
         )
     return file
 
@@ -141,7 +140,7 @@ def known_labels(graph: Path, metadata: GraphMetadata) -> tuple[str, ...]:
             f"{file} has other class names than {graph.name} beside it",
             found=at,
             wanted=f"{wanted}, as in {graph.name}",
-            fix=f"remove {file}; or, for other names: vitdeploy export {graph} --labels FILE -o DIR",
+            fix=f"remove {file}; or, for other names: vitdeploy export {quoted(graph)} --labels FILE -o DIR",
         )
     return metadata.labels or beside
 

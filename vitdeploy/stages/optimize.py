@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.errors import EngineError, GraphError
+from vitdeploy.errors import EngineError, GraphError, quoted
 from vitdeploy.exporter.parity import compare_graphs
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.admit import admit
@@ -64,7 +64,7 @@ def optimize(
                 raise GraphError(
                     f"{file} does not run at every batch size, though its batch is open",
                     found=error.found,
-                    fix=f"vitdeploy export {file} -o DIR takes it at the batch that it has; then optimize DIR",
+                    fix=f"vitdeploy export {quoted(file)} -o DIR takes it at the batch that it has; then optimize DIR",
                 ) from None
             raise GraphError(
                 f"{file} does not run on images of {image_size[0]}x{image_size[1]}",

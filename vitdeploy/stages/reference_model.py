@@ -343,7 +343,9 @@ def reference_runner(source: Source, *, threads: int = 0, original: LoadedModel 
         from vitdeploy.graph.io.files import serialised
 
         graph = import_graph(_graph_file(source), source.image_size, source.only_batch, source.task)
-        return OnnxRuntimeRunner(serialised(graph.model), name=ORIGINAL, threads=threads)
+        return OnnxRuntimeRunner(
+            serialised(graph.model), name=ORIGINAL, threads=threads, external=_graph_file(source).name
+        )
     from vitdeploy.models.load import load_model
     from vitdeploy.models.torch_runner import torch_runner
 

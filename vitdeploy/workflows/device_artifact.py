@@ -12,7 +12,7 @@ from pathlib import Path
 from vitdeploy.bundle.read import MANIFEST_FILE
 from vitdeploy.devices.agent.documents import Placed
 from vitdeploy.devices.shipment import Shipment, ship
-from vitdeploy.errors import InputError
+from vitdeploy.errors import InputError, quoted
 from vitdeploy.graph.analysis.linears import count_int8
 from vitdeploy.graph.io.files import load_graph, read_metadata
 from vitdeploy.pipeline.artifact import default_target, kind_of, new_folder, open_bundle
@@ -55,7 +55,7 @@ def find_device_artifacts(
         raise InputError(
             f"{text} is a model, and devices run what was made of one",
             wanted="with --on: bundles, graphs of `vitdeploy export` or `vitdeploy quantize`",
-            fix=f"vitdeploy export {text} -o DIR, then give DIR",
+            fix=f"vitdeploy export {quoted(text)} -o DIR, then give DIR",
         )
     file = find_graph(path)
     graphs = place_graphs(file, target or default_target(file), None, new_folder(work, "placed"))

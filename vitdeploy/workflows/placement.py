@@ -13,7 +13,7 @@ from typing import Literal
 from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.compilation.build_options import BuildOptions
-from vitdeploy.errors import CapabilityError, TargetError
+from vitdeploy.errors import CapabilityError, TargetError, quoted
 from vitdeploy.graph.io.files import (
     GraphMetadata,
     fixed_batch,
@@ -105,7 +105,7 @@ def place_graphs(file: Path, target: str, precision: str | None, folder: Path) -
             f"{file} is a float graph, and {target} computes in the types that a graph has",
             found=f"--precision {chosen}",
             wanted=f"a graph typed in {chosen}",
-            fix=f"vitdeploy quantize {file} --data IMAGES --target {target} --precision {chosen} -o DIR",
+            fix=f"vitdeploy quantize {quoted(file)} --data IMAGES --target {target} --precision {chosen} -o DIR",
         )
     graphs = {}
     for name, graph in (graphs_in(file.parent) if metadata.task in FLOWS else {"model": file}).items():

@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 
@@ -11,7 +12,8 @@ from tests.graph.builder import Builder, values
 from vitdeploy.errors import GraphError, InputError, UnsafeGraphError
 from vitdeploy.graph.analysis import budget
 from vitdeploy.graph.canonical.normalise import normalise
-from vitdeploy.graph.io.admit import admit, metadata_keys, read_graph
+from vitdeploy.graph.io.admit import COUNTED, admit, metadata_keys, read_graph
+from vitdeploy.graph.io.files import save_graph
 
 HUGE = np.array([10**6, 10**6], np.int64)
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -197,6 +199,52 @@ def attention():
     scores = b.add("MatMul", q, b.add("Transpose", q, perm=[0, 1, 3, 2]))
     weights = b.add("Softmax", b.add("Add", scores, values(16, 4096, 1)))
     return unchecked(b, b.add("MatMul", weights, q))
+
+
+def rotary(layers, operator, width=64):
+    """Products by an operator that ONNX knows nothing of, whose halves are turned as rotary positions do, and added."""
+    b = Builder(20)
+    x = b.add("Reshape", b.input("x", ["batch", 3, 8, width]), np.array([0, 24, -1], np.int64))
+    for _ in range(layers):
+        if operator == "MatMulNBits":
+            packed = np.zeros((width, width // 32, 16), np.uint8)
+            facts = {"K": width, "N": width, "bits": 4, "block_size": 32}
+            y = b.add(operator, x, packed, values(width * width // 32), domain="com.microsoft", **facts)
+        else:
+            y = b.add(operator, x, values(width, width), domain="com.microsoft")
+        heads = b.add("Transpose", b.add("Reshape", y, np.array([-1, 24, 2, 32], np.int64)), perm=[0, 2, 1, 3])
+        first, second = b.add("Split", heads, np.array([16, 16], np.int64), outputs=2, axis=-1)
+        turned = b.add("Concat", b.add("Neg", second), first, axis=-1)
+        turned = b.add("Add", b.add("Mul", heads, values(24, 32)), b.add("Mul", turned, values(24, 32)))
+        back = b.add("Reshape", b.add("Transpose", turned, perm=[0, 2, 1, 3]), np.array([-1, 24, width], np.int64))
+        x = b.add("Add", x, back)
+    model = unchecked(b, x, rank=3)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    return model
+
+
+@pytest.mark.parametrize("operator", ["MatMulNBits", "FusedMatMul"])
+def test_what_is_estimated_does_not_grow_with_the_layers(tmp_path, operator):
+    assert len(read_graph(written(tmp_path, rotary(40, operator))).graph)
+
+
+def test_only_a_digest_that_was_noted_when_it_was_written_says_that_a_graph_is_ours(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = written(tmp_path, doubled("Concat", 30))
+    with pytest.raises(UnsafeGraphError):
+        read_graph(path)
+    proto = onnx.load(path)
+    claims = onnx.ModelProto.FromString(proto.SerializeToString())
+    helper.set_model_props(claims, {"vitdeploy": "{}"})
+    with pytest.raises(UnsafeGraphError):
+        read_graph(written(tmp_path, claims))
+    save_graph(ir.from_proto(proto), path)
+    assert len(read_graph(path).graph) == 30
+    registry = tmp_path / "cache" / "vitdeploy" / "written-graphs"
+    registry.chmod(0o777)  # anybody could have written it
+    COUNTED.clear()
+    with pytest.raises(UnsafeGraphError):
+        read_graph(path)
 
 
 ADMITTED = {

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import os
+import pickle
+import re
+import shlex
+import timeit
 import zipfile
+from tarfile import TarInfo  # noqa: TID251
+from tarfile import open as open_tar  # noqa: TID251
 
 import onnx
 import pytest
@@ -12,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from vitdeploy.errors import CheckpointError, MissingFileError, PickleError
+from vitdeploy.errors import CheckpointError, InputError, MissingFileError, PickleError
 from vitdeploy.models.checkpoints.read import read_checkpoint, save_part
 
 WEIGHT = torch.ones(2, 2)
@@ -110,7 +118,7 @@ def test_several_state_dicts_are_answered_with_a_command_that_takes_one(tmp_path
     torch.save({"model": {"generator": {"w": WEIGHT}, "discriminator": {"w": WEIGHT + 1}}}, "gan.pt")
     error = refused(tmp_path / "gan.pt")
     assert error.found == "'generator', 'discriminator'"
-    exec(error.fix.partition('python -c "')[2].rstrip('"'), {})  # noqa: S102
+    exec(shlex.split(error.fix)[-1], {})  # noqa: S102
     assert torch.equal(read_checkpoint(tmp_path / "weights.pt")[0]["w"], WEIGHT)
 
 
@@ -122,29 +130,75 @@ STATE = {"a.weight": WEIGHT, "a.bias": WEIGHT[0]}
 
 
 @pytest.mark.parametrize("beside", [Hyperparameters(), range(3), slice(2), int])
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"state_dict": STATE, "hyper_parameters": {"ema": 0.999, "teacher": {"name": "big"}}},
-        {"ema": {"module": STATE, "updates": 3}, "model": {"a.weight": WEIGHT + 1}},
-        {"state_dict": STATE, "pytorch-lightning_version": "2.5", "callbacks": {int: {"best": WEIGHT}}},
-        {"model": STATE, "optimizer": {"state": {0: {"exp_avg": WEIGHT}}}},
-        {"net": STATE, "ema": None},
-        STATE,
-    ],
-    ids=lambda content: ", ".join(content),
-)
-def test_a_pickle_of_more_than_weights_is_answered_with_a_command_that_keeps_them(
-    content, beside, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    torch.save({**content, "args": beside}, "last.ckpt")
+def test_the_way_out_of_a_pickle_of_more_than_weights_does_not_read_it(beside, tmp_path):
+    torch.save({"state_dict": STATE, "hyper_parameters": {"ema": 0.999}, "args": beside}, tmp_path / "last.ckpt")
     error = refused(tmp_path / "last.ckpt", PickleError)
     assert "holds more than plain weights" in error.message
-    exec(error.fix.partition('python -c "')[2].rstrip('"'), {})  # noqa: S102
-    found, _ = read_checkpoint(tmp_path / "weights.pt")
-    assert found.keys() in (STATE.keys(), {"weight", "bias"})
-    assert torch.equal(next(iter(found.values())), WEIGHT)
+    assert "torch.save(model.state_dict(), 'weights.pt')" in error.fix
+    assert "load" not in error.fix and "last.ckpt" not in error.fix
+
+
+class Calls:
+    def __init__(self, function, *arguments):
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self):
+        return self.function, self.arguments
+
+
+def in_tar(value, path):
+    """As PyTorch before 0.2: members that are pickles."""
+    with open_tar(path, "w") as made:
+        for name, data in (("sys_info", {}), ("pickle", value), ("tensors", 0), ("storages", 0)):
+            content = pickle.dumps(data, 2)
+            member = TarInfo(name)
+            member.size = len(content)
+            made.addfile(member, io.BytesIO(content))
+
+
+SAVED = {
+    "zip": torch.save,
+    "old": lambda value, path: torch.save(value, path, _use_new_zipfile_serialization=False),
+    "bare": lambda value, path: path.write_bytes(pickle.dumps(value, 4)),
+    "tar": in_tar,
+}
+
+
+@pytest.mark.parametrize("form", SAVED)
+@pytest.mark.parametrize(("call", "name"), [(exec, "exec"), (os.system, "system"), (timeit.timeit, "timeit.timeit")])
+def test_what_a_pickle_calls_is_named_in_every_format(form, call, name, tmp_path):
+    witness, path = tmp_path / "witness", tmp_path / "$(touch witness) model.pt"
+    SAVED[form]({"model": {}, "hook": Calls(call, f"open({str(witness)!r}, 'w')")}, path)
+    error = refused(path, PickleError)
+    assert name in error.found and "runs commands when it is read" in error.message
+    assert error.fix.startswith("do not open it") and "weights_only" not in str(error)
+    assert not witness.exists()
+
+
+def test_a_tar_archive_without_pickles_is_none(tmp_path):
+    with open_tar(tmp_path / "photos.tar", "w") as made:
+        made.addfile(TarInfo("a.jpg"), io.BytesIO(b""))
+    assert "no checkpoint that vitdeploy can read" in refused(tmp_path / "photos.tar").message
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: torch.save({"model": {key: {"w": WEIGHT} for key in ("$(touch a)", "b")}}, path),
+        lambda path: torch.jit.save(torch.jit.script(nn.Linear(1, 1)), path),
+        lambda path: path.write_bytes(b"\x08\x09\x12\x00" + bytes(64)),
+        lambda path: (path.mkdir(), (path / "config.json").touch()),
+        lambda path: (path.mkdir(), save_file({"w": WEIGHT}, path / "w.safetensors")),
+    ],
+    ids=["several state dicts", "TorchScript", "ONNX", "a folder with config.json", "a folder"],
+)
+def test_a_name_runs_nothing_where_the_fix_is_pasted(make, tmp_path):
+    path = tmp_path / "'$(touch b)' `c`"
+    make(path)
+    error = refused(path, InputError)
+    assert path.name in "".join(shlex.split(error.fix))
+    outside = re.sub(r"'[^']*'", "", error.fix.replace("'\"'\"'", ""))  # a quote inside of quotes
+    assert "$" not in outside and "`" not in outside
 
 
 @pytest.mark.parametrize("call", [eval, exec, compile, open, getattr, __import__, breakpoint])

@@ -33,7 +33,7 @@ from vitdeploy.bundle.read import (
 )
 from vitdeploy.devices.agent.documents import DEPLOYMENT, RELEASE, Deployed
 from vitdeploy.devices.agent.state import Process
-from vitdeploy.errors import DeviceError, DigestError, HostError, StorageError, VitdeployError
+from vitdeploy.errors import DeviceError, DigestError, HostError, StorageError, VitdeployError, quoted
 from vitdeploy.publish import flush, point, replacing, replacing_file, storage_errors
 from vitdeploy.spec import DecodeError, FileEntry, decode, encode
 
@@ -271,7 +271,7 @@ class Deployment:
                 f"{self.link} is not a link of vitdeploy",
                 found=f"a link to {target}" if self.link.is_symlink() else "something that is no link",
                 wanted=f"a link into {RELEASES}, or nothing",
-                fix=f"move it away: mv {self.link} {self.link}.old",
+                fix=f"move it away: mv {quoted(self.link)} {quoted(f'{self.link}.old')}",
             )
         return target.name
 
@@ -283,7 +283,9 @@ class Deployment:
             return Record()
         except (OSError, ValueError, DecodeError) as error:
             raise StorageError(
-                f"{path} cannot be read", found=str(error)[:200], fix=f"remove it: the link says what runs; rm {path}"
+                f"{path} cannot be read",
+                found=str(error)[:200],
+                fix=f"remove it: the link says what runs; rm {quoted(path)}",
             ) from None
         if record.format != FORMAT:
             raise HostError(f"{path} is of another version of vitdeploy", found=str(record.format), wanted=str(FORMAT))

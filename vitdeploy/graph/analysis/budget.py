@@ -81,6 +81,15 @@ class Budget:
         """Check what is about to be added, without doing so."""
         self.check(limit, self._sums.get(limit, 0) + more, where)
 
+    def overflow(self, where: str) -> GraphError:
+        """The error of a quotient of constants that is beyond its type."""
+        return GraphError(
+            f"{self._name} divides the least integer by -1, which ends the process of a runtime",
+            found=where,
+            wanted="quotients within their type",
+            fix="export the model again; check where the file is from",
+        )
+
     def open_loop(self, where: str) -> GraphError:
         """The error of a loop that ends when its data says so."""
         return GraphError(

@@ -23,6 +23,7 @@ from vitdeploy.graph.analysis.work import MATMULS, STANDARD, UnknownSize
 from vitdeploy.graph.shapes.infer import CONTENT_LIMIT, INTEGERS, Contents, Facts
 from vitdeploy.graph.shapes.operators import Operators
 from vitdeploy.graph.shapes.sizes import Dims
+from vitdeploy.graph.values import array_of
 
 # What open sizes are taken as: of the first axis, of an image and of anything else.
 SAMPLES, CHANNELS, SIDE, LENGTH = 1, 3, 224, 128
@@ -77,7 +78,7 @@ def check_demand(
 
     Raises:
         UnsafeGraphError: it does; says how much of what, at which node.
-        GraphError: a loop that may run for ever.
+        GraphError: a loop that may run for ever, or a quotient that processors trap.
     """
     Demand(model, Budget(name)).follow(model.graph, weights, image_size)
 
@@ -167,10 +168,26 @@ class Demand(Facts):
         else:
             self.visit(node)
             if standard:
+                self._refuse_overflow(node)
                 self._compute(node)
                 self._bound(node)
             self._estimate(node)
         self._account(node)
+
+    def _refuse_overflow(self, node: ir.Node) -> None:
+        """The one quotient of integers that is none of its type: processors trap it, and runtimes do not look."""
+        if node.op_type not in ("Div", "Mod") or len(node.inputs) < 2:
+            return
+        a, b = (self._array(value) for value in node.inputs)
+        if a is None or b is None or a.dtype.kind != "i" or b.dtype.kind != "i":
+            return
+        if np.any(b == -1) and np.any(a == np.iinfo(a.dtype).min):
+            raise self._budget.overflow(label(node))
+
+    def _array(self, value: ir.Value | None) -> npt.NDArray[Any] | None:
+        """An initializer of any size, or a small tensor that is computed."""
+        found = array_of(value)
+        return self.numbers(value) if found is None and value is not None else found
 
     def _compute(self, node: ir.Node) -> None:
         """Small tensors of floats, of which Resize and its kind take their sizes."""
@@ -225,9 +242,11 @@ class Demand(Facts):
         amount = sum(counts) if node.op_type in JOINED else max(counts, default=0)
         if node.op_type == "Tile" and (repeats := self.entries(node.inputs[1])) is not None:
             amount *= math.prod(max(each, 0) for each in repeats)
+        kind = next((value.type for value in node.inputs if value is not None and value.dtype in FLOATS), None)
         for output in node.outputs:
             if _numbers_in(self.dims.get(output)) is None:
                 self._counts[output] = amount
+                output.type = output.type or kind  # a guess for what ONNX does not know: behind it, it infers again
 
     def _account(self, node: ir.Node) -> None:
         where, given = label(node), [value for value in node.inputs if value is not None]
@@ -423,6 +442,16 @@ def _picked(demand: Demand, node: ir.Node) -> Dims:
     return tuple(dims) if "axis" in node.attributes else (math.prod(dims),)
 
 
+def _reshaped(demand: Demand, node: ir.Node) -> Dims:
+    """A size that is left open has what the others leave of the input: its estimate grows no further from here."""
+    dims, count = demand.dims.get(node.outputs[0]) or (), demand.count(node.inputs[0])
+    known = [size for size in dims if isinstance(size, int)]
+    if count is None or len(known) != len(dims) - 1:
+        raise UnknownSize
+    left = max(1, count // max(1, math.prod(known)))
+    return tuple(size if isinstance(size, int) else left for size in dims)
+
+
 def _same(demand: Demand, node: ir.Node) -> Dims:
     return tuple(demand.sizes(node.inputs[0]))
 
@@ -460,6 +489,7 @@ _BOUNDS: dict[str, Callable[[Demand, ir.Node], Dims]] = {
     "Compress": _picked,
     "Unique": _picked,
     "TopK": _same,
+    "Reshape": _reshaped,
     "NonMaxSuppression": _boxes,
     "OneHot": _one_hot,
     "MaxUnpool": _told(2),

@@ -37,6 +37,9 @@ def fold_constants(model: ir.Model, known: Inference) -> None:
     """Compute what depends on constants alone; the results are initializers."""
 
     def fits(node: ir.Node) -> bool | None:
+        for value in node.inputs:  # onnxscript lists in each constant all that are behind it: quadratic in a chain
+            if value is not None:
+                value.meta.pop(optimizer.FOLDED_FROM_KEY, None)
         for output in node.outputs:
             dims = known.dims_of(output)
             size = product(dims) if dims is not None else UNKNOWN

@@ -1,6 +1,7 @@
 """The gate for ONNX files: those that pass can be read, rewritten and run safely.
 
-A file is of unknown origin, whatever it claims: metadata that name vitdeploy can be copied.
+A file is of unknown origin, whatever it claims: metadata that name vitdeploy can be copied. Only a digest that this
+user's vitdeploy noted when it wrote the graph says that it is ours.
 
 Everything that costs memory or time is bounded before it happens: the size of the file, then its frame (`wire`), then
 what its tensors declare (`stored`), only then is it parsed into a graph, and what that asks for when it is run is
@@ -10,6 +11,7 @@ could lie about them, and `normalise` infers them.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import heapq
@@ -29,6 +31,8 @@ from vitdeploy.graph.analysis.demand import check_demand
 from vitdeploy.graph.io.stored import check_tensors, graphs, plausible, shown, subgraphs
 from vitdeploy.graph.io.wire import survey, top_level
 from vitdeploy.limits import bounded, size_of
+from vitdeploy.runtime.atomic import write_atomic
+from vitdeploy.runtime.private import is_private, private_folder, user_cache
 
 MAX_BYTES = 2**31 - 1
 # Swin-L as TorchScript exports it, the largest known to us, has 15,000.
@@ -50,6 +54,10 @@ ATTRIBUTES = frozenset(onnx.AttributeProto.AttributeType.values()) - {
 # Graphs that were counted in this process, by what was counted: most are read more than once.
 COUNTED = set[bytes]()
 MAX_COUNTED = 256
+# Digests of graphs that this user's vitdeploy wrote, a line each, in a folder that only the user can enter: what these
+# ask for followed from a file that was admitted. The older half is forgotten beyond so many bytes.
+WRITTEN_FOLDER, WRITTEN_FILE = "written-graphs", "sha256"
+MAX_WRITTEN_BYTES = 1 << 20
 # Initializers above this size are no concern of the ONNX checker, which would copy them.
 CHECKED_ELEMENTS = 1024
 
@@ -140,14 +148,41 @@ def _parsed(proto: onnx.ModelProto, path: Path, image_size: tuple[int, int] | No
 
 def _count(bare: onnx.ModelProto, weights: set[str], name: str, image_size: tuple[int, int] | None) -> None:
     """Refuse a graph that asks for too much; once for graphs that differ in their large weights alone."""
-    asked = f"{image_size} {factor()} {sorted(weights)}".encode()
-    key = hashlib.sha256(bare.SerializeToString(deterministic=True) + asked).digest()
+    graph = _digest(bare)
+    key = hashlib.sha256(f"{graph} {image_size} {factor()} {sorted(weights)}".encode()).digest()
     if key in COUNTED:
         return
-    check_demand(ir.from_proto(bare), weights, name, image_size)
+    try:
+        check_demand(ir.from_proto(bare), weights, name, image_size)
+    except UnsafeGraphError:
+        if not _is_written(graph):
+            raise
     if len(COUNTED) >= MAX_COUNTED:
         COUNTED.clear()
     COUNTED.add(key)
+
+
+def _digest(bare: onnx.ModelProto) -> str:
+    return hashlib.sha256(bare.SerializeToString(deterministic=True)).hexdigest()
+
+
+def note_written(proto: onnx.ModelProto) -> None:
+    """Remember that vitdeploy wrote this graph, by the digest of all of it but large weights; in vain where this user
+    has no private cache."""
+    with contextlib.suppress(OSError, VitdeployError):
+        file = private_folder(WRITTEN_FOLDER) / WRITTEN_FILE
+        with file.open("a", encoding="ascii") as lines:
+            lines.write(f"{_digest(_without_weights(proto))}\n")
+        if file.stat().st_size > MAX_WRITTEN_BYTES:
+            newer = file.read_text("ascii").splitlines()[-MAX_WRITTEN_BYTES // 130 :]
+            write_atomic(file, "".join(f"{line}\n" for line in newer).encode(), 0o600)
+
+
+def _is_written(digest: str) -> bool:
+    folder = user_cache() / WRITTEN_FOLDER
+    with contextlib.suppress(OSError, ValueError):
+        return is_private(folder) and digest in (folder / WRITTEN_FILE).read_text("ascii").split()
+    return False
 
 
 def _sort(graph: onnx.GraphProto) -> None:

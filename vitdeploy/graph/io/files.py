@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
-from vitdeploy.errors import GraphError
-from vitdeploy.graph.io.admit import read_graph
+from vitdeploy.errors import GraphError, quoted
+from vitdeploy.graph.io.admit import note_written, read_graph
 from vitdeploy.graph.values import weight_bytes
 from vitdeploy.spec import (
     DecodeError,
@@ -81,11 +80,13 @@ def save_graph(model: ir.Model, path: Path) -> None:
     if weight_bytes(model) > MAX_WEIGHT_BYTES:
         ir.save(model, path, external_data=f"{path.name}.data")
         _check(str(path))
+        note_written(onnx.load(path, load_external_data=False))
         return
     ir.external_data.load_to_model(model)  # weights that are external to another file
     proto = ir.to_proto(model)
     _check(proto)
     path.write_bytes(proto.SerializeToString(deterministic=True))
+    note_written(proto)
 
 
 def serialised(model: ir.Model) -> bytes:
@@ -140,7 +141,7 @@ def get_metadata(model: ir.Model, source: str) -> GraphMetadata:
             f"{source} does not say how its input is made",
             found="no vitdeploy metadata in the file",
             wanted="a graph written by `vitdeploy export`",
-            fix=f"vitdeploy export {shlex.quote(source)} -o DIR brings an ONNX file of images into such a form",
+            fix=f"vitdeploy export {quoted(source)} -o DIR brings an ONNX file of images into such a form",
         )
     try:
         return decode(GraphMetadata, json.loads(text))

@@ -76,17 +76,28 @@ class Facts:
     def visit(self, node: ir.Node) -> None:
         """Add what follows from the facts about the inputs of a node."""
         self._infer_types(node)
-        if node.domain not in ("", "ai.onnx") or len(node.outputs) != 1:
+        standard = node.domain in ("", "ai.onnx")
+        if len(node.outputs) != 1:
             return
         output = node.outputs[0]
-        rule = _DIMS.get(node.op_type)
+        rule = _DIMS.get(node.op_type) if standard else self._of_runtime(node)
         dims = rule(self, node) if rule is not None else None
         if dims is not None:
             self.dims[output] = dims
-        contents = self._evaluate(node)
+        contents = self._evaluate(node) if standard else None
         if contents is not None and contents.size <= CONTENT_LIMIT:
             self.contents[output] = contents
             self.dims[output] = contents.shape
+
+    def _of_runtime(self, node: ir.Node) -> Callable[[Facts, ir.Node], Dims | None] | None:
+        """The rule for an operator of ONNX Runtime. ONNX knows nothing of it, so its result gets its type here."""
+        typed, rule = RUNTIME_DIMS.get((node.domain, node.op_type), (0, None))
+        if rule is None or len(node.inputs) < 3:
+            return None
+        like, output = node.inputs[typed], node.outputs[0]
+        if output.type is None and like is not None and like.dtype is not None:
+            output.type = ir.TensorType(like.dtype)
+        return rule
 
     def _evaluate(self, node: ir.Node) -> Contents | None:
         try:
@@ -221,6 +232,32 @@ _DIMS: dict[str, Callable[[Facts, ir.Node], Dims | None]] = {
     "ConstantOfShape": _constant_of_shape,
     "Resize": _resize,
     "Range": _range,
+}
+
+
+def _integer_matmul(inference: Facts, node: ir.Node) -> Dims | None:
+    rows, weight = inference.dims_of(node.inputs[0]), inference.dims_of(node.inputs[1])
+    return (*rows[:-1], weight[-1]) if rows and weight else None
+
+
+def _packed_matmul(inference: Facts, node: ir.Node) -> Dims | None:
+    rows, columns = inference.dims_of(node.inputs[0]), node.attributes.get_int("N")
+    return (*rows[:-1], columns) if rows and columns is not None else None
+
+
+def _heads(inference: Facts, node: ir.Node) -> Dims | None:
+    """The tokens of the queries with the channels of the values, where both have three axes."""
+    queries, values = inference.dims_of(node.inputs[0]), inference.dims_of(node.inputs[2])
+    known = queries is not None and values is not None and len(queries) == len(values) == 3
+    return (*queries[:2], values[2]) if known and queries and values else None
+
+
+# Operators of ONNX Runtime that placements have, of three inputs or more: the one whose type the result has, and the
+# rule of its shape.
+RUNTIME_DIMS: dict[tuple[str, str], tuple[int, Callable[[Facts, ir.Node], Dims | None]]] = {
+    ("com.microsoft", "MatMulIntegerToFloat"): (2, _integer_matmul),
+    ("com.microsoft", "MatMulNBits"): (0, _packed_matmul),
+    ("com.microsoft", "MultiHeadAttention"): (0, _heads),
 }
 
 

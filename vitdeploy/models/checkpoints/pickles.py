@@ -1,14 +1,17 @@
-"""PyTorch's pickles: read by its restricted unpickler alone; what that refuses is named, with the way out."""
+"""PyTorch's pickles: read by its restricted unpickler alone; what that refuses is named, with a way out that does not
+read the file: whoever proposes to run a pickle of unknown origin has run it."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import pathlib
 import pickle
 import pickletools
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +22,18 @@ from vitdeploy.errors import CheckpointError, PickleError
 from vitdeploy.models.checkpoints.mismatch import listed
 
 MAX_PICKLE = 64 << 20  # bytes that are searched for names
+MAX_PICKLES = 5  # in a file of the old format: magic number, version, system, the object, the keys of its storages
+TAR_BLOCK = 512  # members of a tar archive begin at multiples of it
 _MODULE = {"_parameters", "_modules"}
 # What takes commands, code or names of attributes; other built-ins (range, slice, int) make values.
 _RUNS = re.compile(
-    r"(posix|nt|os|subprocess|sys|runpy|importlib|shutil)\..*|"
+    r"(posix|nt|os|subprocess|sys|runpy|importlib|shutil|pty|ctypes|_?pickle|marshal|code|timeit|types|socket)\..*|"
     r"(builtins|__builtin__|_?io)\.(__\w+|eval|exec\w*|compile|open|file|[gsd][a-z]+attr|(raw_)?input|breakpoint|apply)(\..*)?"
+)
+# What stands in plain weights.
+_PLAIN = re.compile(
+    r"collections\.\w+|_codecs\.encode|(builtins|__builtin__)\.(set|bytearray|complex)|"
+    r"torch\.(_utils\._rebuild\w+|Size|\w+Storage|\w+\d+|bool)"
 )
 _SHARDED = ("deepspeed.", "torch.distributed.")
 
@@ -62,94 +72,109 @@ def read_pickle(path: Path) -> object:
         with path.open("rb") as file, torch.serialization.safe_globals(inert()):
             return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise _refusal(path, str(error)) from None
+        raise refusal(path, str(error)) from None
     except Exception as error:  # truncated archives raise RuntimeError, EOFError, zipfile errors ...
+        if any(map(_RUNS.fullmatch, _content(path)[0])):
+            raise refusal(path, str(error)) from None
         lines = str(error).splitlines() or [type(error).__name__]
         raise CheckpointError(
             f"{path} is not a whole PyTorch checkpoint", found=lines[0].split(". ")[0][:200], fix="download it again"
         ) from None
 
 
-def _refusal(path: Path, text: str) -> PickleError:
-    """The error of a pickle that the restricted unpickler refused: what is in it, and how its weights are saved."""
-    names, strings = _names(path, text), _strings(path)
-    found = listed(names)
-    if any(map(_RUNS.fullmatch, names)):
-        return PickleError(
-            f"{path} is a pickle that runs commands when it is read, so it is not loaded",
-            found=found,
-            wanted="a state dict of tensors",
-            fix="do not open it; get the weights from where you trust them, as .safetensors",
-        )
-    if strings >= _MODULE:
-        return PickleError(
-            f"{path} is a whole pickled module, which only its own code can read, so it is not loaded",
-            found=found,
-            wanted="a state dict of tensors, or the module as a function of yours",
-            fix="where you trust it: write my_model.py of the lines `import torch` and `def build(): return "
-            f"torch.load({str(path)!r}, map_location='cpu', weights_only=False)`; then "
-            "vitdeploy export --model my_model:build -o exported",
-        )
-    if any(name.startswith(_SHARDED) for name in names):
-        return PickleError(
-            f"{path} is one part of a checkpoint that several processes wrote, so it is not loaded",
-            found=found,
-            wanted="one state dict of whole tensors",
-            fix="join the parts where they were written: DeepSpeed's zero_to_fp32.py beside them, or "
-            "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER weights.pt",
-        )
-    return PickleError(
-        f"{path} is a pickle that holds more than plain weights, so it is not loaded",
-        found=found,
-        wanted="a state dict of tensors",
-        fix=f"where you trust it, as this runs what is in it: {_conversion(path)}",
-    )
+def refusal(path: Path, text: str) -> PickleError:
+    """The error of a pickle that the restricted unpickler refused, saying `text`: what is in it, and what to do."""
+    names, strings = _content(path)
+    refused = re.search(r"GLOBAL (\S+)", text)
+    lines = text.split("WeightsUnpickler error:")[-1].strip().splitlines() or ["not readable by that"]
+    shown = [name for name in names if not _PLAIN.fullmatch(name)] or [refused[1] if refused else lines[0][:200]]
+    alone = "where it was made, save the weights alone: torch.save(model.state_dict(), 'weights.pt')"
+    message, wanted, fix = "is a pickle that holds more than plain weights", "a state dict of tensors", alone
+    if runs := [name for name in (*names, *shown) if _RUNS.fullmatch(name)]:
+        shown = [*dict.fromkeys(runs), *(name for name in shown if name not in runs)]
+        message = "is a pickle that runs commands when it is read"
+        fix = "do not open it; get the weights from where you trust them, as .safetensors"
+    elif strings >= _MODULE:
+        message = "is a whole pickled module, which only its own code can read"
+        wanted = "a state dict of tensors, or the module as a function of yours"
+        fix = f"{alone}; a function build() of yours in my_model.py makes the module and loads them: vitdeploy export "
+        fix += "--model my_model:build -o exported"
+    elif any(name.startswith(_SHARDED) for name in names):
+        message, wanted = "is one part of a checkpoint that several processes wrote", "one state dict of whole tensors"
+        fix = "join the parts where they were written: DeepSpeed's zero_to_fp32.py beside them, or "
+        fix += "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER weights.pt"
+    return PickleError(f"{path} {message}, so it is not loaded", found=listed(shown), wanted=wanted, fix=fix)
 
 
-def _conversion(path: Path) -> str:
-    """A command that keeps the tensors of a file alone, each where it is: which of them are meant, `unwrap` finds."""
-    load = f"torch.load({str(path)!r}, map_location='cpu', weights_only=False)"
-    kept = "isinstance(k, str) and isinstance(v, (dict, torch.Tensor))"
-    keep = f"{{k: keep(v) if isinstance(v, dict) else v for k, v in d.items() if {kept}}}"
-    return f"python -c \"import torch; keep = lambda d: {keep}; torch.save(keep({load}), 'weights.pt')\""
+def is_tar(start: bytes) -> bool:
+    return start[257:262] == b"ustar"
 
 
-def _names(path: Path, text: str) -> list[str]:
-    """The full names that the restricted unpickler refuses; complete if the file has the current format."""
-    try:
-        with torch.serialization.safe_globals(inert()):
-            names = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
-    except Exception:  # a file of the old format
-        names = []
-    named = re.search(r"GLOBAL (\S+)", text)
-    if names or named:
-        return names or [named[1] if named else ""]
-    lines = text.split("WeightsUnpickler error:")[-1].strip().splitlines()
-    return [lines[0][:200] if lines else "not readable by the restricted unpickler"]
+def refuse_tar(path: Path) -> None:
+    """Raise PickleError for a tar archive of pickles, as PyTorch wrote before 0.2: nothing restricted reads it."""
+    if _content(path)[0]:
+        raise refusal(path, "a tar archive of pickles")
 
 
-def _strings(path: Path) -> set[str]:
-    """All text in a pickle: names of attributes and keys among it. Nothing of it is run."""
-    try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                name = next(name for name in archive.namelist() if name.endswith("data.pkl"))
-                with archive.open(name) as inner:
-                    return _texts(inner.read(MAX_PICKLE))
-        with path.open("rb") as file:
-            return _texts(file.read(MAX_PICKLE))
-    except Exception:  # cut short, or no pickle: then nothing more is known of it
-        return set()
+def _content(path: Path) -> tuple[list[str], set[str]]:
+    """The full names that the pickles of a file refer to, in any of PyTorch's three formats, and all text in them.
+    Nothing of it is run; of what is cut short, or no pickle, what stands before that."""
+    names, strings = set[str](), set[str]()
+    with contextlib.suppress(Exception):
+        for data in _pickles(path):
+            stream = io.BytesIO(data)
+            with contextlib.suppress(ValueError):
+                for _ in range(MAX_PICKLES):
+                    for name, text in _named(stream):
+                        names.update([name] if name else [])
+                        strings.update([text] if text else [])
+    allowed = {each[1] if isinstance(each, tuple) else f"{each.__module__}.{each.__name__}" for each in inert()}
+    return sorted(names - allowed), strings
 
 
-def _texts(data: bytes) -> set[str]:
-    """The old format is several pickles, one behind the other: magic number, version, system, then the object."""
-    import io
+def _pickles(path: Path) -> Iterator[bytes]:
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                if name.endswith(".pkl"):
+                    with archive.open(name) as inner:
+                        yield inner.read(MAX_PICKLE)
+        return
+    with path.open("rb") as file:
+        data = file.read(MAX_PICKLE)
+    starts = range(0, len(data), TAR_BLOCK) if is_tar(data) else [0]
+    yield from (data[at:] for at in starts if at == 0 or data[at : at + 1] == b"\x80")
 
-    stream, found = io.BytesIO(data), set()
-    for _ in range(4):
-        try:
-            found |= {argument for _, argument, _ in pickletools.genops(stream) if isinstance(argument, str)}
-        except ValueError:
-            break
-    return found
+
+def _named(stream: io.BytesIO) -> Iterator[tuple[str, str]]:
+    """(full name, "") of each thing that the next pickle refers to, and ("", text) of each text, in their order: what
+    an unpickler does to its stack, but for making anything. Raises ValueError where it ends."""
+    stack: list[object] = []
+    memo: dict[object, object] = {}
+    mark = pickletools.markobject
+    for operation, argument, _ in pickletools.genops(stream):
+        kind, before = operation.name, operation.stack_before
+        top = stack[-1] if stack else None
+        if kind in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            memo[len(memo) if kind == "MEMOIZE" else argument] = top
+            continue
+        if mark in before:
+            at = max((i for i, each in enumerate(stack) if each is mark), default=0)
+            taken, stack[at:] = stack[at:], []
+            del stack[len(stack) - before.index(mark) :]
+        else:
+            taken = stack[len(stack) - len(before) :]
+            del stack[len(stack) - len(before) :]
+        pushed: list[object] = [mark if each is mark else None for each in operation.stack_after]
+        if kind in ("GLOBAL", "INST"):
+            yield str(argument).replace(" ", "."), ""
+        elif kind == "STACK_GLOBAL":
+            yield ".".join(each if isinstance(each, str) else "?" for each in taken), ""
+        elif kind in ("GET", "BINGET", "LONG_BINGET"):
+            pushed = [memo.get(argument)]
+        elif kind == "DUP":
+            pushed = [top, top]
+        elif isinstance(argument, str):
+            pushed = [argument]
+            yield "", argument
+        stack += pushed

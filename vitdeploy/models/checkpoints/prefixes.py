@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from vitdeploy.errors import CheckpointError
+from vitdeploy.errors import CheckpointError, python_command
 from vitdeploy.models.checkpoints.mismatch import listed, of_training, patterns
 
 Found = TypeVar("Found")
@@ -117,7 +117,7 @@ def keeping(file: str, prefix: str) -> str:
     """A command that writes what is below a prefix as a checkpoint of its own."""
     out = f"{prefix.strip('.').replace('.', '_')}.safetensors"
     call = f"save_part({file!r}, {prefix!r}, {out!r})"
-    return f'python -c "from vitdeploy.models.checkpoints.read import save_part; {call}"'
+    return python_command(f"from vitdeploy.models.checkpoints.read import save_part; {call}")
 
 
 def _told(prefix: str, beside: Collection[str]) -> str:

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from vitdeploy.errors import CheckpointError, MissingFileError
+from vitdeploy.errors import CheckpointError, MissingFileError, quoted
 from vitdeploy.limits import bounded, size_of
 from vitdeploy.models.checkpoints import prefixes, unsupported
 from vitdeploy.models.checkpoints.npz import is_npz, read_npz
-from vitdeploy.models.checkpoints.pickles import read_pickle
+from vitdeploy.models.checkpoints.pickles import is_tar, read_pickle, refuse_tar
 from vitdeploy.models.checkpoints.safetensors_header import check_header
 from vitdeploy.models.checkpoints.shards import files_of, require_checkpoint
-from vitdeploy.models.checkpoints.unwrap import FILE, unwrap
+from vitdeploy.models.checkpoints.unwrap import unwrap
 from vitdeploy.paths import is_dir, is_file
 
 _ZIP, _PICKLE, _LFS = b"PK\x03\x04", b"\x80", b"version https://git-lfs"
@@ -53,11 +53,10 @@ def read_tensors(path: Path, *shards: Path) -> tuple[dict[str, Tensor], tuple[st
             parts = [loaded, *map(_loaded, shards)]
             loaded = {key: value for part in parts if isinstance(part, Mapping) for key, value in part.items()}
         try:
-            return unwrap(loaded)
+            return unwrap(loaded, str(path))
         except CheckpointError as error:
-            fix = error.fix.replace(FILE, str(path))
             said = f"{path}: {error.message}"
-            raise CheckpointError(said, found=error.found, wanted=error.wanted, fix=fix) from None
+            raise CheckpointError(said, found=error.found, wanted=error.wanted, fix=error.fix) from None
 
 
 def _loaded(path: Path) -> object:
@@ -68,7 +67,7 @@ def _loaded(path: Path) -> object:
         )
     require_checkpoint(path)
     with path.open("rb") as file:
-        start = file.read(64)
+        start = file.read(512)
     if not start:
         raise CheckpointError(f"{path} is an empty file", wanted=FORMATS, fix="get it again")
     if start.startswith(_LFS):
@@ -81,6 +80,8 @@ def _loaded(path: Path) -> object:
         unsupported.refuse_archive(path)
     if start.startswith((_ZIP, _PICKLE)):
         return read_pickle(path)
+    if is_tar(start):
+        refuse_tar(path)
     unsupported.refuse_beginning(path, start)
     raise CheckpointError(
         f"{path} is no checkpoint that vitdeploy can read",
@@ -92,9 +93,9 @@ def _loaded(path: Path) -> object:
 
 def _of_folder(path: Path) -> str:
     if is_file(path / "config.json"):
-        return f"give it as the model: hf:{path}"
+        return f"give it as the model: {quoted(f'hf:{path}')}"
     files = sorted(entry.name for entry in path.iterdir() if entry.suffix in SUFFIXES)
-    return f"name one of its files, such as {path / files[0]}" if files else "check --checkpoint"
+    return f"name one of its files, such as {quoted(path / files[0])}" if files else "check --checkpoint"
 
 
 def _is_safetensors(start: bytes) -> bool:

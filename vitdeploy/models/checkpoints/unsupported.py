@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-from vitdeploy.errors import CheckpointError
+from vitdeploy.errors import CheckpointError, python_command, quoted
 from vitdeploy.models.checkpoints.mismatch import listed, patterns
 from vitdeploy.zip_members import MAX_EXPANSION, members
 
@@ -85,12 +85,13 @@ def refuse_archive(path: Path) -> None:
             f"{path} is a zip archive of other files",
             found=listed(names),
             wanted="a checkpoint file",
-            fix=f"unpack it, and name the file with the weights: unzip {path}",
+            fix=f"unpack it, and name the file with the weights: unzip {quoted(path)}",
         )
 
 
 def _saved(expression: str) -> str:
-    return f"python -c \"import torch; torch.save({expression}, 'weights.pt')\"; then --checkpoint weights.pt"
+    command = python_command(f"import torch; torch.save({expression}, 'weights.pt')")
+    return f"{command}; then --checkpoint weights.pt"
 
 
 def refuse_beginning(path: Path, start: bytes) -> None:
@@ -103,7 +104,7 @@ def refuse_beginning(path: Path, start: bytes) -> None:
             f"{path} is an ONNX file: a graph with its weights",
             found=f"a file that begins with {start[:24]!r}",
             wanted="a checkpoint, or this file as the model",
-            fix=f"name it as the model, without a checkpoint: vitdeploy export {path} -o exported",
+            fix=f"name it as the model, without a checkpoint: vitdeploy export {quoted(path)} -o exported",
         )
 
 
@@ -119,7 +120,7 @@ def refuse_folder(path: Path) -> None:
         raise CheckpointError(
             f"{path} is a checkpoint of torch.distributed (FSDP), in one file a process",
             wanted="one state dict of whole tensors",
-            fix=f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {path} weights.pt; then "
+            fix=f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {quoted(path)} weights.pt; then "
             "--checkpoint weights.pt",
         )
     if (path / "adapter_config.json").is_file():

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitdeploy.errors import CheckpointError
+from vitdeploy.errors import CheckpointError, python_command
 from vitdeploy.models.checkpoints.mismatch import listed
 from vitdeploy.models.checkpoints.readable import refuse_unreadable
 
@@ -29,13 +29,12 @@ PLAIN = ("state_dict", "model_state_dict", "model", "module", "student")
 PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.", "encoder.")
 # Projection heads of DINO (arXiv 2104.14294) and DINOv2 (arXiv 2304.07193), used in training only.
 FOREIGN_HEADS = ("head.mlp", "head.last_layer.", "dino_head.", "ibot_head.")
-FILE = "FILE"  # stands in a fix for the path, which is not known here
 # What wraps a module anywhere inside another: torch.compile, FSDP, activation checkpointing, Lightning's strategies.
 WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\.")
 _DEEPEST = 4
 
 
-def unwrap(loaded: object) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+def unwrap(loaded: object, file: str = "FILE") -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """The flat state dict in `loaded`, and what was chosen, dropped or converted on the way, one per line.
 
     A prefix is dropped only if all keys share it; for `backbone.` the known projection heads are left out first.
@@ -45,11 +44,11 @@ def unwrap(loaded: object) -> tuple[dict[str, Tensor], tuple[str, ...]]:
         CheckpointError: no tensors anywhere, keys that are not text, or two state dicts of equal standing.
     """
     notes: list[str] = []
-    state = _tensors(_innermost(loaded, notes), notes)
+    state = _tensors(_innermost(loaded, notes, file), notes)
     return _in_float32(_unwrapped(_without_prefixes(state, notes), notes), notes), tuple(notes)
 
 
-def _innermost(loaded: object, notes: list[str]) -> Mapping[Any, Any]:
+def _innermost(loaded: object, notes: list[str], file: str) -> Mapping[Any, Any]:
     if not isinstance(loaded, Mapping):
         raise CheckpointError(
             "the checkpoint is not a state dict",
@@ -60,7 +59,7 @@ def _innermost(loaded: object, notes: list[str]) -> Mapping[Any, Any]:
     container = loaded
     opened = ""
     for _ in range(_DEEPEST):
-        name = _chosen(container, opened)
+        name = _chosen(container, opened, file)
         if name is None:
             return container
         beside = [str(other) for other in container if other != name]
@@ -69,29 +68,29 @@ def _innermost(loaded: object, notes: list[str]) -> Mapping[Any, Any]:
     raise CheckpointError(f"more than {_DEEPEST} dicts inside each other", fix="save model.state_dict() alone")
 
 
-def _chosen(container: Mapping[Any, Any], opened: str) -> str | None:
+def _chosen(container: Mapping[Any, Any], opened: str, file: str) -> str | None:
     """The entry that holds the weights, None if `container` is the state dict itself. `opened` led to it."""
     for names in (AVERAGED, PLAIN):
         found = [name for name in names if _holds_tensors(container.get(name))]
         if len(found) == 1:
             return found[0]
         if found:
-            raise _undecided(found, opened)
+            raise _undecided(found, opened, file)
     if any(isinstance(value, Tensor) for value in container.values()):
         return None
     unnamed = [key for key, value in container.items() if isinstance(key, str) and _is_flat(value)]
     if len(unnamed) > 1:
-        raise _undecided(unnamed, opened)
+        raise _undecided(unnamed, opened, file)
     return unnamed[0] if unnamed else None
 
 
-def _undecided(names: list[str], opened: str) -> CheckpointError:
-    state = f"torch.load('{FILE}', map_location='cpu'){opened}[{names[0]!r}]"
+def _undecided(names: list[str], opened: str, file: str) -> CheckpointError:
+    state = f"torch.load({file!r}, map_location='cpu', weights_only=True){opened}[{names[0]!r}]"
     return CheckpointError(
         "the checkpoint holds several state dicts of equal standing",
         found=", ".join(repr(name) for name in names),
         wanted="one of them",
-        fix=f"save the one you mean alone: python -c \"import torch; torch.save({state}, 'weights.pt')\"",
+        fix="save the one you mean alone: " + python_command(f"import torch; torch.save({state}, 'weights.pt')"),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from vitdeploy.errors import CheckpointError
+from vitdeploy.errors import CheckpointError, python_command
 from vitdeploy.models.json_file import read_json
 from vitdeploy.spec import Clean, TextSpec
 
@@ -101,8 +101,11 @@ def text_spec(folder: Path, *, keeps_special: bool) -> TextSpec:
             f"{folder} has no {TOKENIZER}: nothing says which text the model's tokens are",
             found=", ".join(others) or "no file of a tokenizer",
             wanted=f"{TOKENIZER}, the file of the package tokenizers",
-            fix=f"python -c \"from transformers import AutoTokenizer as A; A.from_pretrained('{folder}')"
-            f".save_pretrained('{folder}')\" writes it of the other files"
+            fix=python_command(
+                f"from transformers import AutoTokenizer as A; d = {str(folder)!r}; "
+                "A.from_pretrained(d).save_pretrained(d)"
+            )
+            + " writes it of the other files"
             if others
             else "copy the folder of the model whole",
         )
