@@ -28,9 +28,9 @@ from vitdeploy.data.containers.listing import Classes, ClassKind, Holder, Listin
 from vitdeploy.errors import DataError, MissingFileError
 from vitdeploy.paths import is_dir
 from vitdeploy.remote import shown_uri
+from vitdeploy.runtime.preprocess import SUFFIXES
 from vitdeploy.runtime.topdown import Box
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
 OWN_SPLIT = ("calibration", "evaluation")
 # Usual names for the parts of a data set. As classes they would give meaningless numbers.
 PARTS = {"train", "training", "val", "valid", "validation", "test", "testing", "eval", *OWN_SPLIT}

@@ -15,7 +15,7 @@ from vitdeploy.data.annotations import AnnotatedSet
 from vitdeploy.data.classes import ClassMap
 from vitdeploy.data.containers.find import find_containers, root_of
 from vitdeploy.data.decoded import Decoded, DecodedSet
-from vitdeploy.data.folder import SUFFIXES, DataSplit, Sample, digest, split
+from vitdeploy.data.folder import DataSplit, Sample, digest, split
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.document.answers import Marks, Said
 from vitdeploy.document.mapping import MappingFacts
@@ -23,6 +23,7 @@ from vitdeploy.errors import DataError
 from vitdeploy.paths import is_dir
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.predictor import Predictor
+from vitdeploy.runtime.preprocess import SUFFIXES
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import LabelKind, Postprocess, PreprocessSpec, SequenceSpec, Task
 from vitdeploy.tasks.drive import Drive
