@@ -1,6 +1,8 @@
-"""Questions about paths that people and files name: what no file system takes as a name is no file, and not an error.
+"""Paths that people and files name: what no file system takes as a name is no file, and not an error; and what a file
+system takes as a name need be no UTF-8.
 
-Python before 3.14 raises OSError for a name that is too long.
+Python before 3.14 raises OSError for a name that is too long. Bytes that are no UTF-8 are lone surrogates in it (PEP
+383), which nothing else takes.
 """
 
 from __future__ import annotations
@@ -27,3 +29,16 @@ def exists(path: Path) -> bool:
         return path.exists()
     except (OSError, ValueError):
         return False
+
+
+def name_bytes(text: str) -> bytes:
+    """The bytes of a name, for digests."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # of Windows, whose names are any numbers of 16 bits
+        return text.encode("utf-8", "surrogatepass")
+
+
+def shown_name(text: str) -> str:
+    """A name as messages and documents have it: bytes that are no UTF-8 as \\xff."""
+    return name_bytes(text).decode("utf-8", "backslashreplace")

@@ -3,9 +3,9 @@
 import pytest
 from PIL import Image
 
-from vitdeploy.data.annotations import AnnotatedSet, Category, folder_images, image_size, read_json
+from vitdeploy.data.annotations import AnnotatedSet, Category, folder_images, read_json
 from vitdeploy.data.folder import Sample, split
-from vitdeploy.errors import DataError, ImageError, MissingFileError
+from vitdeploy.errors import DataError, MissingFileError
 
 COCO = (Category(1, "person"), Category(2, "bicycle"), Category(13, "stop sign"))
 
@@ -89,22 +89,6 @@ def test_images_are_found_by_their_path_and_by_a_name_that_is_unique(tmp_path):
         "b/y.png": "b/y.png",
         "y.png": "b/y.png",
     }
-
-
-def test_the_size_is_that_of_the_upright_image(tmp_path):
-    exif = Image.Exif()
-    Image.new("RGB", (7, 3)).save(tmp_path / "flat.jpg")
-    exif[0x0112] = 6
-    Image.new("RGB", (7, 3)).save(tmp_path / "turned.jpg", exif=exif)
-    exif[0x0112] = 3
-    Image.new("RGB", (7, 3)).save(tmp_path / "upside.jpg", exif=exif)
-    assert [image_size(tmp_path / f"{name}.jpg") for name in ("flat", "turned", "upside")] == [(7, 3), (3, 7), (7, 3)]
-
-
-def test_a_file_that_is_no_image_has_no_size(tmp_path):
-    (tmp_path / "x.jpg").write_bytes(b"no")
-    with pytest.raises(ImageError, match=r"x\.jpg cannot be read"):
-        image_size(tmp_path / "x.jpg")
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from vitdeploy.errors import ImageError, MissingFileError, TensorError
 from vitdeploy.runtime.predictor import require_several
-from vitdeploy.runtime.preprocess import decode, load_pixels, normalise, resize_and_crop, to_input
+from vitdeploy.runtime.preprocess import Frame, decode, image_frame, load_pixels, normalise, resize_and_crop, to_input
 from vitdeploy.spec import PreprocessSpec, TensorSpec
 
 RESAMPLING = {
@@ -130,7 +132,10 @@ def test_every_kind_of_source_gives_the_same_pixels(tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [("PNG", {}), ("WEBP", {"lossless": True}), ("JPEG", {"quality": 95}), ("BMP", {}), ("TIFF", {}), ("GIF", {})],
+    [
+        *(("PNG", {}), ("WEBP", {"lossless": True}), ("JPEG", {"quality": 95}), ("BMP", {}), ("TIFF", {}), ("GIF", {})),
+        ("PPM", {}),
+    ],
 )
 def test_every_format_is_read_whatever_the_file_is_called(tmp_path, kind, options):
     image = Image.new("RGB", (20, 20), (200, 100, 50))
@@ -148,7 +153,7 @@ def test_of_several_frames_the_first_is_taken(kind):
 
 
 def test_other_formats_are_refused():
-    assert "JPEG, PNG, WebP, BMP, TIFF or GIF" in rejected(file_bytes(noise(8, 8), "PPM"))
+    assert "JPEG, PNG, WebP, BMP, TIFF, GIF or PPM" in rejected(file_bytes(noise(8, 8), "TGA"))
 
 
 @pytest.mark.parametrize(
@@ -216,15 +221,88 @@ TURNS = {
 }
 
 
-@pytest.mark.parametrize("orientation", TURNS)
-def test_an_image_stands_upright(orientation):
-    image = noise(12, 7)
+@pytest.mark.parametrize("orientation", [0, 1, *TURNS, 9, 300])
+@pytest.mark.parametrize(
+    ("kind", "mode", "options"),
+    [
+        *(("PNG", "RGB", {}), ("JPEG", "RGB", {}), ("WEBP", "RGB", {"lossless": True}), ("TIFF", "RGB", {})),
+        *(("TIFF", "L", {}), ("TIFF", "RGB", {"compression": "tiff_lzw"}), ("PNG", "I;16", {})),
+    ],
+)
+def test_an_image_stands_upright_and_its_header_says_that_size(tmp_path, kind, mode, options, orientation):
+    image = noise(12, 7, 3 if mode == "RGB" else 1)
+    image = image.convert("I").point(lambda value: 256 * value).convert("I;16") if mode == "I;16" else image
     exif = Image.Exif()
     exif[0x0112] = orientation
-    expected = np.asarray(image.transpose(TURNS[orientation]))
-    data = file_bytes(image, exif=exif)
-    assert np.array_equal(np.asarray(decode(data, 3)), expected)
-    assert np.array_equal(np.asarray(decode(Image.open(io.BytesIO(data)), 3)), expected)
+    if options.get("compression") and not 1 <= orientation <= 8:
+        options = {}  # libtiff writes no other numbers
+    data = file_bytes(image, kind, exif=exif, **options)
+    path = tmp_path / "image"
+    path.write_bytes(data)
+    turn = TURNS.get(orientation)
+    stored = decode(file_bytes(image, kind, **options), 3)
+    expected = np.asarray(stored if turn is None else stored.transpose(turn))
+    for source in (data, path, Image.open(io.BytesIO(data))):
+        assert np.array_equal(np.asarray(decode(source, 3)), expected)
+    frame = image_frame(path)
+    assert frame == image_frame(data)
+    assert (frame.size, frame.stored) == (expected.shape[1::-1], (12, 7))
+    assert frame.orientation == (1 if turn is None else orientation)
+    assert decode(path, None).size == frame.size
+
+
+def broken_metadata():
+    """Files of the same pixels with metadata that is broken, by what is wrong with it."""
+    image = noise(12, 7)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for name, tag, form, value in (("XMP", 700, 3, 1), ("EXIF", 0x8769, 4, 99_999), ("GPS", 0x8825, 4, 7)):
+        tags = ImageFileDirectory_v2()
+        tags.tagtype[tag] = form
+        tags[tag] = value
+        yield f"TIFF {name}", "TIFF", file_bytes(image, "TIFF", tiffinfo=tags)
+    for kind in ("PNG", "WEBP", "JPEG"):
+        options = {"lossless": True} if kind == "WEBP" else {}
+        yield f"{kind} EXIF", kind, file_bytes(image, kind, exif=b"Exif\0\0no TIFF at all", **options)
+        yield f"{kind} EXIF cut off", kind, file_bytes(image, kind, exif=b"Exif\0\0II*\0", **options)
+        yield f"{kind} XMP", kind, file_bytes(image, kind, xmp=b"<\xff tiff:Orientation=", **options)
+    for name, text in (("hexadecimal", "\nexif\n 10\nzz"), ("short", "\nexif\n 10\n4578696600004949")):
+        info = PngInfo()
+        info.add_text("Raw profile type exif", text)
+        yield f"raw profile {name}", "PNG", file_bytes(image, pnginfo=info)
+    for name, content in (
+        (b"iCCP", b"a\0\7zz"),
+        (b"zTXt", b"key\0\7zz"),
+        (b"pHYs", b"1"),
+        (b"gAMA", b""),
+        (b"acTL", b""),
+    ):
+        info = PngInfo()
+        info.add(name, content)
+        yield f"{name.decode()} chunk", "PNG", file_bytes(image, pnginfo=info)
+    late = PngInfo()
+    late.add(b"zTXt", b"key\0\7zz", after_idat=True)
+    yield "chunk after the pixels", "PNG", file_bytes(image, pnginfo=late)
+    data = bytearray(file_bytes(image, exif=turned))
+    data[data.index(b"eXIf") + 6] ^= 255
+    yield "checksum", "PNG", bytes(data)
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+@pytest.mark.parametrize(("kind", "data"), [pytest.param(*rest, id=name) for name, *rest in broken_metadata()])
+def test_broken_metadata_does_not_break_an_image(tmp_path, kind, data):
+    path = tmp_path / "image"
+    path.write_bytes(data)
+    whole = file_bytes(noise(12, 7), kind, **({"lossless": True} if kind == "WEBP" else {}))
+    assert np.array_equal(np.asarray(decode(path, 3)), np.asarray(decode(whole, 3)))
+    assert image_frame(path) == Frame((12, 7), 1)
+
+
+def test_a_turned_png_with_another_broken_chunk_is_turned():
+    info, turned = PngInfo(), Image.Exif()
+    info.add(b"iCCP", b"a\0\7zz")
+    turned[0x0112] = 6
+    assert decode(file_bytes(noise(12, 7), pnginfo=info, exif=turned), 3).size == (7, 12)
 
 
 def test_the_first_frame_of_an_animation_is_taken():
@@ -251,6 +329,8 @@ def test_the_first_frame_of_an_animation_is_taken():
 def test_a_file_that_is_no_image_is_named(tmp_path, data):
     path = tmp_path / "cat.jpg"
     path.write_bytes(data)
+    with pytest.raises(ImageError, match=r"cat\.jpg cannot be read"):
+        image_frame(path)
     text = rejected(path)
     assert "cat.jpg cannot be read as an image" in text
     assert "fix:" in text
@@ -268,7 +348,7 @@ def test_a_truncated_image_that_the_caller_opened_is_refused():
 
 
 @settings(deadline=None, max_examples=80)
-@given(st.sampled_from(["JPEG", "PNG", "WEBP"]), st.integers(0, 2000), st.binary(min_size=1, max_size=4))
+@given(st.sampled_from(["JPEG", "PNG", "WEBP", "TIFF", "PPM"]), st.integers(0, 2000), st.binary(min_size=1, max_size=4))
 def test_damaged_bytes_raise_nothing_but_image_errors(kind, position, damage):
     data = bytearray(file_bytes(noise(16, 16), kind))
     position %= len(data)

@@ -10,9 +10,10 @@ from pathlib import Path
 import click
 
 from vitdeploy.api.predict import Input
-from vitdeploy.data.folder import SUFFIXES, other_files, scan
+from vitdeploy.data.folder import other_files, scan
 from vitdeploy.errors import DataError, MissingFileError
 from vitdeploy.paths import exists, is_dir
+from vitdeploy.runtime.preprocess import SUFFIXES
 
 STDIN = "-"
 TOKENS = {".npz"}

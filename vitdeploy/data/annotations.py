@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 
 from vitdeploy.data.folder import OWN_SPLIT, DataSplit, Sample, enough, has_own_split, scan, usual_calibration
-from vitdeploy.data.pixels import Skipped
+from vitdeploy.data.pixels import Skipped, skippable
 from vitdeploy.errors import DataError, ImageError, MissingFileError
 from vitdeploy.paths import is_file
-from vitdeploy.runtime.preprocess import FORMATS, READ, check_decodable
+from vitdeploy.runtime.preprocess import Frame, image_frame
 
 # What the label lists of COCO models say for the ids that the data set does not use.
 UNUSED = "n/a"
@@ -48,6 +49,19 @@ class Annotation(Protocol):
         """Bytes that differ where two annotations differ."""
 
 
+class Placed(Annotation, Protocol):
+    """One with coordinates of pixels."""
+
+    @property
+    def reach(self) -> tuple[float, float]:
+        """The largest x and y that it has; zeros where it has none."""
+        ...
+
+    def turned(self: P, frame: Frame) -> P:
+        """The same of the upright image, where this is of the pixels as they are stored."""
+        ...
+
+
 @runtime_checkable
 class InFile(Protocol):
     """An annotation whose content is read when it is needed."""
@@ -63,6 +77,21 @@ class InFile(Protocol):
 
 
 A = TypeVar("A", bound=Annotation)
+P = TypeVar("P", bound=Placed)
+Points = npt.NDArray[np.float64]
+# Of each EXIF orientation whether x and y change places, and whether x and y are then mirrored.
+_TURNS = {
+    1: (False, False, False),
+    2: (False, True, False),
+    3: (False, True, True),
+    4: (False, False, True),
+    5: (True, False, False),
+    6: (True, True, False),
+    7: (True, True, True),
+    8: (True, False, True),
+}
+# Boxes reach so many pixels beyond their image by rounding.
+SLACK = 2.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +99,7 @@ class AnnotatedSet(Generic[A]):
     """The annotated images below `folder`, sorted by path, and the annotation of each, by `Sample.path`.
 
     Annotations hold category ids of the data set: see `data.classes`. `unannotated` counts the images below `folder`
-    without an annotation; they are not in `samples`.
+    without an annotation; they are not in `samples`. `notes`: what was assumed of them, for people.
     """
 
     folder: Path
@@ -78,6 +107,7 @@ class AnnotatedSet(Generic[A]):
     annotations: Mapping[Path, A]
     categories: tuple[Category, ...]
     unannotated: int
+    notes: tuple[str, ...] = ()
 
     def split(self, *, calibration: int | None, evaluation: int | Literal["all"], seed: int) -> DataSplit:
         """Choose calibration and evaluation images as `folder.split` does, among the annotated ones.
@@ -137,51 +167,46 @@ def folder_images(folder: Path) -> dict[str, Path]:
     return {**alone, **{path.relative_to(folder).as_posix(): path for path in paths}}
 
 
-def image_size(path: Path) -> tuple[int, int]:
-    """(width, height) of the image as it is shown, upright by its EXIF orientation; reads the header only.
-
-    Raises:
-        ImageError: not an image.
-    """
-    from PIL import ExifTags, Image
-
+def frame_or_skip(path: Path, skipped: Skipped | None) -> Frame | None:
+    """`image_frame`, or None for an unreadable image that is noted in `skipped`."""
     try:
-        with Image.open(path, formats=FORMATS) as image:
-            width, height = image.size
-            check_decodable(width, height, str(path))
-            turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
-    except ImageError:
-        raise
-    except Exception as error:  # as in `runtime.preprocess`: decoders raise whatever they like
-        raise ImageError(
-            f"{path} cannot be read as an image",
-            found=str(error)[:200] or type(error).__name__,
-            wanted=f"a whole {READ} file",
-            fix="replace the file or take it out (--skip-bad goes on without such files and counts them)",
-        ) from None
-    return (height, width) if turned else (width, height)
-
-
-def size_or_skip(path: Path, skipped: Skipped | None) -> tuple[int, int] | None:
-    """`image_size`, or None for an unreadable image that is noted in `skipped`."""
-    try:
-        return image_size(path)
-    except ImageError:
+        return image_frame(path)
+    except ImageError as error:
         if skipped is None:
-            raise
+            raise skippable(error) from None
         skipped.paths.append(str(path))
         return None
 
 
-def check_size(path: Path, size: tuple[int, int], told: tuple[int, int], source: Path) -> None:
-    """Raise DataError if the annotations give another size for the image."""
-    if size != told:
-        raise DataError(
-            f"{path.name} is not of the size that {source.name} says",
-            found=f"{size[0]}x{size[1]} pixels (upright)",
-            wanted=f"{told[0]}x{told[1]}",
-            fix="take the images that were annotated, not resized or turned copies",
-        )
+def turn_map(values: npt.NDArray[Any], orientation: int) -> npt.NDArray[Any]:
+    """[height, width, ...] of the upright image, of values for the pixels as they are stored."""
+    swapped, mirror_x, mirror_y = _TURNS[orientation]
+    upright = values.swapaxes(0, 1) if swapped else values
+    return np.ascontiguousarray(upright[:: -1 if mirror_y else 1, :: -1 if mirror_x else 1])
+
+
+def turn_points(points: Points, frame: Frame, last: int = 0) -> Points:
+    """[..., 2], x and y in the upright image, of points in the pixels as they are stored. `last`: 1 of places of
+    pixels, the largest of which is one less than the side; 0 of lengths."""
+    swapped, *mirrored = _TURNS[frame.orientation]
+    moved = points[..., ::-1] if swapped else points
+    return np.where(mirrored, np.array(frame.size) - last - moved, moved)
+
+
+def turn_boxes(boxes: Points, frame: Frame) -> Points:
+    """[n, 4] as `turn_points`, x0 y0 x1 y1."""
+    corners = turn_points(boxes.reshape(-1, 2, 2), frame)
+    return np.concatenate([corners.min(1), corners.max(1)], axis=1)
+
+
+def upright_notes(frames: Iterable[Frame], of_maps: str = "") -> tuple[str, ...]:
+    """What is assumed of the labels of images that EXIF turns. `of_maps`: what they are, where they are pictures."""
+    turned = sum(frame.orientation != 1 for frame in frames)
+    if not turned:
+        return ()
+    told = f"{turned} images are turned or mirrored by their EXIF orientation, and labels are of the upright image"
+    told += f"; a {of_maps} of the size of the pixels as they are stored is turned with them" if of_maps else ""
+    return (f"{told} (if they are not: save the images without an orientation)",)
 
 
 def coco_set(
@@ -190,10 +215,10 @@ def coco_set(
     paths: Mapping[str, Path],
     entries: Sequence[Mapping[str, Any]],
     categories: tuple[Category, ...],
-    annotate: Callable[[Mapping[str, Any], tuple[int, int]], A],
+    annotate: Callable[[Mapping[str, Any], Frame], P],
     skipped: Skipped | None,
-) -> AnnotatedSet[A]:
-    """The images below `images` that a COCO file's `entries` name. `annotate` gets an entry and the image's size.
+) -> AnnotatedSet[P]:
+    """The images below `images` that a COCO file's `entries` name. `annotate` gets an entry and how its image lies.
 
     `paths` are the images as `folder_images` finds them.
 
@@ -204,15 +229,72 @@ def coco_set(
     listed = {paths[entry["file_name"]]: entry for entry in entries if entry["file_name"] in paths}
     if not listed:
         raise nothing_annotated(images, labels, f"{len(entries)} images of other names")
-    found = {}
+    found: dict[Path, P] = {}
+    frames: dict[Path, Frame] = {}
+    recorded: dict[Path, tuple[int, int]] = {}
     for path in sorted(listed):
-        entry = listed[path]
-        size = size_or_skip(path, skipped)
-        if size is not None:
-            check_size(path, size, (entry["width"], entry["height"]), labels)
-            found[path] = annotate(entry, size)
-    samples = tuple(Sample(path, None) for path in found)
-    return AnnotatedSet(images, samples, found, categories, len(set(paths.values())) - len(listed))
+        entry, frame = listed[path], frame_or_skip(path, skipped)
+        if frame is not None:
+            recorded[path] = entry["width"], entry["height"]
+            _check_size(path, frame, recorded[path], labels)
+            found[path], frames[path] = annotate(entry, frame), frame
+    lying, notes = _lying(labels, found, frames, recorded)
+    upright = {path: each.turned(frames[path]) if path in lying else each for path, each in found.items()}
+    samples = tuple(Sample(path, None) for path in upright)
+    return AnnotatedSet(images, samples, upright, categories, len(set(paths.values())) - len(listed), notes)
+
+
+def _check_size(path: Path, frame: Frame, recorded: tuple[int, int], source: Path) -> None:
+    """Raise DataError if the annotations give another size for the image, upright or as it is stored."""
+    if recorded not in (frame.size, frame.stored):
+        turned = f", {'{}x{}'.format(*frame.stored)} before EXIF's orientation {frame.orientation}"
+        raise DataError(
+            f"{path.name} is not of the size that {source.name} says",
+            found="{}x{} pixels (upright".format(*frame.size) + (f"{turned})" if frame.orientation != 1 else ")"),
+            wanted="{}x{}".format(*recorded),
+            fix="take the images that were annotated, not resized or turned copies",
+        )
+
+
+def _lying(
+    labels: Path,
+    annotations: Mapping[Path, Placed],
+    frames: Mapping[Path, Frame],
+    recorded: Mapping[Path, tuple[int, int]],
+) -> tuple[set[Path], tuple[str, ...]]:
+    """The images whose annotations are of the pixels as they are stored, before EXIF turns them, and notes on that.
+
+    A file whose boxes fit one way only is of that way throughout. Otherwise the sizes that it records decide; where
+    they are as stored wherever that makes a difference, it is so throughout. What nothing decides is upright.
+
+    Raises:
+        DataError: some boxes fit the upright image only, and some the stored pixels only.
+    """
+    turned = {path: frame for path, frame in frames.items() if frame.orientation != 1}
+    reach = {path: annotations[path].reach for path in turned}
+    stored = [p for p, f in turned.items() if _fits(reach[p], f.stored) and not _fits(reach[p], f.size)]
+    upright = [p for p, f in turned.items() if _fits(reach[p], f.size) and not _fits(reach[p], f.stored)]
+    if stored and upright:
+        raise DataError(
+            f"{labels.name} annotates some images as EXIF turns them, and some as they are stored",
+            found=f"boxes that only fit {'{}x{}'.format(*turned[upright[0]].size)} in {upright[0].name} (upright), "
+            f"and {'{}x{}'.format(*turned[stored[0]].stored)} in {stored[0].name} (stored)",
+            wanted="boxes in the upright images",
+            fix="annotate these images anew, or save them without an orientation",
+        )
+    sideways = {path for path, frame in turned.items() if frame.stored != frame.size}
+    by_size = {path for path in sideways if recorded[path] == turned[path].stored}
+    lying = set() if upright else set(turned) if stored or by_size == sideways != set() else by_size
+    if not lying:
+        return lying, upright_notes(turned.values())
+    example = stored[0] if stored else min(by_size)
+    told = f"the annotations of {len(lying)} images are of the pixels as stored, and are turned with them by EXIF"
+    why = f"boxes of {example.name} fit" if stored else f"the size of {example.name} is recorded"
+    return lying, (f"{told}: {why} so (if they are not: save the images without an orientation)",)
+
+
+def _fits(reach: tuple[float, float], size: tuple[int, int]) -> bool:
+    return all(furthest <= side + SLACK for furthest, side in zip(reach, size, strict=True))
 
 
 def read_json(path: Path, keys: Mapping[str, tuple[str, ...]]) -> dict[str, list[dict[str, Any]]]:

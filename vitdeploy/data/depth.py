@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.data.annotations import AnnotatedSet
+from vitdeploy.data.annotations import AnnotatedSet, upright_notes
 from vitdeploy.data.folder import Sample
-from vitdeploy.data.masks import check_map_size, read_values, with_maps
+from vitdeploy.data.masks import fit_map, read_map, with_maps
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import DataError, ImageError
+from vitdeploy.runtime.preprocess import Frame
 from vitdeploy.zip_members import DAMAGED
 
 # In the labels' folder: {"scale": metres a unit of the PNGs}, such as 0.001, or 1 / 256 of KITTI's.
@@ -23,10 +24,10 @@ SUFFIXES = (".npy", ".png")
 
 @dataclass(frozen=True)
 class DepthAnnotation:
-    """The depth of one image of `size` (width, height). `scale`: metres a unit of a PNG, None if nobody says it."""
+    """The depth of one image, which lies as `frame` says. `scale`: metres a unit of a PNG, None if nobody says it."""
 
     file: Path
-    size: tuple[int, int]
+    frame: Frame
     scale: float | None
 
     def content(self) -> bytes:
@@ -34,7 +35,7 @@ class DepthAnnotation:
         return repr(self.scale).encode() + self.file.read_bytes()
 
     def facts(self) -> bytes:
-        return repr((self.size, self.scale)).encode()
+        return repr((self.frame, self.scale)).encode()
 
     def load(self, metres: bool) -> npt.NDArray[np.float32]:
         """float32 [height, width] of depth, not a number where it is unknown: 0, less, or not finite. In metres, or,
@@ -45,9 +46,9 @@ class DepthAnnotation:
             DataError: it is no map of numbers, of another size than the image; or a PNG of unknown unit.
         """
         if self.file.suffix == ".npy":
-            values = _numbers(self.file)
+            values = fit_map(self.file, _numbers(self.file), self.frame)
         else:
-            values = read_values(self.file, "a PNG of 16 bits").astype(np.float32)
+            values = read_map(self.file, "a PNG of 16 bits", self.frame).astype(np.float32)
             if metres and self.scale is None:
                 raise DataError(
                     f"{self.file} does not say its unit",
@@ -56,7 +57,6 @@ class DepthAnnotation:
                     fix=f'write {{"scale": METRES A UNIT}} into {UNITS_FILE} in the folder of labels, such as 0.001',
                 )
             values = values * np.float32(self.scale or 1.0)
-        check_map_size(self.file, values, self.size)
         return np.where(np.isfinite(values) & (values > 0), values, np.float32(np.nan)).astype(np.float32)
 
 
@@ -70,8 +70,9 @@ def read_depth(images: Path, labels: Path, skipped: Skipped | None = None) -> De
     """
     samples, missing = with_maps(images, labels, SUFFIXES, skipped)
     scale = _scale(labels / UNITS_FILE)
-    found = {path: DepthAnnotation(file, size, scale) for path, (file, size) in samples.items()}
-    return AnnotatedSet(images, tuple(Sample(path, None) for path in found), found, (), missing)
+    found = {path: DepthAnnotation(file, frame, scale) for path, (file, frame) in samples.items()}
+    notes = upright_notes((each.frame for each in found.values()), "map")
+    return AnnotatedSet(images, tuple(Sample(path, None) for path in found), found, (), missing, notes)
 
 
 def _scale(path: Path) -> float | None:

@@ -23,14 +23,17 @@ from vitdeploy.data.annotations import (
     Category,
     coco_set,
     folder_images,
+    frame_or_skip,
     nothing_annotated,
     read_json,
-    size_or_skip,
+    turn_boxes,
+    upright_notes,
 )
 from vitdeploy.data.folder import Sample, scan
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.data.yolo_names import find_names
 from vitdeploy.errors import DataError, MissingFileError
+from vitdeploy.runtime.preprocess import Frame
 
 COCO_KEYS = {
     "images": ("id", "file_name", "width", "height"),
@@ -58,6 +61,15 @@ class Boxes:
         """Bytes that differ where two annotations differ."""
         arrays = (self.boxes, self.classes, self.crowd, self.area)
         return repr((self.size, len(self.classes))).encode() + b"".join(array.tobytes() for array in arrays)
+
+    @property
+    def reach(self) -> tuple[float, float]:
+        """The largest x and y of a box, zeros without one."""
+        return (0.0, 0.0) if not len(self.boxes) else (float(self.boxes[:, 2].max()), float(self.boxes[:, 3].max()))
+
+    def turned(self, frame: Frame) -> Boxes:
+        """The same in the upright image, of boxes in the pixels as they are stored."""
+        return replace(self, size=frame.size, boxes=turn_boxes(self.boxes, frame))
 
     def renumbered(self, mapping: Mapping[int, int]) -> Boxes:
         """The same objects with the class numbers of a model: `mapping` is that of `classes.match_categories`."""
@@ -102,18 +114,20 @@ def _read_yolo(images: Path, labels: Path, skipped: Skipped | None) -> Detection
         raise nothing_annotated(images, labels, f"no {files[paths[0]].name}, nor a file for another image")
     named = find_names(labels)
     names, source = (named[0], named[1].name) if named is not None else (None, "")
-    found = {}
+    found, frames = {}, []
     for path, file in files.items():
-        size = size_or_skip(path, skipped)
-        if size is not None:
-            found[path] = _boxes(size, _yolo_rows(file, size, names, source))
+        frame = frame_or_skip(path, skipped)
+        if frame is not None:
+            found[path] = _boxes(frame.size, _yolo_rows(file, frame.size, names, source))
+            frames.append(frame)
     used = {int(c) for boxes in found.values() for c in boxes.classes}
     categories = (
         [Category(i, name) for i, name in enumerate(names)]
         if names is not None
         else [Category(i, None) for i in sorted(used)]
     )
-    return AnnotatedSet(images, tuple(Sample(path, None) for path in found), found, tuple(categories), 0)
+    samples = tuple(Sample(path, None) for path in found)
+    return AnnotatedSet(images, samples, found, tuple(categories), 0, upright_notes(frames))
 
 
 def _yolo_rows(
@@ -168,7 +182,7 @@ def _read_coco(images: Path, labels: Path, skipped: Skipped | None) -> Detection
         paths,
         list(entries.values()),
         categories,
-        lambda entry, size: _boxes(size, rows[entry["id"]]),
+        lambda entry, frame: _boxes(frame.size, rows[entry["id"]]),
         skipped,
     )
 

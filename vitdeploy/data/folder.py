@@ -25,12 +25,14 @@ import numpy.typing as npt
 from vitdeploy.data.containers.find import WANTED, find_containers
 from vitdeploy.data.containers.held import Held
 from vitdeploy.data.containers.listing import Classes, ClassKind, Holder, Listing, joined
-from vitdeploy.errors import DataError, MissingFileError, quoted
-from vitdeploy.paths import is_dir
+from vitdeploy.errors import DataError, ImageError, MissingFileError, quoted
+from vitdeploy.paths import is_dir, name_bytes, shown_name
 from vitdeploy.remote import shown_uri
+from vitdeploy.runtime.preprocess import SUFFIXES
 from vitdeploy.runtime.topdown import Box
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
+# What lies beside images and is none.
+TEXTS = {".txt", ".json", ".csv", ".xml", ".yaml", ".yml", ".md", ".html", ".npy", ".npz", ".db", ".ini"}
 OWN_SPLIT = ("calibration", "evaluation")
 USUAL_CALIBRATION = 128
 # Usual names for the parts of a data set. As classes they would give meaningless numbers.
@@ -72,6 +74,7 @@ class Samples(Sequence[Sample]):
     """Images below a folder in little memory: 20 bytes each besides its name. A `Sample` is made when it is asked for.
 
     `root`: the folder. `places`: int64 [n], of each in the order of `scan`. `labels`: int32 [n], None without.
+    `left_out`: what else is below the folder, counted by suffix.
     """
 
     def __init__(self, root: Path, groups: Iterable[tuple[int | None, Sequence[str]]]) -> None:
@@ -89,6 +92,7 @@ class Samples(Sequence[Sample]):
         self._labels = np.repeat(np.array(known, np.int32), counts) if known else None
         self._holder: Holder | None = None
         self.places: Ints = np.arange(sum(counts))
+        self.left_out = ""
 
     @classmethod
     def listed(cls, listing: Listing) -> Samples:
@@ -163,7 +167,7 @@ class Samples(Sequence[Sample]):
 class DataSplit:
     """Images to make choices on, images to judge them on (none is both), and the class names.
 
-    `empty` are the classes without an image in the folder. `kind`: what the names are.
+    `empty` are the classes without an image in the folder. `kind`: what the names are. `notes`: what was left out.
     """
 
     calibration: tuple[Sample, ...]
@@ -171,6 +175,7 @@ class DataSplit:
     classes: tuple[str, ...] = field(default=())
     empty: frozenset[str] = field(default=frozenset())
     kind: ClassKind = "folders"
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,6 +187,7 @@ class ListedSplit:
     classes: tuple[str, ...]
     empty: frozenset[str]
     kind: ClassKind = "folders"
+    notes: tuple[str, ...] = ()
 
 
 def scan(folder: Path, labels: Labels) -> tuple[Samples, tuple[str, ...]]:
@@ -195,18 +201,22 @@ def scan(folder: Path, labels: Labels) -> tuple[Samples, tuple[str, ...]]:
     if not is_dir(folder):
         raise MissingFileError(f"no image folder at {folder}", wanted=WANTED, fix="check the path of the images")
     classes = _class_folders(folder) if labels == "folders" else ()
+    others = Counter[str]()
     if labels == "folders" and not classes:
         raise DataError(
             f"{folder} has no class folders",
-            found=f"{len(_images(folder, '.'))} images directly in it",
+            found=f"{len(_images(folder, '.', others))} images directly in it",
             wanted="one sub-folder a class",
             fix="sort the images into class folders, or set data.labels to none",
         )
     if labels == "folders":
         _check_parts(folder, classes)
-        samples = Samples(folder, ((i, _images(folder, name)) for i, name in enumerate(classes)))
+        samples = Samples(folder, ((i, _images(folder, name, others)) for i, name in enumerate(classes)))
+        beside = sum(_is_image(str(folder), entry.name) for entry in folder.iterdir())
+        others.update({"images beside the class folders": beside} if beside else {})
     else:
-        samples = Samples(folder, [(None, _images(folder, "."))])
+        samples = Samples(folder, [(None, _images(folder, ".", others))])
+    samples.left_out = _counted(others)
     if not samples:
         raise DataError(
             f"{folder} holds no images",
@@ -243,8 +253,12 @@ def has_container_labels(path: Path) -> bool | None:
 def other_files(folder: Path, known: Set[str] = frozenset()) -> str:
     """The files in a folder without a `known` suffix, counted by suffix: "12 .heic, 1 .txt"; "" for none."""
     files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
-    counts = Counter(path.suffix.lower() or path.name for path in files if path.suffix.lower() not in known)
-    return ", ".join(f"{count} {suffix}" for suffix, count in counts.most_common(5))
+    return _counted(Counter(path.suffix.lower() or path.name for path in files if path.suffix.lower() not in known))
+
+
+def _counted(files: Counter[str]) -> str:
+    more = f", {len(files) - 5} more kinds" if len(files) > 5 else ""
+    return ", ".join(f"{count} {shown_name(suffix)}" for suffix, count in files.most_common(5)) + more
 
 
 def _class_folders(folder: Path) -> tuple[str, ...]:
@@ -264,16 +278,20 @@ def _check_parts(folder: Path, classes: tuple[str, ...]) -> None:
         )
 
 
-def _images(root: Path, folder: str) -> list[str]:
+def _images(root: Path, folder: str, others: Counter[str]) -> list[str]:
     """The names below `root` of all images in a folder of it ("." is `root`), in the order of their parts. Links to
-    folders are not followed."""
+    folders are not followed. In `others` the other files are counted by suffix, but for texts, which are labels."""
     top = os.path.join(root, folder)  # noqa: PTH118 - not a Path for each of a million files
     found = []
     for place, folders, files in os.walk(top):
         folders[:] = [name for name in folders if not name.startswith(".")]
         below = os.path.relpath(place, root)
         prefix = "" if below == "." else f"{below.replace(os.sep, '/')}/"
-        found += [prefix + name for name in files if _is_image(place, name)]
+        images = [name for name in files if _is_image(place, name)]
+        found += [prefix + name for name in images]
+        if len(images) < len(files):
+            endings = (os.path.splitext(name)[1].lower() for name in files if not name.startswith("."))  # noqa: PTH122
+            others.update(ending for ending in endings if ending and ending not in SUFFIXES | TEXTS)
     return sorted(found, key=lambda name: os.path.normcase(name).replace(os.sep, "\0"))
 
 
@@ -287,7 +305,8 @@ def split(
 ) -> DataSplit:
     """Choose calibration and evaluation images; as `list_split`, as samples that are all in memory."""
     found = list_split(folder, labels, calibration=calibration, evaluation=evaluation, seed=seed)
-    return DataSplit(tuple(found.calibration), tuple(found.evaluation), found.classes, found.empty, found.kind)
+    parts = tuple(found.calibration), tuple(found.evaluation)
+    return DataSplit(*parts, found.classes, found.empty, found.kind, found.notes)
 
 
 def list_split(
@@ -325,7 +344,9 @@ def list_split(
         rest = rest[:evaluation]
     seen = {int(label) for part in (first, second) if part.labels is not None for label in np.unique(part.labels)}
     empty = frozenset(name for index, name in enumerate(classes.names) if index not in seen)
-    return ListedSplit(chosen, rest, classes.names, empty, classes.kind)
+    others = ", ".join(dict.fromkeys(part.left_out for part in (first, second) if part.left_out))
+    notes = (f"{folder}: left out {others}",) if others else ()
+    return ListedSplit(chosen, rest, classes.names, empty, classes.kind, notes)
 
 
 def has_own_split(folder: Path) -> bool:
@@ -350,11 +371,29 @@ def enough(folder: Path, found: int, wanted: int, what: str) -> None:
         )
 
 
-def digest(samples: Sequence[Sample], root: Path) -> str:
-    """SHA-256 over the relative paths, labels and bytes of the images, in order."""
+def contents(samples: Sequence[Sample]) -> list[str]:
+    """SHA-256 of the bytes of each image, and its box; of one that cannot be read, what no other has."""
+    found = []
+    for index, sample in enumerate(samples):
+        try:
+            content = hashlib.sha256(sample.content()).hexdigest()
+        except (OSError, ImageError):
+            content = f"unread {index}"
+        found.append(content if sample.box is None else f"{content}\t{sample.box}")
+    return found
+
+
+def first_of_copies(contents: Iterable[str]) -> Ints:
+    """int64 [n], of each image the index of the first of the same content. Takes 8 bytes an image."""
+    digests = (hashlib.sha256(content.encode()).digest() for content in contents)
+    marks = np.fromiter((int.from_bytes(digest[:8], "big") for digest in digests), np.uint64)
+    _, first, which = np.unique(marks, return_index=True, return_inverse=True)
+    return np.asarray(first[which], np.int64)
+
+
+def digest(samples: Sequence[Sample], root: Path, known: Sequence[str] | None = None) -> str:
+    """SHA-256 over the relative paths, labels and bytes of the images, in order; `known`: their `contents`."""
     total = hashlib.sha256()
-    for sample in samples:
-        content = hashlib.sha256(sample.content()).hexdigest()
-        part = "" if sample.box is None else f"\t{sample.box}"
-        total.update(f"{sample.name_below(root)}\t{sample.label}\t{content}{part}\n".encode())
+    for sample, content in zip(samples, known or contents(samples), strict=True):
+        total.update(name_bytes(f"{sample.name_below(root)}\t{sample.label}\t{content}\n"))
     return total.hexdigest()

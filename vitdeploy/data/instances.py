@@ -18,9 +18,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.data.annotations import AnnotatedSet, Category, coco_set, folder_images, read_json
+from vitdeploy.data.annotations import (
+    AnnotatedSet,
+    Category,
+    coco_set,
+    folder_images,
+    read_json,
+    turn_map,
+    turn_points,
+)
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import DataError, MissingPackageError
+from vitdeploy.runtime.preprocess import Frame
 
 KEYS = {
     "images": ("id", "file_name", "width", "height"),
@@ -48,6 +57,20 @@ class Outlines:
         """Bytes that differ where two annotations differ."""
         return json.dumps([self.size, self.outlines, self.classes.tolist(), self.crowd.tolist()]).encode()
 
+    @property
+    def reach(self) -> tuple[float, float]:
+        """The largest x and y of an outline: of run lengths, and without one, zeros."""
+        polygons = [polygon for outline in self.outlines if isinstance(outline, list) for polygon in outline]
+        return max((max(p[::2]) for p in polygons), default=0.0), max((max(p[1::2]) for p in polygons), default=0.0)
+
+    def turned(self, frame: Frame) -> Outlines:
+        """The same in the upright image, of outlines in the pixels as they are stored.
+
+        Raises:
+            MissingPackageError: pycocotools is not installed, and there are run lengths.
+        """
+        return replace(self, size=frame.size, outlines=tuple(_turned(each, frame) for each in self.outlines))
+
     def renumbered(self, mapping: Mapping[int, int]) -> Outlines:
         """The same objects with the class numbers of a model: `mapping` is that of `classes.match_categories`."""
         return replace(self, classes=np.array([mapping[int(c)] for c in self.classes], np.int64))
@@ -58,10 +81,7 @@ class Outlines:
         Raises:
             MissingPackageError: pycocotools is not installed.
         """
-        try:
-            coco = importlib.import_module("pycocotools.mask")
-        except ImportError:
-            raise MissingPackageError("pycocotools", "coco", "outlines of objects") from None
+        coco = _coco()
         width, height = self.size
         found = np.zeros((len(self.outlines), height, width), np.bool_)
         for i, outline in enumerate(self.outlines):
@@ -72,6 +92,22 @@ class Outlines:
                 runs = coco.frPyObjects(outline, height, width)
             found[i] = coco.decode(runs)
         return found
+
+
+def _coco() -> Any:
+    try:
+        return importlib.import_module("pycocotools.mask")
+    except ImportError:
+        raise MissingPackageError("pycocotools", "coco", "outlines of objects") from None
+
+
+def _turned(outline: Any, frame: Frame) -> Any:
+    if isinstance(outline, list):
+        return [turn_points(np.reshape(p, (-1, 2)).astype(np.float64), frame).ravel().tolist() for p in outline]
+    coco = _coco()
+    runs = coco.frPyObjects(outline, *outline["size"]) if isinstance(outline["counts"], list) else outline
+    upright = coco.encode(np.asfortranarray(turn_map(coco.decode(runs), frame.orientation)))
+    return {"size": upright["size"], "counts": upright["counts"].decode("ascii")}
 
 
 InstanceSet = AnnotatedSet[Outlines]
@@ -104,10 +140,10 @@ def read_instances(images: Path, labels: Path, skipped: Skipped | None = None) -
         _check_outline(labels, index, outline, (entry["height"], entry["width"]))
         rows[entry["id"]].append((annotation["category_id"], outline, bool(annotation.get("iscrowd", 0))))
 
-    def annotate(entry: Mapping[str, Any], size: tuple[int, int]) -> Outlines:
+    def annotate(entry: Mapping[str, Any], frame: Frame) -> Outlines:
         found = rows[entry["id"]]
         return Outlines(
-            size,
+            frame.size,
             tuple(outline for _, outline, _ in found),
             np.array([category for category, _, _ in found], np.int64),
             np.array([crowd for _, _, crowd in found], np.bool_),

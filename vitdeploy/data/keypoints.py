@@ -13,10 +13,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from vitdeploy.data.annotations import AnnotatedSet, Category, coco_set, folder_images, read_json
+import numpy as np
+
+from vitdeploy.data.annotations import (
+    AnnotatedSet,
+    Category,
+    coco_set,
+    folder_images,
+    read_json,
+    turn_boxes,
+    turn_points,
+)
 from vitdeploy.data.folder import DataSplit, Sample
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import DataError
+from vitdeploy.runtime.preprocess import Frame
 
 KEYS = {
     "images": ("id", "file_name", "width", "height"),
@@ -56,6 +67,24 @@ class LabelledObjects:
     def content(self) -> bytes:
         """Bytes that differ where two annotations differ."""
         return repr([(each.box, each.points, each.area, each.sigmas) for each in self.objects]).encode()
+
+    @property
+    def reach(self) -> tuple[float, float]:
+        """The largest x and y of a box."""
+        boxes = [each.box for each in self.objects if each.box is not None]
+        return max((box[2] for box in boxes), default=0.0), max((box[3] for box in boxes), default=0.0)
+
+    def turned(self, frame: Frame) -> LabelledObjects:
+        """The same in the upright image, of objects in the pixels as they are stored."""
+        return LabelledObjects(tuple(_turned(each, frame) for each in self.objects))
+
+
+def _turned(known: LabelledObject, frame: Frame) -> LabelledObject:
+    x0, y0, x1, y1 = turn_boxes(np.array([known.box], np.float64), frame)[0].tolist()
+    places = turn_points(np.array([point[:2] for point in known.points], np.float64), frame, last=1).tolist()
+    # A point that is not labelled stands at 0, 0 wherever the image lies.
+    points = tuple((x, y, v) if v else (0.0, 0.0, v) for (x, y), (_, _, v) in zip(places, known.points, strict=True))
+    return replace(known, box=(x0, y0, x1, y1), points=points)
 
 
 @dataclass(frozen=True)
@@ -103,7 +132,7 @@ def read_keypoints(
     if sigmas is not None:
         sigmas = tuple(sigmas[i] for i in order)
 
-    def annotate(entry: Mapping[str, Any], size: tuple[int, int]) -> LabelledObjects:
+    def annotate(entry: Mapping[str, Any], frame: Frame) -> LabelledObjects:
         path = paths[entry["file_name"]]
         return LabelledObjects(
             tuple(

@@ -17,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.bundle.read import file_sha256
-from vitdeploy.data.annotations import AnnotatedSet, size_or_skip
+from vitdeploy.data.annotations import AnnotatedSet, frame_or_skip, upright_notes
 from vitdeploy.data.folder import DataSplit, Sample, enough, scan, usual_calibration
-from vitdeploy.data.masks import check_map_size, read_values
+from vitdeploy.data.masks import read_map
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import DataError, MissingFileError
+from vitdeploy.runtime.preprocess import Frame
 
 GOOD = "good"
 NORMAL, TEST, TRUTH = f"train/{GOOD}", "test", "ground_truth"
@@ -30,12 +31,12 @@ LAYOUT = f"{NORMAL}, {TEST}/{GOOD}, {TEST}/DEFECT and {TRUTH}/DEFECT, as MVTec A
 
 @dataclass(frozen=True)
 class DefectAnnotation:
-    """One test image of `size` (width, height): the kind of its defect, None of a good part, and the PNG that shows
+    """One test image, which lies as `frame` says: the kind of its defect, None of a good part, and the PNG that shows
     where it is, None where no mask is known."""
 
     defect: str | None
     mask: Path | None
-    size: tuple[int, int]
+    frame: Frame
 
     def content(self) -> bytes:
         """Bytes that differ where two annotations differ."""
@@ -48,11 +49,10 @@ class DefectAnnotation:
             ImageError: the mask cannot be read. DataError: it is of another size than its image, or shows nothing.
         """
         if self.defect is None:
-            return np.zeros(self.size[::-1], np.bool_)
+            return np.zeros(self.frame.size[::-1], np.bool_)
         if self.mask is None:
             return None
-        values = read_values(self.mask, "a PNG of one channel, not 0 where the defect is")
-        check_map_size(self.mask, values, self.size)
+        values = read_map(self.mask, "a PNG of one channel, not 0 where the defect is", self.frame)
         found = np.asarray(values != 0)
         if not found.any():
             raise DataError(
@@ -92,8 +92,8 @@ def read_mvtec(root: Path, skipped: Skipped | None = None) -> tuple[Sequence[Sam
         mask = None if kind == GOOD else _mask(root, sample.path)
         if kind != GOOD and mask is None and (root / TRUTH).is_dir():
             missing.append(sample.path)
-        elif (size := size_or_skip(sample.path, skipped)) is not None:
-            found[sample.path] = DefectAnnotation(None if kind == GOOD else kind, mask, size)
+        elif (frame := frame_or_skip(sample.path, skipped)) is not None:
+            found[sample.path] = DefectAnnotation(None if kind == GOOD else kind, mask, frame)
     if missing:
         raise DataError(
             f"{len(missing)} of {len(samples)} images below {root / TEST} have no mask",
@@ -101,7 +101,8 @@ def read_mvtec(root: Path, skipped: Skipped | None = None) -> tuple[Sequence[Sam
             wanted="a mask for each image of a defect, or no folder ground_truth at all",
         )
     refuse_shared(list(found), [sample.path for sample in normal], f"{root / TEST}", f"{root / NORMAL}")
-    return normal, AnnotatedSet(root / TEST, tuple(Sample(path, None) for path in found), found, (), 0)
+    notes = upright_notes((each.frame for each in found.values() if each.mask is not None), "mask")
+    return normal, AnnotatedSet(root / TEST, tuple(Sample(path, None) for path in found), found, (), 0, notes)
 
 
 def split_mvtec(

@@ -7,10 +7,10 @@ without its suffix; a pixel's segment id is R + 256 G + 65536 B, and 0 is VOID: 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,12 @@ from vitdeploy.data.annotations import (
     coco_set,
     folder_images,
     read_json,
+    turn_map,
 )
+from vitdeploy.data.masks import fit_map
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import DataError, MissingFileError
-from vitdeploy.runtime.preprocess import decode
+from vitdeploy.runtime.preprocess import Frame, decode
 
 VOID = 0
 KEYS = {
@@ -50,16 +52,23 @@ class PanopticMap:
 
 @dataclass(frozen=True)
 class PanopticAnnotation:
-    """The PNG of one image of `size` (width, height), and its segments: id -> category id."""
+    """The PNG of one image, and its segments: id -> category id. `frame`: how the image lies; `stored`:
+    the PNG is of its pixels before EXIF turns them."""
 
     png: Path
-    size: tuple[int, int]
+    frame: Frame
     segments: Mapping[int, int]
     crowd: frozenset[int]
+    stored: bool = False
+    reach: ClassVar[tuple[float, float]] = (0.0, 0.0)
 
     def content(self) -> bytes:
         """Bytes that differ where two annotations differ."""
-        return repr((sorted(self.segments.items()), sorted(self.crowd))).encode() + self.png.read_bytes()
+        facts = (sorted(self.segments.items()), sorted(self.crowd), *((self.frame,) if self.stored else ()))
+        return repr(facts).encode() + self.png.read_bytes()
+
+    def turned(self, frame: Frame) -> PanopticAnnotation:
+        return replace(self, stored=True)
 
     def load(self, mapping: Mapping[int, int]) -> PanopticMap:
         """The map with the class numbers of a model: `mapping` is that of `classes.match_categories`.
@@ -69,12 +78,8 @@ class PanopticAnnotation:
             DataError: it is not of the image's size, or holds ids that are not in the JSON.
         """
         pixels = np.asarray(decode(self.png, 3), np.int32)
-        if pixels.shape[1::-1] != self.size:
-            raise DataError(
-                f"{self.png} is not of the size of its image",
-                found=f"{pixels.shape[1]}x{pixels.shape[0]} pixels",
-                wanted=f"{self.size[0]}x{self.size[1]}",
-            )
+        pixels = fit_map(self.png, pixels, Frame(self.frame.stored, 1) if self.stored else self.frame)
+        pixels = turn_map(pixels, self.frame.orientation) if self.stored else pixels
         ids = pixels @ np.array([1, 256, 65536], np.int32)
         unknown = sorted({int(i) for i in np.unique(ids)} - set(self.segments) - {VOID})
         if unknown:
@@ -113,12 +118,12 @@ def read_panoptic(images: Path, labels: Path, skipped: Skipped | None = None) ->
         paths,
         entries,
         categories,
-        lambda entry, size: _annotation(labels, annotated[entry["id"]], size, known),
+        lambda entry, frame: _annotation(labels, annotated[entry["id"]], frame, known),
         skipped,
     )
 
 
-def _annotation(labels: Path, entry: Mapping[str, Any], size: tuple[int, int], known: set[int]) -> PanopticAnnotation:
+def _annotation(labels: Path, entry: Mapping[str, Any], frame: Frame, known: set[int]) -> PanopticAnnotation:
     png = labels.with_suffix("") / entry["file_name"]
     if not png.is_file():
         raise MissingFileError(
@@ -136,4 +141,4 @@ def _annotation(labels: Path, entry: Mapping[str, Any], size: tuple[int, int], k
         segments[segment["id"]] = segment["category_id"]
         if segment.get("iscrowd"):
             crowd.add(segment["id"])
-    return PanopticAnnotation(png, size, segments, frozenset(crowd))
+    return PanopticAnnotation(png, frame, segments, frozenset(crowd))

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.data.annotations import AnnotatedSet, folder_images, nothing_annotated, size_or_skip
+from vitdeploy.data.annotations import AnnotatedSet, folder_images, frame_or_skip, nothing_annotated, upright_notes
 from vitdeploy.data.folder import Sample
-from vitdeploy.data.masks import check_map_size, read_values
+from vitdeploy.data.masks import read_map
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import DataError, InputError, MissingFileError
+from vitdeploy.runtime.preprocess import Frame
 from vitdeploy.runtime.prompts import Prompt, read_prompts
 
 MASKS = "masks"
@@ -38,10 +39,10 @@ class PromptedSample(Sample):
 
 @dataclass(frozen=True)
 class PromptedMap:
-    """The PNG of one image of `size` (width, height), and what is asked of it."""
+    """The PNG of one image, which lies as `frame` says, and what is asked of it."""
 
     png: Path
-    size: tuple[int, int]
+    frame: Frame
     sample: PromptedSample
 
     def content(self) -> bytes:
@@ -55,8 +56,7 @@ class PromptedMap:
             ImageError: the file cannot be read.
             DataError: it is no map of numbers, of another size than the image, or has not one pixel of an instance.
         """
-        values = read_values(self.png, "a PNG of instances")
-        check_map_size(self.png, values, self.size)
+        values = read_map(self.png, "a PNG of instances", self.frame)
         masks = np.stack([values == instance for instance in self.sample.instances])
         empty = np.flatnonzero(~masks.any(axis=(1, 2)))
         if len(empty):
@@ -86,22 +86,23 @@ def read_prompted(images: Path, labels: Path, skipped: Skipped | None = None) ->
     found: dict[Path, PromptedMap] = {}
     for name in sorted(asked):
         path = paths.get(name)
-        size = size_or_skip(path, skipped) if path is not None else None
-        if path is None or size is None:
+        frame = frame_or_skip(path, skipped) if path is not None else None
+        if path is None or frame is None:
             continue
         png = (labels.parent / MASKS / path.relative_to(images)).with_suffix(".png")
         if not png.is_file():
             raise MissingFileError(f"no masks for {name}", found=f"no {png}", wanted="a PNG of its instances")
-        prompts = [_prompt(labels, index, entry, size) for index, entry in asked[name]]
+        prompts = [_prompt(labels, index, entry, frame.size) for index, entry in asked[name]]
         kept = tuple(prompt for each in prompts for prompt in each)
         instances = tuple(
             int(entry["instance"]) for (_, entry), each in zip(asked[name], prompts, strict=True) for _ in each
         )
-        found[path] = PromptedMap(png, size, PromptedSample(path, None, prompts=kept, instances=instances))
+        found[path] = PromptedMap(png, frame, PromptedSample(path, None, prompts=kept, instances=instances))
     if not found:
         raise nothing_annotated(images, labels, f"{len(asked)} names, such as {next(iter(asked), 'none')}")
     samples = tuple(each.sample for each in found.values())
-    return AnnotatedSet(images, samples, found, (), len(set(paths.values())) - len(found))
+    notes = upright_notes((each.frame for each in found.values()), "map")
+    return AnnotatedSet(images, samples, found, (), len(set(paths.values())) - len(found), notes)
 
 
 def _entries(labels: Path) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:

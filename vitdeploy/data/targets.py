@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitdeploy.data.annotations import AnnotatedSet, image_size, nothing_annotated, size_or_skip
-from vitdeploy.data.folder import SUFFIXES, Sample, scan
+from vitdeploy.data.annotations import AnnotatedSet, frame_or_skip, nothing_annotated
+from vitdeploy.data.folder import Sample, scan
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import DataError, MissingFileError
+from vitdeploy.runtime.preprocess import SUFFIXES, image_frame
 
 
 @dataclass(frozen=True)
@@ -45,17 +46,17 @@ def read_targets(
     found: dict[Path, Target] = {}
     for path in paths:
         own = named.get(_name(path, images))
-        known = size_or_skip(path, skipped) if own is not None else None
-        if own is None or known is None:
+        frame = frame_or_skip(path, skipped) if own is not None else None
+        if own is None or frame is None:
             continue
-        if known != size:
+        if frame.size != size:
             raise DataError(
                 f"{path.name} is not of the size that the model takes, and its target would be of something else",
-                found=f"{known[0]}x{known[1]} pixels",
+                found="{}x{} pixels".format(*frame.size),
                 wanted=f"{size[0]}x{size[1]}",
                 fix="cut images and targets to it, or take the model at their size (--image-size HEIGHTxWIDTH)",
             )
-        found[path] = Target(own, image_size(own))
+        found[path] = Target(own, image_frame(own).size)
     if not found:
         raise nothing_annotated(images, targets, f"no {_name(paths[0], images)}, nor a file for another image")
     _require_one_size([*found.values()])

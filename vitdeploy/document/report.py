@@ -9,7 +9,7 @@ from vitdeploy.benchmark.row import Latency
 from vitdeploy.document.answers import AnswerFacts, AttentionFacts, ExampleFacts
 from vitdeploy.document.bench import Bench
 from vitdeploy.document.engine import EngineFacts
-from vitdeploy.document.mapping import MappingFacts
+from vitdeploy.document.mapping import Copies, MappingFacts
 from vitdeploy.spec import SPARSE, FileEntry, GateStatus, Task
 
 FORMAT: Literal[1] = 1
@@ -134,7 +134,8 @@ class CalibrationFacts:
 
 @dataclass(frozen=True)
 class DataFacts:
-    """`noun`: what a sample is called. `unannotated`: images of an annotated set without annotations."""
+    """`noun`: what a sample is called. `unannotated`: images of an annotated set without annotations.
+    `copies`: images of the same bytes, each counted once in `evaluation_images`."""
 
     path: str
     labels: str
@@ -144,6 +145,7 @@ class DataFacts:
     skipped: int
     unannotated: int | None = field(default=None, metadata=SPARSE)
     mapping: MappingFacts | None = None
+    copies: Copies | None = field(default=None, metadata=SPARSE)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vitdeploy.document.mapping import MappingFacts
+from vitdeploy.document.mapping import Copies, MappingFacts
 from vitdeploy.document.verified import Verified
 from vitdeploy.spec import encode
 from vitdeploy.verification.gate import Gate
@@ -13,7 +13,7 @@ from vitdeploy.verification.gate import Gate
 @dataclass(frozen=True)
 class Verification:
     """One artifact against another on the same samples. `skipped`: files that could not be read. `warnings`: what makes
-    all numbers doubtful."""
+    all numbers doubtful. `copies`: images of the same bytes, None where there are none."""
 
     artifact: str
     against: str
@@ -23,6 +23,7 @@ class Verification:
     remarks: tuple[str, ...]
     warnings: tuple[str, ...]
     gate: Gate
+    copies: Copies | None = None
 
     def document(self) -> dict[str, object]:
         """JSON values, with those of the comparison beside the others."""

@@ -272,6 +272,7 @@ def data_facts(job: Job) -> DataFacts:
         skipped=len(job.data.skipped),
         unannotated=job.data.unannotated,
         mapping=job.data.mapping_facts,
+        copies=job.data.copies,
     )
 
 

@@ -19,11 +19,14 @@ transformers, where timm leaves them lying.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -37,12 +40,18 @@ if TYPE_CHECKING:
     from PIL import Image
 
 ORIENTATION = 0x0112  # of EXIF
+# What makes an image of each orientation upright, of Pillow's `Transpose`.
+_TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
+PNG = b"\x89PNG\r\n\x1a\n"
 MAX_PIXELS = 64_000_000
 # JPEG's largest. Each row of an image costs time and memory of its own: 1 x 64,000,000 pixels take gigabytes.
 MAX_SIDE = 65_535
 MAX_FILE_BYTES = 64 * 1024 * 1024
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
-READ = "JPEG, PNG, WebP, BMP, TIFF or GIF"
+# What is read, and how such files are called. A .mpo begins with a JPEG.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
+READ = "JPEG, PNG, WebP, BMP, TIFF, GIF or PPM"
+_ENDINGS = "jpg jpeg jpe jfif mpo png apng webp bmp tif tiff gif pbm pgm ppm pnm"
+SUFFIXES = frozenset(f".{ending}" for ending in _ENDINGS.split())
 # Of a JPEG file. Encoders write about ten scans where it is progressive; each takes time for all blocks of the image,
 # whatever few bytes it has. Source: libjpeg-turbo, Two Issues with the JPEG Standard.
 MAX_SCANS, MAX_SEGMENTS = 50, 10_000
@@ -62,6 +71,7 @@ _OTHERS = (
     (0, b"PK\x03\x04", "a zip archive"),
 )
 
+T = TypeVar("T")
 Pixels = npt.NDArray[np.uint8]
 ImageSource = Union[str, Path, bytes, bytearray, memoryview, "Image.Image", Pixels]
 ACCEPTED = (
@@ -69,11 +79,12 @@ ACCEPTED = (
 )
 
 
-def decode(source: ImageSource, channels: int, name: str = "") -> Image.Image:
-    """A decoded image in mode "RGB" (3 channels) or "L" (1), upright by its EXIF orientation.
+def decode(source: ImageSource, channels: int | None, name: str = "") -> Image.Image:
+    """A decoded image in mode "RGB" (3 channels), "L" (1) or that of its file (None), upright by its EXIF orientation.
 
-    `source` is a path, the bytes of a JPEG, PNG, WebP, BMP, TIFF or GIF file (the first frame or page is taken), a PIL
-    image, or a uint8 array [height, width, channels]. `name`: what messages call bytes.
+    `source` is a path, the bytes of a JPEG, PNG, WebP, BMP, TIFF, GIF or PPM file (the first frame or page is taken), a
+    PIL image, or a uint8 array [height, width, channels]. `name`: what messages call bytes.
+    Broken metadata (EXIF, XMP, profiles, texts) is passed over: the image then lies as its pixels do.
     Size limits are checked from the header, before any pixel is decoded.
 
     Raises:
@@ -84,17 +95,71 @@ def decode(source: ImageSource, channels: int, name: str = "") -> Image.Image:
     """
     from PIL import Image
 
-    mode = {1: "L", 3: "RGB"}[channels]
+    mode = {1: "L", 3: "RGB", None: None}[channels]
     if isinstance(source, np.ndarray):
-        return _from_array(source, mode)
+        return _from_array(source, mode or "RGB")
     if isinstance(source, Image.Image):
-        return _decode_image(source, mode, "the PIL image")
+        return _read_image(source, lambda image: _to_mode(image, mode), "the PIL image")
     content = file_of(source)
     if content is None:
         raise _no_image(source)
     name = str(source) if isinstance(source, str | Path) else name or "the image bytes"
     check_scans(content, name)
-    return _decode_image(io.BytesIO(content), mode, name)
+    return _read_image(content, lambda image: _to_mode(image, mode), name)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """How an image lies: `size` is (width, height) of it upright, as `decode` gives it; `orientation` that of EXIF, 1
+    to 8, by which it was turned."""
+
+    size: tuple[int, int]
+    orientation: int
+
+    @property
+    def stored(self) -> tuple[int, int]:
+        """(width, height) of the pixels as the file has them."""
+        return self.size[::-1] if self.orientation >= 5 else self.size
+
+
+def image_frame(source: str | Path | bytes, name: str = "") -> Frame:
+    """How the image of a path, or of the bytes of a file, lies: by its header, of a PNG by its pixels too, as its
+    metadata may follow these.
+
+    Raises:
+        MissingFileError, ImageError: as `decode`.
+    """
+    from PIL import Image
+
+    name = str(source) if isinstance(source, str | Path) else name or "the image bytes"
+    if isinstance(source, str | Path):
+        # Of what is whole no more is read than the header; what is not is read below, for `decode`'s own error.
+        with contextlib.suppress(Exception), Image.open(source, formats=FORMATS) as image:
+            check_decodable(image.width, image.height, name)
+            return _frame(image)
+    content = file_of(source)
+    assert content is not None, "a path or bytes"
+    return _read_image(content, _frame, name)
+
+
+def _frame(image: Image.Image) -> Frame:
+    turned = orientation_of(image)
+    # Pillow's size of a TIFF is that before or after it is turned, by release; the tags are as they are.
+    tags = getattr(image, "tag_v2", None)
+    width, height = image.size if tags is None else (tags[256], tags[257])
+    return Frame((height, width) if turned >= 5 else (width, height), turned)
+
+
+def orientation_of(image: Image.Image) -> int:
+    """The EXIF orientation of an open image, 1 to 8: 1 where nothing says it, or where what says it is broken."""
+    if image.format == "PNG":
+        image.load()  # metadata may follow the pixels; here, so that what is wrong with these is no fault of that
+    try:
+        found = image.getexif().get(ORIENTATION, 1)
+    except Exception:  # of the bytes of metadata, which are anybody's
+        image.info.pop("xmp", None)  # which a TIFF would read again
+        return 1
+    return next((number for number in range(1, 9) if found == number), 1)
 
 
 def file_of(source: object) -> bytes | bytearray | None:
@@ -125,14 +190,15 @@ def _no_image(value: object) -> TensorError:
     return TensorError("this is no image", found=type_name(value), wanted=ACCEPTED, fix=fix)
 
 
-def _decode_image(source: Image.Image | io.BytesIO, mode: str, name: str) -> Image.Image:
-    """The pixels of an open PIL image, which may not have read its file yet, or of the bytes of a file."""
+def _read_image(source: Image.Image | bytes | bytearray, read: Callable[[Image.Image], T], name: str) -> T:
+    """What `read` finds in an open PIL image, which may not have read its file yet, or in the bytes of a file. A PNG
+    that cannot be read is tried without its metadata."""
     from PIL import Image, UnidentifiedImageError
 
     try:
-        image = source if isinstance(source, Image.Image) else Image.open(source, formats=FORMATS)
+        image = source if isinstance(source, Image.Image) else Image.open(io.BytesIO(source), formats=FORMATS)
         check_decodable(*image.size, name)
-        return _to_mode(image, mode)
+        return read(image)
     except ImageError:
         raise
     except Image.DecompressionBombError as error:
@@ -143,6 +209,9 @@ def _decode_image(source: Image.Image | io.BytesIO, mode: str, name: str) -> Ima
             fix="shrink it, or take it out of the folder",
         ) from None
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error ...
+        bare = b"" if isinstance(source, Image.Image) else _without_metadata(source)
+        if bare:
+            return _read_image(bare, read, name)
         unknown = isinstance(error, UnidentifiedImageError)  # whose text names an object in memory
         raise ImageError(
             f"{name} cannot be read as an image",
@@ -150,6 +219,23 @@ def _decode_image(source: Image.Image | io.BytesIO, mode: str, name: str) -> Ima
             wanted=f"a whole {READ} file",
             fix="replace it with one of these, or leave it out",
         ) from None
+
+
+def _without_metadata(content: bytes | bytearray) -> bytes:
+    """A PNG of its critical chunks alone, and of an EXIF chunk that is whole; b"" of another file, and of one that has
+    no other chunks."""
+    if not content.startswith(PNG):
+        return b""
+    kept, at = [PNG], len(PNG)
+    while at + 12 <= len(content):
+        end = at + 12 + int.from_bytes(content[at : at + 4], "big")
+        kind, checksum = content[at + 4 : at + 8], content[end - 4 : end]
+        whole = zlib.crc32(content[at + 4 : end - 4]).to_bytes(4, "big") == checksum
+        if kind[:1].isupper() or (kind == b"eXIf" and whole):
+            kept.append(bytes(content[at:end]))
+        at = end
+    bare = b"".join(kept)
+    return bare if len(bare) < len(content) else b""
 
 
 def check_decodable(width: int, height: int, name: str) -> None:
@@ -163,30 +249,31 @@ def check_decodable(width: int, height: int, name: str) -> None:
         )
 
 
-def _kind_of(source: Image.Image | io.BytesIO) -> str:
+def _kind_of(source: Image.Image | bytes | bytearray) -> str:
     """What Pillow does not know, in words."""
-    start = source.getvalue()[:64] if isinstance(source, io.BytesIO) else b""
-    if not start and isinstance(source, io.BytesIO):
+    start = source[:64] if isinstance(source, bytes | bytearray) else b""
+    if not start and isinstance(source, bytes | bytearray):
         return "an empty file"
     named = next((name for at, magic, name in _OTHERS if start[at:].startswith(magic)), None)
     return named or "bytes of another kind, or a broken header"
 
 
-def _to_mode(image: Image.Image, mode: str) -> Image.Image:
-    """Upright, in `mode`: transparency is dropped, and of 16 bits the upper 8 are kept."""
-    from PIL import Image, ImageOps
+def _to_mode(image: Image.Image, mode: str | None) -> Image.Image:
+    """Upright, in `mode`: transparency is dropped, and of 16 bits the upper 8 are kept. None: as it is, but upright."""
+    from PIL import Image
 
-    # Pillow copies the pixels of an image that lies upright already, and of one in the mode that is asked for.
-    turned = image.getexif().get(ORIENTATION, 1) != 1
-    upright = ImageOps.exif_transpose(image) if turned else image
-    if upright.mode.startswith("I;16") or (upright.mode == "I" and image.format == "PNG"):
+    turned = orientation_of(image)
+    image.load()  # which turns a TIFF, of whatever release Pillow is
+    upright = image if turned == 1 or hasattr(image, "tag_v2") else image.transpose(Image.Transpose(_TURNS[turned]))
+    if mode is None:
+        return upright
+    if upright.mode.startswith("I;16") or (upright.mode == "I" and image.format in ("PNG", "PPM")):
         # Pillow's own conversion to 8 bits clips, which leaves a white image.
         upright = Image.fromarray((np.asarray(upright).clip(0, 65535) >> 8).astype(np.uint8))
     if upright.mode in ("I", "F"):  # 32 bits, of which nobody says what is white; Pillow would clip them at 255
         raise ValueError(f"pixels of 32 bits (mode {upright.mode})")
     if upright.mode == "P" and "transparency" in upright.info:
         upright = upright.convert("RGBA")
-    upright.load()
     return upright if upright.mode == mode else upright.convert(mode)
 
 

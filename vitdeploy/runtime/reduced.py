@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from vitdeploy.runtime.preprocess import (
     MAX_PIXELS,
-    ORIENTATION,
     ImageSource,
     Pixels,
     check_scans,
     crop_resized,
     file_of,
+    orientation_of,
     resized_size,
 )
 from vitdeploy.runtime.topdown import Box
@@ -65,7 +65,7 @@ def _decode(content: bytes | bytearray, spec: PreprocessSpec) -> ReducedImage | 
     width, height = resized_size(*size, spec)
     if image.mode != "RGB" or max(size[0] * size[1], width * height) > MAX_PIXELS:
         return None
-    if image.getexif().get(ORIENTATION, 1) != 1:
+    if orientation_of(image) != 1:
         return None
     chosen = image.draft("RGB", (OVERSAMPLING * width, OVERSAMPLING * height))
     if chosen is None or image.size == size:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict
 
@@ -15,14 +15,15 @@ from vitdeploy.data.annotations import AnnotatedSet
 from vitdeploy.data.classes import ClassMap
 from vitdeploy.data.containers.find import find_containers, root_of
 from vitdeploy.data.decoded import Decoded, DecodedSet
-from vitdeploy.data.folder import SUFFIXES, DataSplit, Sample, digest, split
+from vitdeploy.data.folder import DataSplit, Sample, contents, digest, first_of_copies, split
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.document.answers import Marks, Said
-from vitdeploy.document.mapping import MappingFacts
+from vitdeploy.document.mapping import Copies, MappingFacts
 from vitdeploy.errors import DataError
-from vitdeploy.paths import is_dir
+from vitdeploy.paths import is_dir, shown_name
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.predictor import Predictor
+from vitdeploy.runtime.preprocess import SUFFIXES
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import LabelKind, Postprocess, PreprocessSpec, SequenceSpec, Task
 from vitdeploy.tasks.drive import Drive
@@ -110,7 +111,8 @@ class Data:
 
     `classes` are the names of the model's classes, as the model or the data has them; () if labels are not classes.
     `truth`: by sample path, None without. `unannotated`: how many images of an annotated set have no annotation, None
-    of any other. `mapping`: how the data's classes became the model's, None without classes.
+    of any other. `mapping`: how the data's classes became the model's, None without classes. `copies`: images of the
+    same bytes, which `evaluation` holds once; None where there are none. `remarks`: what was assumed or left out.
     `decoded`: the pixels of evaluation images.
     """
 
@@ -124,6 +126,8 @@ class Data:
     skipped: tuple[str, ...] = ()
     unannotated: int | None = None
     mapping: ClassMap | None = None
+    copies: Copies | None = None
+    remarks: tuple[str, ...] = ()
     decoded: DecodedSet | None = field(default=None, repr=False, compare=False)
 
     def truths(self) -> list[Any] | None:
@@ -144,7 +148,7 @@ class Data:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes for people on the data, before any work."""
-        return self.mapping.notes if self.mapping is not None else ()
+        return (*(self.mapping.notes if self.mapping is not None else ()), *self.remarks)
 
 
 @dataclass(frozen=True)
@@ -277,6 +281,65 @@ class Found:
     mapping: ClassMap | None = None
 
 
+def without_copies(found: Found) -> tuple[DataSplit, dict[int, str], Copies | None, tuple[str, ...]]:
+    """The split with one image of each content to evaluate on, the first by its path; the `contents` of all its
+    samples, by their ids; what was found, and sentences on it."""
+    parts, truth = found.parts, found.truth
+    calibration, evaluation = contents(parts.calibration), contents(parts.evaluation)
+    order = sorted(range(len(evaluation)), key=lambda i: parts.evaluation[i].path.parts)
+    firsts = first_of_copies([evaluation[i] for i in order]).tolist()
+    first = dict(zip(order, (order[i] for i in firsts), strict=True))
+    kept = [i for i in range(len(evaluation)) if first[i] == i]
+
+    def label(index: int) -> object:
+        sample = parts.evaluation[index]
+        return sample.label if truth is None else truth[sample.path].content()
+
+    pairs = [(i, first[i]) for i in range(len(evaluation)) if first[i] != i]
+    relabelled = [pair for pair in pairs if label(pair[0]) != label(pair[1])]
+    seen = set(calibration)
+    copies = Copies(
+        evaluation=len(pairs),
+        calibration=len(calibration) - len(seen),
+        shared=sum(evaluation[i] in seen for i in kept),
+        relabelled=len(relabelled),
+    )
+    known = dict(zip(map(id, (*parts.calibration, *parts.evaluation)), (*calibration, *evaluation), strict=True))
+    chosen = replace(parts, evaluation=tuple(parts.evaluation[i] for i in kept))
+    example, other = (
+        next(((parts.evaluation[i].shown, parts.evaluation[j].shown) for i, j in some), ("", ""))
+        for some in (pairs, relabelled)
+    )
+    said = told_copies(copies, len(evaluation), len(calibration), example, other)
+    return chosen, known, copies if copies != Copies() else None, said
+
+
+def told_copies(
+    copies: Copies, evaluation: int, calibration: int, example: tuple[str, str], relabelled: tuple[str, str]
+) -> tuple[str, ...]:
+    """Sentences on copies among so many images of each part. `example`: a copy and its original; `relabelled`: the
+    same of one with another label."""
+    told, different = [], evaluation - copies.evaluation
+    if copies.evaluation:
+        told.append(
+            f"{copies.evaluation} of {evaluation} images to evaluate on are copies of others, and each image counts "
+            f"once: {different} are different ({shown_name(example[0])} is {shown_name(example[1])})"
+        )
+    if copies.relabelled:
+        told.append(
+            f"warning: {copies.relabelled} of these copies have other labels than the image that counts "
+            f"({shown_name(relabelled[0])}, {shown_name(relabelled[1])}): one of both is wrong"
+        )
+    if copies.calibration:
+        told.append(f"{copies.calibration} of {calibration} calibration images are copies of others")
+    if copies.shared:
+        told.append(
+            f"warning: {copies.shared} of {different} images to evaluate on are among the calibration images too, on "
+            "which choices are made: agreement and accuracy may be too good"
+        )
+    return tuple(told)
+
+
 class ImageKit(TaskAdapter):
     """The base of all tasks on images. `kinds`: the kinds of labels that the task uses."""
 
@@ -287,14 +350,18 @@ class ImageKit(TaskAdapter):
         check_labels(choice, self.kinds, self.setting.task)
         unread = Skipped([])
         found = self.find(choice, unread if skip_bad else None)
-        parts, decoded, skipped = check_images(found.parts, self.setting.images, skip_bad=skip_bad, progress=progress)
+        chosen, known, copies, remarks = without_copies(found)
+        parts, decoded, skipped = check_images(chosen, self.setting.images, skip_bad=skip_bad, progress=progress)
         labels, mapping, root = found.annotated, found.mapping, root_of(choice.path)
+        calibration, evaluation = (
+            digest(part, root, [known[id(sample)] for sample in part]) for part in (parts.calibration, parts.evaluation)
+        )
         return Data(
             root=root,
             calibration=parts.calibration,
             evaluation=parts.evaluation,
-            calibration_digest=digest(parts.calibration, root),
-            evaluation_digest=digest(parts.evaluation, root)
+            calibration_digest=calibration,
+            evaluation_digest=evaluation
             + (labels.digest(parts.evaluation) if labels is not None else "")
             + (mapping.digest if labels is not None and mapping is not None else ""),
             classes=() if labels is not None else parts.classes,
@@ -302,6 +369,8 @@ class ImageKit(TaskAdapter):
             skipped=(*unread.paths, *skipped),
             unannotated=labels.unannotated if labels is not None else None,
             mapping=mapping,
+            copies=copies,
+            remarks=(*parts.notes, *(labels.notes if labels is not None else ()), *remarks),
             decoded=decoded,
         )
 

@@ -31,11 +31,12 @@ class ClassificationKit(CountedKit):
     def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
         """The images with the model's classes as their labels."""
         parts, mapping = self._listed(choice)
-        return Found(DataSplit(tuple(parts.calibration), tuple(parts.evaluation), parts.classes), mapping=mapping)
+        samples = tuple(parts.calibration), tuple(parts.evaluation)
+        return Found(DataSplit(*samples, parts.classes, notes=parts.notes), mapping=mapping)
 
     def listed(self, choice: DataChoice, *, skip_bad: bool) -> Listed:
         parts, mapping = self._listed(choice)
-        return Listed(parts.evaluation, None, mapping)
+        return Listed(parts.evaluation, None, mapping, notes=parts.notes)
 
     def _listed(self, choice: DataChoice) -> tuple[ListedSplit, ClassMap | None]:
         """What `find` finds, of a folder of any size.
@@ -53,7 +54,7 @@ class ClassificationKit(CountedKit):
         names = self.setting.labels
         if found.how == "position" or (found.how == "number" and not names):
             names = parts.classes if parts.kind != "numbers" else tuple(map(str, range(max(index) + 1)))
-        return ListedSplit(*both, names, parts.empty), found
+        return ListedSplit(*both, names, parts.empty, notes=parts.notes), found
 
     @property
     def reading(self) -> dict[str, object]:

@@ -30,12 +30,13 @@ Truth = Mapping[Path, Annotation]
 @dataclass(frozen=True, eq=False)
 class Listed:
     """The images to evaluate on, of data of any size, before one of them is decoded. `truth`, `mapping`: as of `Data`;
-    `skipped`: those whose size could not be read."""
+    `skipped`: those whose size could not be read. `notes`: as of `Data.remarks`."""
 
     evaluation: Samples
     truth: Truth | None = None
     mapping: ClassMap | None = None
     skipped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class CountedKit(ImageKit):
@@ -55,11 +56,13 @@ class CountedKit(ImageKit):
         check_labels(choice, self.kinds, self.setting.task)
         if choice.annotations is None or choice.labels == "none":
             labels = choice.labels == "folders"
-            return Listed(list_split(choice.path, "folders" if labels else "none", **choice.numbers).evaluation)
+            parts = list_split(choice.path, "folders" if labels else "none", **choice.numbers)
+            return Listed(parts.evaluation, notes=parts.notes)
         skipped = Skipped([])
         found = self.find(choice, skipped if skip_bad else None)
         samples = Samples.of(found.parts.evaluation, choice.path)
-        return Listed(samples, found.truth, found.mapping, tuple(skipped.paths))
+        notes = found.annotated.notes if found.annotated is not None else ()
+        return Listed(samples, found.truth, found.mapping, tuple(skipped.paths), notes)
 
     @property
     def reading(self) -> dict[str, object]:

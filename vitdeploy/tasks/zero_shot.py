@@ -137,7 +137,7 @@ class ZeroShotKit(TextKit, ClassificationKit):
             if not given:
                 raise no_texts(choice.path)
             self.require_apart(given)
-            return Found(DataSplit(parts.calibration, parts.evaluation, given))
+            return Found(DataSplit(parts.calibration, parts.evaluation, given, notes=parts.notes))
         written = texts_of(_words(parts.classes, parts.kind), choice.template)
         texts = written if given is None else given
         index = places(parts.classes, written, texts)
@@ -149,7 +149,7 @@ class ZeroShotKit(TextKit, ClassificationKit):
         mapping = ClassMap(
             "name", dict(zip(parts.classes, index, strict=True)), told_of("class folders", written, choice)
         )
-        return Found(DataSplit(calibration, evaluation, texts), mapping=mapping)
+        return Found(DataSplit(calibration, evaluation, texts, notes=parts.notes), mapping=mapping)
 
     def calibration(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Calibration:
         found = super().calibration(choice, skip_bad=skip_bad, progress=progress)

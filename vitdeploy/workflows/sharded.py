@@ -18,8 +18,9 @@ from typing import TypeVar
 import numpy as np
 
 from vitdeploy.data.file_digests import DIGESTS_FILE, FileDigests
-from vitdeploy.data.folder import Ints
+from vitdeploy.data.folder import Ints, first_of_copies
 from vitdeploy.data.shards import MOST, WINDOW, cut
+from vitdeploy.document.mapping import Copies
 from vitdeploy.document.verification import Verification
 from vitdeploy.errors import DataError, HostError, StorageError, VitdeployError, error_with_code
 from vitdeploy.pipeline.foresight import bounds_answers, criterion_by
@@ -40,7 +41,7 @@ from vitdeploy.stages.shards import (
 from vitdeploy.stages.verify import explained
 from vitdeploy.stages.workers import Executor
 from vitdeploy.store.places import store_folder
-from vitdeploy.tasks.adapter import Data, DataChoice, Setting
+from vitdeploy.tasks.adapter import Data, DataChoice, Setting, told_copies
 from vitdeploy.tasks.adapters import counted_adapter
 from vitdeploy.tasks.counted import CountedKit, Listed
 from vitdeploy.tasks.images import scratch_folder
@@ -94,6 +95,7 @@ def verify_in_shards(
     listed = adapter.listed(choice, skip_bad=skip_bad)
     if len(listed.evaluation) <= most and executor is None:
         return None
+    listed, copies = _without_copies(listed)
     found = _Evaluation(adapter, listed, skip_bad, progress, note, executor)
     found.answer(theirs, counterpart)
     criterion: Criterion = "labels"
@@ -107,7 +109,15 @@ def verify_in_shards(
     verified = explained(image, image, ours.precision, preprocess)
     gate = accuracy_gate(verified, budget, criterion, GUARD[adapter.setting.task])
     data = Data(
-        choice.path, (), listed.evaluation, "", "", skipped=(*listed.skipped, *found.skipped()), mapping=listed.mapping
+        choice.path,
+        (),
+        listed.evaluation,
+        "",
+        "",
+        skipped=(*listed.skipped, *found.skipped()),
+        mapping=listed.mapping,
+        copies=copies,
+        remarks=listed.notes,
     )
     return verification(ours, theirs, verified, data, gate, found.doubt(image))
 
@@ -122,6 +132,30 @@ def _reason(ours: Subject, theirs: Subject, own: Setting, other: Setting) -> str
     if unknown is not None:
         return f"no key could be made of {unknown}"
     return "" if scratch_folder() == store_folder() else f"the store at {store_folder()} cannot be written"
+
+
+def _without_copies(listed: Listed) -> tuple[Listed, Copies | None]:
+    """One image of each content, the first in sorted order, and what was left out."""
+    images, truth = listed.evaluation, listed.truth
+    order = np.argsort(images.places)
+    with FileDigests(default_store().root / DIGESTS_FILE) as digests:
+        chunks = (images.pick(order[start : start + MOST]) for start in range(0, len(order), MOST))
+        firsts = first_of_copies(digest for chunk in chunks for digest in digests.of(chunk))
+    first = np.empty_like(firsts)
+    first[order] = order[firsts]
+    kept = first == np.arange(len(first))
+    if kept.all():
+        return listed, None
+    pairs = np.stack([np.flatnonzero(~kept), first[~kept]], axis=1).tolist()
+
+    def label(index: int) -> object:
+        return images[index].label if truth is None else truth[images[index].path].content()
+
+    relabelled = [pair for pair in pairs if label(pair[0]) != label(pair[1])]
+    copies = Copies(evaluation=len(pairs), relabelled=len(relabelled))
+    examples = [(images[i].shown, images[j].shown) for i, j in (pairs[0], *relabelled[:1], pairs[0])]
+    notes = (*listed.notes, *told_copies(copies, len(images), 0, examples[0], examples[1]))
+    return dataclasses.replace(listed, evaluation=images.pick(np.flatnonzero(kept)), notes=notes), copies
 
 
 class _Evaluation:

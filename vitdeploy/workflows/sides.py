@@ -73,4 +73,5 @@ def verification(
         remarks=(*ours.remarks, *theirs.remarks, *data.notes),
         warnings=(doubt,) if doubt is not None else (),
         gate=gate,
+        copies=data.copies,
     )
