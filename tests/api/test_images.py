@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import vitdeploy as vd
+from vitdeploy.data.classes import match_folders
 from vitdeploy.data.folder import scan
 from vitdeploy.errors import DataError
 from vitdeploy.runtime.preprocess import load_pixels, normalise
@@ -115,6 +116,13 @@ def test_a_data_set_in_another_order_is_matched_by_its_names():
     folder, kind = vd.images(data).place(setting(labels=["ant", "bee", "cat"]))
     samples, names = scan(folder, kind)
     assert [names[sample.label] for sample in samples] == ["ant", "ant", "cat"]
+
+
+def test_an_index_is_that_of_the_model_where_its_names_are_numbers():
+    folder, kind = vd.images(noise(3), labels=[0, 2, "0"]).place(setting(labels=["2", "0", "1"]))
+    samples, names = scan(folder, kind)
+    assert sorted(names[sample.label] for sample in samples) == ["0", "1", "2"]
+    assert match_folders(names, (), ("2", "0", "1"), 3).index == {"2": 0, "0": 1, "1": 2}
 
 
 def test_a_data_loader_gives_batches_of_a_subset():

@@ -5,6 +5,7 @@ from PIL import Image
 
 from vitdeploy.data.annotations import AnnotatedSet, Category, folder_images, read_json
 from vitdeploy.data.folder import Sample, split
+from vitdeploy.data.label_file import Repairs
 from vitdeploy.errors import DataError, MissingFileError
 
 COCO = (Category(1, "person"), Category(2, "bicycle"), Category(13, "stop sign"))
@@ -108,9 +109,9 @@ def test_files_of_another_form_are_refused(tmp_path, text, message):
     path = tmp_path / "x.json"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(DataError, match=message):
-        read_json(path, {"images": ("id", "width")})
+        read_json(path, {"images": ("id", "width")}, Repairs())
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(MissingFileError, match=r"no annotation file at .*x\.json"):
-        read_json(tmp_path / "x.json", {})
+        read_json(tmp_path / "x.json", {}, Repairs())

@@ -118,7 +118,9 @@ def test_folders_without_images_need_no_label():
 def test_position_counts_where_no_name_does_and_is_told(names, labels, classes, says):
     found = match_folders(sorted(names), (), labels, classes)
     assert (found.how, list(found.index.values())) == ("position", list(range(len(names))))
-    assert [says in note for note in found.notes] == [True]
+    # Where the model has words for its classes, nothing but their number speaks for it.
+    assert [says in note for note in (found.warnings if labels else found.notes)] == [True]
+    assert len(found.notes) + len(found.warnings) == 1
 
 
 @pytest.mark.parametrize(("labels", "classes"), [((), 3), ((), None), (PETS, 3)])

@@ -45,14 +45,38 @@ def test_polygons_and_run_lengths_become_masks(tmp_path):
 
 @pytest.mark.parametrize(
     "outline",
-    [None, [], [SQUARE[:4]], [SQUARE[:7]], SQUARE, [[*SQUARE[:7], None]], {"size": [8, 6], "counts": [48]},
-     {"size": [6, 8], "counts": [6, 6]}, {"size": 6, "counts": [48]}, "nothing"],
+    [[[*SQUARE[:7], None]], {"size": [8, 6], "counts": [48]}, {"size": [6, 8], "counts": [6, 6]},
+     {"size": 6, "counts": [48]}, "nothing"],
 )  # fmt: skip
 def test_what_is_no_outline_is_named(tmp_path, outline):
     wrong = {"id": 1, "image_id": 7, "category_id": 1, "bbox": [2, 1, 4, 3], "segmentation": outline}
     with pytest.raises(DataError, match=r"annotations\[1\] has no outline") as caught:
         read(tmp_path, annotations=[COCO["annotations"][0], wrong])
     assert "or run lengths of size [6, 8]" in caught.value.wanted and "not their boxes alone" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("outline", "kept", "note"),
+    [
+        (SQUARE, 2, "polygons without a list around them, read as one polygon"),
+        ([SQUARE, SQUARE[:4]], 2, "polygons of fewer than three corners, left out of their outlines"),
+        *((each, 1, "objects without an outline of three corners, left out") for each in
+          (None, [], [[]], SQUARE[:4], [SQUARE[:4]], [SQUARE[:7]])),
+    ],
+)  # fmt: skip
+def test_some_outlines_that_are_repaired_are_counted(tmp_path, outline, kept, note):
+    more = {"id": 3, "image_id": 7, "category_id": 1, "bbox": [2, 1, 4, 3], "segmentation": outline}
+    found = read(tmp_path, annotations=[COCO["annotations"][0], more, {**COCO["annotations"][0], "id": 4}])
+    [known] = found.annotations.values()
+    assert known.outlines == (([SQUARE],) * kept)
+    repeated = "labels: repeated annotations, counted once: 1 (first: annotations[2])"
+    assert sorted(found.notes) == sorted([repeated, f"labels: {note}: 1 (first: annotations[1])"])
+
+
+def test_outlines_of_no_object_are_no_labels(tmp_path):
+    with pytest.raises(DataError, match="has no outline of an object") as caught:
+        read(tmp_path, annotations=[{"id": 1, "image_id": 7, "category_id": 1, "segmentation": []}])
+    assert "not their boxes alone" in caught.value.fix
 
 
 @pytest.mark.parametrize(("key", "text"), [("image_id", "of an image that"), ("category_id", "of a category that")])

@@ -39,11 +39,19 @@ def labelled(tmp_path):
 
 def test_objects_with_a_labelled_point_are_samples_by_their_boxes(labelled):
     folder, file = labelled(
-        [person(0, 2, 0, 1), person(0, 2, 2, 2), person(1, 0, 0, 0), person(2, 2, 2, 2, iscrowd=1), person(2, 1, 1, 1)]
+        [
+            person(0, 2, 0, 1),
+            person(0, 2, 2, 2, bbox=[2, 3, 0, 10]),
+            person(0, 2, 2, 2),
+            person(1, 0, 0, 0),
+            person(2, 2, 2, 2, iscrowd=1),
+            person(2, 1, 1, 1),
+        ]
     )
     found = read_keypoints(folder, file, (), 3)
     assert [path.name for path in found.images.annotations] == ["a.png", "c.png"]
     assert found.images.unannotated == 1
+    assert found.images.notes == ("labels: boxes of no width or height, left out: 1 (first: annotations[1])",)
     first, second = found.images.annotations[folder / "a.png"].objects
     assert (first.box, first.area, first.sigmas) == ((2, 3, 22, 13), 90, None)
     assert first.points == ((1, 2, 2), (11, 12, 0), (21, 22, 1))
@@ -51,14 +59,14 @@ def test_objects_with_a_labelled_point_are_samples_by_their_boxes(labelled):
 
 
 def test_images_are_split_and_not_their_objects(labelled):
-    folder, file = labelled([person(image, 2, 2, 2) for image in (0, 0, 1, 1, 2, 2)])
+    folder, file = labelled([person(image, *seen) for image in (0, 1, 2) for seen in ((2, 2, 2), (1, 1, 1))])
     parts = read_keypoints(folder, file, (), 3).split(calibration=1, evaluation="all", seed=0)
     assert (len(parts.calibration), len(parts.evaluation)) == (2, 4)
     assert not {s.path for s in parts.calibration} & {s.path for s in parts.evaluation}
 
 
 def test_a_model_of_points_is_calibrated_on_the_boxes_of_objects(labelled):
-    folder, file = labelled([person(image, 2, 2, 2) for image in (0, 0, 1, 1, 2, 2)])
+    folder, file = labelled([person(image, *seen) for image in (0, 1, 2) for seen in ((2, 2, 2), (1, 1, 1))])
     (folder / "c.png").write_bytes(b"no image")
     spec = PreprocessSpec((8, 8), (8, 8), fit="topdown")
     adapter = make_adapter(Setting("keypoints", spec, KeypointSpec(), classes=3))
@@ -95,7 +103,7 @@ def test_deviations_of_a_person_are_those_of_pycocotools(labelled):
         ([person(0, 2, 2)], {}, 3, "has other key points than the model"),
         ([person(0, 2, 2, 2)], {}, 17, "has other key points than the model"),
         ([person(0, 0, 0, 0)], {}, 3, "labels not one key point"),
-        ([person(0, 2, 2, 2, bbox=[1, 2, 0, 4])], {}, 3, "has no box with key points"),
+        ([person(0, 2, 2, 2, bbox=[1, 2, -1, 4])], {}, 3, "has no box with key points"),
         ([person(0, 2, 2, 2, keypoints=[1, 2])], {}, 3, "has no box with key points"),
     ],
 )

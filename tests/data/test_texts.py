@@ -40,8 +40,12 @@ def test_texts_belong_to_images_by_path_or_by_name(folder):
         ([], "no list of images and their texts", "an empty list"),
         ({"a.png": "A"}, "no list of images and their texts", "{'a.png': 'A'}"),
         ([{"file_name": "a.png", "text": 7}], "no list of images and their texts", "'text': 7"),
-        ([{"file_name": "a.png", "text": "A"}] * 2, "text of an image twice", "a.png"),
-        ([{"file_name": "z.png", "text": "A"}], "annotates not one image", "1 texts, the first of 'z.png'"),
+        ([{"file_name": "a.png", "text": text} for text in "AB"], "two texts of one image", "a.png"),
+        (
+            [{"file_name": "z.png", "text": "A"}],
+            "annotates not one image",
+            "1 images of other names, such as 'z.png', where the folder has",
+        ),
     ],
 )
 def test_what_is_no_such_list_is_refused(folder, value, message, found):

@@ -199,7 +199,8 @@ def test_a_detector_that_comes_as_onnx_with_yolo_labels(command, segmented, answ
         shown = [(int(c), inside(b.tolist())) for s, c, b in zip(score, index, boxes, strict=True) if s > THRESHOLD]
         wanted[path.name] = len(shown)
         lines = "".join(f"{c} {' '.join(f'{side:.6f}' for side in box)}\n" for c, box in shown)
-        (tmp_path / "labels" / f"{path.stem}.txt").write_text(lines, encoding="utf-8")
+        again = lines.splitlines(keepends=True)[-1:]  # which is no further object
+        (tmp_path / "labels" / f"{path.stem}.txt").write_text("".join([lines, *again]), encoding="utf-8")
     recipe = {
         "source": {"model": "theirs.onnx", "labels": "names.txt"},
         "preprocess": {"resize": [SIDE, SIDE], "crop": SIDE, "interpolation": "bilinear", "mean": MEAN, "std": STD},
@@ -223,6 +224,10 @@ def test_a_detector_that_comes_as_onnx_with_yolo_labels(command, segmented, answ
     assert exact["max_difference"] < 1e-3 < rounded["max_difference"]
     assert (made.report["model"]["family"], made.report["model"]["checkpoint"]) == ("onnx", "theirs.onnx")
     assert made.report["data"]["unannotated"] == 0
+    [text] = made.report["data"]["repaired"]
+    shown = sum(count > 0 for count in wanted.values())
+    assert text.startswith(f"labels: repeated boxes, counted once: {shown} (first: ")
+    assert text in made.report["verdict"]["remarks"]
 
     # Whether INT8 is the faster one of so small a model, and so the first of the bundle, its short bench does not say.
     fields = command("predict", made.bundle, *paths, "--target", "openvino-cpu-int8", "--json").document

@@ -365,7 +365,7 @@ def _jobs(
     from vitdeploy.pipeline.job import prepare
 
     jobs = prepare(recipe, skip_bad=skip_bad, progress=reporter.progress, function=function, module=module)
-    notes = [(*job.reference_model.notes, *job.data.notes, *split_notes(job)) for job in jobs]
+    notes = [(*job.reference_model.notes, *job.data.notes, *job.data.warnings, *split_notes(job)) for job in jobs]
     for note in dict.fromkeys(itertools.chain(*notes)):
         reporter.note(note)
     return jobs

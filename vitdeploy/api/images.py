@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.api.folders import unnamed_folder
+from vitdeploy.data.containers.listing import number_of
 from vitdeploy.errors import DataError
 from vitdeploy.runtime.preprocess import crop_start, decode, resize_and_crop
 from vitdeploy.runtime.runner import type_name
@@ -241,6 +242,8 @@ class _ClassFolders:
             return name
         if not 0 <= label < self._count:
             raise DataError(f"class {label} of the data is none of the model's", wanted=f"0 to {self._count - 1}")
+        if any(number_of(name) is not None for name in self._labels):  # or a number would be taken for such a name
+            return self.name(self._labels[label])
         return self._number(label)
 
     def complete(self, folder: Path) -> None:

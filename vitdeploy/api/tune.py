@@ -169,7 +169,7 @@ def tune_recipe(
         code = own_model(function, source)
         search = begin_search(loaded, targets, budget or {}, store.root.absolute(), skip_bad, *code)
         job = prepare_search(search, reporter.progress)
-        for note in (*job.reference_model.notes, *job.data.notes, *split_notes(job)):
+        for note in (*job.reference_model.notes, *job.data.notes, *job.data.warnings, *split_notes(job)):
             reporter.note(note)
         tuner = Tuner(
             job,

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.data.folder import OWN_SPLIT, DataSplit, Sample, enough, has_own_split, scan, usual_calibration
+from vitdeploy.data.label_file import DECIMAL, Repairs
 from vitdeploy.data.pixels import Skipped, skippable
 from vitdeploy.errors import DataError, ImageError, MissingFileError
 from vitdeploy.paths import is_file
@@ -99,7 +100,8 @@ class AnnotatedSet(Generic[A]):
     """The annotated images below `folder`, sorted by path, and the annotation of each, by `Sample.path`.
 
     Annotations hold category ids of the data set: see `data.classes`. `unannotated` counts the images below `folder`
-    without an annotation; they are not in `samples`. `notes`: what was assumed of them, for people.
+    without an annotation; they are not in `samples`. `notes`: what was assumed of them or repaired, for people;
+    `warnings`: what makes all numbers on them doubtful.
     """
 
     folder: Path
@@ -108,6 +110,7 @@ class AnnotatedSet(Generic[A]):
     categories: tuple[Category, ...]
     unannotated: int
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def split(self, *, calibration: int | None, evaluation: int | Literal["all"], seed: int) -> DataSplit:
         """Choose calibration and evaluation images as `folder.split` does, among the annotated ones.
@@ -209,39 +212,50 @@ def upright_notes(frames: Iterable[Frame], of_maps: str = "") -> tuple[str, ...]
     return (f"{told} (if they are not: save the images without an orientation)",)
 
 
-def coco_set(
-    images: Path,
-    labels: Path,
-    paths: Mapping[str, Path],
-    entries: Sequence[Mapping[str, Any]],
-    categories: tuple[Category, ...],
-    annotate: Callable[[Mapping[str, Any], Frame], P],
-    skipped: Skipped | None,
-) -> AnnotatedSet[P]:
-    """The images below `images` that a COCO file's `entries` name. `annotate` gets an entry and how its image lies.
+@dataclass(frozen=True)
+class CocoFile:
+    """COCO's JSON file `labels` on the `count` images below a folder: by image its entry, and its annotations with the
+    place of each in the file. `listed`: the categories by their ids, as the file has them."""
 
-    `paths` are the images as `folder_images` finds them.
+    labels: Path
+    folder: Path
+    count: int
+    listed: Sequence[Mapping[str, Any]]
+    entries: Mapping[Path, Mapping[str, Any]]
+    annotations: Mapping[Path, Sequence[tuple[int, Mapping[str, Any]]]]
+    repairs: Repairs
 
-    Raises:
-        DataError: it names none of them, or an image has another size than recorded; and what `annotate` raises.
-        ImageError: an unreadable image and `skipped` is None.
-    """
-    listed = {paths[entry["file_name"]]: entry for entry in entries if entry["file_name"] in paths}
-    if not listed:
-        raise nothing_annotated(images, labels, f"{len(entries)} images of other names")
-    found: dict[Path, P] = {}
-    frames: dict[Path, Frame] = {}
-    recorded: dict[Path, tuple[int, int]] = {}
-    for path in sorted(listed):
-        entry, frame = listed[path], frame_or_skip(path, skipped)
-        if frame is not None:
-            recorded[path] = entry["width"], entry["height"]
-            _check_size(path, frame, recorded[path], labels)
-            found[path], frames[path] = annotate(entry, frame), frame
-    lying, notes = _lying(labels, found, frames, recorded)
-    upright = {path: each.turned(frames[path]) if path in lying else each for path, each in found.items()}
-    samples = tuple(Sample(path, None) for path in upright)
-    return AnnotatedSet(images, samples, upright, categories, len(set(paths.values())) - len(listed), notes)
+    @property
+    def categories(self) -> tuple[Category, ...]:
+        return tuple(Category(each["id"], each["name"], bool(each.get("isthing", True))) for each in self.listed)
+
+    def annotated(
+        self,
+        annotate: Callable[[Path, Frame, Sequence[tuple[int, Mapping[str, Any]]]], P],
+        skipped: Skipped | None,
+    ) -> AnnotatedSet[P]:
+        """The images as a set; `annotate` gets an image, how it lies, and its annotations.
+
+        Raises:
+            DataError: no image is left, or one has another size than recorded; and what `annotate` raises.
+            ImageError: an unreadable image and `skipped` is None.
+        """
+        if not self.entries:
+            raise nothing_annotated(self.folder, self.labels, f"{self.count} images, and no annotation of one")
+        annotations: dict[Path, P] = {}
+        frames: dict[Path, Frame] = {}
+        recorded: dict[Path, tuple[int, int]] = {}
+        for path in sorted(self.entries):
+            entry, frame = self.entries[path], frame_or_skip(path, skipped)
+            if frame is not None:
+                recorded[path] = entry["width"], entry["height"]
+                _check_size(path, frame, recorded[path], self.labels)
+                annotations[path], frames[path] = annotate(path, frame, self.annotations.get(path, ())), frame
+        lying, notes = _lying(self.labels, annotations, frames, recorded)
+        upright = {path: each.turned(frames[path]) if path in lying else each for path, each in annotations.items()}
+        samples = tuple(Sample(path, None) for path in upright)
+        left = self.count - len(self.entries)
+        return AnnotatedSet(self.folder, samples, upright, self.categories, left, (*notes, *self.repairs.notes))
 
 
 def _check_size(path: Path, frame: Frame, recorded: tuple[int, int], source: Path) -> None:
@@ -297,8 +311,143 @@ def _fits(reach: tuple[float, float], size: tuple[int, int]) -> bool:
     return all(furthest <= side + SLACK for furthest, side in zip(reach, size, strict=True))
 
 
-def read_json(path: Path, keys: Mapping[str, tuple[str, ...]]) -> dict[str, list[dict[str, Any]]]:
+def read_coco(images: Path, labels: Path, keys: Mapping[str, tuple[str, ...]]) -> CocoFile:
+    """COCO's JSON file. What is there twice in the same words counts once.
+
+    Args:
+        keys: the lists that the file must have, each with the keys of its entries (see `KEYS`).
+
+    Raises:
+        MissingFileError: `images` or `labels` is not there.
+        DataError: as `read_json`; two images or categories share an id; an annotation of an image or a category that is
+            not listed; the file names none of the images.
+    """
+    paths, repairs = folder_images(images), Repairs()
+    document = read_json(labels, keys, repairs)
+    listed = _once(labels, document["images"], "images", "file_name", repairs)
+    named = _once(labels, document["categories"], "categories", "name", repairs)
+    written = [entry["file_name"] for entry in listed.values()]
+    names = located(images, paths, written, repairs)
+    entries: dict[Path, Mapping[str, Any]] = {}
+    for entry in listed.values():
+        path = names.get(entry["file_name"])
+        if path is None:
+            continue
+        first = entries.setdefault(path, entry)
+        if first is not entry:
+            sizes = [f"{image['width']}x{image['height']}" for image in (first, entry)]
+            if sizes[0] != sizes[1]:
+                raise DataError(f"{labels} lists {path.name} with two sizes", found=" and ".join(sizes), wanted="one")
+            repairs.add("images listed under several ids, their annotations joined", entry["file_name"])
+    if not entries:
+        raise other_names(images, labels, paths, written)
+    annotations: dict[Path, list[tuple[int, Mapping[str, Any]]]] = {}
+    known: dict[tuple[object, ...], list[Mapping[str, Any]]] = {}
+    for index, annotation in enumerate(document["annotations"]):
+        for what, ids in (("an image", listed), ("a category", named)):
+            key = f"{what.split()[1]}_id"
+            if key in keys["annotations"] and annotation[key] not in ids:
+                raise DataError(
+                    f"{labels}: annotations[{index}] is of {what} that is not listed", found=f"{key} {annotation[key]}"
+                )
+        path = names.get(listed[annotation["image_id"]]["file_name"])
+        if path is None:
+            continue
+        same = known.setdefault((path, annotation.get("category_id"), repr(annotation.get("bbox"))), [])
+        if any(_content(other) == _content(annotation) for other in same):
+            repairs.add("repeated annotations, counted once", f"annotations[{index}]")
+            continue
+        same.append(annotation)
+        annotations.setdefault(path, []).append((index, annotation))
+    categories = [named[id] for id in sorted(named)]
+    return CocoFile(labels, images, len(set(paths.values())), categories, entries, annotations, repairs)
+
+
+def _content(annotation: Mapping[str, Any]) -> tuple[object, ...]:
+    """What an annotation says of its image."""
+    return tuple(annotation.get(key) for key in ("segmentation", "keypoints", "segments_info", "iscrowd"))
+
+
+def _once(
+    labels: Path, entries: Sequence[dict[str, Any]], kind: str, name: str, repairs: Repairs
+) -> dict[int, dict[str, Any]]:
+    """Entries by their ids. Raises DataError where two of another name share one."""
+    by_id: dict[int, dict[str, Any]] = {}
+    for index, entry in enumerate(entries):
+        first = by_id.setdefault(entry["id"], entry)
+        if first is entry:
+            continue
+        if first[name] != entry[name]:
+            raise DataError(
+                f"{labels}: two {kind} have the id {entry['id']}",
+                found=f"{first[name]!r} and {entry[name]!r}",
+                wanted="an id for each: annotations name it",
+                fix="number them again, in the lists and in the annotations",
+            )
+        repairs.add(f"repeated {kind}, counted once", f"{kind}[{index}]")
+    return by_id
+
+
+def located(images: Path, paths: Mapping[str, Path], names: Sequence[str], repairs: Repairs) -> dict[str, Path]:
+    """The image of each name in a file of labels, without those that are not there.
+
+    A name may have ./, backslashes, or folders that lie above the images (images/a.png). Of several such names of one
+    image those count that share most folders with its path: below val/ that is val/a.png, and not train/a.png.
+
+    Args:
+        paths: as `folder_images` finds them below `images`.
+
+    Raises:
+        DataError: two such names fit one image equally well.
+    """
+    above, located = images.absolute().parts, {name: paths[name] for name in names if name in paths}
+    # By image: whether a name is wholly the end of its path, how many parts they share, and the name.
+    others: dict[Path, list[tuple[bool, int, str]]] = {}
+    for name in dict.fromkeys(names):
+        parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
+        for start in range(len(parts) if name not in located else 0):
+            path = paths.get("/".join(parts[start:]))
+            if path is None:
+                continue
+            below = path.relative_to(images).parts
+            shared = _shared(parts, (*above, *below))
+            if shared == len(parts) or shared >= len(below):
+                others.setdefault(path, []).append((shared == len(parts), shared, name))
+                break
+    exact = set(located.values())
+    for path, ranked in others.items():
+        whole = [name for is_whole, _, name in ranked if is_whole]
+        most = max(shared for _, shared, _ in ranked)
+        chosen = whole or [name for _, shared, name in ranked if shared == most and path not in exact]
+        if len(chosen) > max(1, len(whole)):
+            raise DataError(
+                f"two names may be those of {path}",
+                found=" and ".join(chosen[:2]),
+                wanted=f"one name for each image below {images}",
+                fix="write the names relative to the folder of images, or give the folder above it",
+            )
+        for name in chosen:
+            located[name] = path
+            repairs.add("names with ./, backslashes or other folders, matched by their end", f"{name} is {path.name}")
+    return located
+
+
+def _shared(parts: Sequence[str], path: Sequence[str]) -> int:
+    """How many parts two paths share at their ends."""
+    pairs = zip(reversed(parts), reversed(path), strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(parts), len(path)))
+
+
+def other_names(images: Path, labels: Path, paths: Mapping[str, Path], names: Sequence[str]) -> DataError:
+    """The error that labels name none of the images."""
+    there = next(iter(paths.values())).relative_to(images).as_posix()
+    first = f", such as {names[0]!r}, where the folder has {there!r}" if names else ""
+    return nothing_annotated(images, labels, f"{len(names)} images of other names{first}")
+
+
+def read_json(path: Path, keys: Mapping[str, tuple[str, ...]], repairs: Repairs) -> dict[str, list[dict[str, Any]]]:
     """The lists of objects in a COCO file. `keys`: the wanted lists, each with the keys of its entries (see `KEYS`).
+    Whole numbers with a decimal point are read as such.
 
     Raises:
         MissingFileError: no such file.
@@ -317,6 +466,10 @@ def read_json(path: Path, keys: Mapping[str, tuple[str, ...]]) -> dict[str, list
                 f"{path} is not a COCO annotation file", found=f"no list {name!r}", wanted=f"lists {', '.join(keys)}"
             )
         for index, entry in enumerate(entries):
+            for key in wanted if isinstance(entry, dict) else ():
+                if KEYS[key] is int and isinstance(entry.get(key), float) and entry[key].is_integer():
+                    repairs.add(DECIMAL, f"{name}[{index}].{key}: {entry[key]}")
+                    entry[key] = int(entry[key])
             check_keys(path, f"{name}[{index}]", entry, wanted)
     return {name: document[name] for name in keys}
 

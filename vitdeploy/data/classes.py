@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from vitdeploy.data.annotations import UNUSED, Category
+from vitdeploy.data.containers.listing import number_of, two_readings
 from vitdeploy.errors import DataError
 
 How = Literal["name", "spelling", "position", "number"]
@@ -47,12 +48,14 @@ NAME_NUMBERS = "name the classes of the data in their order, one a line, in clas
 class ClassMap:
     """The mapping from the data's classes to the model's, and a line that describes it.
 
-    index: the model's class for each class of the data in use: by its name, or by category id.
+    index: the model's class for each class of the data in use: by its name, or by category id. doubtful: neither a name
+    nor a number speaks for it, although the model's classes have names.
     """
 
     how: How
     index: Mapping[Any, int]
     text: str
+    doubtful: bool = False
 
     @property
     def digest(self) -> str:
@@ -62,8 +65,13 @@ class ClassMap:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for a person to check the mapping; a mapping by names needs none."""
-        return () if self.how == "name" else (self.text,)
+        """Notes for a person to check the mapping; a mapping by names needs none, and a doubtful one is a warning."""
+        return () if self.how == "name" or self.doubtful else (self.text,)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """A doubtful mapping, with what decides it."""
+        return (f"{self.text}; to be sure, {BY_HAND}",) if self.doubtful else ()
 
 
 def match_folders(
@@ -106,7 +114,9 @@ def match_folders(
         "position",
         {name: index for index, name in enumerate(folders)},
         f"class folders are mapped by position: {why}, so the {len(folders)} folders in sorted order are its classes "
-        f"0 to {len(folders) - 1}",
+        f"0 to {len(folders) - 1}"
+        + (f" ({folders[0]!r} as {labels[0]!r}, {folders[-1]!r} as {labels[-1]!r})" if labels else ""),
+        doubtful=bool(labels) and not _numbered(folders),
     )
 
 
@@ -148,13 +158,12 @@ def match_listed(names: Sequence[str], empty: Collection[str], labels: Sequence[
 def match_numbers(
     numbers: Sequence[str], empty: Collection[str], labels: Sequence[str], classes: int | None
 ) -> ClassMap:
-    """The model's class for each number that nothing names: the same number.
+    """The model's class for each number that nothing names: the class whose name is that number, else the same number.
 
     Raises:
-        DataError: the model has no such class.
+        DataError: the model has no such class; a number is the name of one class, and the number of another.
     """
-    found = _by_number([int(each) for each in numbers], labels, classes, NAME_NUMBERS)
-    return ClassMap("number", {str(number): place for number, place in found.index.items()}, found.text)
+    return _by_number({each: number_of(each) or 0 for each in numbers if each not in empty}, labels, classes)
 
 
 def match_categories(
@@ -180,7 +189,7 @@ def match_categories(
             fix=RENAME_CATEGORIES,
         )
     if unnamed:
-        return _by_number(sorted({category.id for category in categories}), labels, classes)
+        return _by_number({category.id: category.id for category in categories}, labels, classes, NAME_YOLO)
     names = {category.id: str(category.name).strip() for category in sorted(categories, key=lambda c: c.id)}
     _check_once(list(names.values()))
     known = [label if label.strip().casefold() != UNUSED else "" for label in labels]
@@ -194,7 +203,8 @@ def match_categories(
     position = {id: place for place, id in enumerate(names)}
     confirmed = all(position[id] == place for id, place in index.items()) and len(index) >= CONFIRMED * len(names)
     if count == len(names) and (not index or confirmed):
-        return ClassMap("position", position, _by_position_text(names, unknown, index, labels))
+        text = _by_position_text(names, unknown, index, labels)
+        return ClassMap("position", position, text, doubtful=bool(labels) and not index)
     if index:
         missing = [names[id] for id in unknown]
         raise _some_unknown("categories", missing, list(found), labels, RENAME_CATEGORIES)
@@ -297,8 +307,7 @@ def _check_filled(folders: Sequence[str], empty: Collection[str], fix: str) -> N
     """Refuse empty folders by position: a folder without images may be a class or not (__MACOSX). Folders named 0, 1, 2
     and so on are certainly classes."""
     without = [name for name in folders if name in empty]
-    numbered = [name.isdecimal() and int(name) == number for number, name in enumerate(folders)]
-    if without and not all(numbered):
+    if without and not _numbered(folders):
         raise DataError(
             "whether folders without images are classes of the model is not known",
             found=f"{_listed(without)}, beside {_listed([name for name in folders if name not in empty])}",
@@ -307,23 +316,47 @@ def _check_filled(folders: Sequence[str], empty: Collection[str], fix: str) -> N
         )
 
 
+def _numbered(folders: Sequence[str]) -> bool:
+    """Whether folders are named by the numbers of their places."""
+    return all(name.isdecimal() and int(name) == number for number, name in enumerate(folders))
+
+
 def _natural(name: str) -> list[tuple[int, int, str]]:
     parts = re.split(r"(\d+)", name.lower())
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part]
 
 
-def _by_number(ids: Sequence[int], labels: Sequence[str], classes: int | None, fix: str = NAME_YOLO) -> ClassMap:
-    count = len(labels) or classes
-    for id in ids:
-        if (count is not None and id >= count) or (labels and labels[id].strip().casefold() == UNUSED):
-            raise DataError(
-                f"class {id} of the data has no counterpart among the model's",
-                found=f"{count} classes of the model" + (f" (labels {_listed(labels)})" if labels else ""),
-                wanted="numbers of the model's classes, or names",
-                fix=fix,
+def _by_number(
+    numbers: Mapping[Any, int], labels: Sequence[str], classes: int | None, fix: str = NAME_NUMBERS
+) -> ClassMap:
+    """The class of each number of the data. `numbers`: by what the data calls its class."""
+    count, values = len(labels) or classes, [number_of(label.strip()) for label in labels]
+    named = {key: values.index(number) for key, number in numbers.items() if values.count(number) == 1}
+    outside = [
+        number
+        for number in numbers.values()
+        if (count is not None and number >= count) or (labels and labels[number].strip().casefold() == UNUSED)
+    ]
+    if len(named) == len(numbers):
+        other = next((key for key, place in named.items() if place != numbers[key]), None)
+        if other is not None and not outside:
+            place, number = named[other], numbers[other]
+            raise two_readings(
+                f"{other}: class {place}, whose name is {labels[place]!r}, or class {number}, whose name is "
+                f"{labels[number]!r}"
             )
+        return ClassMap(
+            "name", named, f"classes are mapped by name: {len(named)} numbers of the data are the names of classes"
+        )
+    if outside:
+        raise DataError(
+            f"class {outside[0]} of the data has no counterpart among the model's",
+            found=f"{count} classes of the model" + (f" (labels {_listed(labels)})" if labels else ""),
+            wanted="numbers of the model's classes, or names",
+            fix=fix,
+        )
     text = "classes are mapped by number: the data has no names, so its number n is the model's class n"
-    return ClassMap("number", {id: id for id in ids}, text)
+    return ClassMap("number", dict(numbers), text)
 
 
 def _check_once(names: Sequence[str]) -> None:

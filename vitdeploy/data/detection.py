@@ -1,19 +1,19 @@
 """Labelled boxes: YOLO text files, and COCO's instances JSON.
 
 YOLO: `labels/` mirrors `images/`; labels/<path>.txt has a line `class cx cy width height` for each object, relative to
-the image's sides; an image without a file, or with an empty one, has no objects. `classes.txt` or `data.yaml` name the
-classes: see `yolo_names`.
+the image's sides; an image without a file, or with an empty one, has no objects. A polygon `class x y x y x y ...` is
+the box around it. `classes.txt` or `data.yaml` name the classes: see `yolo_names`.
 COCO: https://cocodataset.org/#format-data, section "Object Detection"; boxes are x y width height in pixels.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,15 +21,14 @@ import numpy.typing as npt
 from vitdeploy.data.annotations import (
     AnnotatedSet,
     Category,
-    coco_set,
-    folder_images,
     frame_or_skip,
     nothing_annotated,
-    read_json,
+    read_coco,
     turn_boxes,
     upright_notes,
 )
 from vitdeploy.data.folder import Sample, scan
+from vitdeploy.data.label_file import DECIMAL, Repairs
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.data.yolo_names import find_names
 from vitdeploy.errors import DataError, MissingFileError
@@ -40,6 +39,8 @@ COCO_KEYS = {
     "annotations": ("image_id", "category_id", "bbox"),
     "categories": ("id", "name"),
 }
+# What rounding does to relative coordinates; and in pixels, to boxes that end at the border of an image.
+ROUNDED, REACH = 0.01, 0.5
 
 
 @dataclass(frozen=True)
@@ -94,15 +95,52 @@ def read_detection(
     return (_read_yolo if kind == "yolo" else _read_coco)(images, labels, skipped)
 
 
-def _boxes(size: tuple[int, int], rows: Sequence[tuple[int, Sequence[float], bool, float]]) -> Boxes:
-    """From rows of (class, corners, crowd, area)."""
+class _Row(NamedTuple):
+    """One object: its class, x0 y0 x1 y1 in pixels, whether it is a crowd, its area (None: that of the box), and where
+    it is written."""
+
+    category: int
+    corners: Sequence[float] | npt.NDArray[np.float64]
+    crowd: bool
+    area: float | None
+    where: str
+
+
+def _boxes(size: tuple[int, int], rows: Sequence[_Row], repairs: Repairs) -> Boxes:
+    """The objects of an image, without empty and repeated ones."""
+    objects: dict[tuple[object, ...], _Row] = {}
+    for row in rows:
+        x0, y0, x1, y1 = (float(side) for side in row.corners)
+        if x0 >= x1 or y0 >= y1:
+            repairs.add("boxes of no width or height, left out", row.where)
+        elif objects.setdefault((row.category, row.crowd, x0, y0, x1, y1), row) is not row:
+            repairs.add("repeated boxes, counted once", row.where)
+    kept = list(objects.values())
+    corners = np.array([row.corners for row in kept], np.float64).reshape(-1, 4)
+    areas = (corners[:, 2:] - corners[:, :2]).prod(axis=1)
     return Boxes(
         size,
-        np.array([corners for _, corners, _, _ in rows], np.float64).reshape(-1, 4),
-        np.array([row[0] for row in rows], np.int64),
-        np.array([row[2] for row in rows], np.bool_),
-        np.array([row[3] for row in rows], np.float64),
+        corners,
+        np.array([row.category for row in kept], np.int64),
+        np.array([row.crowd for row in kept], np.bool_),
+        np.array([area if row.area is None else row.area for row, area in zip(kept, areas, strict=True)], np.float64),
     )
+
+
+def _inside(known: Boxes, name: str, repairs: Repairs) -> Boxes:
+    """The objects of an upright image as far as they are inside of it."""
+    clipped = known.boxes.clip(0, [*known.size, *known.size])
+    beyond = np.asarray((np.abs(clipped - known.boxes) > REACH).any(axis=1))
+    if not beyond.any():
+        return known
+    sides = clipped[:, 2:] - clipped[:, :2]
+    kept = ~beyond | (sides > 0).all(axis=1)
+    for kind, boxes in (("outside of their image, left out", ~kept), ("that reach out of it, clipped", beyond & kept)):
+        if boxes.any():
+            repairs.add(f"boxes {kind}", name, int(boxes.sum()))
+    areas = np.where(beyond, np.minimum(known.area, sides.prod(axis=1)), known.area)
+    columns = (np.where(beyond[:, None], clipped, known.boxes), known.classes, known.crowd, areas)
+    return Boxes(known.size, *(column[kept] for column in columns))
 
 
 def _read_yolo(images: Path, labels: Path, skipped: Skipped | None) -> DetectionSet:
@@ -114,11 +152,12 @@ def _read_yolo(images: Path, labels: Path, skipped: Skipped | None) -> Detection
         raise nothing_annotated(images, labels, f"no {files[paths[0]].name}, nor a file for another image")
     named = find_names(labels)
     names, source = (named[0], named[1].name) if named is not None else (None, "")
-    found, frames = {}, []
+    found, frames, repairs = {}, [], Repairs()
     for path, file in files.items():
         frame = frame_or_skip(path, skipped)
         if frame is not None:
-            found[path] = _boxes(frame.size, _yolo_rows(file, frame.size, names, source))
+            boxes = _boxes(frame.size, _yolo_rows(file, frame.size, names, source, repairs), repairs)
+            found[path] = _inside(boxes, path.name, repairs)
             frames.append(frame)
     used = {int(c) for boxes in found.values() for c in boxes.classes}
     categories = (
@@ -127,83 +166,97 @@ def _read_yolo(images: Path, labels: Path, skipped: Skipped | None) -> Detection
         else [Category(i, None) for i in sorted(used)]
     )
     samples = tuple(Sample(path, None) for path in found)
-    return AnnotatedSet(images, samples, found, tuple(categories), 0, upright_notes(frames))
+    notes = (*upright_notes(frames), *repairs.notes)
+    return AnnotatedSet(images, samples, found, tuple(categories), 0, notes)
 
 
 def _yolo_rows(
-    file: Path, size: tuple[int, int], names: Sequence[str] | None, source: str
-) -> list[tuple[int, list[float], bool, float]]:
+    file: Path, size: tuple[int, int], names: Sequence[str] | None, source: str, repairs: Repairs
+) -> list[_Row]:
     if not file.is_file():
+        repairs.add("images without a label file, taken for images without objects", file.name)
         return []
-    width, height = size
-    rows = []
-    for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+    sides, rows = np.array([*size, *size], np.float64), []
+    for number, line in enumerate(file.read_text(encoding="utf-8-sig", errors="replace").splitlines(), 1):
         if not line.strip():
             continue
+        where = f"{file.name}, line {number}"
         try:
-            name, *rest = line.split()
-            index, (cx, cy, w, h) = int(name), (float(value) for value in rest)
+            index, shares = _yolo_object(line.split(), where, repairs)
         except ValueError:
             raise DataError(
-                f"{file}, line {number} is not an object", found=line[:80], wanted="class cx cy width height"
+                f"{file}, line {number} is not an object",
+                found=line[:80],
+                wanted="class cx cy width height, or a polygon class x y x y x y ..., relative to the image's sides",
+                fix="correct the row; a class is a whole number, which classes.txt beside the label files names",
             ) from None
-        if not all(0 <= value <= 1 for value in (cx, cy, w, h)):  # false for NaN too
+        if not ((shares >= -ROUNDED) & (shares <= 1 + ROUNDED)).all():  # false for NaN too
             raise DataError(
                 f"{file}, line {number}: a coordinate outside of 0..1",
                 found=line[:80],
                 wanted="centre and size relative to the image's width and height",
+                fix="divide pixels by the image's sides",
             )
         if index < 0 or (names is not None and index >= len(names)):
             wanted = f"0..{len(names) - 1} as {source} has {len(names)} names" if names else "0 or more"
             raise DataError(f"{file}, line {number}: no class {index}", found=line[:80], wanted=wanted)
-        corners = [(cx - w / 2) * width, (cy - h / 2) * height, (cx + w / 2) * width, (cy + h / 2) * height]
-        rows.append((index, corners, False, w * width * h * height))
+        if ((shares < 0) | (shares > 1)).any():
+            repairs.add("coordinates a little outside of 0..1, clipped", f"{where}: {line[:60]}")
+        rows.append(_Row(index, _corners(shares.clip(0, 1)) * sides, False, None, where))
     return rows
 
 
+def _yolo_object(cells: Sequence[str], where: str, repairs: Repairs) -> tuple[int, npt.NDArray[np.float64]]:
+    """The class of a row, and its numbers: a box has four, a polygon six or more.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if re.fullmatch(r"[+-]?[0-9]+(\.0*)?", cells[0]) is None:
+        raise ValueError(cells[0])
+    index, numbers = int(float(cells[0])), np.array([float(cell) for cell in cells[1:]], np.float64)
+    if "." in cells[0]:
+        repairs.add(DECIMAL, where)
+    if len(numbers) == 5 and 0 <= numbers[4] <= 1:
+        repairs.add("rows with a confidence, which is not used", where)
+        numbers = numbers[:4]
+    elif len(numbers) >= 6 and len(numbers) % 2 == 0:
+        repairs.add("polygons, read as the boxes around them", where)
+    elif len(numbers) != 4:
+        raise ValueError(f"{len(numbers)} numbers")
+    return index, numbers
+
+
+def _corners(shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """x0 y0 x1 y1 of a box by its centre and size, or of a polygon."""
+    if len(shares) > 4:
+        points = shares.reshape(-1, 2)
+        return np.concatenate([points.min(axis=0), points.max(axis=0)])
+    return np.concatenate([shares[:2] - shares[2:] / 2, shares[:2] + shares[2:] / 2])
+
+
 def _read_coco(images: Path, labels: Path, skipped: Skipped | None) -> DetectionSet:
-    paths = folder_images(images)
-    document = read_json(labels, COCO_KEYS)
-    categories = tuple(Category(c["id"], c["name"]) for c in sorted(document["categories"], key=itemgetter("id")))
-    known = {category.id for category in categories}
-    entries = {entry["id"]: entry for entry in document["images"]}
-    rows: dict[int, list[tuple[int, list[float], bool, float]]] = {id: [] for id in entries}
-    for index, annotation in enumerate(document["annotations"]):
-        rows_of_image = rows.get(annotation["image_id"])
-        if rows_of_image is None:
-            raise DataError(
-                f"{labels}: annotations[{index}] is of an image that is not listed",
-                found=f"image_id {annotation['image_id']}",
-            )
-        rows_of_image.append(_coco_row(labels, index, annotation, known))
-    return coco_set(
-        images,
-        labels,
-        paths,
-        list(entries.values()),
-        categories,
-        lambda entry, frame: _boxes(frame.size, rows[entry["id"]]),
-        skipped,
-    )
+    file = read_coco(images, labels, COCO_KEYS)
+
+    def annotate(path: Path, frame: Frame, objects: Sequence[tuple[int, Mapping[str, Any]]]) -> Boxes:
+        return _boxes(frame.size, [_coco_row(labels, *entry) for entry in objects], file.repairs)
+
+    placed = file.annotated(annotate, skipped)
+    inside = {path: _inside(boxes, path.name, file.repairs) for path, boxes in placed.annotations.items()}
+    return replace(placed, annotations=inside, notes=tuple(dict.fromkeys((*placed.notes, *file.repairs.notes))))
 
 
-def _coco_row(
-    labels: Path, index: int, annotation: Mapping[str, Any], known: set[int]
-) -> tuple[int, list[float], bool, float]:
-    if annotation["category_id"] not in known:
-        raise DataError(
-            f"{labels}: annotations[{index}] is of a category that is not listed",
-            found=f"category_id {annotation['category_id']}",
-        )
+def _coco_row(labels: Path, index: int, annotation: Mapping[str, Any]) -> _Row:
+    where, area = f"annotations[{index}]", annotation.get("area")
     try:
-        x, y, w, h = (float(value) for value in annotation["bbox"])
-        area = float(annotation.get("area", w * h))
+        x, y, w, h = (float(value) for value in annotation["bbox"] or (0, 0, 0, 0))
+        area = None if area is None else float(area)
     except (TypeError, ValueError):
-        x = y = w = h = area = math.nan
-    if not (math.isfinite(x + y + area) and 0 <= w < math.inf and 0 <= h < math.inf):
+        x, y, w, h, area = math.nan, 0, 0, 0, None
+    if not (math.isfinite(x + y + (area or 0)) and 0 <= w < math.inf and 0 <= h < math.inf):
         raise DataError(
-            f"{labels}: annotations[{index}] has no box",
+            f"{labels}: {where} has no box",
             found=f"bbox {annotation['bbox']}, area {annotation.get('area')}",
             wanted="four numbers x y width height in pixels",
         )
-    return annotation["category_id"], [x, y, x + w, y + h], bool(annotation.get("iscrowd", 0)), area
+    return _Row(annotation["category_id"], (x, y, x + w, y + h), bool(annotation.get("iscrowd", 0)), area, where)

@@ -15,7 +15,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, overload
 
@@ -167,7 +167,8 @@ class Samples(Sequence[Sample]):
 class DataSplit:
     """Images to make choices on, images to judge them on (none is both), and the class names.
 
-    `empty` are the classes without an image in the folder. `kind`: what the names are. `notes`: what was left out.
+    `empty` are the classes without an image in the folder. `kind`: what the names are. `notes`: what was left out or
+    repaired.
     """
 
     calibration: tuple[Sample, ...]
@@ -235,13 +236,20 @@ def list_images(path: Path, labels: Labels) -> tuple[Samples, Classes]:
         MissingPackageError: what reads it is not installed.
     """
     found = find_containers(path, SUFFIXES)
-    if found is None:
+    if found is None or (found.beside and labels == "none"):
         samples, names = scan(path, labels)
         return samples, Classes(names)
     listing = found.listed(labelled=labels == "folders")
     if not len(listing.names):
         raise DataError(f"{path} holds no images", found="no sample, no row and no line", wanted="at least one image")
-    return Samples.listed(listing), listing.classes
+    classes = listing.classes
+    if found.beside:
+        name, left = found.files[0].name, len(scan(path, "none")[0]) - len(listing.names)
+        notes = (f"labels: those of {name} beside the images", *classes.notes)
+        if left > 0:
+            notes = (*notes, f"labels: images that {name} does not name, left out: {left:,}")
+        classes = replace(classes, notes=notes)
+    return Samples.listed(listing), classes
 
 
 def has_container_labels(path: Path) -> bool | None:
@@ -345,7 +353,7 @@ def list_split(
     seen = {int(label) for part in (first, second) if part.labels is not None for label in np.unique(part.labels)}
     empty = frozenset(name for index, name in enumerate(classes.names) if index not in seen)
     others = ", ".join(dict.fromkeys(part.left_out for part in (first, second) if part.left_out))
-    notes = (f"{folder}: left out {others}",) if others else ()
+    notes = (*([f"{folder}: left out {others}"] if others else []), *classes.notes)
     return ListedSplit(chosen, rest, classes.names, empty, classes.kind, notes)
 
 

@@ -11,22 +11,13 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.data.annotations import (
-    AnnotatedSet,
-    Category,
-    coco_set,
-    folder_images,
-    read_json,
-    turn_map,
-    turn_points,
-)
+from vitdeploy.data.annotations import AnnotatedSet, CocoFile, read_coco, turn_map, turn_points
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import DataError, MissingPackageError
 from vitdeploy.runtime.preprocess import Frame
@@ -123,48 +114,58 @@ def read_instances(images: Path, labels: Path, skipped: Skipped | None = None) -
         DataError: labels cannot be read, or refer to other images, sizes or categories, or have no outlines.
         ImageError: an unreadable image and `skipped` is None.
     """
-    paths, document = folder_images(images), read_json(labels, KEYS)
-    categories = tuple(Category(c["id"], c["name"]) for c in sorted(document["categories"], key=itemgetter("id")))
-    known = {category.id for category in categories}
-    entries = {entry["id"]: entry for entry in document["images"]}
-    rows: dict[int, list[tuple[int, Any, bool]]] = {id: [] for id in entries}
-    for index, annotation in enumerate(document["annotations"]):
-        entry = entries.get(annotation["image_id"])
-        if entry is None or annotation["category_id"] not in known:
-            what = "category" if entry is not None else "image"
-            raise DataError(
-                f"{labels}: annotations[{index}] is of {'a' if what == 'category' else 'an'} {what} that is not listed",
-                found=f"{what}_id {annotation[f'{what}_id']}",
-            )
-        outline = annotation.get("segmentation")
-        _check_outline(labels, index, outline, (entry["height"], entry["width"]))
-        rows[entry["id"]].append((annotation["category_id"], outline, bool(annotation.get("iscrowd", 0))))
+    file = read_coco(images, labels, KEYS)
 
-    def annotate(entry: Mapping[str, Any], frame: Frame) -> Outlines:
-        found = rows[entry["id"]]
+    def annotate(path: Path, frame: Frame, objects: Sequence[tuple[int, Mapping[str, Any]]]) -> Outlines:
+        size = (file.entries[path]["width"], file.entries[path]["height"])
+        outlines = [(entry, _outline(file, index, entry, size)) for index, entry in objects]
+        kept = [(entry, outline) for entry, outline in outlines if outline]
         return Outlines(
             frame.size,
-            tuple(outline for _, outline, _ in found),
-            np.array([category for category, _, _ in found], np.int64),
-            np.array([crowd for _, _, crowd in found], np.bool_),
+            tuple(outline for _, outline in kept),
+            np.array([entry["category_id"] for entry, _ in kept], np.int64),
+            np.array([bool(entry.get("iscrowd", 0)) for entry, _ in kept], np.bool_),
         )
 
-    return coco_set(images, labels, paths, list(entries.values()), categories, annotate, skipped)
-
-
-def _check_outline(labels: Path, index: int, outline: Any, size: Sequence[int]) -> None:
-    """Raise DataError unless `outline` is one of an image of `size` (height, width)."""
-    if isinstance(outline, dict):
-        fits = outline.get("size") == list(size) and _are_counts(outline.get("counts"), size[0] * size[1])
-    else:
-        fits = isinstance(outline, list) and bool(outline) and all(map(_is_polygon, outline))
-    if not fits:
+    outlined = file.annotated(annotate, skipped)
+    if file.annotations and not any(len(known.classes) for known in outlined.annotations.values()):
         raise DataError(
-            f"{labels}: annotations[{index}] has no outline",
-            found=f"segmentation {json.dumps(outline)[:60]}",
-            wanted=f"polygons x y x y x y ..., or run lengths of size [{size[0]}, {size[1]}]",
+            f"{labels} has no outline of an object",
+            found="; ".join(outlined.notes),
+            wanted="segmentation: polygons x y x y x y ..., or run lengths",
             fix="label the outlines of objects, not their boxes alone; or verify without labels",
         )
+    return outlined
+
+
+def _outline(file: CocoFile, index: int, annotation: Mapping[str, Any], size: tuple[int, int]) -> Any:
+    """The `segmentation` of an annotation on an image of `size` (width, height); [] of one that has no area.
+
+    Raises:
+        DataError: it is no outline, or of an image of another size.
+    """
+    outline, where = annotation.get("segmentation") or [], f"annotations[{index}]"
+    if isinstance(outline, dict):
+        if outline.get("size") == [size[1], size[0]] and _are_counts(outline.get("counts"), size[0] * size[1]):
+            return outline
+    elif isinstance(outline, list):
+        if outline and all(map(_is_number, outline)) and len(outline) >= LEAST_NUMBERS:
+            file.repairs.add("polygons without a list around them, read as one polygon", where)
+            outline = [outline]
+        polygons = [polygon for polygon in outline if isinstance(polygon, list) and all(map(_is_number, polygon))]
+        whole = [polygon for polygon in polygons if len(polygon) >= LEAST_NUMBERS and len(polygon) % 2 == 0]
+        if len(polygons) == len(outline) or all(map(_is_number, outline)):  # or a box, or nothing
+            if not whole:
+                file.repairs.add("objects without an outline of three corners, left out", where)
+            elif len(whole) < len(polygons):
+                file.repairs.add("polygons of fewer than three corners, left out of their outlines", where)
+            return whole
+    raise DataError(
+        f"{file.labels}: {where} has no outline",
+        found=f"segmentation {json.dumps(outline)[:60]}",
+        wanted=f"polygons x y x y x y ..., or run lengths of size [{size[1]}, {size[0]}]",
+        fix="label the outlines of objects, not their boxes alone; or verify without labels",
+    )
 
 
 def _are_counts(value: Any, pixels: int) -> bool:
@@ -176,10 +177,5 @@ def _are_counts(value: Any, pixels: int) -> bool:
     )
 
 
-def _is_polygon(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) >= LEAST_NUMBERS
-        and len(value) % 2 == 0
-        and all(isinstance(number, int | float) and math.isfinite(number) for number in value)
-    )
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -15,15 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vitdeploy.data.annotations import (
-    AnnotatedSet,
-    Category,
-    coco_set,
-    folder_images,
-    read_json,
-    turn_boxes,
-    turn_points,
-)
+from vitdeploy.data.annotations import AnnotatedSet, CocoFile, read_coco, turn_boxes, turn_points
 from vitdeploy.data.folder import DataSplit, Sample
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import DataError
@@ -120,30 +112,29 @@ def read_keypoints(
         DataError: labels cannot be read, or have other points than the model, or are of other images.
         ImageError: an unreadable image and `skipped` is None.
     """
-    paths, document = folder_images(images), read_json(labels, KEYS)
-    own, sigmas = _points_of(labels, document["categories"])
-    objects: dict[int, list[LabelledObject]] = {}
-    for index, annotation in enumerate(document["annotations"]):
-        found = _object(labels, index, annotation)
-        if found is not None:
-            objects.setdefault(annotation["image_id"], []).append(found)
+    file = read_coco(images, labels, KEYS)
+    own, sigmas = _points_of(labels, file.listed)
+    objects: dict[Path, list[LabelledObject]] = {}
+    for path, listed in file.annotations.items():
+        found = [_object(file, *each) for each in listed]
+        if kept := [each for each in found if each is not None]:
+            objects[path] = kept
     _check_count(labels, own, objects, count)
     order = [own.index(name) for name in names] if own and sorted(own) == sorted(names) else range(count or len(own))
     if sigmas is not None:
         sigmas = tuple(sigmas[i] for i in order)
 
-    def annotate(entry: Mapping[str, Any], frame: Frame) -> LabelledObjects:
-        path = paths[entry["file_name"]]
+    def annotate(path: Path, frame: Frame, _: object) -> LabelledObjects:
         return LabelledObjects(
             tuple(
                 replace(each, path=path, points=tuple(each.points[i] for i in order), sigmas=sigmas)
-                for each in objects[entry["id"]]
+                for each in objects[path]
             )
         )
 
-    entries = [entry for entry in document["images"] if entry["id"] in objects]
-    categories = tuple(Category(each["id"], each["name"]) for each in document["categories"])
-    return KeypointSet(coco_set(images, labels, paths, entries, categories, annotate, skipped))
+    return KeypointSet(
+        replace(file, entries={path: file.entries[path] for path in objects}).annotated(annotate, skipped)
+    )
 
 
 def _points_of(labels: Path, categories: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], Sigmas]:
@@ -167,8 +158,8 @@ def _points_of(labels: Path, categories: Sequence[Mapping[str, Any]]) -> tuple[t
     return names, COCO_SIGMAS if list(names) == COCO_POINTS else None
 
 
-def _object(labels: Path, index: int, annotation: Mapping[str, Any]) -> LabelledObject | None:
-    """One annotated object; None of a crowd, and without a labelled point."""
+def _object(file: CocoFile, index: int, annotation: Mapping[str, Any]) -> LabelledObject | None:
+    """One annotated object; None of a crowd, without a labelled point, and without a box that has an area."""
     flat = annotation.get("keypoints")
     if flat is None or annotation.get("iscrowd"):
         return None
@@ -179,19 +170,22 @@ def _object(labels: Path, index: int, annotation: Mapping[str, Any]) -> Labelled
     except (TypeError, ValueError):
         x = y = w = h = area = math.nan
         points = ()
-    if not (math.isfinite(x + y + area + sum(a + b for a, b, _ in points)) and 0 < w < math.inf and 0 < h < math.inf):
+    if not (math.isfinite(x + y + area + sum(a + b for a, b, _ in points)) and 0 <= w < math.inf and 0 <= h < math.inf):
         raise DataError(
-            f"{labels}: annotations[{index}] has no box with key points",
+            f"{file.labels}: annotations[{index}] has no box with key points",
             found=f"bbox {annotation['bbox']}, keypoints {str(flat)[:60]}",
-            wanted="bbox x y width height, width and height above 0; keypoints x y v for each point",
+            wanted="bbox x y width height; keypoints x y v for each point",
         )
     if not any(visible > 0 for _, _, visible in points):
+        return None
+    if not w or not h:
+        file.repairs.add("boxes of no width or height, left out", f"annotations[{index}]")
         return None
     return LabelledObject(Path(), None, (x, y, x + w, y + h), points, max(area, 1e-9))
 
 
 def _check_count(
-    labels: Path, names: Sequence[str], objects: Mapping[int, Sequence[LabelledObject]], count: int | None
+    labels: Path, names: Sequence[str], objects: Mapping[Path, Sequence[LabelledObject]], count: int | None
 ) -> None:
     """Raise DataError if there is no object, or one with other points than the model's."""
     counts = {len(each.points) for of_image in objects.values() for each in of_image}

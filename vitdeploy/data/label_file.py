@@ -1,4 +1,4 @@
-"""Files of class names, one per line, as text editors write them."""
+"""Files of class names, one per line, as text editors write them; and what readers of labels repair."""
 
 from __future__ import annotations
 
@@ -8,6 +8,26 @@ from pathlib import Path
 
 from vitdeploy.errors import DataError, MissingFileError, quoted
 from vitdeploy.paths import is_file
+
+DECIMAL = "whole numbers written with a decimal point, read as whole"
+
+
+class Repairs:
+    """Entries of labels that are read in another way than they are written, or left out: how many of each kind, and
+    the first of them."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, tuple[int, str]] = {}
+
+    def add(self, kind: str, entry: str, count: int = 1) -> None:
+        """`kind`: which entries, and what becomes of them; `entry`: where one is, or what it says."""
+        before, first = self._kinds.get(kind, (0, entry))
+        self._kinds[kind] = before + count, first
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A line for each kind."""
+        return tuple(f"labels: {kind}: {count:,} (first: {first})" for kind, (count, first) in self._kinds.items())
 
 
 def read_labels(file: Path) -> tuple[str, ...]:

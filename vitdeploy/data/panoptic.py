@@ -6,24 +6,15 @@ without its suffix; a pixel's segment id is R + 256 G + 65536 B, and 0 is VOID: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.data.annotations import (
-    AnnotatedSet,
-    Category,
-    check_keys,
-    coco_set,
-    folder_images,
-    read_json,
-    turn_map,
-)
+from vitdeploy.data.annotations import AnnotatedSet, CocoFile, check_keys, read_coco, turn_map
 from vitdeploy.data.masks import fit_map
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import DataError, MissingFileError
@@ -104,31 +95,26 @@ def read_panoptic(images: Path, labels: Path, skipped: Skipped | None = None) ->
         DataError: the JSON file has another form, or refers to other images, sizes or categories.
         ImageError: an unreadable image and `skipped` is None.
     """
-    paths = folder_images(images)
-    document = read_json(labels, KEYS)
-    categories = tuple(
-        Category(c["id"], c["name"], bool(c["isthing"])) for c in sorted(document["categories"], key=itemgetter("id"))
-    )
-    known = {category.id for category in categories}
-    annotated = {annotation["image_id"]: annotation for annotation in document["annotations"]}
-    entries = [entry for entry in document["images"] if entry["id"] in annotated]
-    return coco_set(
-        images,
-        labels,
-        paths,
-        entries,
-        categories,
-        lambda entry, frame: _annotation(labels, annotated[entry["id"]], frame, known),
-        skipped,
-    )
+    file = read_coco(images, labels, KEYS)
+    annotated = replace(file, entries={path: file.entries[path] for path in file.annotations})
+    return annotated.annotated(lambda path, frame, entries: _annotation(file, entries, frame), skipped)
 
 
-def _annotation(labels: Path, entry: Mapping[str, Any], frame: Frame, known: set[int]) -> PanopticAnnotation:
-    png = labels.with_suffix("") / entry["file_name"]
+def _annotation(file: CocoFile, entries: Sequence[tuple[int, Mapping[str, Any]]], frame: Frame) -> PanopticAnnotation:
+    labels, entry = file.labels, entries[0][1]
+    if len(entries) > 1:
+        raise DataError(
+            f"{labels}: an image has two annotations that differ",
+            found=" and ".join(f"annotations[{index}]" for index, _ in entries[:2]),
+            wanted="one for each image",
+            fix="take out the one that is wrong",
+        )
+    png = labels.with_suffix("") / entry["file_name"].replace("\\", "/")
     if not png.is_file():
         raise MissingFileError(
             f"no segment map at {png}", fix=f"put the PNG files into a folder {labels.stem}/ beside {labels.name}"
         )
+    known = {category.id for category in file.categories}
     segments: dict[int, int] = {}
     crowd: set[int] = set()
     for index, segment in enumerate(entry["segments_info"]):
@@ -138,7 +124,14 @@ def _annotation(labels: Path, entry: Mapping[str, Any], frame: Frame, known: set
             raise DataError(
                 f"{labels}: {where} is of a category that is not listed", found=f"category_id {segment['category_id']}"
             )
-        segments[segment["id"]] = segment["category_id"]
+        before = segments.setdefault(segment["id"], segment["category_id"])
+        if before != segment["category_id"]:
+            raise DataError(
+                f"{labels}: {where} has an id that is there before",
+                found=f"id {segment['id']} of the categories {before} and {segment['category_id']}",
+                wanted="an id for each segment of an image",
+                fix="correct the one that is wrong",
+            )
         if segment.get("iscrowd"):
             crowd.add(segment["id"])
     return PanopticAnnotation(png, frame, segments, frozenset(crowd))

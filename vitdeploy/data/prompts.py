@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.data.annotations import AnnotatedSet, folder_images, frame_or_skip, nothing_annotated, upright_notes
+from vitdeploy.data.annotations import AnnotatedSet, folder_images, frame_or_skip, located, other_names, upright_notes
 from vitdeploy.data.folder import Sample
+from vitdeploy.data.label_file import Repairs
 from vitdeploy.data.masks import read_map
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import DataError, InputError, MissingFileError
@@ -82,13 +83,16 @@ def read_prompted(images: Path, labels: Path, skipped: Skipped | None = None) ->
         DataError: the file is of another form, a prompt is outside of its image, or it is of other images.
         ImageError: an unreadable image and `skipped` is None.
     """
-    paths, asked = folder_images(images), _entries(labels)
+    paths, repairs = folder_images(images), Repairs()
+    asked = _entries(labels, repairs)
+    places = located(images, paths, [*asked], repairs)
     found: dict[Path, PromptedMap] = {}
-    for name in sorted(asked):
-        path = paths.get(name)
-        frame = frame_or_skip(path, skipped) if path is not None else None
-        if path is None or frame is None:
+    for name, path in sorted(places.items()):
+        frame = frame_or_skip(path, skipped)
+        if frame is None:
             continue
+        if path in found:
+            raise DataError(f"{labels} has two names of one image", found=name, wanted=f"one name for {path}")
         png = (labels.parent / MASKS / path.relative_to(images)).with_suffix(".png")
         if not png.is_file():
             raise MissingFileError(f"no masks for {name}", found=f"no {png}", wanted="a PNG of its instances")
@@ -99,13 +103,13 @@ def read_prompted(images: Path, labels: Path, skipped: Skipped | None = None) ->
         )
         found[path] = PromptedMap(png, frame, PromptedSample(path, None, prompts=kept, instances=instances))
     if not found:
-        raise nothing_annotated(images, labels, f"{len(asked)} names, such as {next(iter(asked), 'none')}")
+        raise other_names(images, labels, paths, [*asked])
     samples = tuple(each.sample for each in found.values())
     notes = upright_notes((each.frame for each in found.values()), "map")
-    return AnnotatedSet(images, samples, found, (), len(set(paths.values())) - len(found), notes)
+    return AnnotatedSet(images, samples, found, (), len(set(paths.values())) - len(found), (*notes, *repairs.notes))
 
 
-def _entries(labels: Path) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:
+def _entries(labels: Path, repairs: Repairs) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:
     """The entries of each image by its name, each with its place in the file."""
     if not labels.is_file():
         raise MissingFileError(f"no file of prompts at {labels}", fix="check the path of --annotations")
@@ -118,7 +122,11 @@ def _entries(labels: Path) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:
         fits = isinstance(entry, dict) and isinstance(entry.get("file_name"), str)
         if not fits or type(entry.get("instance")) is not int or not ({"point", "box"} & set(entry)):
             raise DataError(f"{labels}: [{index}] is no prompt", found=repr(entry)[:80], wanted=WANTED)
-        found.setdefault(entry["file_name"], []).append((index, entry))
+        entries = found.setdefault(entry["file_name"], [])
+        if any(entry == other for _, other in entries):
+            repairs.add("repeated prompts, counted once", f"[{index}]")
+            continue
+        entries.append((index, entry))
     return found
 
 

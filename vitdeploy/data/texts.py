@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.data.annotations import AnnotatedSet, folder_images, nothing_annotated
+from vitdeploy.data.annotations import AnnotatedSet, folder_images, located, other_names
 from vitdeploy.data.folder import Sample
+from vitdeploy.data.label_file import Repairs
 from vitdeploy.errors import DataError, MissingFileError
 from vitdeploy.paths import is_file
 
@@ -38,16 +38,20 @@ def read_written(images: Path, file: Path) -> TextSet:
         MissingFileError: no such folder or file.
         DataError: no list of file names and texts; an image that stands there twice; none of the folder's images.
     """
-    paths, entries = folder_images(images), _entries(file)
-    named = {paths[name]: text for name, text in entries.items() if name in paths}
+    paths, repairs = folder_images(images), Repairs()
+    entries = _entries(file, repairs)
+    named: dict[Path, str] = {}
+    for name, path in located(images, paths, [*entries], repairs).items():
+        if named.setdefault(path, entries[name]) != entries[name]:
+            raise DataError(f"{file} says two texts of one image", found=str(path), wanted="one row an image")
     if not named:
-        raise nothing_annotated(images, file, f"{len(entries)} texts, the first of {next(iter(entries), None)!r}")
+        raise other_names(images, file, paths, [*entries])
     found = {path: WrittenText(named[path]) for path in sorted(named)}
     samples = tuple(Sample(path, None) for path in found)
-    return AnnotatedSet(images, samples, found, (), len(set(paths.values())) - len(found))
+    return AnnotatedSet(images, samples, found, (), len(set(paths.values())) - len(found), repairs.notes)
 
 
-def _entries(file: Path) -> dict[str, str]:
+def _entries(file: Path, repairs: Repairs) -> dict[str, str]:
     """The texts by file name."""
     if not is_file(file):
         raise MissingFileError(f"no file of texts at {file}", wanted=EXAMPLE, fix="check the path of --annotations")
@@ -60,12 +64,14 @@ def _entries(file: Path) -> dict[str, str]:
     if wrong is not None or not rows:
         found = "an empty list" if not rows else repr(wrong)[:80]
         raise DataError(f"{file} is no list of images and their texts", found=found, wanted=EXAMPLE)
-    times = Counter(row["file_name"] for row in rows)
-    if twice := [name for name, count in times.items() if count > 1]:
-        raise DataError(
-            f"{file} says the text of an image twice", found=", ".join(twice[:3]), wanted="one row an image"
-        )
-    return {row["file_name"]: row["text"] for row in rows}
+    texts: dict[str, str] = {}
+    for row in rows:
+        name = row["file_name"]
+        if texts.setdefault(name, row["text"]) != row["text"]:
+            raise DataError(f"{file} says two texts of one image", found=name, wanted="one row an image")
+    if len(texts) < len(rows):
+        repairs.add("repeated rows, counted once", rows[-1]["file_name"], len(rows) - len(texts))
+    return texts
 
 
 def _is_entry(row: object) -> bool:

@@ -135,7 +135,8 @@ class CalibrationFacts:
 @dataclass(frozen=True)
 class DataFacts:
     """`noun`: what a sample is called. `unannotated`: images of an annotated set without annotations.
-    `copies`: images of the same bytes, each counted once in `evaluation_images`."""
+    `copies`: images of the same bytes, each counted once in `evaluation_images`. `remarks`: lines on
+    what was assumed of the data, left out, or read in another way than it is written."""
 
     path: str
     labels: str
@@ -146,6 +147,7 @@ class DataFacts:
     unannotated: int | None = field(default=None, metadata=SPARSE)
     mapping: MappingFacts | None = None
     copies: Copies | None = field(default=None, metadata=SPARSE)
+    remarks: tuple[str, ...] = field(default=(), metadata=SPARSE)
 
 
 @dataclass(frozen=True)

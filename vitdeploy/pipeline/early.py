@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitdeploy.bundle.read import is_bundle
-from vitdeploy.data.folder import has_container_labels, scan
+from vitdeploy.data.containers.find import find_containers
+from vitdeploy.data.folder import scan
 from vitdeploy.data.label_file import read_texts
 from vitdeploy.data.tokens import read_tokens
 from vitdeploy.errors import MissingFileError
@@ -22,6 +23,7 @@ from vitdeploy.paths import exists, is_dir, is_file
 from vitdeploy.pipeline.artifact import form_of
 from vitdeploy.pipeline.available import require_target
 from vitdeploy.runtime.emulation import require_real_times
+from vitdeploy.runtime.preprocess import SUFFIXES
 from vitdeploy.stages.capability import check_engine as check_engine
 from vitdeploy.stages.capability import check_target as check_target
 from vitdeploy.stages.files import find_graph, require_label_file, require_onnx_file
@@ -99,7 +101,7 @@ def check_data(path: Path) -> None:
         if not is_file(path):
             read_tokens(path)
     elif not is_dir(path):
-        if has_container_labels(path) is None:
+        if find_containers(path, SUFFIXES) is None:
             scan(path, "none")
     elif next(path.iterdir(), None) is None:
         scan(path, "none")

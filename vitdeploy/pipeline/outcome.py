@@ -75,7 +75,7 @@ def conclude(job: Job, artifacts: Mapping[str, Artifact], bench: Bench) -> Outco
     ]
     calibration = _calibration(job, artifacts)
     of_images = calibration.warnings if calibration is not None else ()
-    of_rest = (*of_images, *said_of_heat(bench))
+    of_rest = (*job.data.remarks, *of_images, *said_of_heat(bench))
     verdict = replace(verdict, remarks=(*verdict.remarks, *of_weights, *of_engines, *of_rest))
     examples, answers, images = report_answers(job, artifacts)
     attention, maps = render_attention(artifacts, examples, images)
@@ -112,7 +112,7 @@ def warnings_of(job: Job, artifacts: Mapping[str, Artifact], candidate: Candidat
     """Warnings that make all numbers doubtful, shown before the verdict. `candidate`: any one that was verified."""
     reference = read_answers(artifacts[REFERENCE].path)
     doubt = job.adapter.doubt(reference, job.data, verified(artifacts, candidate))
-    return (doubt,) if doubt is not None else ()
+    return (*job.data.warnings, *([doubt] if doubt is not None else []))
 
 
 def said_of_heat(bench: Bench) -> list[str]:
@@ -273,6 +273,7 @@ def data_facts(job: Job) -> DataFacts:
         unannotated=job.data.unannotated,
         mapping=job.data.mapping_facts,
         copies=job.data.copies,
+        remarks=job.data.remarks,
     )
 
 

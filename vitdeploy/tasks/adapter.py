@@ -112,8 +112,8 @@ class Data:
     `classes` are the names of the model's classes, as the model or the data has them; () if labels are not classes.
     `truth`: by sample path, None without. `unannotated`: how many images of an annotated set have no annotation, None
     of any other. `mapping`: how the data's classes became the model's, None without classes. `copies`: images of the
-    same bytes, which `evaluation` holds once; None where there are none. `remarks`: what was assumed or left out.
-    `decoded`: the pixels of evaluation images.
+    same bytes, which `evaluation` holds once; None where there are none. `remarks`: what was assumed, repaired
+    or left out; `doubts`: what makes all numbers on these labels doubtful. `decoded`: the pixels of evaluation images.
     """
 
     root: Path
@@ -129,6 +129,7 @@ class Data:
     copies: Copies | None = None
     remarks: tuple[str, ...] = ()
     decoded: DecodedSet | None = field(default=None, repr=False, compare=False)
+    doubts: tuple[str, ...] = ()
 
     def truths(self) -> list[Any] | None:
         """What is known of the evaluation samples, in their order; None without labels."""
@@ -149,6 +150,11 @@ class Data:
     def notes(self) -> tuple[str, ...]:
         """Notes for people on the data, before any work."""
         return (*(self.mapping.notes if self.mapping is not None else ()), *self.remarks)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What makes all numbers on these labels doubtful: for people before any work, and before the verdict."""
+        return (*(self.mapping.warnings if self.mapping is not None else ()), *self.doubts)
 
 
 @dataclass(frozen=True)
@@ -372,6 +378,7 @@ class ImageKit(TaskAdapter):
             copies=copies,
             remarks=(*parts.notes, *(labels.notes if labels is not None else ()), *remarks),
             decoded=decoded,
+            doubts=labels.warnings if labels is not None else (),
         )
 
     def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:

@@ -30,13 +30,15 @@ Truth = Mapping[Path, Annotation]
 @dataclass(frozen=True, eq=False)
 class Listed:
     """The images to evaluate on, of data of any size, before one of them is decoded. `truth`, `mapping`: as of `Data`;
-    `skipped`: those whose size could not be read. `notes`: as of `Data.remarks`."""
+    `skipped`: those whose size could not be read. `notes`, `warnings`: as `remarks` and
+    `doubts` of `Data`."""
 
     evaluation: Samples
     truth: Truth | None = None
     mapping: ClassMap | None = None
     skipped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 class CountedKit(ImageKit):
@@ -61,8 +63,8 @@ class CountedKit(ImageKit):
         skipped = Skipped([])
         found = self.find(choice, skipped if skip_bad else None)
         samples = Samples.of(found.parts.evaluation, choice.path)
-        notes = found.annotated.notes if found.annotated is not None else ()
-        return Listed(samples, found.truth, found.mapping, tuple(skipped.paths), notes)
+        notes, doubts = (found.annotated.notes, found.annotated.warnings) if found.annotated is not None else ((), ())
+        return Listed(samples, found.truth, found.mapping, tuple(skipped.paths), notes, doubts)
 
     @property
     def reading(self) -> dict[str, object]:

@@ -11,13 +11,22 @@ from pathlib import Path
 
 import numpy as np
 
-from vitdeploy.data.containers.find import WANTED
+from vitdeploy.data.containers.find import WANTED, find_containers
 from vitdeploy.data.decoded import DecodedSet
 from vitdeploy.data.decoding import decode_images
-from vitdeploy.data.folder import DataSplit, Labels, Sample, enough, has_container_labels, has_own_split, list_images
+from vitdeploy.data.folder import (
+    DataSplit,
+    Labels,
+    Sample,
+    enough,
+    has_container_labels,
+    has_own_split,
+    list_images,
+)
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import MissingFileError
 from vitdeploy.progress import Counter, Progress
+from vitdeploy.runtime.preprocess import SUFFIXES
 from vitdeploy.spec import PreprocessSpec
 from vitdeploy.store.places import store_folder
 
@@ -82,9 +91,8 @@ def calibration_images(
         MissingFileError, DataError, ImageError: no folder, too few images, an unreadable one.
     """
     root = folder / "calibration" if has_own_split(folder) else folder
-    labels = labels_in(folder)
-    if has_container_labels(root) is not None:
-        labels = "none"  # ranges know no classes, and the labels of a container may be unknown
+    # Ranges know no classes, and the labels of a container may be unknown.
+    labels: Labels = labels_in(folder) if find_containers(root, SUFFIXES) is None else "none"
     samples, classes = list_images(root, labels)
     if count is not None:
         enough(root, len(samples), count, "calibration")

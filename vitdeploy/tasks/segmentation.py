@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from vitdeploy.data.masks import read_masks
+from vitdeploy.data.masks import read_masks, understood
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.document.answers import Said
 from vitdeploy.runtime.drawing import class_picture
@@ -37,7 +37,10 @@ class SegmentationKit(CountedKit):
     def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
         if choice.annotations is None or choice.labels == "none":
             return super().find(choice, skipped)
+        assert self.setting.classes is not None
+        labels, head = self.setting.labels, self._head
         found = read_masks(choice.path, choice.annotations, skipped)
+        found = understood(found, labels, self.setting.classes, head.ignore, head.reduce_labels)
         return Found(found.split(**choice.numbers), found, found.annotations)
 
     @property

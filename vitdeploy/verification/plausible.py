@@ -6,6 +6,7 @@ original's own accuracy.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,8 +25,9 @@ BELOW_CLAIM = 20.0
 FLOOR = 1.0
 # The assignment of classes to each other takes memory by their square, and time by their cube.
 MOST_CLASSES = 2000
-# Of images that another order would make right: more than an order found by chance explains.
-ORDERED = 2.0
+# How often another order must be right for it to be named: by the lower end of its interval, of all images and against
+# the upper end of the order at hand.
+ORDERED, TIMES = 0.5, 2.0
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,12 @@ def doubt_accuracy(answers: Indices, labels: Indices, classes: int, claim: Claim
     else:
         return None
     ordered = accuracy_in_best_order(answers, labels, classes)
-    if ordered > max(ORDERED * share, least):
-        return f"{text}: the class order is wrong; in another one it is {100 * ordered:.0f} %"
+    low = wilson(round(ordered * n), n)[0]
+    if low > max(ORDERED, TIMES * high):
+        return (
+            f"{text}: the class order may be wrong; in another one, found on one half of the images, it is "
+            f"{100 * ordered:.0f} % of the other (at least {math.floor(100 * low)} %)"
+        )
     return f"{text}: is the class order right, and the preprocessing that of the training?"
 
 

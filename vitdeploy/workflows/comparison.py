@@ -48,7 +48,7 @@ def verify_subjects(
     if found is not None:
         return found
     trial = Trial(ours, theirs, choice, skip_bad=skip_bad, progress=progress)
-    for text in trial.foresee(budget):
+    for text in (*trial.data.warnings, *trial.foresee(budget)):
         note(text)
     return trial.judge(ours, trial.answers(ours), budget)
 
@@ -66,18 +66,18 @@ class Trial:
     ) -> None:
         self._own, self._other = settings_of(ours, theirs)
         self._adapter, self._theirs, self._progress = make_adapter(self._own), theirs, progress
-        self._data = self._adapter.load(choice, skip_bad=skip_bad, progress=progress)
+        self.data = self._adapter.load(choice, skip_bad=skip_bad, progress=progress)
 
     def foresee(self, budget: Budget) -> list[str]:
         """The bounds of a budget that these samples cannot prove."""
-        return foresee(self._adapter, self._reference, self._data, budget) if bounds_answers(budget) else []
+        return foresee(self._adapter, self._reference, self.data, budget) if bounds_answers(budget) else []
 
     def answers(self, ours: Subject) -> Answers:
         """An artifact's answers to the samples."""
         return self._run(self._adapter, ours.runner(), ours.name)
 
     def _run(self, by: TaskAdapter, runner: Runner, name: str) -> Answers:
-        return by.answers(runner, self._data, Counter(self._progress, name, len(self._data.evaluation)))
+        return by.answers(runner, self.data, Counter(self._progress, name, len(self.data.evaluation)))
 
     @functools.cached_property
     def _reference(self) -> Answers:
@@ -100,13 +100,11 @@ class Trial:
     def judge(self, ours: Subject, answers: Answers, budget: Budget) -> Verification:
         """Judge the answers of `ours`; returns the result and its gate."""
         preprocess = (self._own.preprocess, self._other.preprocess)
-        found = judge(
-            self._adapter, answers, self._reference, self._data, ours.precision, preprocess, self._same_tensor
-        )
-        criterion = criterion_of(self._adapter, self._reference, self._data, budget)
+        found = judge(self._adapter, answers, self._reference, self.data, ours.precision, preprocess, self._same_tensor)
+        criterion = criterion_of(self._adapter, self._reference, self.data, budget)
         gate = accuracy_gate(found, budget, criterion, GUARD[self._own.task])
-        doubt = self._adapter.doubt(self._reference, self._data, found)
-        return verification(ours, self._theirs, found, self._data, gate, doubt)
+        doubt = self._adapter.doubt(self._reference, self.data, found)
+        return verification(ours, self._theirs, found, self.data, gate, doubt)
 
 
 def _same_shape(own: Setting, other: Setting) -> bool:

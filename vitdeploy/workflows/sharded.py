@@ -96,6 +96,8 @@ def verify_in_shards(
     if len(listed.evaluation) <= most and executor is None:
         return None
     listed, copies = _without_copies(listed)
+    for text in (*(listed.mapping.warnings if listed.mapping is not None else ()), *listed.warnings):
+        note(text)
     found = _Evaluation(adapter, listed, skip_bad, progress, note, executor)
     found.answer(theirs, counterpart)
     criterion: Criterion = "labels"
@@ -118,6 +120,7 @@ def verify_in_shards(
         mapping=listed.mapping,
         copies=copies,
         remarks=listed.notes,
+        doubts=listed.warnings,
     )
     return verification(ours, theirs, verified, data, gate, found.doubt(image))
 

@@ -71,7 +71,7 @@ def verification(
         mapping=data.mapping_facts,
         skipped=tuple(data.skipped),
         remarks=(*ours.remarks, *theirs.remarks, *data.notes),
-        warnings=(doubt,) if doubt is not None else (),
+        warnings=(*data.warnings, *([doubt] if doubt is not None else [])),
         gate=gate,
         copies=data.copies,
     )

@@ -18,7 +18,7 @@ from vitdeploy.paths import is_dir, is_file
 KNOWN = (tars.SUFFIX, PARQUET, ARROW, *uris.SUFFIXES)
 WANTED = (
     "a folder of images, of WebDataset tars or of Parquet files, one of these files, a data set that datasets saved to "
-    "disk, or a list of URIs (.txt, .csv)"
+    "disk, or a list of URIs (.txt, .csv, .tsv, .jsonl)"
 )
 # What Hugging Face's datasets reads beside a folder of image files.
 METADATA = "metadata.parquet"
@@ -32,10 +32,12 @@ PART_WORDS = frozenset(
 
 @dataclass(frozen=True)
 class Found:
-    """Files of one kind that hold images, sorted. `root`: the folder that the names of images are below."""
+    """Files of one kind that hold images, sorted. `root`: the folder that the names of images are below. `beside`: the
+    images are files there, and a list beside them has their labels."""
 
     files: tuple[Path, ...]
     root: Path
+    beside: bool = False
 
     def listed(self, labelled: bool) -> Listing:
         """Their images; `labelled`: with the label of each. Errors as `list_tars`, `list_tables` and `list_uris`."""
@@ -55,7 +57,7 @@ class Found:
 
 
 def find_containers(path: Path, images: frozenset[str] | set[str]) -> Found | None:
-    """The files at a path that hold images; None of a folder of image files, and of nothing.
+    """The files at a path that hold images, or the list beside them; None of a folder of image files, and of nothing.
 
     Args:
         path: a file, a folder, or a pattern for files such as val-*.tar.
@@ -78,7 +80,8 @@ def find_containers(path: Path, images: frozenset[str] | set[str]) -> Found | No
         return Found(_saved(path), path)
     files = _below(path, images)
     if not files:
-        return None
+        listed = uris.beside(path)
+        return None if listed is None else Found((listed,), path, beside=True)
     _check_parts(path, files)
     _check_all_there(files)
     return Found(tuple(files), path)

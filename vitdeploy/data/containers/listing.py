@@ -6,8 +6,8 @@ import json
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -15,12 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.data.containers.held import Held
-from vitdeploy.data.label_file import read_labels
+from vitdeploy.data.label_file import DECIMAL, Repairs, read_labels
 from vitdeploy.errors import DataError
 from vitdeploy.paths import is_file
 
 CLASSES_FILE = "classes.txt"
 NO_LABELS = "leave labels out (data.labels: none, --labels none)"
+# Headers as tools write them, without what is no letter; of several the first counts, and names before numbers.
+LABEL_COLUMNS = (
+    *("classname", "labelname", "categoryname", "label", "class", "cls", "category", "target", "labels", "targets"),
+    *("classes", "categories", "tag", "groundtruth", "classid", "labelid", "categoryid", "targetid", "classidx"),
+    *("labelidx", "classindex", "labelindex"),
+)
 # "folders": sorted names of folders; "words": sorted names, as labels have them; "list": names in the order of their
 # numbers; "numbers": numbers that nothing names, in ascending order.
 ClassKind = Literal["folders", "words", "list", "numbers"]
@@ -28,10 +34,11 @@ ClassKind = Literal["folders", "words", "list", "numbers"]
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes that labels are of; a label is an index of `names`."""
+    """The classes that labels are of; a label is an index of `names`. `notes`: what was repaired in reading them."""
 
     names: tuple[str, ...] = ()
     kind: ClassKind = "folders"
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
 
 class Holder(Protocol):
@@ -75,10 +82,11 @@ class Listing:
 
 
 class LabelColumn:
-    """Labels as they are read, numbers or names. `source`: what messages call the data."""
+    """Labels as they are read, numbers or names. `source`: what messages call the data; `repairs`: what readers do to
+    them."""
 
     def __init__(self, source: Path) -> None:
-        self._source = source
+        self._source, self.repairs = source, Repairs()
         self._codes = array("i")
         self._known: dict[int | str, int] = {}
 
@@ -88,7 +96,8 @@ class LabelColumn:
         Raises:
             DataError: it is below zero, which says that it is unknown.
         """
-        if isinstance(label, int) and not 0 <= label < 1 << 31:
+        number = number_of(label)
+        if number is not None and not 0 <= number < 1 << 31:
             raise DataError(
                 f"the label of {name} is no number of a class",
                 found=str(label)[:40],
@@ -100,48 +109,90 @@ class LabelColumn:
     def __len__(self) -> int:
         return len(self._codes)
 
-    def finish(self, names: tuple[str, ...] | None) -> tuple[npt.NDArray[np.int32], Classes]:
-        """The label of each image, int32 [n], and the classes. `names`: those that the data lists, in their order.
+    def finish(self, names: tuple[str, ...] | None, numbered: bool = False) -> tuple[npt.NDArray[np.int32], Classes]:
+        """The label of each image, int32 [n], and the classes.
+
+        Args:
+            names: those that the data lists, in their order; a label may be one of them, or the number of one.
+            numbered: labels are numbers of them in any case.
 
         Raises:
-            DataError: numbers and names are mixed; a label that is not in the list.
+            DataError: a label that is not in the list, or may be the name of one class and the number of another.
         """
-        kinds = Counter(type(each) for each in self._known)
-        if len(kinds) > 1:
-            number = next(each for each in self._known if isinstance(each, int))
-            name = next(each for each in self._known if isinstance(each, str))
-            raise DataError(
-                f"some labels of {self._source} are numbers and some are names",
-                found=f"{number} and {name!r}",
-                wanted="one or the other",
-                fix="write all of them in one way",
-            )
+        codes = np.frombuffer(self._codes, np.int32)
+        values = {label: number_of(label) for label in self._known}
+        for label, code in self._known.items():
+            if isinstance(label, str) and "." in label and values[label] is not None:
+                self.repairs.add(DECIMAL, label, int((codes == code).sum()))
         if names is not None:
-            order, classes = [self._place(each, names) for each in self._known], Classes(names, "list")
+            order, classes = self._places(values, names, numbered), Classes(names, "list", self.repairs.notes)
         else:
-            ordered = sorted(self._known)
-            places = {each: place for place, each in enumerate(ordered)}
-            order = [places[each] for each in self._known]
-            classes = Classes(tuple(map(str, ordered)), "numbers" if int in kinds else "words")
-        return np.array(order, np.int32)[np.frombuffer(self._codes, np.int32)], classes
+            only = None not in values.values()
+            ordered = sorted(values, key=lambda label: (values[label], str(label)) if only else (0, str(label)))
+            places = {label: place for place, label in enumerate(ordered)}
+            order = [places[label] for label in self._known]
+            classes = Classes(tuple(map(str, ordered)), "numbers" if only else "words", self.repairs.notes)
+        return np.array(order, np.int32)[codes], classes
 
-    def _place(self, label: int | str, names: tuple[str, ...]) -> int:
-        if isinstance(label, int) and label < len(names):
-            return label
-        if isinstance(label, str) and label in names:
-            return names.index(label)
+    def _places(self, values: Mapping[int | str, int | None], names: tuple[str, ...], numbered: bool) -> list[int]:
+        by_number = [place if place is not None and place < len(names) else None for place in values.values()]
+        there = {name: place for place, name in enumerate(names)}
+        by_name = [None if numbered else there.get(str(label)) for label in values]
+        if None not in by_name and None not in by_number and by_name != by_number:
+            doubtful = next(label for label, a, b in zip(values, by_name, by_number, strict=True) if a != b)
+            number = values[doubtful] or 0
+            raise two_readings(
+                f"{doubtful}: the class of that name, or number {number}, whose name is {names[number]!r}"
+            )
+        likely = max(by_name, by_number, key=lambda places: len(places) - places.count(None))
+        chosen = [place for place in likely if place is not None]
+        if len(chosen) == len(values):
+            return chosen
+        wrong = [*values][likely.index(None)]
         raise DataError(
             f"a label of {self._source} is none of its classes",
-            found=repr(label)[:80],
+            found=repr(wrong)[:80],
             wanted=f"one of {len(names)} classes: {', '.join(names[:5])}" + (" ..." if len(names) > 5 else ""),
             fix=f"mend the label, or the list of names ({CLASSES_FILE}, or the features of the data set)",
         )
 
 
+def column_of(row: Sequence[str], names: Sequence[str]) -> int | None:
+    """The column with the first of some names."""
+    low = [re.sub(r"[^a-z]", "", cell.lower()) for cell in row]
+    return next((low.index(name) for name in names if name in low), None)
+
+
+def number_of(label: int | str) -> int | None:
+    """The number that a label is, or that its digits say; None of a name."""
+    if isinstance(label, int):
+        return label
+    match = re.fullmatch(r"([+-]?[0-9]{1,18})(\.0*)?", label)
+    return None if match is None else int(match[1])
+
+
+def same_label(one: int | str, other: int | str) -> bool:
+    """Whether two labels are one, in whatever way their numbers are written."""
+    return one == other or (number_of(one) is not None and number_of(one) == number_of(other))
+
+
 def read_label(text: str) -> int | str:
-    """A label as a text says it: digits are a number, all else is a name."""
+    """A label as a text says it: a number where it is written as such; else a name, which may be of digits too (03)."""
     text = text.strip()
-    return int(text) if re.fullmatch(r"[+-]?[0-9]{1,18}", text) else text
+    number = number_of(text)
+    return text if number is None or str(number) != text else number
+
+
+def two_readings(found: str) -> DataError:
+    """The error of numbers that may be names of classes, or their places."""
+    return DataError(
+        "labels that are numbers can be read in two ways",
+        found=found,
+        wanted="labels that mean the same class as its name and as its number",
+        fix=f"where labels are names: write {CLASSES_FILE} beside the data with the lines 0, 1, 2 and so on, up to the "
+        "largest; where they are numbers of the model's classes: give these names that are no numbers, in their order "
+        "(source.labels of a recipe, labels.txt beside a graph)",
+    )
 
 
 def label_in_json(content: bytes, name: str) -> int | str | None:
@@ -156,19 +207,24 @@ def label_in_json(content: bytes, name: str) -> int | str | None:
         document = None
     if not isinstance(document, dict):
         raise DataError(f"{name} is no JSON object", found=repr(content[:60]), wanted='an object such as {"label": 3}')
-    found = {key: document[key] for key in ("cls", "label", "class") if document.get(key) is not None}
+    keys = [key for key in document if document[key] is not None]
+    other = column_of(keys, LABEL_COLUMNS)
+    usual = [key for key in ("cls", "label", "class") if key in keys]
+    found = {key: document[key] for key in usual or ([] if other is None else [keys[other]])}
     for key, value in found.items():
-        if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
+        if isinstance(value, float) and value.is_integer():
+            found[key] = f"{value:.1f}"
+        elif isinstance(value, bool) or not isinstance(value, int | str) or value == "":
             raise DataError(
                 f"the label in {name} is neither a number nor a name",
                 found=f"{key}: {str(value)[:60]}",
                 wanted="one class of one image",
                 fix=NO_LABELS,
             )
-    distinct = {read_label(value) if isinstance(value, str) else value for value in found.values()}
-    if len(distinct) > 1:
+    labels = [read_label(value) if isinstance(value, str) else value for value in found.values()]
+    if not all(same_label(label, labels[0]) for label in labels):
         raise DataError(f"{name} has labels that differ", found=str(found)[:120], wanted="one of them")
-    return distinct.pop() if distinct else None
+    return labels[0] if labels else None
 
 
 def listed_names(folder: Path) -> tuple[str, ...] | None:
@@ -213,4 +269,5 @@ def joined(parts: Sequence[Classes], source: Path) -> Classes:
     if first.kind == "list":
         return first
     every = {name for classes in parts for name in classes.names}
-    return replace(first, names=tuple(sorted(every, key=int if first.kind == "numbers" else None)))
+    notes = tuple(dict.fromkeys(note for classes in parts for note in classes.notes))
+    return replace(first, names=tuple(sorted(every, key=lambda name: (number_of(name) or 0, name))), notes=notes)

@@ -19,12 +19,14 @@ import numpy.typing as npt
 from vitdeploy.data.containers.held import Container
 from vitdeploy.data.containers.listing import (
     CLASSES_FILE,
+    LABEL_COLUMNS,
     NO_LABELS,
     Classes,
     LabelColumn,
     Listing,
     Names,
     check_names,
+    column_of,
     listed_names,
     read_label,
 )
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
 # What `datasets` writes beside the files of one data set, and of several parts of one.
 STATE, PARTS_FILE = "state.json", "dataset_dict.json"
-IMAGE_NAMES, LABEL_NAMES = ("image", "img"), ("label", "labels", "cls", "class")
+IMAGE_NAMES = ("image", "img")
 # Of the images of one row group, which are read at once.
 MAX_GROUP = 1 << 30
 MAX_FEATURES = 16 << 20
@@ -112,17 +114,21 @@ def list_tables(paths: Sequence[Path], root: Path, labelled: bool) -> Listing:
     assert first is not None
     found, classes = None, Classes()
     if labelled and len(labels):
-        found, classes = labels.finish(_class_names(first, root))
+        found, classes = labels.finish(_class_names(first, root), numbered=first.names is not None)
     columns_of = (np.array(each, np.int32) for each in (which, groups, rows))
     return Listing(root, names, found, classes, TableHolder(containers, first.image, *columns_of))
 
 
 def has_labels(path: Path) -> bool:
-    """Whether a file has a column of labels; errors as `list_tables`."""
+    """Whether a file has a column of labels; errors as `list_tables`, also where other columns may have them."""
     require_pyarrow()
     with storage_errors(path), whole(path):
         schema = open_table(Container.of(path)).schema
-        return bool(_label_candidates(schema, _features(schema, path)))
+        if _label_candidates(schema, _features(schema, path)):
+            return True
+        if any(map(_holds_labels, schema)):
+            _columns(schema, path, labelled=True)  # an error: which of them has the labels is not known
+        return False
 
 
 def _class_names(columns: _Columns, root: Path) -> tuple[str, ...] | None:
@@ -154,7 +160,9 @@ def _columns(schema: pa.Schema, path: Path, labelled: bool) -> _Columns:
         )
     if not labelled:
         return _Columns(image, None, None)
-    label = _only(_label_candidates(schema, features), LABEL_NAMES)
+    candidates = _label_candidates(schema, features)
+    place = column_of(candidates, LABEL_COLUMNS)
+    label = candidates[place] if place is not None else _only(candidates, ())
     if label is None:
         raise DataError(
             f"{path} has no column that is clearly that of the labels",
@@ -183,7 +191,7 @@ def _only(candidates: Sequence[str], usual: Sequence[str]) -> str | None:
 
 def _label_candidates(schema: pa.Schema, features: dict[str, Any]) -> list[str]:
     stated = [name for name in schema.names if _type(features, name) == "ClassLabel"]
-    return stated or [name for name in schema.names if name in LABEL_NAMES]
+    return stated or [name for name in schema.names if column_of([name], LABEL_COLUMNS) is not None]
 
 
 def _holds_images(field: pa.Field) -> bool:

@@ -28,6 +28,7 @@ from vitdeploy.data.containers.listing import (
     label_in_json,
     listed_names,
     read_label,
+    same_label,
 )
 from vitdeploy.data.containers.repeated import first_repeated
 from vitdeploy.errors import DataError
@@ -142,7 +143,7 @@ def _label(file: IO[bytes], sample: _Sample, path: Path) -> int | str:
             wanted='a number or a name in .cls, or in .json as "label"',
             fix=f"write it beside each image; or {NO_LABELS}",
         )
-    if found is not None and other is not None and found != other:
+    if found is not None and other is not None and not same_label(found, other):
         raise DataError(
             f"the sample {sample.key!r} of {path} has two labels",
             found=f"{found!r} in .cls, {other!r} in .json",

@@ -1,12 +1,15 @@
-"""A list of images by URI, local path or both, in a text file or a CSV file, read through fsspec where they are."""
+"""A list of images by URI, local path or both, in a text file, a table as text or lines of JSON, read through fsspec
+where they are."""
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
+import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,22 +20,46 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.data.containers.held import Held, Written, too_large
-from vitdeploy.data.containers.listing import NO_LABELS, Classes, LabelColumn, Listing, Names, listed_names, read_label
+from vitdeploy.data.containers.listing import (
+    LABEL_COLUMNS,
+    NO_LABELS,
+    Classes,
+    LabelColumn,
+    Listing,
+    Names,
+    column_of,
+    listed_names,
+    read_label,
+)
 from vitdeploy.data.containers.repeated import first_repeated
-from vitdeploy.data.label_file import read_text
+from vitdeploy.data.label_file import Repairs, read_text
 from vitdeploy.errors import DataError, ImageError, StorageError
 from vitdeploy.limits import bounded
+from vitdeploy.paths import is_dir, is_file
 from vitdeploy.publish import storage_errors
 from vitdeploy.remote import Remote, shown_uri
+from vitdeploy.runtime.preprocess import SUFFIXES as IMAGES
 
 if TYPE_CHECKING:
     import fsspec
 
-SUFFIXES = (".txt", ".csv")
+SUFFIXES = (".txt", ".csv", ".tsv", ".jsonl")
+# Such a list beside image files has their labels: Hugging Face's datasets writes the first two.
+BESIDE = ("metadata.csv", "metadata.jsonl", "labels.csv")
 KIND, EXTRA = "data set", "datasets"
 # A million long URIs.
 MAX_BYTES = 1 << 30
-URI_COLUMNS, LABEL_COLUMNS = ("uri", "url", "path", "image", "file"), ("label", "class", "cls")
+# As `LABEL_COLUMNS`.
+URI_COLUMNS = (
+    *("uri", "url", "path", "image", "file", "filename", "filepath", "imagepath", "imgpath", "imagefile", "imagename"),
+    *("img", "imageurl", "imageuri", "images", "files", "paths", "filenames", "fname", "name", "imageid", "id"),
+)
+SEPARATORS = {".csv": ",;\t|", ".tsv": "\t,;|", ".txt": "\t,;|"}
+NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+IMAGE = re.compile(f".*(?:{'|'.join(map(re.escape, sorted(IMAGES)))})", re.IGNORECASE)
+# A label behind the name of an image, without a tab.
+BEHIND = re.compile(rf"({IMAGE.pattern})(?:\s*[,;|]\s*|\s+)(\S.*)", re.IGNORECASE)
+JSON_LINE = 'an object a line, such as {"file_name": "a.png", "label": "cat"}'
 # A read that broke off is tried again so often, after so many seconds, and twice as many.
 ATTEMPTS, WAIT_SECONDS = 3, 0.25
 
@@ -143,108 +170,250 @@ def is_uri(text: str) -> bool:
 
 
 def list_uris(path: Path, root: Path, labelled: bool) -> Listing:
-    """The images that a file names, in its order: a URI or a path a line, and behind it, if there is one, the label: in
-    a .csv file as its second column, in a .txt file behind a tab.
+    """The images that a file names, in its order: a URI or a path a line, and behind it, if there is one, the label: as
+    columns, with or without a header; in a .txt file behind a tab. A line that is there again counts once.
 
     Args:
         root: the folder of the file, which local paths are below.
         labelled: each line has to have a label.
 
     Raises:
-        DataError: no UTF-8; a line of another form; an image twice. LimitError: the file is too large.
+        DataError: no UTF-8; a line of another form; a header of unknown columns; an image with two labels.
+        LimitError: the file is too large.
     """
-    names, labels, hidden = Names(), LabelColumn(path), {}
     with storage_errors(path), bounded(f"read {path.name}", path.stat().st_size):
-        for line, address, label in _lines(path):
-            if labelled:
-                if not label:
-                    raise _unlabelled(path, line)
-                labels.add(read_label(label), f"line {line}")
-            name, real = _named(address, line)
-            if name != real:
-                hidden[len(names)] = real
-            names.add(name)
+        names, labels, hidden = _read(path, labelled, None)
         ends = names.ends.tolist()
         keys = (
             hidden[i].encode("utf-8", "surrogateescape") if i in hidden else bytes(names.packed[ends[i] : ends[i + 1]])
             for i in range(len(names))
         )
-        twice = first_repeated(keys)
-    if twice is not None:
-        found = bytes(names.packed[ends[twice] : ends[twice + 1]]).decode("utf-8", "backslashreplace")
-        raise DataError(f"{path} names an image twice", found=found, wanted="each once", fix="take one line out")
-    numbers, classes = labels.finish(listed_names(root)) if labelled and len(labels) else (None, Classes())
+        if first_repeated(keys) is not None:
+            names, labels, hidden = _read(path, labelled, {})
+    numbers, classes = None, Classes(notes=labels.repairs.notes)
+    if labelled and len(labels):
+        numbers, classes = labels.finish(listed_names(root))
     return Listing(root, names, numbers, classes, UriHolder(hidden))
+
+
+def _read(path: Path, labelled: bool, seen: dict[str, str | None] | None) -> tuple[Names, LabelColumn, dict[int, str]]:
+    """The names, the labels, and the addresses that are no names. With `seen`, what is there again is left out.
+
+    Raises:
+        DataError: as `list_uris`.
+    """
+    names, labels, hidden = Names(), LabelColumn(path), dict[int, str]()
+    for line, address, label in _lines(path, labels.repairs, labelled):
+        if labelled and not label:
+            raise _unlabelled(path, line)
+        name, real = _named(address, line, path, labels.repairs)
+        if seen is not None and real in seen:
+            if seen[real] != label:
+                raise DataError(
+                    f"{path} names an image twice, with other labels",
+                    found=f"{name}: {seen[real]} and {label}",
+                    wanted="one label for each image",
+                    fix="take one line out",
+                )
+            labels.repairs.add("repeated lines, counted once", f"line {line}")
+            continue
+        if seen is not None:
+            seen[real] = label
+        if labelled and label:
+            labels.add(read_label(label), f"line {line}")
+        if name != real:
+            hidden[len(names)] = real
+        names.add(name)
+    return names, labels, hidden
 
 
 def has_labels(path: Path) -> bool:
     """Whether the first image of a list has a label; errors as `list_uris`."""
     with storage_errors(path):
-        return next((bool(label) for _, _, label in _lines(path)), False)
+        return any(label for _, _, label in itertools.islice(_lines(path, Repairs(), labelled=True), 1))
 
 
-def _named(address: str, line: int) -> tuple[str, str]:
+def beside(folder: Path) -> Path | None:
+    """The list in a folder of image files that has their labels."""
+    for path in (folder / name for name in BESIDE):
+        if is_file(path):
+            with storage_errors(path):
+                table = _Table.of(path, Repairs())
+                first = next(table.rows(), (0, []))[1]
+            image, label = (column_of(first, names) for names in (URI_COLUMNS, LABEL_COLUMNS))
+            # Captions and the like are none of its business where the folders are classes.
+            unclear = path.stem == "metadata" and len(first) > 1 and not any(is_dir(each) for each in folder.iterdir())
+            if image is not None and (label is not None or unclear):
+                return path
+    return None
+
+
+def _named(address: str, line: int, path: Path, repairs: Repairs) -> tuple[str, str]:
     """The name of an image, and its URI or path. What is after a question mark may be a secret and all that tells two
     images apart: the name has the number of the line instead."""
     if address.startswith("file://"):
-        path = unquote(urlsplit(address).path)
-        return path, path
+        local = unquote(urlsplit(address).path)
+        return local, local
     if not is_uri(address):
-        return address, address
+        plain = address.replace("\\", "/") if not is_file(path.parent / address) else address
+        plain = re.sub(r"^(\./+)+", "", plain)
+        if plain != address:
+            repairs.add("names with ./ or backslashes", address)
+        return plain, plain
     name = shown_uri(address)
     return (name if len(re.split(r"[?#]", address)) == 1 else f"{name}#line-{line}"), address
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str, str | None]]:
-    """Of each image its line, its address and its label, None where none is written."""
-    if path.stat().st_size > MAX_BYTES:
-        raise DataError(
-            f"{path} is too large for a list", found=f"{path.stat().st_size:,} bytes", wanted=f"at most {MAX_BYTES:,}"
+@dataclass(frozen=True)
+class _Table:
+    """The text of a list. `separator`: what is between its columns; None of plain lines, and of lines of JSON."""
+
+    path: Path
+    text: str
+    separator: str | None
+    repairs: Repairs
+
+    @classmethod
+    def of(cls, path: Path, repairs: Repairs) -> _Table:
+        if path.stat().st_size > MAX_BYTES:
+            raise DataError(
+                f"{path} is too large for a list",
+                found=f"{path.stat().st_size:,} bytes",
+                wanted=f"at most {MAX_BYTES:,}",
+            )
+        text, suffix = read_text(path), path.suffix.lower()
+        first = next((line for line in io.StringIO(text) if line.strip() and not line.startswith("#")), "")
+        separator = _separator(first, suffix) if suffix in SEPARATORS else None
+        if separator is not None and separator != SEPARATORS[suffix][0]:
+            repairs.add(f"{NAMES[separator]} between columns", path.name)
+        return cls(path, text, separator, repairs)
+
+    def rows(self) -> Iterator[tuple[int, list[str]]]:
+        """The cells of each line that has any; of JSON, that of the keys first."""
+        if self.path.suffix.lower() == ".jsonl":
+            yield from self._json_rows()
+        elif self.separator is None:
+            yield from self._plain_rows()
+        else:
+            yield from self._csv_rows(self.separator)
+
+    def _csv_rows(self, separator: str) -> Iterator[tuple[int, list[str]]]:
+        reader = csv.reader(io.StringIO(self.text, newline=""), strict=True, delimiter=separator)
+        try:
+            for cells in reader:
+                row = [cell.strip() for cell in cells]
+                if any(row):
+                    yield reader.line_num, row
+        except csv.Error as error:
+            told = f"line {reader.line_num} of {self.path} is no CSV"
+            raise DataError(told, found=str(error), wanted="a URI and a label") from None
+
+    def _plain_rows(self) -> Iterator[tuple[int, list[str]]]:
+        for line, row in enumerate(io.StringIO(self.text), 1):
+            if not row.strip() or row.startswith("#"):
+                continue
+            cells = [cell.strip() for cell in row.rstrip("\n").split("\t")]
+            match = BEHIND.fullmatch(cells[0])
+            if len(cells) == 1 and match is not None and not _is_image(cells[0]):
+                self.repairs.add("labels behind a space or a comma, where a tab is usual", f"line {line}")
+                cells = [match[1], match[2]]
+            yield line, cells
+
+    def _json_rows(self) -> Iterator[tuple[int, list[str]]]:
+        keys: list[str] | None = None
+        for line, row in enumerate(io.StringIO(self.text), 1):
+            if not row.strip():
+                continue
+            try:
+                document = json.loads(row)
+            except (ValueError, RecursionError):
+                document = None
+            if not isinstance(document, dict):
+                raise DataError(f"line {line} of {self.path} is no JSON object", found=row[:80], wanted=JSON_LINE)
+            if keys is None:
+                keys = [*document]
+                yield 0, keys
+            yield line, ["" if document.get(key) is None else str(document[key]) for key in keys]
+
+    def unknown(self, row: Sequence[str], what: str, names: Sequence[str], fix: str) -> DataError:
+        between = "" if self.separator is None else f", separated by {NAMES[self.separator]}"
+        return DataError(
+            f"no column of {self.path} is known as that of {what}",
+            found=f"columns {', '.join(map(repr, row))}"[:200] + between,
+            wanted=f"one of {', '.join(names[:8])}",
+            fix=fix,
         )
-    text = read_text(path)
-    rows = _csv_rows(text, path) if path.suffix.lower() == ".csv" else _text_rows(text)
-    for line, cells in rows:
-        if not 1 <= len(cells) <= 2 or not cells[0] or any(ord(each) < 32 for each in cells[0]):
+
+
+def _lines(path: Path, repairs: Repairs, labelled: bool) -> Iterator[tuple[int, str, str | None]]:
+    """Of each image its line, its address and its label, None where none is written."""
+    table = _Table.of(path, repairs)
+    order: tuple[int, ...] | None = None
+    width = 0
+    for line, cells in table.rows():
+        if order is None:
+            width, order = len(cells), _header(table, cells, labelled)
+            if order:
+                continue
+            if len(cells) == 2 and _is_image(cells[1]) and not _is_image(cells[0]):
+                order = (1, 0)
+        row = cells
+        if order:
+            row = cells + [""] * (width - len(cells))
+            if any(row[width:]):
+                raise DataError(
+                    f"line {line} of {path} has more columns than its first line",
+                    found=f"{len(cells)}: {str(cells)[:100]}",
+                    wanted=f"{width}",
+                    fix='put what has the separator inside into quotes: "tench, Tinca tinca"',
+                )
+            row = [row[i] for i in order]
+        if not 1 <= len(row) <= 2 or not row[0] or any(ord(each) < 32 for each in row[0]):
             raise DataError(
                 f"line {line} of {path} names no image",
-                found=str(cells)[:120],
+                found=str(row)[:120],
                 wanted="a URI or a path, and a label or none, "
-                + ("as columns" if path.suffix.lower() == ".csv" else "with a tab between them"),
+                + ("with a tab between them" if path.suffix.lower() == ".txt" else "as columns"),
                 fix="mend the line",
             )
-        yield line, cells[0], (cells[1] or None) if len(cells) == 2 else None
+        yield line, row[0], (row[1] or None) if len(row) == 2 else None
 
 
-def _text_rows(text: str) -> Iterator[tuple[int, list[str]]]:
-    for line, row in enumerate(io.StringIO(text), 1):
-        if row.strip() and not row.startswith("#"):
-            yield line, [cell.strip() for cell in row.rstrip("\n").split("\t")]
+def _header(table: _Table, row: list[str], labelled: bool) -> tuple[int, ...]:
+    """Which columns are those of images and labels; () of a first line that is no header.
+
+    Raises:
+        DataError: a header in which one of them is not known.
+    """
+    image, label = column_of(row, URI_COLUMNS), column_of(row, LABEL_COLUMNS)
+    if image is None or any(map(_is_image, row)):
+        later = next((cells for _, cells in itertools.islice(table.rows(), 1, 2)), [])
+        if not any(map(_is_image, row)) and any(map(_is_image, later)):
+            raise table.unknown(row, "the images", URI_COLUMNS, "rename it")
+        return ()
+    others = [name for i, name in enumerate(row) if name and i not in (image, label)]
+    if not labelled or (label is None and not others):
+        return (image,)
+    if label is None:
+        raise table.unknown(row, "the labels", LABEL_COLUMNS, f"rename it to label; or {NO_LABELS}")
+    if others:
+        table.repairs.add(f"columns beside {row[image]!r} and {row[label]!r}, not read", others[0], len(others))
+    return image, label
 
 
-def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    order: list[int] | None = None
-    try:
-        for cells in reader:
-            row = [cell.strip() for cell in cells]
-            if not any(row):
-                continue
-            if order is None:
-                order = _header(row)
-                if order:
-                    continue
-            yield reader.line_num, [row[i] for i in order] if order and max(order) < len(row) else row
-    except csv.Error as error:
-        told = f"line {reader.line_num} of {path} is no CSV"
-        raise DataError(told, found=str(error), wanted="a URI and a label") from None
+def _separator(first: str, suffix: str) -> str | None:
+    """What is between the columns of a table, by its first line; None of plain lines of text."""
+    there = [separator for separator in SEPARATORS[suffix] if separator in first]
+    cells = {separator: [cell.strip().strip('"') for cell in first.split(separator)] for separator in there}
+    header = next((separator for separator in there if column_of(cells[separator], URI_COLUMNS) is not None), None)
+    if header is not None or suffix == ".txt":
+        return header
+    shown = [separator for separator in there if any(map(_is_image, cells[separator]))]
+    return (shown or there or SEPARATORS[suffix])[0]
 
 
-def _header(row: list[str]) -> list[int]:
-    """Which columns of a CSV file are those of URIs and labels; [] of a first line that names none."""
-    low = [cell.lower() for cell in row]
-    uri = next((low.index(name) for name in URI_COLUMNS if name in low), None)
-    label = next((low.index(name) for name in LABEL_COLUMNS if name in low), None)
-    return [] if uri is None else [uri] if label is None else [uri, label]
+def _is_image(cell: str) -> bool:
+    return is_uri(cell) or IMAGE.fullmatch(cell) is not None
 
 
 def _unlabelled(path: Path, line: int) -> DataError:

@@ -36,7 +36,7 @@ def measure(entry: Entry, jobs: tuple[Job, ...], out: Path, told: Callable[[str]
         if step.measured and reused:
             told(f"{recipe.name}: {step.name} was chosen by times that were measured earlier on this device")
 
-    for note in dict.fromkeys(note for job in jobs for note in job.data.notes):
+    for note in dict.fromkeys(note for job in jobs for note in (*job.data.notes, *job.data.warnings)):
         told(f"{recipe.name}: {note}")
     report, _ = run_pipeline(
         jobs,

@@ -71,7 +71,7 @@ def _document(tuned: Tuned) -> TuneDocument:
         created=now(),
         verdict=TuneVerdict(
             sentence=choice.sentence,
-            remarks=(*choice.remarks, *said),
+            remarks=(*choice.remarks, *job.data.remarks, *said),
             recommended=choice.best.name,
             gate=choice.gate.status,
             reasons=choice.gate.reasons,
