@@ -224,7 +224,7 @@ def test_a_detector_that_comes_as_onnx_with_yolo_labels(command, segmented, answ
     assert exact["max_difference"] < 1e-3 < rounded["max_difference"]
     assert (made.report["model"]["family"], made.report["model"]["checkpoint"]) == ("onnx", "theirs.onnx")
     assert made.report["data"]["unannotated"] == 0
-    [text] = made.report["data"]["repaired"]
+    [text] = made.report["data"]["remarks"]
     shown = sum(count > 0 for count in wanted.values())
     assert text.startswith(f"labels: repeated boxes, counted once: {shown} (first: ")
     assert text in made.report["verdict"]["remarks"]
