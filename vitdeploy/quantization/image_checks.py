@@ -77,7 +77,7 @@ class ImageChecks:
                 f"{len(self.flat)} of {self.images} calibration images are of one colour and say nothing: "
                 f"{listed([names[i] for i in self.flat])}."
             )
-        mean, std = (np.array(each) for each in (self.preprocess.mean, self.preprocess.std))
+        mean, std = (np.array(values) for values in self.preprocess.statistics)
         of_images = self.total / self.pixels / 255
         deviation = np.sqrt(np.maximum(self.squares / self.pixels / 255**2 - of_images**2, 0))
         if (np.abs(of_images - mean) / std).mean() > FAR or (deviation / std).max() < FLAT:

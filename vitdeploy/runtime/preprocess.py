@@ -360,7 +360,7 @@ def _padded(pixels: Pixels, spec: PreprocessSpec) -> Pixels:
     """The pixels at the top left, and beside them `fill`, or the grey levels nearest to the mean. SAM pads what is
     normalised with 0; that is 0.5 / 255 / std off at most, which whole grey levels cannot be nearer."""
     filled = np.empty((*spec.crop, spec.channels), np.uint8)
-    filled[:] = np.rint(255 * np.asarray(spec.mean)).clip(0, 255) if spec.fill is None else spec.fill
+    filled[:] = np.rint(255 * np.asarray(spec.statistics[0])).clip(0, 255) if spec.fill is None else spec.fill
     filled[: pixels.shape[0], : pixels.shape[1]] = pixels
     return filled
 
@@ -380,10 +380,12 @@ def load_image(
 
 
 def normalise(pixels: Pixels, spec: PreprocessSpec) -> npt.NDArray[np.float32]:
-    """float32 [batch, channels, height, width] of uint8 [batch, height, width, channels]: (x / 255 - mean) / std."""
+    """float32 [batch, channels, height, width] of uint8 [batch, height, width, channels]: (x / 255 - mean) / std, with the
+    channels in the model's order."""
     mean = np.asarray(spec.mean, np.float32)
     std = np.asarray(spec.std, np.float32)
-    scaled = (pixels.astype(np.float32) / np.float32(255) - mean) / std
+    ordered = pixels[..., ::-1] if spec.channel_order == "bgr" else pixels
+    scaled = (ordered.astype(np.float32) / np.float32(255) - mean) / std
     return np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))
 
 
