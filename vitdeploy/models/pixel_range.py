@@ -1,7 +1,7 @@
 """In which range a model takes pixels, by what its first operators do with them.
 
-Graphs and modules may scale pixels themselves: x / 255, x / 127.5 - 1, (x - 123.675) / 58.395, or (x - 0.485) / 0.229 of
-pixels in 0..1. What stands in front of the first layer is linear in the image, so a few images show it, whatever
+Graphs and modules may scale pixels themselves: x / 255, x / 127.5 - 1, (x - 123.675) / 58.395, or (x - 0.485) / 0.229
+of pixels in 0..1. What stands in front of the first layer is linear in the image, so a few images show it, whatever
 operators it is made of and however these move channels.
 """
 
@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.spec import PreprocessSpec
+from vitdeploy.spec import ChannelOrder, PreprocessSpec
 
 Floats = npt.NDArray[np.float32]
 # From images [1, channels, height, width] to the values that the model's first layer reads, each of any shape.
@@ -63,7 +63,7 @@ class Scaling:
 
 
 def scaling_of(first: FirstValues, channels: int, size: tuple[int, int]) -> Scaling | None:
-    """The scaling before the first layer; None where there is none, or another one than of a number for each channel."""
+    """The scaling before the first layer; None where there is none, or one that is no number for each channel."""
     blank = np.zeros((1, channels, *size), np.float32)
     marked = [blank.copy() for _ in range(channels)]
     for channel, image in enumerate(marked):
@@ -103,24 +103,23 @@ def settled(
     if scaling is None:
         return spec, () if assumed is None else (assumed,)
     pixels = scaling.range
-    if assumed is None:
-        fed = _fed(spec)
-        if pixels is None or pixels == fed:
-            return spec, ()
-        mean, std = SCALES[pixels]
-        return spec, (
-            f"the model's first operators scale pixels {pixels} ({scaling}), but the preprocessing gives it {fed} "
-            f"({spec.normalisation}): its answers are wrong unless that is meant; mean {mean:g} and std {std:.6g} in "
-            f"preprocess: give {pixels}",
-        )
     if pixels is None:
         told = f"the model's first operators scale its input ({scaling}), which does not tell of what range"
-        return spec, (assumed, f"{told}: {spec.normalisation} is assumed ({OTHERWISE})")
-    mean, std = ((value,) * spec.channels for value in SCALES[pixels])
-    order = "bgr" if scaling.bgr else spec.channel_order
-    told = f"the model's first operators scale its pixels ({scaling}): it gets pixels {pixels}"
-    told += ", channels BGR, as the means are in that order" if scaling.bgr else ""
-    return dataclasses.replace(spec, mean=mean, std=std, channel_order=order), (f"{told} ({OTHERWISE})",)
+        return spec, () if assumed is None else (assumed, f"{told}: {spec.normalisation} is assumed ({OTHERWISE})")
+    mean, std = SCALES[pixels]
+    order: ChannelOrder = "bgr" if scaling.bgr else spec.channel_order
+    told = f"the model's first operators scale pixels {pixels}{' in the order BGR' if scaling.bgr else ''} ({scaling})"
+    if assumed is not None:
+        scale = (mean,) * spec.channels, (std,) * spec.channels
+        own = dataclasses.replace(spec, mean=scale[0], std=scale[1], channel_order=order)
+        return own, (f"{told}: so it gets them ({OTHERWISE})",)
+    if (fed := _fed(spec)) == pixels and order == spec.channel_order:
+        return spec, ()
+    fix = f"mean {mean:g}, std {std:.6g} and channel_order {order} in preprocess: give what it scales"
+    return spec, (
+        f"{told}, but the preprocessing gives it {fed} ({spec.normalisation}): its answers are wrong, unless that is "
+        f"meant; {fix}",
+    )
 
 
 def _fed(spec: PreprocessSpec) -> str:

@@ -12,8 +12,8 @@ from vitdeploy.spec import PreprocessSpec, Task
 class Source:
     """Where a model comes from: plain data, which can also be passed to a measuring process.
 
-    `image_size` is (height, width), other than the checkpoint's. `preprocess`: in place of what the model's own files say,
-    which is then not read. `heads`: for a bare state dict that cannot say it.
+    `image_size` is (height, width), other than the checkpoint's. `preprocess`: in place of what the model's own files
+    say, which is then not read. `heads`: for a bare state dict that cannot say it.
     `text_features`: a .npy of float32 [classes, width], which makes a CLIP or SigLIP tower a zero-shot classifier.
     `function` is `package.module:function`, and comes from the command line only; it must return the weights of the
     digest `weights` if that is given. `only_batch`: the fixed batch size for an ONNX file.

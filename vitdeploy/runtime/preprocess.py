@@ -380,7 +380,7 @@ def load_image(
 
 
 def normalise(pixels: Pixels, spec: PreprocessSpec) -> npt.NDArray[np.float32]:
-    """float32 [batch, channels, height, width] of uint8 [batch, height, width, channels]: (x / 255 - mean) / std, with the
+    """float32 [batch, channels, height, width] of uint8 [batch, height, width, channels]: (x / 255 - mean) / std, the
     channels in the model's order."""
     mean = np.asarray(spec.mean, np.float32)
     std = np.asarray(spec.std, np.float32)

@@ -112,9 +112,8 @@ def described(
             fix="change the crop, or leave the image size out",
         )
     if asked is None and known is None:
-        told.append(
-            f"the module does not say its image size: {size[0]}x{size[1]} is assumed (--image-size; source.image_size in a recipe)"
-        )
+        size_told = f"{size[0]}x{size[1]} is assumed (--image-size; source.image_size in a recipe)"
+        told.append(f"the module does not say its image size: {size_told}")
     adapted, signature = adapt(model, size, channels, name, task=task)
     if isinstance(signature.postprocess, PostprocessSpec):
         scores = signature.postprocess.scores
