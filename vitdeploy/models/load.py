@@ -31,6 +31,7 @@ from vitdeploy.models.external.adapted import IMAGE_SIZE
 from vitdeploy.models.external.function import from_function
 from vitdeploy.models.external.identity import weights_digest
 from vitdeploy.models.external.image_text import MODEL_TYPE, from_encoder_decoder
+from vitdeploy.models.external.own_scaling import with_own_scaling
 from vitdeploy.models.external.pickled import open_module
 from vitdeploy.models.external.timm import from_timm
 from vitdeploy.models.external.transformers import from_transformers, refuse_missing
@@ -62,6 +63,7 @@ from vitdeploy.spec import PreprocessSpec, SegmentationSpec, Task
 SEED = 0
 SEEDED = "no checkpoint given: the weights are seeded random numbers, and so is every accuracy"
 
+HALF_ASSUMED = f"no {PREPROCESSOR}: mean = std = 0.5 and a plain resize are assumed"
 HEADLESS = "no classification head: a feature extractor"
 
 
@@ -248,9 +250,10 @@ def _from_folder(
     if found is None:
         size = source.size or told or detector_size(config, processor) or IMAGE_SIZE
         spec, remarks = _folder_preprocess(source, folder, config, _told_channels(config), size)
+        assumed, remarks = (HALF_ASSUMED, ()) if remarks == (HALF_ASSUMED,) else (None, remarks)
         own = folder.given or not (folder.path / SAFETENSORS).is_file()  # transformers reads no pickles
         original = from_transformers(folder.path, config, spec, size, state if own else None, _asked(source))
-        original = with_label_values(original, transformers_processor(folder.path))
+        original = with_label_values(with_own_scaling(original, assumed), transformers_processor(folder.path))
         return _noted(original, name, config, (*notes, *remarks))
     check(found)
     check_config(config, found, str(folder.path) if not folder.given else file)
@@ -349,8 +352,7 @@ def _folder_preprocess(
         spec, remarks = transformers_preprocess(usual, channels, size)
         return spec, (note, *remarks)
     half = (0.5,) * channels
-    note = f"no {PREPROCESSOR}: mean = std = 0.5 and a plain resize are assumed"
-    return PreprocessSpec(size, size, "bilinear", half, half), (note,)
+    return PreprocessSpec(size, size, "bilinear", half, half), (HALF_ASSUMED,)
 
 
 def _told_channels(config: Mapping[str, Any]) -> int:

@@ -31,7 +31,7 @@ import numpy.typing as npt
 from vitdeploy.errors import ImageError, InputError, MissingFileError, TensorError
 from vitdeploy.runtime.runner import type_name
 from vitdeploy.runtime.topdown import Box, cut_out
-from vitdeploy.spec import CropRounding, PreprocessSpec, TensorSpec
+from vitdeploy.spec import ChannelOrder, CropRounding, PreprocessSpec, TensorSpec
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -65,7 +65,8 @@ _OTHERS = (
 Pixels = npt.NDArray[np.uint8]
 ImageSource = Union[str, Path, bytes, bytearray, memoryview, "Image.Image", Pixels]
 ACCEPTED = (
-    "a path (str or Path), the bytes of an image file, a PIL image, or a uint8 array [height, width, channels] of numpy"
+    "a path (str or Path), the bytes of an image file, a PIL image, or a uint8 array [height, width, channels] of "
+    "numpy, RGB"
 )
 
 
@@ -73,7 +74,7 @@ def decode(source: ImageSource, channels: int, name: str = "") -> Image.Image:
     """A decoded image in mode "RGB" (3 channels) or "L" (1), upright by its EXIF orientation.
 
     `source` is a path, the bytes of a JPEG, PNG, WebP, BMP, TIFF or GIF file (the first frame or page is taken), a PIL
-    image, or a uint8 array [height, width, channels]. `name`: what messages call bytes.
+    image, or a uint8 array [height, width, channels], RGB. `name`: what messages call bytes.
     Size limits are checked from the header, before any pixel is decoded.
 
     Raises:
@@ -95,6 +96,26 @@ def decode(source: ImageSource, channels: int, name: str = "") -> Image.Image:
     name = str(source) if isinstance(source, str | Path) else name or "the image bytes"
     check_scans(content, name)
     return _decode_image(io.BytesIO(content), mode, name)
+
+
+def in_rgb(image: ImageSource, channels: ChannelOrder) -> ImageSource:
+    """The image as `decode` takes it, of an array whose channels are in this order, as those of `cv2.imread` are BGR.
+
+    Raises:
+        InputError: an order that is none, or "bgr" of anything but an array.
+    """
+    if channels == "rgb":
+        return image
+    if channels != "bgr":
+        raise InputError("channels says the order of an array", found=repr(channels), wanted='"rgb" or "bgr"')
+    if not isinstance(image, np.ndarray):
+        raise TensorError(
+            'channels="bgr" is for arrays',
+            found=type_name(image),
+            wanted="a uint8 array [height, width, 3], such as cv2.imread gives",
+            fix="leave channels out: files and PIL images say the order themselves",
+        )
+    return image[..., ::-1] if image.ndim == 3 and image.shape[2] == 3 else image
 
 
 def file_of(source: object) -> bytes | bytearray | None:
