@@ -144,10 +144,10 @@ def _asked(source: Source) -> Task | None:
 
 def _load(source: Source) -> LoadedModel:
     if source.module is not None:
-        return open_module(source.module, source.size, source.preprocess)
+        return open_module(source.module, source.image_size, source.preprocess)
     if source.function is not None:
-        asked = source.size, source.checkpoint, _asked(source), source.preprocess
-        return from_function(source.function, *asked)
+        how = source.size, source.checkpoint, _asked(source), source.preprocess
+        return from_function(source.function, *how)
     local, folder = located(source)
     if folder is not None and local.model is not None and local.model.startswith("hf:"):
         return _from_folder(local, folder, source.name)

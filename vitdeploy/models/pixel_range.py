@@ -104,22 +104,23 @@ def settled(
         return spec, () if assumed is None else (assumed,)
     pixels = scaling.range
     if pixels is None:
-        told = f"the model's first operators scale its input ({scaling}), which does not tell of what range"
-        return spec, () if assumed is None else (assumed, f"{told}: {spec.normalisation} is assumed ({OTHERWISE})")
+        reading = f"the model's first operators scale its input ({scaling}), which does not tell of what range"
+        return spec, () if assumed is None else (assumed, f"{reading}: {spec.normalisation} is assumed ({OTHERWISE})")
     mean, std = SCALES[pixels]
     order: ChannelOrder = "bgr" if scaling.bgr else spec.channel_order
-    told = f"the model's first operators scale pixels {pixels}{' in the order BGR' if scaling.bgr else ''} ({scaling})"
+    named = f"{pixels} in the order BGR" if scaling.bgr else pixels
+    reading = f"the model's first operators scale pixels {named} ({scaling})"
     if assumed is not None:
         scale = (mean,) * spec.channels, (std,) * spec.channels
         own = dataclasses.replace(spec, mean=scale[0], std=scale[1], channel_order=order)
-        return own, (f"{told}: so it gets them ({OTHERWISE})",)
+        return own, (f"{reading}: so it gets them; the rest is assumed ({OTHERWISE})",)
     if (fed := _fed(spec)) == pixels and order == spec.channel_order:
         return spec, ()
-    fix = f"mean {mean:g}, std {std:.6g} and channel_order {order} in preprocess: give what it scales"
-    return spec, (
-        f"{told}, but the preprocessing gives it {fed} ({spec.normalisation}): its answers are wrong, unless that is "
-        f"meant; {fix}",
+    contradiction = (
+        f"the preprocessing gives it {fed} ({spec.normalisation}): its answers are wrong, unless it is meant"
     )
+    fix = f"mean {mean:g}, std {std:.6g} and channel_order {order} in preprocess: give what it scales"
+    return spec, (f"{reading}, but {contradiction}; {fix}",)
 
 
 def _fed(spec: PreprocessSpec) -> str:

@@ -13,7 +13,9 @@ from onnx.reference import ReferenceEvaluator
 from vitdeploy.graph.values import array_of, is_constant
 
 Floats = npt.NDArray[np.float32]
-MOVES = frozenset({"Cast", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Unsqueeze"})
+MOVES = frozenset(
+    {"Cast", "Clip", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Unsqueeze"}
+)
 LINEAR = MOVES | {"Add", "BatchNormalization", "Concat", "Div", "Mul", "Neg", "Sub", "Transpose"}
 # Of these the first operand may be of the image, and no other one.
 PRODUCTS = ("BatchNormalization", "Div")
@@ -49,10 +51,10 @@ class FirstValues:
             return []
         try:
             with np.errstate(all="ignore"):
-                found = self.evaluator.run(None, {self.input: images.repeat(self.batch, axis=0)})
+                values = self.evaluator.run(None, {self.input: images.repeat(self.batch, axis=0)})
         except Exception:  # of a graph of anybody's: what cannot be computed here says nothing of its pixels
             return []
-        return [np.asarray(values) for values in found]
+        return [np.asarray(array) for array in values]
 
 
 def _linear(node: ir.Node, operands: Sequence[ir.Value | None]) -> bool:
@@ -63,16 +65,16 @@ def _linear(node: ir.Node, operands: Sequence[ir.Value | None]) -> bool:
 
 def _constants(values: Iterable[ir.Value | None]) -> list[ir.Node] | None:
     """The nodes that make the values of constants alone, in their order; None where one is of something else."""
-    found: list[ir.Node] = []
+    nodes: list[ir.Node] = []
     for value in values:
         node = value.producer() if value is not None else None
         if value is None or is_constant(value, overridable=True):
             continue
         before = _constants(node.inputs) if node is not None and not node.domain and node.op_type in CONSTANT else None
-        if node is None or before is None or len(found) + len(before) > MOST:
+        if node is None or before is None or len(nodes) + len(before) > MOST:
             return None
-        found += [*before, node]
-    return found
+        nodes += [*before, node]
+    return nodes
 
 
 def _evaluator(

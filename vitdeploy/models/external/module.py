@@ -101,8 +101,8 @@ def described(
     told = list(notes)
     own = getattr(model, "pretrained_cfg", None) or {}
     known = size_of(model, own)
-    asked = image_size or (preprocess.crop if preprocess is not None else None)
-    size = asked or known or IMAGE_SIZE
+    chosen = image_size or (preprocess.crop if preprocess is not None else None)
+    size = chosen or known or IMAGE_SIZE
     channels = preprocess.channels if preprocess is not None else _channels(model)
     if preprocess is not None and preprocess.crop != size:
         raise CheckpointError(
@@ -111,9 +111,9 @@ def described(
             wanted=f"crop {size[0]}x{size[1]}, the image size that is asked for",
             fix="change the crop, or leave the image size out",
         )
-    if asked is None and known is None:
-        size_told = f"{size[0]}x{size[1]} is assumed (--image-size; source.image_size in a recipe)"
-        told.append(f"the module does not say its image size: {size_told}")
+    if chosen is None and known is None:
+        assumption = f"{size[0]}x{size[1]} is assumed (--image-size; source.image_size in a recipe)"
+        told.append(f"the module does not say its image size: {assumption}")
     adapted, signature = adapt(model, size, channels, name, task=task)
     if isinstance(signature.postprocess, PostprocessSpec):
         scores = signature.postprocess.scores

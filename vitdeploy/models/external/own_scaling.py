@@ -20,6 +20,9 @@ MOVES = (
     *("_reshape_alias", "_to_copy", "_unsafe_view", "alias", "cat", "clone", "detach", "expand", "flip", "index"),
     *("index_select", "lift_fresh", "permute", "select", "slice", "split", "split_with_sizes", "squeeze", "stack"),
     *("transpose", "unbind", "unsqueeze", "view"),
+    # Of values that are even, or lie between the bounds, as those that are tried are.
+    *("_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "clamp", "clamp_max", "clamp_min", "upsample_bicubic2d"),
+    *("upsample_bilinear2d", "upsample_nearest2d"),
 )
 NORMS = ("_batch_norm_no_update", "_native_batch_norm_legit_no_training", "native_batch_norm")
 # Of these one operand may be of the image, or both; of the others one alone.

@@ -67,8 +67,8 @@ def open_module(
     """Read what `save_module` wrote, as the original of a job; a size and preprocessing that are given count. Errors as
     in `from_module`."""
     module, options = cloudpickle.loads(file.read_bytes())  # written by this run, in a folder of this user's alone
-    if image_size is not None or preprocess is not None:
-        options |= {"image_size": image_size, "preprocess": preprocess or options["preprocess"]}
+    options["image_size"] = image_size or options["image_size"]
+    options["preprocess"] = preprocess or options["preprocess"]
     return from_module(module, name=file.stem, **options)
 
 
