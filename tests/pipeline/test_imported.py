@@ -97,7 +97,7 @@ def test_a_mean_that_is_part_of_the_graph_cannot_be_changed(exported):
         return
     with pytest.raises(CheckpointError, match="normalises its images itself") as caught:
         find_reference_model(Source(str(folder)), other)
-    assert (caught.value.found, "--no-preprocess" in caught.value.fix) == ("mean [0.5], std [0.3]", True)
+    assert (caught.value.found, "--no-preprocess" in caught.value.fix) == ("mean 0.5, std 0.3", True)
     with pytest.raises(GraphError, match="takes pixels"):
         export(find_reference_model(Source(str(folder))), ExportConfig("a", 20, None, False), folder)
 
@@ -186,7 +186,7 @@ def test_config_files_beside_a_file_of_others(tmp_path, place):
     (tmp_path / place / "labels.txt").write_text("x\ny\nz\n", encoding="utf-8-sig")
     assert find_reference_model(source).labels == ("x", "y", "z")
     (tmp_path / "preprocessor_config.json").write_text("{", encoding="utf-8")
-    assert find_reference_model(source).notes[2] == ASSUMED
+    assert ASSUMED in find_reference_model(source).notes
 
 
 def test_a_recipe_names_the_folder(exported, digits, tmp_path):

@@ -289,8 +289,9 @@ def _from_input(array: npt.NDArray[Any], number: int, spec: PreprocessSpec) -> I
             wanted=f"float32 {list(wanted)}, or an image: uint8, a PIL image, a path",
             fix=fix,
         )
-    mean, std = (np.array(values, np.float64)[:, None, None] for values in (spec.mean, spec.std))
-    pixels = (array.astype(np.float64) * std + mean) * 255
+    mean, std = (np.array(values, np.float64)[:, None, None] for values in spec.statistics)
+    ordered = array[::-1] if spec.channel_order == "bgr" else array
+    pixels = (ordered.astype(np.float64) * std + mean) * 255
     whole = np.rint(pixels)
     if not np.isfinite(pixels).all() or np.abs(pixels - whole).max() > ROUNDING or whole.min() < 0 or whole.max() > 255:
         raise DataError(

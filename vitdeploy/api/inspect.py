@@ -31,8 +31,7 @@ def _bundle(path: Path) -> tuple[dict[str, Any], list[str]]:
     pre = manifest.preprocess
     if pre is not None:
         lines.append(
-            f"preprocess: {_resize(pre)} {pre.interpolation}, crop {pre.crop[0]}x{pre.crop[1]}, "
-            f"mean {list(pre.mean)}, std {list(pre.std)}"
+            f"preprocess: {_resize(pre)} {pre.interpolation}, crop {pre.crop[0]}x{pre.crop[1]}, {pre.normalisation}"
         )
     for engine in manifest.engines:
         size = sum(entry.bytes for entry in manifest.files if entry.path in engine.files)

@@ -193,11 +193,4 @@ def preprocess_lines(spec: PreprocessSpec | None) -> list[str]:
         resize = f"resize to short side {spec.resize}"
     else:
         resize = f"{RESIZING[spec.fit]} {spec.resize[0]}x{spec.resize[1]}"
-    return [
-        f"images: {resize} ({spec.interpolation}), crop {spec.crop[0]}x{spec.crop[1]}, "
-        f"mean {_numbers(spec.mean)}, std {_numbers(spec.std)}"
-    ]
-
-
-def _numbers(values: tuple[float, ...]) -> str:
-    return " ".join(f"{value:.4g}" for value in (values[:1] if len(set(values)) == 1 else values))
+    return [f"images: {resize} ({spec.interpolation}), crop {spec.crop[0]}x{spec.crop[1]}, {spec.normalisation}"]

@@ -124,6 +124,7 @@ def main() -> None:
         code = 2
     except VitdeployError as error:
         _locate(error)
+        _name_keys(error)
         if as_json and not error.after_document:
             _print_error(error.to_dict())
         _say(str(error))
@@ -242,6 +243,13 @@ def _locate(error: VitdeployError) -> None:
         from vitdeploy.workflows.located import locate
 
         locate(error)
+
+
+def _name_keys(error: VitdeployError) -> None:
+    """Say a fix by the keys of a recipe where that is what the command reads."""
+    from vitdeploy.cli.sources import as_keys
+
+    error.fix = as_keys(error.fix, _command_of(sys.argv[1:]))
 
 
 def _print_error(error: dict[str, object]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 REFERENCE = "PACKAGE.MODULE:FUNCTION"
 OWN = "Your own torch.nn.Module"
 NAMES = ("checkpoint", "image_size", "heads", "text_features", "function", "task", "normal")
+# Commands of a recipe, which they let `--set` change; and options that they do not have, as its section source says it.
+WITH_RECIPE = ("run", "tune", "sweep")
+OF_SOURCE = "checkpoint|image-size|heads|text-features|task|normal|labels"
 
 
 class ImageSize(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
@@ -79,6 +83,24 @@ def source_options(*, several_sizes: bool = False) -> Callable[[F], F]:
         return function
 
     return add
+
+
+def as_keys(fix: str, command: str) -> str:
+    """A fix that names options of the source, as the keys of the recipe that a command reads in their place."""
+    if command not in WITH_RECIPE:
+        return fix
+
+    def size(match: re.Match[str]) -> str:
+        sides = [", ".join(pair.split("x")) for pair in match[1].split(" or ")]
+        return " or ".join(f"--set 'source.image_size=[{pair}]'" for pair in sides)
+
+    fix = re.sub(r"--image-size ((?:\d+x\d+|HEIGHTxWIDTH)(?: or \d+x\d+)*)", size, fix)
+    fix = re.sub(rf"(?<!leave )--({OF_SOURCE}) (\S+)", lambda match: f"--set source.{_key(match[1])}={match[2]}", fix)
+    return re.sub(rf"--({OF_SOURCE})\b", lambda match: f"source.{_key(match[1])}", fix)
+
+
+def _key(option: str) -> str:
+    return option.replace("-", "_")
 
 
 def to_source(model: str | None, options: dict[str, Any]) -> Source:

@@ -31,7 +31,8 @@ LOGGERS = ("torch.onnx", "torch.export", "torch.fx.experimental.symbolic_shapes"
 
 
 class PixelsIn(nn.Module):
-    """The cheap half of preprocessing before a model: uint8 NHWC pixels -> float32 NCHW, (x / 255 - mean) / std.
+    """The cheap half of preprocessing before a model: uint8 NHWC pixels -> float32 NCHW, (x / 255 - mean) / std, the
+    channels in the model's order.
 
     Written as one multiplication and one addition per pixel: x * 1 / (255 std) - mean / std.
     """
@@ -42,13 +43,17 @@ class PixelsIn(nn.Module):
     def __init__(self, model: nn.Module, preprocess: PreprocessSpec) -> None:
         super().__init__()
         self.model = model
+        self.bgr = preprocess.channel_order == "bgr"
         mean = torch.tensor(preprocess.mean, dtype=torch.float64).reshape(1, -1, 1, 1)
         std = torch.tensor(preprocess.std, dtype=torch.float64).reshape(1, -1, 1, 1)
         self.register_buffer("scale", (1 / (255 * std)).float())
         self.register_buffer("shift", (-mean / std).float())
 
     def forward(self, image: Tensor) -> Tensor | tuple[Tensor, ...]:
-        return self.model(image.permute(0, 3, 1, 2).float() * self.scale + self.shift)
+        pixels = image.permute(0, 3, 1, 2).float()
+        if self.bgr:
+            pixels = pixels[:, [2, 1, 0]]
+        return self.model(pixels * self.scale + self.shift)
 
 
 class TensorIn(nn.Module):

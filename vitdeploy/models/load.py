@@ -32,6 +32,7 @@ from vitdeploy.models.external.adapted import IMAGE_SIZE
 from vitdeploy.models.external.function import from_function
 from vitdeploy.models.external.identity import weights_digest
 from vitdeploy.models.external.image_text import MODEL_TYPE, from_encoder_decoder
+from vitdeploy.models.external.own_scaling import with_own_scaling
 from vitdeploy.models.external.pickled import open_module
 from vitdeploy.models.external.timm import from_timm
 from vitdeploy.models.external.transformers import from_transformers, refuse_missing
@@ -63,6 +64,7 @@ from vitdeploy.spec import PreprocessSpec, SegmentationSpec, Task
 SEED = 0
 SEEDED = "no checkpoint given: the weights are seeded random numbers, and so is every accuracy"
 
+HALF_ASSUMED = f"no {PREPROCESSOR}: mean = std = 0.5 and a plain resize are assumed"
 HEADLESS = "no classification head: a feature extractor"
 
 
@@ -87,17 +89,14 @@ def located(source: Source) -> tuple[Source, ModelFolder | None]:
     return source, near
 
 
-def load_model(source: Source, preprocess: PreprocessSpec | None = None) -> LoadedModel:
+def load_model(source: Source) -> LoadedModel:
     """Build the model and load its weights.
-
-    Args:
-        preprocess: instead of what the model's own config files say, which is then not read.
 
     Raises:
         UnknownModelError, MissingFileError, CheckpointError, NonFiniteWeightsError, PickleError, UserCodeError,
         MissingPackageError, HubError.
     """
-    original = load_features(source, preprocess)
+    original = load_features(source)
     if source.task == "anomaly":
         original = with_memory(original, _memory(source))
     if source.task not in (None, original.signature.task):
@@ -121,10 +120,10 @@ def load_model(source: Source, preprocess: PreprocessSpec | None = None) -> Load
     return original
 
 
-def load_features(source: Source, preprocess: PreprocessSpec | None = None) -> LoadedModel:
-    """The model as it is, before anything is made of its features; arguments and errors as `load_model`."""
-    original = _load(source, preprocess)
-    return original if preprocess is None else dataclasses.replace(original, preprocess=preprocess)
+def load_features(source: Source) -> LoadedModel:
+    """The model as it is, before anything is made of its features; errors as `load_model`."""
+    original = _load(source)
+    return original if source.preprocess is None else dataclasses.replace(original, preprocess=source.preprocess)
 
 
 def _memory(source: Source) -> Path:
@@ -144,16 +143,17 @@ def _asked(source: Source) -> Task | None:
     return None if source.task == "anomaly" else source.task
 
 
-def _load(source: Source, preprocess: PreprocessSpec | None) -> LoadedModel:
+def _load(source: Source) -> LoadedModel:
     if source.module is not None:
-        return open_module(source.module)
+        return open_module(source.module, source.image_size, source.preprocess)
     if source.function is not None:
-        return from_function(source.function, source.image_size, source.checkpoint, _asked(source))
+        how = source.size, source.checkpoint, _asked(source), source.preprocess
+        return from_function(source.function, *how)
     local, folder = located(source)
     if folder is not None and local.model is not None and local.model.startswith("hf:"):
-        return _from_folder(local, folder, source.name, preprocess)
+        return _from_folder(local, folder, source.name)
     if folder is not None and folder.has_config and source.model and (check := _beside(folder, source.model)):
-        return _from_folder(local, folder, source.name, preprocess, check)
+        return _from_folder(local, folder, source.name, check)
     if source.model is not None and source.model.startswith("timm:"):
         return _from_timm_name(source, source.model.removeprefix("timm:"))
     if source.model is None:
@@ -177,7 +177,7 @@ def _built_in(name: str) -> tuple[Family, Any]:
 def _from_checkpoint(source: Source) -> LoadedModel:
     assert source.checkpoint is not None
     state, notes = read_checkpoint(source.checkpoint)
-    found = catalog.recognise_within(state, Hints(source.heads, source.image_size), str(source.checkpoint))
+    found = catalog.recognise_within(state, Hints(source.heads, source.size), str(source.checkpoint))
     if found is None:
         refuse_without_config(state, str(source.checkpoint))
         raise catalog.unrecognised(state, str(source.checkpoint))
@@ -193,7 +193,11 @@ def _from_timm_name(source: Source, name: str) -> LoadedModel:
             return _of_name(source, known, *found)
     state, notes = read_checkpoint(source.checkpoint)
     file = str(source.checkpoint)
-    return _noted(from_timm(architecture, {}, state, source.image_size, file, _asked(source)), source.name, {}, notes)
+    return _noted(_timm(architecture, {}, state, source, file), source.name, {}, notes)
+
+
+def _timm(name: str, config: Mapping[str, Any], state: Mapping[str, Tensor], source: Source, file: str) -> LoadedModel:
+    return from_timm(name, config, state, source.size, file, _asked(source), source.preprocess)
 
 
 def _of_name(source: Source, name: str, family: Family, config: Any) -> LoadedModel:
@@ -221,36 +225,36 @@ def _from_folder(
     source: Source,
     folder: ModelFolder,
     name: str,
-    given: PreprocessSpec | None,
     check: Callable[[Recognised], None] = lambda found: None,
 ) -> LoadedModel:
     """A folder with config.json: the architecture is ours where a family recognises the weights, and `check` agrees."""
     if folder.is_open_clip:
-        return _open_clip(source, folder, name, given)
+        return _open_clip(source, folder, name)
     config = model_config(folder.path / CONFIG)
     refuse_naflex(config)
     refuse_open_vocabulary(config)
     refuse_missing(config)
     state, notes = _weights(folder, CONFIG)
     file = str(folder.weights[0])
-    processor = None if given else transformers_processor(folder.path)
+    processor = None if source.preprocess else transformers_processor(folder.path)
     told = stated_size(config) or fixed_size(processor)
     if config.get("model_type") == MODEL_TYPE:
-        return _image_text(source, folder, name, given, notes, state)
+        return _image_text(source, folder, name, notes, state)
     if config.get("model_type") in KINDS:
-        return _owl(source, folder, name, given, notes, state)
-    hints = Hints(source.heads, told or source.image_size, config)
+        return _owl(source, folder, name, notes, state)
+    hints = Hints(source.heads, told or source.size, config)
     # A part of another library's model may be one of ours, such as a detector's backbone: the whole is meant.
     found = catalog.recognise_within(state, hints, file) if _is_ours(config) else catalog.recognise(state, hints)
     if found is None and "architecture" in config:
-        original = from_timm(config["architecture"], config, state, source.image_size, file, _asked(source))
+        original = _timm(config["architecture"], config, state, source, file)
         return _noted(original, name, config, notes)
     if found is None:
-        size = source.image_size or told or detector_size(config, processor) or IMAGE_SIZE
-        spec, remarks = (given, ()) if given else _folder_preprocess(folder, config, _told_channels(config), size)
+        size = source.size or told or detector_size(config, processor) or IMAGE_SIZE
+        spec, remarks = _folder_preprocess(source, folder, config, _told_channels(config), size)
+        assumed, remarks = (HALF_ASSUMED, ()) if remarks == (HALF_ASSUMED,) else (None, remarks)
         own = folder.given or not (folder.path / SAFETENSORS).is_file()  # transformers reads no pickles
         original = from_transformers(folder.path, config, spec, size, state if own else None, _asked(source))
-        original = with_label_values(original, transformers_processor(folder.path))
+        original = with_label_values(with_own_scaling(original, assumed), transformers_processor(folder.path))
         return _noted(original, name, config, (*notes, *remarks))
     check(found)
     check_config(config, found, str(folder.path) if not folder.given else file)
@@ -258,7 +262,7 @@ def _from_folder(
     config_of = found.config
     signature = family.describe(config_of)
     size = signature.image_size
-    preprocess, remarks = (given, ()) if given else _folder_preprocess(folder, config, signature.channels, size)
+    preprocess, remarks = _folder_preprocess(source, folder, config, signature.channels, size)
     original = _built(source, family, config_of, found.state, preprocess, (*notes, *found.notes, *remarks))
     if source.text_features is None:
         original = with_text_tower(original, folder.path, state, config, source.task)
@@ -274,18 +278,18 @@ def _weights(folder: ModelFolder, config: str) -> tuple[dict[str, Tensor], tuple
     return state, notes
 
 
-def _open_clip(source: Source, folder: ModelFolder, name: str, given: PreprocessSpec | None) -> LoadedModel:
+def _open_clip(source: Source, folder: ModelFolder, name: str) -> LoadedModel:
     """A folder in OpenCLIP's layout: both towers where it has a tokenizer, else that of images."""
     config = open_clip_config(folder.path)
     state, notes = _weights(folder, OPEN_CLIP)
-    preprocess = given or open_clip_preprocess(config)
+    preprocess = source.preprocess or open_clip_preprocess(config)
     found = image_part(state, config, source, str(folder.weights[0]))
     if isinstance(found, Recognised):
         family = catalog.family_named(found.family)
         original = _built(source, family, found.config, found.state, preprocess, (*notes, *found.notes))
     else:
         size = found.signature.image_size
-        preprocess = preprocess if given else scaled(preprocess, config.image_size, size)
+        preprocess = source.preprocess or scaled(preprocess, config.image_size, size)
         original = dataclasses.replace(found, preprocess=preprocess, notes=(*notes, *found.notes))
     original = dataclasses.replace(as_features(original, config.features), name=name)
     alone = source.text_features is not None or source.task == "features"
@@ -296,7 +300,6 @@ def _owl(
     source: Source,
     folder: ModelFolder,
     name: str,
-    given: PreprocessSpec | None,
     notes: tuple[str, ...],
     state: Mapping[str, Tensor],
 ) -> LoadedModel:
@@ -304,10 +307,10 @@ def _owl(
     config = model_config(folder.path / CONFIG)
 
     def preprocess(channels: int, size: tuple[int, int]) -> tuple[PreprocessSpec, tuple[str, ...]]:
-        return (given, ()) if given else _folder_preprocess(folder, config, channels, size)
+        return _folder_preprocess(source, folder, config, channels, size)
 
     own = folder.given or not (folder.path / SAFETENSORS).is_file()  # transformers reads no pickles
-    original = from_owl(folder.path, config, preprocess, source.image_size, state if own else None)
+    original = from_owl(folder.path, config, preprocess, source.size, state if own else None)
     return dataclasses.replace(original, name=name, notes=(*notes, *original.notes))
 
 
@@ -315,7 +318,6 @@ def _image_text(
     source: Source,
     folder: ModelFolder,
     name: str,
-    given: PreprocessSpec | None,
     notes: tuple[str, ...],
     state: Mapping[str, Tensor],
 ) -> LoadedModel:
@@ -323,8 +325,8 @@ def _image_text(
     config = model_config(folder.path / CONFIG)
     encoder = config.get("encoder")
     encoder = encoder if isinstance(encoder, dict) else {}
-    size = source.image_size or stated_size(encoder) or fixed_size(transformers_processor(folder.path)) or IMAGE_SIZE
-    spec, remarks = (given, ()) if given else _folder_preprocess(folder, encoder, _told_channels(encoder), size)
+    size = source.size or stated_size(encoder) or fixed_size(transformers_processor(folder.path)) or IMAGE_SIZE
+    spec, remarks = _folder_preprocess(source, folder, encoder, _told_channels(encoder), size)
     own = folder.given or not (folder.path / SAFETENSORS).is_file()  # transformers reads no pickles
     original = from_encoder_decoder(folder.path, config, spec, size, state if own else None)
     return dataclasses.replace(original, name=name, notes=(*notes, *original.notes, *remarks))
@@ -338,8 +340,10 @@ def _is_ours(config: Mapping[str, Any]) -> bool:
 
 
 def _folder_preprocess(
-    folder: ModelFolder, config: Mapping[str, Any], channels: int, size: tuple[int, int]
+    source: Source, folder: ModelFolder, config: Mapping[str, Any], channels: int, size: tuple[int, int]
 ) -> tuple[PreprocessSpec, tuple[str, ...]]:
+    if source.preprocess is not None:
+        return source.preprocess, ()
     if (of_timm := timm_config(config)) is not None:
         return timm_preprocess(of_timm, channels, size), ()
     if (processor := transformers_processor(folder.path)) is not None:
@@ -349,8 +353,7 @@ def _folder_preprocess(
         spec, remarks = transformers_preprocess(usual, channels, size)
         return spec, (note, *remarks)
     half = (0.5,) * channels
-    note = f"no {PREPROCESSOR}: mean = std = 0.5 and a plain resize are assumed"
-    return PreprocessSpec(size, size, "bilinear", half, half), (note,)
+    return PreprocessSpec(size, size, "bilinear", half, half), (HALF_ASSUMED,)
 
 
 def _told_channels(config: Mapping[str, Any]) -> int:
@@ -386,11 +389,12 @@ def _built(
     `file` is what an error calls the state.
     """
     own = family.describe(config).image_size
-    if source.image_size is not None and source.image_size != own:
-        config, state = family.resize(config, state, source.image_size)
-        preprocess = scaled(preprocess, own, source.image_size) if preprocess else None
+    if source.size is not None and source.size != own:
+        config, state = family.resize(config, state, source.size)
+        if preprocess and preprocess != source.preprocess:
+            preprocess = scaled(preprocess, own, source.size)
         method = RESAMPLING.get(getattr(config, "position_resampling", ""))
-        notes = (*notes, f"resized from {own[0]}x{own[1]} to {source.image_size[0]}x{source.image_size[1]} pixels")
+        notes = (*notes, f"resized from {own[0]}x{own[1]} to {source.size[0]}x{source.size[1]} pixels")
         notes = (*notes, f"position embeddings resized: {method}") if method else notes
         module = None
     elif source.image_size is not None:

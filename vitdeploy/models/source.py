@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitdeploy.spec import Task
+from vitdeploy.spec import PreprocessSpec, Task
 
 
 @dataclass(frozen=True)
 class Source:
     """Where a model comes from: plain data, which can also be passed to a measuring process.
 
-    `image_size` is (height, width), other than the checkpoint's. `heads`: for a bare state dict that cannot say it.
+    `image_size` is (height, width), other than the checkpoint's. `preprocess`: in place of what the model's own files
+    say, which is then not read. `heads`: for a bare state dict that cannot say it.
     `text_features`: a .npy of float32 [classes, width], which makes a CLIP or SigLIP tower a zero-shot classifier.
     `function` is `package.module:function`, and comes from the command line only; it must return the weights of the
     digest `weights` if that is given. `only_batch`: the fixed batch size for an ONNX file.
@@ -33,6 +34,12 @@ class Source:
     task: Task | None = None
     normal: Path | None = None
     memory: Path | None = None
+    preprocess: PreprocessSpec | None = None
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """(height, width) that is asked for: that of `image_size`, else of `preprocess`."""
+        return self.image_size or (self.preprocess.crop if self.preprocess is not None else None)
 
     @property
     def name(self) -> str:

@@ -16,20 +16,23 @@ from vitdeploy.tasks.adapter import TEMPLATE, DataChoice
 
 
 def at_sizes(recipe: Recipe) -> tuple[Recipe, ...]:
-    """A recipe for each of `source.image_sizes`, in their order; this one alone where there are none."""
-    return tuple(at_size(recipe, height_width(size)) for size in recipe.source.image_sizes or ()) or (recipe,)
+    """A recipe for each of `source.image_sizes`, in their order; the one of `source.image_size`, or this one."""
+    source = recipe.source
+    sizes = source.image_sizes or ([source.image_size] if source.image_size is not None else ())
+    return tuple(at_size(recipe, height_width(size)) for size in sizes) or (recipe,)
 
 
 def at_size(recipe: Recipe, size: tuple[int, int]) -> Recipe:
     """The recipe for one image size. A `preprocess` that is given holds for its own crop; for another size the same
     share of the image is cropped."""
-    from vitdeploy.models.load import scaled
-
     source = recipe.source.model_copy(update={"image_size": size, "image_sizes": None})
     changed: dict[str, Any] = {"source": source}
     if recipe.preprocess is not None:
         spec = recipe.preprocess.to_spec()
-        spec = scaled(spec, spec.crop, size) if spec.crop != size else spec
+        if spec.crop != size:
+            from vitdeploy.models.load import scaled  # PyTorch with it
+
+            spec = scaled(spec, spec.crop, size)
         new = {"resize": spec.resize, "crop": spec.crop, "fit": spec.fit}
         changed["preprocess"] = recipe.preprocess.model_copy(update=new)
     return recipe.model_copy(update=changed)

@@ -77,10 +77,11 @@ class ImageChecks:
                 f"{len(self.flat)} of {self.images} calibration images are of one colour and say nothing: "
                 f"{listed([names[i] for i in self.flat])}."
             )
-        mean, std = (np.array(each) for each in (self.preprocess.mean, self.preprocess.std))
+        mean, std = (np.array(values) for values in self.preprocess.statistics)
         of_images = self.total / self.pixels / 255
         deviation = np.sqrt(np.maximum(self.squares / self.pixels / 255**2 - of_images**2, 0))
-        if (np.abs(of_images - mean) / std).mean() > FAR or (deviation / std).max() < FLAT:
+        unlike = (np.abs(of_images - mean) / std).mean() > FAR or (deviation / std).max() < FLAT
+        if unlike and not self.preprocess.raw:
             found.append(
                 "The calibration images do not look like those that the preprocessing is for: of pixels in 0..1, mean "
                 f"{_shown(of_images)} and deviation {_shown(deviation)}, but mean {_shown(mean)} and std {_shown(std)} "

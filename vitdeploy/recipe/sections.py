@@ -14,6 +14,7 @@ from vitdeploy.recipe.section import Positive, Section
 from vitdeploy.spec import (
     Boxes,
     Budget,
+    ChannelOrder,
     CropRounding,
     Fit,
     Interpolation,
@@ -87,6 +88,7 @@ class PreprocessSection(Section):
     fit: Fit = PreprocessSpec.fit
     crop_rounding: CropRounding = PreprocessSpec.crop_rounding
     fill: int | None = None
+    channel_order: ChannelOrder = "rgb"
 
     @model_validator(mode="after")
     def _channels(self) -> PreprocessSection:
@@ -97,8 +99,7 @@ class PreprocessSection(Section):
         return self
 
     def to_spec(self) -> PreprocessSpec:
-        crop, rest = height_width(self.crop), (self.fit, self.crop_rounding, self.fill)
-        return PreprocessSpec(self.resize, crop, self.interpolation, self.mean, self.std, *rest)
+        return PreprocessSpec(**{**self.model_dump(), "crop": height_width(self.crop)})
 
 
 class PostprocessSection(Section):

@@ -61,6 +61,8 @@ def input_statistics(image: Array, spec: PreprocessSpec) -> list[float] | None:
     if image.ndim != 3:
         return None
     pixels = image if image.dtype == np.uint8 else image.transpose(1, 2, 0)
+    if image.dtype != np.uint8 and spec.channel_order == "bgr":
+        pixels = pixels[..., ::-1]
     height, width, channels = pixels.shape
     if channels != spec.channels or width < 2:
         return None
@@ -69,7 +71,7 @@ def input_statistics(image: Array, spec: PreprocessSpec) -> list[float] | None:
     if image.dtype == np.uint8:
         seen, beside = seen.astype(np.float32) / np.float32(255), beside.astype(np.float32) / np.float32(255)
     else:
-        mean, std = np.asarray(spec.mean, np.float32), np.asarray(spec.std, np.float32)
+        mean, std = (np.asarray(values, np.float32) for values in spec.statistics)
         seen, beside = seen.astype(np.float32) * std + mean, beside.astype(np.float32) * std + mean
     count = seen.shape[0] * seen.shape[1]
     means = seen.sum(axis=(0, 1)) / count

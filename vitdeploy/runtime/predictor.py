@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import perf_counter_ns
@@ -16,13 +17,13 @@ import numpy as np
 from vitdeploy.errors import InputError, TensorError
 from vitdeploy.runtime.answers import to_result
 from vitdeploy.runtime.batches import run_batches
-from vitdeploy.runtime.preprocess import ACCEPTED, ImageSource, Pixels, decode, resize_and_crop, to_input
+from vitdeploy.runtime.preprocess import ACCEPTED, ImageSource, Pixels, decode, in_rgb, resize_and_crop, to_input
 from vitdeploy.runtime.reduced import decode_reduced, resize_reduced
 from vitdeploy.runtime.runner import Array, Runner, require_array, type_name
 from vitdeploy.runtime.task import Reading, Result
 from vitdeploy.runtime.timings import Stopwatch, Timings
 from vitdeploy.runtime.topdown import Box
-from vitdeploy.spec import Postprocess, PreprocessSpec, Task
+from vitdeploy.spec import ChannelOrder, Postprocess, PreprocessSpec, Task
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -78,8 +79,10 @@ class Predictor:
         """Where the time of all images so far went."""
         return self._stopwatch.read()
 
-    def predict(self, image: ImageSource, top: int = 5) -> Result:
+    def predict(self, image: ImageSource, top: int = 5, *, channels: ChannelOrder = "rgb") -> Result:
         """The answer for one image: a path, file bytes, a PIL image or a uint8 array [height, width, channels].
+
+        An array is RGB; with `channels="bgr"` it is BGR, as `cv2.imread` and `cv2.VideoCapture` give it.
 
         Its type is the task's: Classification (of the `top` best classes), Features, Detections, Panoptic,
         Segmentation, Instances, Depth, Anomaly, Keypoints, Picture, ZeroShot, Text or Tensors.
@@ -87,29 +90,35 @@ class Predictor:
         Raises:
             ImageError, MissingFileError, TensorError: the image cannot be used.
         """
-        return self.predict_batch([image], top)[0]
+        return self.predict_batch([image], top, channels=channels)[0]
 
-    def predict_batch(self, images: Sequence[ImageSource], top: int = 5) -> list[Result]:
-        """Answers for images, in as many runs as the engine's batch needs; the last run is padded.
+    def predict_batch(
+        self, images: Sequence[ImageSource], top: int = 5, *, channels: ChannelOrder = "rgb"
+    ) -> list[Result]:
+        """Answers for images, in as many runs as the engine's batch needs; the last run is padded. `channels`: of
+        arrays, as of `predict`.
 
         Raises:
             ImageError, MissingFileError, TensorError: an image cannot be used, or `images` are not several.
         """
         require_several(images)
         require_top(top)
-        return self._answer_loaded([self._load(image) for image in images], top)
+        return self._answer_loaded([self._load(in_rgb(image, channels)) for image in images], top)
 
-    def predict_boxes(self, image: ImageSource, boxes: Sequence[Box]) -> list[Result]:
+    def predict_boxes(
+        self, image: ImageSource, boxes: Sequence[Box], *, channels: ChannelOrder = "rgb"
+    ) -> list[Result]:
         """The answer of a top-down model for each box of an image, such as a person that a detector found.
 
         Args:
             boxes: (left, top, right, bottom) each, in pixels of the image, as `Detection.box` has them.
+            channels: of an array, as of `predict`.
 
         Raises:
             ImageError, MissingFileError, TensorError: the image cannot be used.
             InputError: no box, or the model sees whole images.
         """
-        decoded = self._decode(image)
+        decoded = self._decode(in_rgb(image, channels))
         pixels = [self._prepared(decoded, box) for box in boxes]
         if not pixels:
             return []
@@ -125,7 +134,8 @@ class Predictor:
         """Answers for n images that are preprocessed already.
 
         Args:
-            tensor: [n, ...] of the dtype and layout of the engine's input, such as uint8 [n, height, width, channels].
+            tensor: [n, ...] of the dtype and layout of the engine's input, such as uint8 [n, height, width, channels],
+                RGB.
             sizes: (width, height) of each original image, which boxes and masks are for; default: those of the crop.
 
         Raises:
@@ -148,15 +158,28 @@ class Predictor:
         in_flight: int = 4,
         *,
         return_exceptions: Literal[False] = False,
+        channels: ChannelOrder = "rgb",
     ) -> Iterator[Result]: ...
 
     @overload
     def stream(
-        self, images: Iterable[ImageSource], top: int = 5, in_flight: int = 4, *, return_exceptions: Literal[True]
+        self,
+        images: Iterable[ImageSource],
+        top: int = 5,
+        in_flight: int = 4,
+        *,
+        return_exceptions: Literal[True],
+        channels: ChannelOrder = "rgb",
     ) -> Iterator[Result | InputError]: ...
 
     def stream(
-        self, images: Iterable[ImageSource], top: int = 5, in_flight: int = 4, *, return_exceptions: bool = False
+        self,
+        images: Iterable[ImageSource],
+        top: int = 5,
+        in_flight: int = 4,
+        *,
+        return_exceptions: bool = False,
+        channels: ChannelOrder = "rgb",
     ) -> Iterator[Result | InputError]:
         """Answers in the order of the images, which may never end: while the engine runs, the next ones are decoded.
 
@@ -165,14 +188,16 @@ class Predictor:
         must be answered before the next one comes.
 
         Where an image cannot be used its error comes in its turn and ends the stream; with `return_exceptions` it takes
-        the place of the answer, and the stream goes on.
+        the place of the answer, and the stream goes on. `channels`: of arrays, as of `predict`.
         """
         require_several(images)
         require_top(top)
         if in_flight < 1:
             raise ValueError(f"in_flight {in_flight}: wanted at least 1")
-        answers: Callable[[Sequence[ImageSource], int], Sequence[Result | InputError]]
+        answers: Callable[..., Sequence[Result | InputError]]
         answers = self._answers_or_errors if return_exceptions else self.predict_batch
+        if channels != "rgb":
+            answers = partial(answers, channels=channels)
         size = self._batch if isinstance(self._input.shape[0], int) else 1
         source, waiting = iter(images), deque[Future[Sequence[Result | InputError]]]()
         with ThreadPoolExecutor(in_flight, thread_name_prefix="vitdeploy-stream") as pool:
@@ -193,13 +218,14 @@ class Predictor:
         part of it that a top-down model was given, None for all of it."""
         return to_result(self.task, outputs, Reading(size, self.preprocess, self.postprocess, self.labels, top, box))
 
-    def prepare(self, image: ImageSource) -> tuple[Array, tuple[int, int]]:
+    def prepare(self, image: ImageSource, *, channels: ChannelOrder = "rgb") -> tuple[Array, tuple[int, int]]:
         """The engine's input [1, ...] for an image, and the image's (width, height): what `run` and `answer` take.
+        `channels`: of an array, as of `predict`.
 
         Raises:
             ImageError, MissingFileError, TensorError: the image cannot be used.
         """
-        pixels, size = self._load(image)
+        pixels, size = self._load(in_rgb(image, channels))
         return self._input_of([pixels]), size
 
     def run(self, tensor: Array) -> dict[str, Array]:
@@ -256,12 +282,14 @@ class Predictor:
         outputs = self.outputs([pixels for pixels, _ in loaded])
         return self._answers(outputs, [size for _, size in loaded], top)
 
-    def _answers_or_errors(self, images: Sequence[ImageSource], top: int) -> list[Result | InputError]:
+    def _answers_or_errors(
+        self, images: Sequence[ImageSource], top: int, channels: ChannelOrder = "rgb"
+    ) -> list[Result | InputError]:
         """As `predict_batch`, but an image that cannot be used has its error in the place of its answer."""
         loaded: list[tuple[Pixels, tuple[int, int]] | InputError] = []
         for image in images:
             try:
-                loaded.append(self._load(image))
+                loaded.append(self._load(in_rgb(image, channels)))
             except InputError as error:
                 loaded.append(error)
         answers = iter(self._answer_loaded([each for each in loaded if not isinstance(each, InputError)], top))

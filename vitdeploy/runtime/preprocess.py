@@ -34,7 +34,7 @@ import numpy.typing as npt
 from vitdeploy.errors import ImageError, InputError, MissingFileError, TensorError
 from vitdeploy.runtime.runner import type_name
 from vitdeploy.runtime.topdown import Box, cut_out
-from vitdeploy.spec import CropRounding, PreprocessSpec, TensorSpec
+from vitdeploy.spec import ChannelOrder, CropRounding, PreprocessSpec, TensorSpec
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -75,7 +75,8 @@ T = TypeVar("T")
 Pixels = npt.NDArray[np.uint8]
 ImageSource = Union[str, Path, bytes, bytearray, memoryview, "Image.Image", Pixels]
 ACCEPTED = (
-    "a path (str or Path), the bytes of an image file, a PIL image, or a uint8 array [height, width, channels] of numpy"
+    "a path (str or Path), the bytes of an image file, a PIL image, or a uint8 array [height, width, channels] of "
+    "numpy, RGB"
 )
 
 
@@ -83,7 +84,7 @@ def decode(source: ImageSource, channels: int | None, name: str = "") -> Image.I
     """A decoded image in mode "RGB" (3 channels), "L" (1) or that of its file (None), upright by its EXIF orientation.
 
     `source` is a path, the bytes of a JPEG, PNG, WebP, BMP, TIFF, GIF or PPM file (the first frame or page is taken), a
-    PIL image, or a uint8 array [height, width, channels]. `name`: what messages call bytes.
+    PIL image, or a uint8 array [height, width, channels], RGB. `name`: what messages call bytes.
     Broken metadata (EXIF, XMP, profiles, texts) is passed over: the image then lies as its pixels do.
     Size limits are checked from the header, before any pixel is decoded.
 
@@ -160,6 +161,26 @@ def orientation_of(image: Image.Image) -> int:
         image.info.pop("xmp", None)  # which a TIFF would read again
         return 1
     return next((number for number in range(1, 9) if found == number), 1)
+
+
+def in_rgb(image: ImageSource, channels: ChannelOrder) -> ImageSource:
+    """The image as `decode` takes it, of an array whose channels are in this order, as those of `cv2.imread` are BGR.
+
+    Raises:
+        InputError: an order that is none, or "bgr" of anything but an array.
+    """
+    if channels == "rgb":
+        return image
+    if channels != "bgr":
+        raise InputError("channels says the order of an array", found=repr(channels), wanted='"rgb" or "bgr"')
+    if not isinstance(image, np.ndarray):
+        raise TensorError(
+            'channels="bgr" is for arrays',
+            found=type_name(image),
+            wanted="a uint8 array [height, width, 3], such as cv2.imread gives",
+            fix="leave channels out: files and PIL images say the order themselves",
+        )
+    return image[..., ::-1] if image.ndim == 3 and image.shape[2] == 3 else image
 
 
 def file_of(source: object) -> bytes | bytearray | None:
@@ -447,7 +468,7 @@ def _padded(pixels: Pixels, spec: PreprocessSpec) -> Pixels:
     """The pixels at the top left, and beside them `fill`, or the grey levels nearest to the mean. SAM pads what is
     normalised with 0; that is 0.5 / 255 / std off at most, which whole grey levels cannot be nearer."""
     filled = np.empty((*spec.crop, spec.channels), np.uint8)
-    filled[:] = np.rint(255 * np.asarray(spec.mean)).clip(0, 255) if spec.fill is None else spec.fill
+    filled[:] = np.rint(255 * np.asarray(spec.statistics[0])).clip(0, 255) if spec.fill is None else spec.fill
     filled[: pixels.shape[0], : pixels.shape[1]] = pixels
     return filled
 
@@ -467,10 +488,12 @@ def load_image(
 
 
 def normalise(pixels: Pixels, spec: PreprocessSpec) -> npt.NDArray[np.float32]:
-    """float32 [batch, channels, height, width] of uint8 [batch, height, width, channels]: (x / 255 - mean) / std."""
+    """float32 [batch, channels, height, width] of uint8 [batch, height, width, channels]: (x / 255 - mean) / std, the
+    channels in the model's order."""
     mean = np.asarray(spec.mean, np.float32)
     std = np.asarray(spec.std, np.float32)
-    scaled = (pixels.astype(np.float32) / np.float32(255) - mean) / std
+    ordered = pixels[..., ::-1] if spec.channel_order == "bgr" else pixels
+    scaled = (ordered.astype(np.float32) / np.float32(255) - mean) / std
     return np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))
 
 

@@ -26,7 +26,7 @@ from vitdeploy.runtime.prompts import Given, Prompt, prompt_arrays, read_prompts
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.task import Result
 from vitdeploy.runtime.topdown import Box
-from vitdeploy.spec import PreprocessSpec, PromptSpec
+from vitdeploy.spec import ChannelOrder, PreprocessSpec, PromptSpec
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -72,13 +72,14 @@ class PromptedPredictor(Predictor):
         # From here on: golden answers and measurements run every part every time.
         runner.linked.keep = True
 
-    def embed(self, image: ImageSource) -> EmbeddedImage:
-        """The image's embedding; of the image that was embedded last it is the one that is kept.
+    def embed(self, image: ImageSource, *, channels: ChannelOrder = "rgb") -> EmbeddedImage:
+        """The image's embedding; of the image that was embedded last it is the one that is kept. `channels`: of an
+        array, as of `Predictor.predict`.
 
         Raises:
             ImageError, MissingFileError, TensorError: the image cannot be used.
         """
-        tensor, size = self.prepare(image)
+        tensor, size = self.prepare(image, channels=channels)
         return EmbeddedImage(self, self.encode(tensor), size)
 
     def encode(self, tensor: Array) -> dict[str, Array]:
@@ -98,6 +99,7 @@ class PromptedPredictor(Predictor):
         labels: Given = None,
         boxes: Given = None,
         multimask: bool | None = None,
+        channels: ChannelOrder = "rgb",
     ) -> PromptedMasks:
         """The masks of an image for one prompt or several.
 
@@ -108,13 +110,14 @@ class PromptedPredictor(Predictor):
             boxes: [4] of one prompt, [prompts, 4] of several: left, top, right, bottom in pixels.
             multimask: three masks for each prompt, or one; None: three where a prompt is one point, which may mean a
                 part or the whole, and one for all others, as SAM was trained.
+            channels: of an array, as of `Predictor.predict`.
 
         Raises:
             ImageError, MissingFileError, TensorError: the image cannot be used.
             InputError: no prompt, or one that is not in the image, or of another form; so many that their masks do not
                 fit into memory.
         """
-        return self.embed(image).masks(points, labels, boxes, multimask)
+        return self.embed(image, channels=channels).masks(points, labels, boxes, multimask)
 
     def ask(
         self, image: EmbeddedImage, points: Given, labels: Given, boxes: Given, multimask: bool | None
@@ -177,10 +180,12 @@ class PromptedPredictor(Predictor):
         labels: Given = None,
         boxes: Given = None,
         multimask: bool | None = None,
+        channels: ChannelOrder = "rgb",
     ) -> list[Result]:
         """Answers for images, each to the same prompts; errors as `predict`."""
         require_several(images)
-        return [self.embed(image).masks(points, labels, boxes, multimask) for image in images]
+        embedded = (self.embed(image, channels=channels) for image in images)
+        return [image.masks(points, labels, boxes, multimask) for image in embedded]
 
     def answer(
         self, outputs: Mapping[str, Array], size: tuple[int, int], top: int = 5, box: Box | None = None

@@ -9,14 +9,14 @@ from time import perf_counter_ns
 import numpy as np
 
 from vitdeploy.runtime.predictor import Predictor, require_several
-from vitdeploy.runtime.preprocess import ImageSource
+from vitdeploy.runtime.preprocess import ImageSource, in_rgb
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.task import Result
 from vitdeploy.runtime.text import Text, to_text
 from vitdeploy.runtime.text_decoder import SCORES, TOKENS, TextRunner, require_beams
 from vitdeploy.runtime.tokenizer import TextWriter
 from vitdeploy.runtime.topdown import Box
-from vitdeploy.spec import BeamSpec, PreprocessSpec, TextSpec
+from vitdeploy.spec import BeamSpec, ChannelOrder, PreprocessSpec, TextSpec
 
 
 class TextPredictor(Predictor):
@@ -38,32 +38,49 @@ class TextPredictor(Predictor):
         self.search: BeamSpec | None = runner.spec.search
         self._decoder = runner.decoder
 
-    def predict(self, image: ImageSource, top: int = 5, beams: int | None = None, prompt: str | None = None) -> Text:
+    def predict(
+        self,
+        image: ImageSource,
+        top: int = 5,
+        beams: int | None = None,
+        prompt: str | None = None,
+        *,
+        channels: ChannelOrder = "rgb",
+    ) -> Text:
         """The text of one image.
 
         Args:
             top: without a meaning here. beams: of a beam search, 1 for the likeliest token at each step; None: as the
             model's own files say. prompt: what the text begins with, such as the task of a Donut
             ("<s_docvqa><s_question>..."), in the place of
-                the model's own beginning. It is no part of the answer.
+                the model's own beginning. It is no part of the answer. channels: of an array, as of
+            `Predictor.predict`.
 
         Raises:
             ImageError, MissingFileError, TensorError: the image cannot be used.
             InputError: no sensible number of beams; a prompt that is too long.
         """
-        return self._texts([image], beams, prompt)[0]
+        return self._texts([image], beams, prompt, channels)[0]
 
     def predict_batch(
-        self, images: Sequence[ImageSource], top: int = 5, beams: int | None = None, prompt: str | None = None
+        self,
+        images: Sequence[ImageSource],
+        top: int = 5,
+        beams: int | None = None,
+        prompt: str | None = None,
+        *,
+        channels: ChannelOrder = "rgb",
     ) -> list[Result]:
         """The texts of images; arguments and errors as `predict`."""
         require_several(images)
-        return list(self._texts(images, beams, prompt))
+        return list(self._texts(images, beams, prompt, channels))
 
-    def _texts(self, images: Sequence[ImageSource], beams: int | None, prompt: str | None) -> list[Text]:
+    def _texts(
+        self, images: Sequence[ImageSource], beams: int | None, prompt: str | None, channels: ChannelOrder
+    ) -> list[Text]:
         search = self._search(beams)
         given = self.writer.prompt(prompt) if prompt is not None else []
-        loaded = [self._load(image)[0] for image in images]
+        loaded = [self._load(in_rgb(image, channels))[0] for image in images]
         found = []
         for start in range(0, len(loaded), self._batch):
             feed = self._input_of(loaded[start : start + self._batch])

@@ -16,13 +16,13 @@ from vitdeploy.runtime.flow import FlowRunner, FlowView
 from vitdeploy.runtime.flows import IMAGE_FEATURES, TEXT_FEATURES
 from vitdeploy.runtime.open_vocabulary import OF_IMAGES, find_texts
 from vitdeploy.runtime.predictor import Predictor, require_several, require_top
-from vitdeploy.runtime.preprocess import ImageSource
+from vitdeploy.runtime.preprocess import ImageSource, in_rgb
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.task import Result
 from vitdeploy.runtime.tokenizer import TextTokenizer, require_texts
 from vitdeploy.runtime.topdown import Box
 from vitdeploy.runtime.zero_shot import ZeroShot, compare_texts
-from vitdeploy.spec import OpenVocabularySpec, PreprocessSpec, ReadsTexts, Task, ZeroShotSpec
+from vitdeploy.spec import ChannelOrder, OpenVocabularySpec, PreprocessSpec, ReadsTexts, Task, ZeroShotSpec
 
 Features = npt.NDArray[np.float32]
 
@@ -78,16 +78,23 @@ class TextsPredictor(Predictor):
             return np.stack([self._features[text] for text in texts])
 
     def predict_batch(
-        self, images: Sequence[ImageSource], top: int = 5, texts: Sequence[str] | None = None
+        self,
+        images: Sequence[ImageSource],
+        top: int = 5,
+        texts: Sequence[str] | None = None,
+        *,
+        channels: ChannelOrder = "rgb",
     ) -> list[Result]:
-        """Answers for images, each among the same texts; errors as `predict`."""
+        """Answers for images, each among the same texts; `channels` and errors as `predict`."""
         require_several(images)
         require_top(top)
-        return self._compared(images, top, self._given(texts))
+        return self._compared(images, top, self._given(texts), channels)
 
-    def _compared(self, images: Sequence[ImageSource], top: int, texts: Sequence[str]) -> list[Result]:
+    def _compared(
+        self, images: Sequence[ImageSource], top: int, texts: Sequence[str], channels: ChannelOrder
+    ) -> list[Result]:
         features = self.text_features(texts)
-        loaded = [self._load(image) for image in images]
+        loaded = [self._load(in_rgb(image, channels)) for image in images]
         if not loaded:
             return []
         found = self.outputs([pixels for pixels, _ in loaded])
@@ -142,15 +149,23 @@ class ZeroShotPredictor(TextsPredictor):
 
     of_images, its_task = (IMAGE_FEATURES,), "zero-shot"
 
-    def predict(self, image: ImageSource, top: int = 5, texts: Sequence[str] | None = None) -> ZeroShot:
-        """The answer for one image among `texts`; None: among the bundle's labels.
+    def predict(
+        self,
+        image: ImageSource,
+        top: int = 5,
+        texts: Sequence[str] | None = None,
+        *,
+        channels: ChannelOrder = "rgb",
+    ) -> ZeroShot:
+        """The answer for one image among `texts`; None: among the bundle's labels. `channels`: of an array, as of
+        `Predictor.predict`.
 
         Raises:
             ImageError, MissingFileError, TensorError: the image cannot be used.
             InputError: no text, or a blank one.
         """
         require_top(top)
-        return self._compared([image], top, self._given(texts))[0]  # type: ignore[return-value]
+        return self._compared([image], top, self._given(texts), channels)[0]  # type: ignore[return-value]
 
     def _read(
         self, outputs: Mapping[str, Array], features: Features, texts: Sequence[str], size: tuple[int, int], top: int
@@ -169,10 +184,17 @@ class OpenVocabularyPredictor(TextsPredictor):
 
     of_images, its_task = OF_IMAGES, "open-vocabulary-detection"
 
-    def predict(self, image: ImageSource, top: int = 5, texts: Sequence[str] | None = None) -> Detections:
-        """The objects in one image that `texts` say; None: that the bundle's labels say. Errors as
+    def predict(
+        self,
+        image: ImageSource,
+        top: int = 5,
+        texts: Sequence[str] | None = None,
+        *,
+        channels: ChannelOrder = "rgb",
+    ) -> Detections:
+        """The objects in one image that `texts` say; None: that the bundle's labels say. `channels` and errors as of
         `ZeroShotPredictor.predict`; `top` has no part in it."""
-        return self._compared([image], top, self._given(texts))[0]  # type: ignore[return-value]
+        return self._compared([image], top, self._given(texts), channels)[0]  # type: ignore[return-value]
 
     def _read(
         self, outputs: Mapping[str, Array], features: Features, texts: Sequence[str], size: tuple[int, int], top: int

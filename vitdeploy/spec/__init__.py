@@ -36,7 +36,7 @@ from vitdeploy.spec.manifest import (
     Precision,
     WeightBits,
 )
-from vitdeploy.spec.preprocess import RESIZING, CropRounding, Fit, Interpolation, PreprocessSpec
+from vitdeploy.spec.preprocess import RESIZING, ChannelOrder, CropRounding, Fit, Interpolation, PreprocessSpec
 from vitdeploy.spec.prompts import PromptSpec
 from vitdeploy.spec.tasks import POSTPROCESS, LabelKind, Postprocess, Task, tokenizer_file
 from vitdeploy.spec.tensors import TensorSpec, last_axis
@@ -68,6 +68,7 @@ __all__ = [
     "Boxes",
     "Budget",
     "Candidates",
+    "ChannelOrder",
     "ClassScores",
     "Clean",
     "CropRounding",

@@ -2,7 +2,7 @@
 
 `encode` turns one into JSON values, `decode` turns JSON values back and reports every field that does not fit. The
 metadata of a field may give it another name in JSON ("alias"), where that is no name in Python, or say that it is not
-written where it is None (`SPARSE`).
+written where it has its default (`SPARSE`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import types
 import typing
 from typing import Any, Literal, TypeVar
 
-# The metadata of a field that is written only where it is not None.
+# The metadata of a field that is written only where it does not have its default.
 SPARSE = {"sparse": True}
 
 
@@ -21,7 +21,7 @@ def encode(value: Any) -> Any:
     """JSON values of a dataclass tree: dicts, lists (also of arrays), strings, finite numbers, booleans, None."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         found = {f: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return {_key(f): encode(item) for f, item in found.items() if item is not None or not f.metadata.get("sparse")}
+        return {_key(f): encode(item) for f, item in found.items() if not f.metadata.get("sparse") or item != f.default}
     if isinstance(value, dict):
         return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

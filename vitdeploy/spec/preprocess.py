@@ -10,6 +10,7 @@ from vitdeploy.spec.coding import SPARSE
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Fit = Literal["stretch", "cover", "contain", "topdown", "longest-pad"]
 CropRounding = Literal["even", "down"]
+ChannelOrder = Literal["rgb", "bgr"]
 # What a fit does, in words before a size.
 RESIZING: dict[Fit, str] = {
     "stretch": "resize to",
@@ -29,7 +30,9 @@ class PreprocessSpec:
     image just cover them; "contain" by the one factor that makes it just fit into them. All are antialiased. Then a
     centre crop of `crop` (height, width) pixels is taken, with black around what is smaller, and pixel values x in
     0..255 become (x / 255 - mean) / std per channel. The number of channels is the length of `mean`: 1 for grey, 3 for
-    RGB.
+    colours. Images and pixels are always RGB; with `channel_order` "bgr" the model's input has the channels the other
+    way round, and `mean` and `std` are in the order of the model's channels. A model that scales pixels itself and
+    takes them in 0..255 has mean 0 and std 1 / 255.
 
     With `fit` "topdown" the model sees one object: a box in the image, or all of it (`runtime.topdown`). With
     "longest-pad" the image is scaled by the one factor that makes it just fit into both sides, and stands at the top
@@ -48,6 +51,7 @@ class PreprocessSpec:
     fit: Fit = "stretch"
     crop_rounding: CropRounding = "even"
     fill: int | None = field(default=None, metadata=SPARSE)
+    channel_order: ChannelOrder = field(default="rgb", metadata=SPARSE)
 
     def __post_init__(self) -> None:
         if self.fit == "topdown" and self.resize != self.crop:
@@ -57,7 +61,34 @@ class PreprocessSpec:
 
         if self.fill is not None and (self.fit != "longest-pad" or not 0 <= self.fill <= 255):
             raise ValueError(f"fill {self.fill}: a grey level from 0 to 255, of longest-pad")
+        if self.channel_order == "bgr" and self.channels != 3:
+            raise ValueError(f"channel_order bgr: of 3 channels, not of {self.channels}")
 
     @property
     def channels(self) -> int:
         return len(self.mean)
+
+    @property
+    def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """`mean` and `std` in the order of the pixels, RGB."""
+        step = -1 if self.channel_order == "bgr" else 1
+        return self.mean[::step], self.std[::step]
+
+    @property
+    def raw(self) -> bool:
+        """Whether the model takes pixels 0..255 as they are."""
+        return not any(self.mean) and all(abs(255 * value - 1) < 1e-4 for value in self.std)
+
+    def same_scale(self, other: PreprocessSpec) -> bool:
+        """Whether equal pixels are equal inputs."""
+        return (self.mean, self.std, self.channel_order) == (other.mean, other.std, other.channel_order)
+
+    @property
+    def normalisation(self) -> str:
+        """What happens to pixel values, in words."""
+        mean, std = (
+            " ".join(f"{value:.4g}" for value in (values[:1] if len(set(values)) == 1 else values))
+            for values in (self.mean, self.std)
+        )
+        scale = "pixels 0..255" if self.raw else f"mean {mean}, std {std}"
+        return f"{scale}, channels BGR" if self.channel_order == "bgr" else scale

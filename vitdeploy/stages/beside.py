@@ -79,10 +79,10 @@ def _preprocess(
     try:
         processor = transformers_processor(folder)
         if processor is None:
-            return None, (ASSUMED,)
+            return None, ()
         spec, notes = transformers_preprocess(processor, channels, image_size)
     except CheckpointError as error:
-        return None, (f"{PREPROCESSOR} beside the file is not followed: {error.message} ({error.found})", ASSUMED)
+        return None, (f"{PREPROCESSOR} beside the file is not followed: {error.message} ({error.found})",)
     return spec, (f"images are prepared as {PREPROCESSOR} beside the file says", *notes)
 
 

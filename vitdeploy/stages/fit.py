@@ -95,7 +95,7 @@ def fit(
     from vitdeploy.models.patch_tokens import patch_tokens
 
     chosen, skipped = options or FitOptions(), Skipped([]) if skip_bad else None
-    tokens, _ = patch_tokens(load_features(source, preprocess))
+    tokens, _ = patch_tokens(load_features(source))
     order = np.random.RandomState(chosen.seed).permutation(len(normal))
     keys, count = list(normal), len(normal) // chosen.held_out
     held, kept = ([normal[keys[i]] for i in part] for part in (order[:count], order[count:]))

@@ -19,12 +19,13 @@ from vitdeploy.models.model_folder.generation import FILE as GENERATION
 from vitdeploy.models.model_folder.hub import pinned
 from vitdeploy.models.model_folder.model_card import claimed_accuracy
 from vitdeploy.models.names import LIBRARIES, NAMES, ONNX_FILE, graph_folder
+from vitdeploy.models.pixel_range import scaling_of, settled
 from vitdeploy.models.source import Source
 from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
-from vitdeploy.spec import POSTPROCESS, Postprocess, PreprocessSpec, SequenceSpec, Task, TensorSpec, encode
-from vitdeploy.stages.beside import find_beside, settled_scores
+from vitdeploy.spec import POSTPROCESS, Postprocess, PreprocessSpec, SequenceSpec, Task, TensorSpec, decode, encode
+from vitdeploy.stages.beside import ASSUMED, find_beside, settled_scores
 from vitdeploy.stages.files import TOKENIZER_FILE, known_labels, require_label_file, require_onnx_file
 from vitdeploy.stages.step import ORIGINAL
 from vitdeploy.verification.plausible import Claim
@@ -133,8 +134,8 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
         DataError: the labels are not UTF-8.
     """
     given = overrides or Overrides()
-    source = _in_folder(source)
-    reference_model = _of_graph(source, given) if is_onnx(source) else _of_module(source, given)
+    source = dataclasses.replace(_in_folder(source), preprocess=given.preprocess or source.preprocess)
+    reference_model = _of_graph(source, given) if is_onnx(source) else _of_module(source)
     preprocess, postprocess = (
         given.preprocess or reference_model.preprocess,
         given.postprocess or reference_model.postprocess,
@@ -172,13 +173,13 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
     return dataclasses.replace(reference_model, labels=labels, notes=notes)
 
 
-def _of_module(source: Source, given: Overrides) -> ReferenceModel:
+def _of_module(source: Source) -> ReferenceModel:
     # PyTorch, where a module is read only.
     from vitdeploy.models.external.identity import identity, identity_in_memory, weights_digest
     from vitdeploy.models.load import load_model, located, refuse_unusable
 
     local, folder = located(source)
-    original = load_model(local, given.preprocess)
+    original = load_model(local)
     refuse_unusable(original)
     files = folder.files if folder is not None else ()
     tokenizer = folder.path / TOKENIZER_FILE if folder and original.signature.task in WITH_TOKENIZER else None
@@ -224,12 +225,12 @@ def _claim(folder: ModelFolder | None) -> Claim | None:
 def _of_graph(source: Source, given: Overrides) -> ReferenceModel:
     from vitdeploy.graph.io.external import import_graph
     from vitdeploy.graph.io.files import graph_spec
+    from vitdeploy.graph.io.first_values import FirstValues
 
-    asked = source.image_size or (given.preprocess.crop if given.preprocess else None)
     try:
-        graph = import_graph(_graph_file(source), asked, source.only_batch, source.task)
+        graph = import_graph(_graph_file(source), source.size, source.only_batch, source.task)
     except GraphError:
-        if source.image_size or not asked:
+        if source.image_size or not source.size:
             raise
         # Of another size than the crop: find_reference_model says so.
         graph = import_graph(_graph_file(source), batch=source.only_batch, task=source.task)
@@ -249,8 +250,11 @@ def _of_graph(source: Source, given: Overrides) -> ReferenceModel:
         notes += told if given.postprocess is None else ()
         classes = number_of_classes(spec.outputs, given.postprocess or postprocess)
         beside = find_beside(_graph_file(source), channels, (height, width), classes)
-        preprocess, labels = beside.preprocess or preprocess, beside.labels
+        labels, stated = beside.labels, given.preprocess or beside.preprocess
+        scaling = scaling_of(FirstValues(graph.model), channels, (height, width))
+        preprocess, told = settled(stated or preprocess, scaling, None if stated else ASSUMED)
         notes += [note for note in beside.notes if given.preprocess is None or note.startswith("labels")]
+        notes += told
     return ReferenceModel(
         name=source.name,
         source=source,
@@ -277,11 +281,11 @@ def _contradictions(graph: ForeignGraph, given: Overrides) -> list[str]:
     own = graph.metadata
     assert own is not None
     spec, other = own.images, given.preprocess
-    if graph.takes_pixels and other is not None and (other.mean, other.std) != (spec.mean, spec.std):
+    if graph.takes_pixels and other is not None and not spec.same_scale(other):
         raise CheckpointError(
             f"{own.name} normalises its images itself, in another way than is asked",
-            found=f"mean {list(other.mean)}, std {list(other.std)}",
-            wanted=f"mean {list(spec.mean)}, std {list(spec.std)}, as it was exported",
+            found=other.normalisation,
+            wanted=f"{spec.normalisation}, as it was exported",
             fix="leave preprocess: out, or export the model again with --no-preprocess",
         )
     notes = []
@@ -367,4 +371,5 @@ def from_request(request: Mapping[str, Any]) -> Source:
     plain = {key: value for key, value in request.items() if key in {f.name for f in dataclasses.fields(Source)}}
     paths = {name: Path(plain[name]) for name in FILES if plain.get(name)}
     size = plain.get("image_size")
-    return Source(**{**plain, **paths, "image_size": tuple(size) if size else None})
+    spec = decode(PreprocessSpec, plain["preprocess"]) if plain.get("preprocess") else None
+    return Source(**{**plain, **paths, "image_size": tuple(size) if size else None, "preprocess": spec})

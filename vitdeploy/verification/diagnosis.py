@@ -12,7 +12,7 @@ from vitdeploy.verification.comparison import Comparison
 FLOAT_TOLERANCE = 1e-3
 # The lowest percent of equal answers that rounding alone is known to cause; below, something else may be wrong as well.
 ROUNDING = 90.0
-FIELDS = ("resize", "crop", "fit", "crop_rounding", "fill", "interpolation", "mean", "std")
+FIELDS = ("resize", "crop", "fit", "crop_rounding", "fill", "interpolation", "mean", "std", "channel_order")
 BISECT = "verify --bisect against the float graph that it was made of says where it enters"
 
 

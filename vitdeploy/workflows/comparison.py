@@ -112,7 +112,7 @@ def _same_shape(own: Setting, other: Setting) -> bool:
 
 
 def _same_scale(own: Setting, other: Setting) -> bool:
-    return (own.images.mean, own.images.std) == (other.images.mean, other.images.std)
+    return own.images.same_scale(other.images)
 
 
 def bench_subjects(

@@ -101,8 +101,8 @@ def test_what_is_not_given_is_assumed_and_told():
     original = from_module(plain())
     assert (original.name, original.signature.image_size) == ("Plain", (224, 224))
     assert [note.partition(":")[0] for note in original.notes] == [
-        "the module does not say how images are prepared",
         "the module does not say its image size",
+        "the module does not say how images are prepared",
     ]
 
 

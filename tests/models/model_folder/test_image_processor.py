@@ -408,7 +408,7 @@ def test_padding_of_images_of_one_size_changes_nothing():
     ("config", "found"),
     [
         ({"image_processor_type": "SamHQImageProcessor", "size": {"longest_edge": 1024}}, "the processor SamHQImage"),
-        ({"image_processor_type": "MobileViTImageProcessor"}, "the processor MobileViTImageProcessor"),
+        ({"image_processor_type": "ViltImageProcessor"}, "the processor ViltImageProcessor"),
         ({"feature_extractor_type": "PerceiverFeatureExtractor"}, "the processor PerceiverFeatureExtractor"),
         ({"size": 224, "do_flip_channel_order": True}, "do_flip_channel_order"),
         (vit(do_thumbnail=True, do_align_long_axis=True), "do_align_long_axis, do_thumbnail"),

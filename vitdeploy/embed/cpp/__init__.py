@@ -83,6 +83,7 @@ def _facts(found: Embedded, project: str) -> dict[str, object]:
         "batch": batch if isinstance(batch, int) else 1,
         "tolerance": f"{found.tolerance:.9e}",
         "normalised": engine.inputs[0].dtype == "float32",
+        "bgr": spec.channel_order == "bgr",
         "mean": [f"{value:.9e}" for value in spec.mean],
         "std": [f"{value:.9e}" for value in spec.std],
         "options": ", ".join(f"{{{json.dumps(key)}, {json.dumps(value)}}}" for key, value in options.items()),

@@ -112,7 +112,7 @@ def write_client(found: Embedded, serving: Serving, out: Path, **facts: object) 
     The only text of the bundle in them is its name, by `server_name`: a bundle may come from anywhere.
     """
     (out / "golden").mkdir()
-    (tensor,) = found.engine.inputs
+    (tensor,), spec = found.engine.inputs, found.preprocess
     np.savez(out / "golden/inputs.npz", **{tensor.name: to_input(found.pixels, found.preprocess, tensor)})  # type: ignore[arg-type]
     np.savez(out / "golden/outputs.npz", **found.outputs)  # type: ignore[arg-type]
     np.savez(out / "golden/original.npz", **found.original)  # type: ignore[arg-type]
@@ -129,6 +129,7 @@ def write_client(found: Embedded, serving: Serving, out: Path, **facts: object) 
         "shape": ["batch", *tensor.shape[1:]],
         "batch": serving.max_batch or found.engine.batch,
         "crop": found.preprocess.crop,
+        "form": spec.normalisation if tensor.dtype != "uint8" else "RGB" if spec.channels == 3 else "grey",
         "manifest": None,  # of Kubernetes
     }
     for name, template in (("client.py", "client.py.jinja"), ("README.md", "README.md.jinja")):

@@ -182,7 +182,7 @@ def _channels(model: ir.Model) -> int:
 
 def take_pixels(model: ir.Model, preprocess: PreprocessSpec) -> None:
     """Let a graph with one float32 NCHW input take uint8 [batch, height, width, channels] instead, in place: the cheap
-    half of preprocessing, (x / 255 - mean) / std.
+    half of preprocessing, (x / 255 - mean) / std with the channels in the model's order.
 
     Written as the exporter writes it for a PyTorch model: one multiplication and one addition per pixel.
 
@@ -209,16 +209,18 @@ def take_pixels(model: ir.Model, preprocess: PreprocessSpec) -> None:
         shape=ir.Shape([batch, height, width, preprocess.channels]),
     )
     image.name = names.free(f"{name}/normalised")
-    transposed = names.node("Transpose", [pixels], "pixels/Transpose", {"perm": [0, 3, 1, 2]})
-    floats = names.node("Cast", [transposed.outputs[0]], "pixels/Cast", {"to": ir.DataType.FLOAT})
-    scaled = names.node("Mul", [floats.outputs[0], scale], "pixels/Mul")
-    shifted = names.node("Add", [scaled.outputs[0], shift], "pixels/Add")
-    nodes = [transposed, floats, scaled, shifted]
+    nodes = [names.node("Transpose", [pixels], "pixels/Transpose", {"perm": [0, 3, 1, 2]})]
+    nodes.append(names.node("Cast", [nodes[-1].outputs[0]], "pixels/Cast", {"to": ir.DataType.FLOAT}))
+    if preprocess.channel_order == "bgr":
+        order = names.constant(np.array([2, 1, 0], np.int64), "pixel_order")
+        nodes.append(names.node("Gather", [nodes[-1].outputs[0], order], "pixels/Gather", {"axis": 1}))
+    nodes.append(names.node("Mul", [nodes[-1].outputs[0], scale], "pixels/Mul"))
+    nodes.append(names.node("Add", [nodes[-1].outputs[0], shift], "pixels/Add"))
     for node in nodes:
-        node.outputs[0].dtype = ir.DataType.UINT8 if node is transposed else ir.DataType.FLOAT
+        node.outputs[0].dtype = ir.DataType.UINT8 if node is nodes[0] else ir.DataType.FLOAT
         node.outputs[0].shape = ir.Shape([batch, preprocess.channels, height, width])
     for user, index in list(image.uses()):
-        user.replace_input_with(index, shifted.outputs[0])
+        user.replace_input_with(index, nodes[-1].outputs[0])
     model.graph.inputs[0] = pixels
     model.graph.insert_before(model.graph[0], nodes)
 

@@ -15,6 +15,7 @@ from vitdeploy.graph.edit import Editor, bypass, drop_unused
 from vitdeploy.graph.values import floats_of, only_user
 
 Vector = npt.NDArray[np.float64]
+MOVED = ("Cast", "Transpose", "Gather")
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def _chain(value: ir.Value, channels: int) -> list[_Affine]:
 
 
 def _image(value: ir.Value) -> ir.Value | None:
-    """The input of the graph that `value` is, cast and moved at most."""
+    """The input of the graph that `value` is, cast, moved and with its channels in another order at most."""
     while (node := value.producer()) is not None and (node.op_type == "Cast" or is_layout(node)):
         operand = node.inputs[0]
         assert operand is not None
@@ -138,8 +139,8 @@ def _per_channel(value: ir.Value | None, axis: int, channels: int) -> Vector | N
 
 
 def takes_pixels(linear: Linear) -> bool:
-    """The layer reads uint8 pixels, cast to float and nothing else."""
+    """The layer reads uint8 pixels, cast to float, moved, and with their channels in another order at most."""
     source: ir.Value | None = linear.input
-    while source is not None and (move := source.producer()) is not None and move.op_type in ("Cast", "Transpose"):
+    while source is not None and (move := source.producer()) is not None and move.op_type in MOVED:
         source = move.inputs[0]
     return source is not None and source.dtype == ir.DataType.UINT8

@@ -14,7 +14,7 @@ from vitdeploy.errors import CheckpointError
 from vitdeploy.models.external.dense_outputs import sizes_of_patches
 from vitdeploy.models.external.libraries import where
 from vitdeploy.models.external.outputs import ROWS, other_tasks, recognised
-from vitdeploy.models.external.sizes import nearest_sizes
+from vitdeploy.models.external.sizes import nearest_sizes, runs
 from vitdeploy.models.family import Signature
 from vitdeploy.models.model_folder.config import sides
 from vitdeploy.runtime.tensors import last_resort
@@ -81,14 +81,11 @@ def adapt(
         with torch.no_grad():
             returned = module.returned(image)
     except Exception as error:
-        near = " or ".join(f"{h}x{w}" for h, w in nearest_sizes(module.model, image_size, channels, module.arguments))
         raise CheckpointError(
             f"{what} does not run on an image of {image_size[0]}x{image_size[1]} with {channels} channels",
             found=where(error),
             wanted=f"a model that takes float32 [batch, {channels}, height, width] and nothing else",
-            fix=f"--image-size {near}: it runs on these"
-            if near
-            else "--image-size HEIGHTxWIDTH, or wrap it in a module that takes the image alone",
+            fix=_fix(module, image_size, channels),
         ) from None
     found = recognised(returned, module.task)
     if found is None or any(len(tensor) != len(image) for _, tensor in found[1]):
@@ -122,6 +119,17 @@ def adapt(
     if row.task == "depth" and getattr(model, "config", None) is None:
         notes = (INVERSE_ASSUMED,)
     return module, Signature(row.task, image_size, channels, specs, row.postprocess(model, specs), notes=notes)
+
+
+def _fix(module: Adapted, size: tuple[int, int], channels: int) -> str:
+    """What a module that does not run needs, as far as it is found by trying."""
+    other = 1 if channels == 3 else 3
+    if runs(module.model, size, other, module.arguments):
+        return f"preprocess: in a recipe, with mean and std of {other}: it runs on images of so many channels"
+    near = " or ".join(f"{h}x{w}" for h, w in nearest_sizes(module.model, size, channels, module.arguments))
+    if near:
+        return f"--image-size {near}: it runs on these"
+    return "--image-size HEIGHTxWIDTH, or wrap it in a module that takes the image alone"
 
 
 def _dtype(tensor: Tensor) -> str:

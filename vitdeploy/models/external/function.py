@@ -22,7 +22,7 @@ from vitdeploy.models.external.libraries import where
 from vitdeploy.models.external.module import described, require_module
 from vitdeploy.models.external.working_folder import shown_folder
 from vitdeploy.models.loaded import LoadedModel
-from vitdeploy.spec import Task
+from vitdeploy.spec import PreprocessSpec, Task
 
 WANTED = "a function that takes nothing and returns a torch.nn.Module"
 
@@ -32,10 +32,11 @@ def from_function(
     image_size: tuple[int, int] | None,
     checkpoint: Path | None = None,
     task: Task | None = None,
+    preprocess: PreprocessSpec | None = None,
 ) -> LoadedModel:
     """Call `package.module:function` without arguments; the result gets the weights of `checkpoint` if given.
 
-    Preprocessing comes from the module's `pretrained_cfg` if it has one (timm's modules do), else mean = std = 0.5.
+    `preprocess` None: as the module's `pretrained_cfg` says (timm's modules have it), else as `described` assumes.
 
     Raises:
         UserCodeError: no such module or function, it fails, or it returns something other than a torch.nn.Module.
@@ -51,7 +52,7 @@ def from_function(
             refuse_state(str(checkpoint), state)  # which says what it is, where that is known
             raise
         notes += [*remarks, *told, f"its weights are those of {checkpoint.name}"]
-    return described(model, reference, image_size, task=task, notes=notes)
+    return described(model, reference, image_size, preprocess=preprocess, task=task, notes=notes)
 
 
 def _function(reference: str) -> Callable[[], Any]:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
 from vitdeploy.errors import CheckpointError, UserCodeError
 from vitdeploy.models.external.adapted import IMAGE_SIZE, adapt, size_of
+from vitdeploy.models.external.own_scaling import with_own_scaling
 from vitdeploy.models.libraries import last_line
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.model_folder.image_processor import timm_preprocess
 from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, Task
+
+ASSUMED = "the module does not say how images are prepared: mean = std = 0.5 is assumed"
+# Tasks whose answer is about an image as such: its short side is resized, and the middle is cut out.
+OF_THE_MIDDLE: tuple[Task, ...] = ("classification", "features", "zero-shot")
 
 
 def from_module(
@@ -31,7 +37,8 @@ def from_module(
     Args:
         name: for people; by default that of its class.
         preprocess: how its images are prepared; by default as `pretrained_cfg` says (timm's modules have it), else
-            mean = std = 0.5.
+            as its first operators scale pixels, or mean = std = 0.5. Where answers lie in the image, as maps and boxes
+            do, by default both sides are resized.
         image_size: (height, width) in pixels; by default the crop of `preprocess`, else what the module says, else 224.
         task: what its outputs are to be taken for; "features" where one output [batch, width] is no logits.
         labels: one name a class, in the order of the outputs.
@@ -44,8 +51,6 @@ def from_module(
     require_module(module, f"{name or 'what is given'} is no model")
     name = name or type(module).__name__
     own = copied(module, name)
-    if preprocess is not None and image_size is None:
-        image_size = preprocess.crop
     original = described(own, name, image_size, preprocess=preprocess, task=task)
     signature = original.signature
     classes = number_of_classes(signature.outputs, signature.postprocess) if signature.task != "features" else None
@@ -96,29 +101,36 @@ def described(
     told = list(notes)
     own = getattr(model, "pretrained_cfg", None) or {}
     known = size_of(model, own)
-    size = image_size or known or IMAGE_SIZE
+    chosen = image_size or (preprocess.crop if preprocess is not None else None)
+    size = chosen or known or IMAGE_SIZE
     channels = preprocess.channels if preprocess is not None else _channels(model)
-    if preprocess is not None:
-        if preprocess.crop != size:
-            raise CheckpointError(
-                f"the preprocessing does not fit {name}",
-                found=f"crop {preprocess.crop[0]}x{preprocess.crop[1]}",
-                wanted=f"crop {size[0]}x{size[1]}, the image size that is asked for",
-                fix="change the crop, or leave the image size out",
-            )
-    elif own:
-        preprocess = timm_preprocess(own, channels, size)
-    else:
-        plain = size[0] if size[0] == size[1] else size
-        preprocess = PreprocessSpec(plain, size, mean=(0.5,) * channels, std=(0.5,) * channels)
-        told.append("the module does not say how images are prepared: mean = std = 0.5 is assumed")
-    if image_size is None and known is None:
-        told.append(f"the module does not say its image size: {size[0]}x{size[1]} is assumed (--image-size)")
+    if preprocess is not None and preprocess.crop != size:
+        raise CheckpointError(
+            f"the preprocessing does not fit {name}",
+            found=f"crop {preprocess.crop[0]}x{preprocess.crop[1]}",
+            wanted=f"crop {size[0]}x{size[1]}, the image size that is asked for",
+            fix="change the crop, or leave the image size out",
+        )
+    if chosen is None and known is None:
+        assumption = f"{size[0]}x{size[1]} is assumed (--image-size; source.image_size in a recipe)"
+        told.append(f"the module does not say its image size: {assumption}")
     adapted, signature = adapt(model, size, channels, name, task=task)
     if isinstance(signature.postprocess, PostprocessSpec):
         scores = signature.postprocess.scores
         told.append(f"detections are scored by {scores}, as far as the module tells (postprocess: says otherwise)")
-    return LoadedModel(name, "function", adapted, signature, preprocess, notes=tuple(told))
+    assumed = None if preprocess is not None or own else ASSUMED
+    preprocess = preprocess or _preprocess(own, channels, size, signature.task)
+    return with_own_scaling(LoadedModel(name, "function", adapted, signature, preprocess, notes=tuple(told)), assumed)
+
+
+def _preprocess(pretrained: Mapping[str, Any], channels: int, size: tuple[int, int], task: Task) -> PreprocessSpec:
+    """Of timm's config, or one that is assumed. Where answers lie in the image the model sees all of it."""
+    if pretrained:
+        spec = timm_preprocess(pretrained, channels, size)
+    else:
+        plain = size[0] if size[0] == size[1] else size
+        spec = PreprocessSpec(plain, size, mean=(0.5,) * channels, std=(0.5,) * channels)
+    return spec if task in OF_THE_MIDDLE else dataclasses.replace(spec, resize=size, fit="stretch")
 
 
 def _channels(model: nn.Module) -> int:

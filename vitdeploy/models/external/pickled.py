@@ -61,9 +61,14 @@ def save_module(
     return file
 
 
-def open_module(file: Path) -> LoadedModel:
-    """Read what `save_module` wrote, as the original of a job; errors as in `from_module`."""
+def open_module(
+    file: Path, image_size: tuple[int, int] | None = None, preprocess: PreprocessSpec | None = None
+) -> LoadedModel:
+    """Read what `save_module` wrote, as the original of a job; a size and preprocessing that are given count. Errors as
+    in `from_module`."""
     module, options = cloudpickle.loads(file.read_bytes())  # written by this run, in a folder of this user's alone
+    options["image_size"] = image_size or options["image_size"]
+    options["preprocess"] = preprocess or options["preprocess"]
     return from_module(module, name=file.stem, **options)
 
 

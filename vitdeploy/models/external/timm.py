@@ -17,7 +17,7 @@ from vitdeploy.models.libraries import last_line, library
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.model_folder.config import timm_config
 from vitdeploy.models.model_folder.image_processor import timm_preprocess
-from vitdeploy.spec import Task
+from vitdeploy.spec import PreprocessSpec, Task
 
 RESIZED = ("pos_embed", "patch_embed.proj.weight", "relative_position_bias_table")
 
@@ -29,9 +29,10 @@ def from_timm(
     image_size: tuple[int, int] | None,
     file: str = "",
     task: Task | None = None,
+    preprocess: PreprocessSpec | None = None,
 ) -> LoadedModel:
     """timm's own module of an architecture; `config` is timm's config.json, {} without one; `state`, read from `file`,
-    None: seeded noise.
+    None: seeded noise; `preprocess` None: as timm's config says.
 
     Raises:
         MissingPackageError: timm is not installed.
@@ -72,7 +73,7 @@ def from_timm(
         name,
         "timm",
         *adapt(model, size, channels, f"timm's {name}", task=task),
-        preprocess=timm_preprocess(own, channels, size),
+        preprocess=preprocess or timm_preprocess(own, channels, size),
         notes=(f"exported from timm {timm.__version__}'s own module", *notes),
     )
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.json_file import read_json
-from vitdeploy.spec import CropRounding, Fit, Interpolation, PreprocessSpec
+from vitdeploy.spec import ChannelOrder, CropRounding, Fit, Interpolation, PreprocessSpec
 
 MAX_SIDE, MIN_SHARE = 1 << 14, 0.05
 # Pillow's numbers, which transformers' files use.
@@ -39,6 +39,8 @@ SQUARED = "Owlv2"
 KEEPS_ASPECT, STEP = ("Mask2Former", "MaskFormer"), 32
 # A processor that shrinks images until they fit and pads them; its lists of sizes are (width, height).
 THUMBNAIL = "Donut"
+# A processor that gives the channels of images the other way round, unless its file says otherwise.
+FLIPPED = "MobileViT"
 KNOWN_FLAGS = {
     "do_resize",
     "do_center_crop",
@@ -48,7 +50,8 @@ KNOWN_FLAGS = {
     "pad_and_return_pixel_mask",
     "keep_aspect_ratio",
 }
-FLAGS_OF = {TOPDOWN: {"do_affine_transform"}, THUMBNAIL: {"do_thumbnail"}}
+FLIP = "do_flip_channel_order"
+FLAGS_OF = {TOPDOWN: {"do_affine_transform"}, THUMBNAIL: {"do_thumbnail"}, FLIPPED: {FLIP}}
 IGNORED_FLAGS = {"do_convert_rgb", "do_reduce_labels", "reduce_labels", "do_convert_annotations", "use_fast"}
 
 
@@ -110,6 +113,7 @@ PROCESSORS: Mapping[str, Processor] = {
     "OwlViT": Processor(_pair(768), 3, CLIP_MEAN, CLIP_STD, crop=_pair(768)),
     SQUARED: Processor(_pair(960), 2, CLIP_MEAN, CLIP_STD, pad=True),
     "Sam3": Processor(_pair(1008), 2, HALF, HALF),
+    FLIPPED: Processor(SHORT_224, 3, HALF, HALF, square=False, crop=_pair(256), center_crop=True, normalize=False),
     PADDING: Processor(_pair(64), 2, HALF, HALF, normalize=False, pad=True, resizes=False),
     "RTDetr": Processor(_pair(640), 2, IMAGENET_MEAN, IMAGENET_STD, square=False, normalize=False),
 }
@@ -268,7 +272,10 @@ def transformers_preprocess(
     if settings.scale == 255.0:
         notes += ("the processor does not divide pixel values by 255",)
     rounding: CropRounding = "down" if crop else "even"
-    return PreprocessSpec(resize, image_size, settings.interpolation, mean, std, fit, rounding), notes
+    order: ChannelOrder = "bgr" if name == FLIPPED and config.get(FLIP) is not False else "rgb"
+    return PreprocessSpec(
+        resize, image_size, settings.interpolation, mean, std, fit, rounding, channel_order=order
+    ), notes
 
 
 def _refuse_steps(name: str, settings: _Settings, own: Any, divisor: Any) -> None:

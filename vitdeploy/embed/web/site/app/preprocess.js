@@ -1,5 +1,5 @@
 // From an image's pixels to the model's input, as the bundle's `preprocess` says (model/model.json):
-// {resize: short side or [height, width], crop: [height, width], interpolation, mean, std, fit, crop_rounding}.
+// {resize: short side or [height, width], crop: [height, width], interpolation, mean, std, fit, crop_rounding, channel_order}.
 
 import { cutOut, cutoutWindow } from "./points.js";
 import { resize } from "./resize.js";
@@ -81,10 +81,10 @@ export function toInput({ width, height, channels, data }, spec, { dtype, batch 
     return { values, shape: [batch, height, width, channels] };
   }
   const values = new Float32Array(batch * data.length), plane = width * height, { fround } = Math;
-  const mean = spec.mean.map(fround), std = spec.std.map(fround);
+  const mean = spec.mean.map(fround), std = spec.std.map(fround), bgr = spec.channel_order === "bgr";
   for (let i = 0; i < values.length; i++) {
-    const c = Math.floor(i / plane) % channels, place = i % plane;
-    values[i] = fround(fround(data[place * channels + c] / 255) - mean[c]) / std[c];
+    const c = Math.floor(i / plane) % channels, place = i % plane, pixel = bgr ? channels - 1 - c : c;
+    values[i] = fround(fround(data[place * channels + pixel] / 255) - mean[c]) / std[c];
   }
   return { values, shape: [batch, channels, height, width] };
 }
