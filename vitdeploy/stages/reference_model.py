@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from vitdeploy.bundle.read import SIZES_FOLDER, file_sha256
 from vitdeploy.data.label_file import read_labels
 from vitdeploy.errors import CheckpointError, GraphError
+from vitdeploy.graph.io.bound import anywhere, bound_files, without_folders
+from vitdeploy.graph.io.meanings import OUTPUTS, without_assumption
 from vitdeploy.models.model_folder.files import ModelFolder
 from vitdeploy.models.model_folder.generation import FILE as GENERATION
 from vitdeploy.models.model_folder.hub import pinned
@@ -24,7 +26,7 @@ from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import POSTPROCESS, Postprocess, PreprocessSpec, SequenceSpec, Task, TensorSpec, encode
-from vitdeploy.stages.beside import find_beside, settled_scores
+from vitdeploy.stages.beside import find_beside, settled_scores, task_beside
 from vitdeploy.stages.files import TOKENIZER_FILE, known_labels, require_label_file, require_onnx_file
 from vitdeploy.stages.step import ORIGINAL
 from vitdeploy.verification.plausible import Claim
@@ -104,6 +106,7 @@ class ReferenceModel:
             "postprocess": encode(self.postprocess),
             "labels": list(self.labels),
             **({"task": source.task} if source.task is not None else {}),
+            **({"bind": without_folders(source.bind)} if source.bind else {}),
         }
 
     def facts(self) -> dict[str, Any]:
@@ -134,6 +137,13 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
     """
     given = overrides or Overrides()
     source = _in_folder(source)
+    if source.bind and not is_onnx(source):
+        raise CheckpointError(
+            f"{source.name} has no further inputs to bind",
+            found=", ".join(source.bind),
+            wanted="an .onnx file",
+            fix="leave --bind (source.bind of a recipe) out, and wrap the model in a module that takes the image alone",
+        )
     reference_model = _of_graph(source, given) if is_onnx(source) else _of_module(source, given)
     preprocess, postprocess = (
         given.preprocess or reference_model.preprocess,
@@ -164,6 +174,8 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
             fix="postprocess: {scores: softmax} or {scores: sigmoid} in a recipe",
         )
     reference_model = dataclasses.replace(reference_model, preprocess=preprocess, postprocess=postprocess)
+    if reference_model.labels or given.labels is not None:
+        reference_model = dataclasses.replace(reference_model, notes=without_assumption(reference_model.notes))
     if given.labels is None:
         return reference_model
     labels = _labels(given.labels, reference_model)
@@ -222,17 +234,16 @@ def _claim(folder: ModelFolder | None) -> Claim | None:
 
 
 def _of_graph(source: Source, given: Overrides) -> ReferenceModel:
-    from vitdeploy.graph.io.external import import_graph
     from vitdeploy.graph.io.files import graph_spec
 
     asked = source.image_size or (given.preprocess.crop if given.preprocess else None)
     try:
-        graph = import_graph(_graph_file(source), asked, source.only_batch, source.task)
+        graph = graph_of(dataclasses.replace(source, image_size=asked))
     except GraphError:
         if source.image_size or not asked:
             raise
         # Of another size than the crop: find_reference_model says so.
-        graph = import_graph(_graph_file(source), batch=source.only_batch, task=source.task)
+        graph = graph_of(source)
     spec, own = graph_spec(graph.model, ""), graph.metadata
     sizes = [int(size) if isinstance(size, int) else 0 for size in spec.inputs[0].shape[1:]]
     height, width, channels = sizes if graph.takes_pixels else (*sizes[1:], sizes[0])
@@ -264,8 +275,23 @@ def _of_graph(source: Source, given: Overrides) -> ReferenceModel:
         labels=labels,
         family="onnx",
         notes=tuple(notes),
-        digests=_digests([_graph_file(source)]),
+        digests=_digests([_graph_file(source), *bound_files(source.bind)]),
     )
+
+
+def graph_of(source: Source) -> ForeignGraph:
+    """The ONNX file of a source, for the task that the source or files beside it say; errors as of `import_graph`."""
+    from vitdeploy.graph.io.external import import_graph
+    from vitdeploy.graph.io.files import graph_spec
+
+    file, how = _graph_file(source), (source.image_size, source.only_batch)
+    graph = import_graph(file, *how, source.task, source.bind)
+    if source.task is None and graph.metadata is None:
+        told = task_beside(file, graph.task, graph_spec(graph.model, "").outputs)
+        if told is not None:
+            graph = import_graph(file, *how, told[0], source.bind)
+            return dataclasses.replace(graph, notes=(*graph.notes, told[1]))
+    return graph
 
 
 def _contradictions(graph: ForeignGraph, given: Overrides) -> list[str]:
@@ -327,6 +353,14 @@ def _labels(path: Path, reference_model: ReferenceModel) -> tuple[str, ...]:
     """One name a line, in the order of the model's classes."""
     require_label_file(path)
     labels = read_labels(path)
+    if reference_model.task in ("features", "tensors"):
+        raise CheckpointError(
+            f"{path} names classes, and {reference_model.name} has none",
+            found=f"the task {reference_model.task}"
+            + "".join(f"; {note}" for note in reference_model.notes if note.startswith(OUTPUTS)),
+            wanted="a model with classes",
+            fix="--task classification (source.task in a recipe, task= in Python), or leave the labels out",
+        )
     if reference_model.classes not in (None, len(labels)):
         raise CheckpointError(
             f"{path} does not fit {reference_model.name}",
@@ -339,11 +373,9 @@ def _labels(path: Path, reference_model: ReferenceModel) -> tuple[str, ...]:
 def reference_runner(source: Source, *, threads: int = 0, original: LoadedModel | None = None) -> Runner:
     """The runner (not loaded yet) of the original: PyTorch eager, or ONNX Runtime for an ONNX file."""
     if is_onnx(source):
-        from vitdeploy.graph.io.external import import_graph
         from vitdeploy.graph.io.files import serialised
 
-        graph = import_graph(_graph_file(source), source.image_size, source.only_batch, source.task)
-        return OnnxRuntimeRunner(serialised(graph.model), name=ORIGINAL, threads=threads)
+        return OnnxRuntimeRunner(serialised(graph_of(source).model), name=ORIGINAL, threads=threads)
     from vitdeploy.models.load import load_model
     from vitdeploy.models.torch_runner import torch_runner
 
@@ -355,7 +387,7 @@ def to_request(source: Source) -> dict[str, Any]:
     files = {name: path.resolve() for name in FILES if (path := getattr(source, name))}
     if is_onnx(source):
         files["model"] = _graph_file(source).resolve()
-    plain = {**encode(source), **{name: str(path) for name, path in files.items()}}
+    plain = {**encode(source), **{name: str(path) for name, path in files.items()}, "bind": list(anywhere(source.bind))}
     folder = Path(plain["model"].removeprefix("hf:")) if str(plain["model"]).startswith("hf:") else None
     return {**plain, "model": f"hf:{folder.resolve()}"} if folder is not None and folder.is_dir() else plain
 
@@ -365,4 +397,5 @@ def from_request(request: Mapping[str, Any]) -> Source:
     plain = {key: value for key, value in request.items() if key in {f.name for f in dataclasses.fields(Source)}}
     paths = {name: Path(plain[name]) for name in FILES if plain.get(name)}
     size = plain.get("image_size")
-    return Source(**{**plain, **paths, "image_size": tuple(size) if size else None})
+    sized = {"image_size": tuple(size) if size else None, "bind": tuple(plain.get("bind", ()))}
+    return Source(**{**plain, **paths, **sized})
