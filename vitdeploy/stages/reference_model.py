@@ -15,7 +15,7 @@ from vitdeploy.bundle.read import SIZES_FOLDER, file_sha256
 from vitdeploy.data.label_file import read_labels
 from vitdeploy.errors import CheckpointError, GraphError
 from vitdeploy.graph.io.bound import anywhere, bound_files, without_folders
-from vitdeploy.graph.io.meanings import OUTPUTS, without_assumption
+from vitdeploy.graph.io.meanings import OUTPUTS, may_be_logits, without_assumption
 from vitdeploy.models.model_folder.files import ModelFolder
 from vitdeploy.models.model_folder.generation import FILE as GENERATION
 from vitdeploy.models.model_folder.hub import pinned
@@ -286,12 +286,18 @@ def graph_of(source: Source) -> ForeignGraph:
 
     file, how = _graph_file(source), (source.image_size, source.only_batch)
     graph = import_graph(file, *how, source.task, source.bind)
-    if source.task is None and graph.metadata is None:
-        told = task_beside(file, graph.task, graph_spec(graph.model, "").outputs)
-        if told is not None:
-            graph = import_graph(file, *how, told[0], source.bind)
-            return dataclasses.replace(graph, notes=(*graph.notes, told[1]))
-    return graph
+    told = None if graph.metadata else task_beside(file, graph.task, graph_spec(graph.model, "").outputs)
+    if told is None or source.task not in (None, "classification"):
+        return graph
+    if source.task is not None:
+        raise GraphError(
+            f"{file} gives no answers of the task that is asked for",
+            found=told[1].removeprefix(OUTPUTS),
+            wanted="logits of classes that compete",
+            fix="leave the task out: the outputs are compared as numbers then",
+        )
+    graph = import_graph(file, *how, told[0], source.bind)
+    return dataclasses.replace(graph, notes=(*graph.notes, told[1]))
 
 
 def _contradictions(graph: ForeignGraph, given: Overrides) -> list[str]:
@@ -354,12 +360,15 @@ def _labels(path: Path, reference_model: ReferenceModel) -> tuple[str, ...]:
     require_label_file(path)
     labels = read_labels(path)
     if reference_model.task in ("features", "tensors"):
+        told = [note for note in reference_model.notes if note.startswith(OUTPUTS)]
+        may = (
+            "--task classification (source.task in a recipe, task= in Python), or " if may_be_logits(f"{told}") else ""
+        )
         raise CheckpointError(
             f"{path} names classes, and {reference_model.name} has none",
-            found=f"the task {reference_model.task}"
-            + "".join(f"; {note}" for note in reference_model.notes if note.startswith(OUTPUTS)),
+            found="; ".join([f"the task {reference_model.task}", *told]),
             wanted="a model with classes",
-            fix="--task classification (source.task in a recipe, task= in Python), or leave the labels out",
+            fix=f"{may if may_be_logits(' '.join(told)) else ''}leave the labels out",
         )
     if reference_model.classes not in (None, len(labels)):
         raise CheckpointError(

@@ -90,7 +90,7 @@ def of_problem(config: Mapping[str, Any]) -> str:
 
 def may_be_logits(note: str) -> bool:
     """Whether only a name speaks against it that the numbers are logits: a user may know better."""
-    return note not in (ONE_NUMBER, INDEPENDENT)
+    return NOT_SOFTMAX not in note
 
 
 def without_assumption(notes: Iterable[str]) -> tuple[str, ...]:

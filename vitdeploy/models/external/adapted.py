@@ -19,6 +19,7 @@ from vitdeploy.graph.io.meanings import (
     left_out,
     may_be_logits,
     meaning_of,
+    of_problem,
     of_training,
 )
 from vitdeploy.models.external.any_outputs import name_of, names_beside
@@ -156,6 +157,8 @@ def _settle(module: Adapted, returned: Any, watch: Watched, image_size: tuple[in
     if task == "classification":
         name, layer = name_of(returned, tensor), watch.layers.get(tensor.data_ptr(), "")
         task, told = meaning_of(name, tensor.shape[1], watch.ending(tensor), layer, _classes(module.model))
+        problem = of_problem({"problem_type": getattr(getattr(module.model, "config", None), "problem_type", None)})
+        task, told = ("tensors", problem) if problem else (task, told)
         if asked == "classification" and (task != "tensors" or may_be_logits(told)):
             task, told = asked, told if told == PROBABILITIES else ""
         module.probabilities = told == PROBABILITIES

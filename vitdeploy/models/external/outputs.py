@@ -17,6 +17,7 @@ from vitdeploy.spec import PostprocessSpec, Task, TensorSpec
 VECTORS = ("image_embeds", "pooler_output", "features", "embedding", "embeddings")
 # Channels of a map that are more than classes usually are; and pixels of the image for each of its own, where fewer.
 _MANY_CHANNELS, _FINE = 64, 8
+_FEW_CHANNELS = 3  # of a mask, or of a picture: no vector
 
 
 def recognised(result: Any, task: Task | None) -> tuple[OutputRow, list[Output]] | None:
@@ -95,7 +96,7 @@ def _tokens(result: Tensor) -> list[Output]:
     """[b, n, d]: the first token and the others; [b, d, h, w]: a feature map and its mean."""
     if result.ndim == 3:
         return [("features", result[:, 0]), ("patch_features", result[:, 1:])]
-    if result.ndim == 4:
+    if result.ndim == 4 and result.shape[1] > _FEW_CHANNELS:
         return [("features", result.mean(dim=(2, 3))), ("patch_features", result.flatten(2).transpose(1, 2))]
     return []
 
