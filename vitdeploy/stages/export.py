@@ -14,6 +14,7 @@ from vitdeploy.errors import ExportError, GraphError
 from vitdeploy.exporter.parity import FREE_BATCH, TOLERANCE, ask, check_graph
 from vitdeploy.exporter.torch_onnx import export_graph
 from vitdeploy.graph.canonical.normalise import normalise
+from vitdeploy.graph.io.bound import without_folders
 from vitdeploy.graph.io.files import GraphMetadata, fixed_batch, get_metadata, graph_spec, save_graph, set_metadata
 from vitdeploy.graph.io.inputs import take_pixels
 from vitdeploy.models.load import load_model
@@ -136,7 +137,12 @@ def _imported(reference_model: ReferenceModel, config: ExportConfig) -> ir.Model
     set_metadata(
         found.model,
         GraphMetadata(
-            config.name, reference_model.task, reference_model.images, postprocess=reference_model.postprocess
+            config.name,
+            reference_model.task,
+            reference_model.images,
+            postprocess=reference_model.postprocess,
+            bound=tuple(without_folders(reference_model.source.bind))
+            or (found.metadata.bound if found.metadata else ()),
         ),
     )
     return found.model

@@ -58,6 +58,10 @@ def without_folders(bind: Iterable[str]) -> list[str]:
     return [text if (file := file_of(text)) is None else f"{named(text)[0]}={file.name}" for text in bind]
 
 
+def bound_notes(bind: Iterable[str]) -> list[str]:
+    return ["the input {} is bound to {}".format(*named(text)) for text in without_folders(bind)]
+
+
 def value_of(text: str) -> npt.NDArray[Any]:
     """The numbers of a binding.
 

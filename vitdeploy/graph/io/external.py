@@ -16,6 +16,7 @@ import onnx_ir as ir
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.edit import drop_unused
 from vitdeploy.graph.io.admit import admit
+from vitdeploy.graph.io.bound import bound_notes
 from vitdeploy.graph.io.files import BATCH, METADATA_KEY, GraphMetadata, get_metadata
 from vitdeploy.graph.io.inputs import (
     bind_input,
@@ -87,7 +88,8 @@ def import_graph(
     metadata = get_metadata(model, str(path)) if METADATA_KEY in model.metadata_props else None
     notes = []
     drop_overridable(model)
-    notes += bind_values(model, bind)
+    bind_values(model, bind)
+    notes += bound_notes(bind or (metadata.bound if metadata is not None else ()))
     if metadata is None:
         notes += widened(model)
         if put_channels_first(model):

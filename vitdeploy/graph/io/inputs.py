@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.edit import Names
-from vitdeploy.graph.io.bound import file_of, named, value_of
+from vitdeploy.graph.io.bound import named, value_of
 from vitdeploy.spec import PreprocessSpec
 
 
@@ -86,14 +85,10 @@ def _cast(name: str, value: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArr
     return cast
 
 
-def bind_values(model: ir.Model, bind: Sequence[str]) -> list[str]:
-    """Bind each input that is named, in place; see `bound`. Returns notes; raises as `value_of` and `bind_input`."""
-    notes = []
+def bind_values(model: ir.Model, bind: Sequence[str]) -> None:
+    """Bind each input that is named, in place; see `bound`. Raises as `value_of` and `bind_input`."""
     for text in bind:
-        name, value = named(text)
-        bind_input(model, name, value_of(text))
-        notes.append(f"the input {name} is bound to {value if file_of(text) is None else Path(value).name}")
-    return notes
+        bind_input(model, named(text)[0], value_of(text))
 
 
 def _repeated(model: ir.Model, constant: ir.Value, batch: int | ir.SymbolicDim, images: ir.Value) -> ir.Value:
