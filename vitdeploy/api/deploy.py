@@ -21,6 +21,7 @@ from vitdeploy.api.shown import Shown
 from vitdeploy.api.tables import Column, Line, Table, human_bytes
 from vitdeploy.api.workers import workers_of
 from vitdeploy.errors import CapabilityError
+from vitdeploy.graph.io.bound import named
 from vitdeploy.spec import GateStatus, Precision, encode
 
 if TYPE_CHECKING:
@@ -343,6 +344,7 @@ def _source_fields(read: Model) -> dict[str, Any]:
         "image_size": list(given.image_size) if given.image_size else None,
         "heads": given.heads,
         "task": given.task,
+        "bind": dict(map(named, given.bind)),
         **{key: None if file is None else str(file) for key, file in files.items()},
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Union
@@ -81,6 +81,7 @@ def model(
     labels: str | Path | Sequence[str] | None = None,
     task: Task | None = None,
     normal: str | Path | None = None,
+    bind: Mapping[str, float | Sequence[float] | str | Path] | None = None,
 ) -> Model:
     """Read a model and describe it.
 
@@ -99,6 +100,7 @@ def model(
         task: what the outputs are to be taken for, where they do not say it.
         normal: a folder of images of good parts, or MVTec AD's folder of them, for the task "anomaly": the model's
             patch tokens are compared with theirs.
+        bind: a value for each further input of an ONNX file: a number, numbers, or a .npy or .npz file.
 
     Raises:
         UnknownModelError, MissingFileError, CheckpointError, PickleError, UserCodeError, InputError: what is wrong with
@@ -110,6 +112,7 @@ def model(
     """
     if isinstance(source, Model):
         return source
+    from vitdeploy.graph.io.bound import bindings
     from vitdeploy.models.source import Source
     from vitdeploy.pipeline.early import check_model
     from vitdeploy.stages.reference_model import Overrides
@@ -127,6 +130,7 @@ def model(
             function=function,
             task=task,
             normal=_path(normal),
+            bind=bindings(bind or {}),
         )
     else:
         given = _in_memory(source, (checkpoint, heads, text_features, function), preprocess, size, task)

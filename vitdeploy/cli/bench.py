@@ -148,7 +148,7 @@ def command(
         "progress": console,
     }
     if on is not None:
-        if any(value is not None for value in options.values()):
+        if any(value not in (None, ()) for value in options.values()):
             raise click.UsageError("--on takes bundles and graphs: leave the options on weights out.")
         with recorded(history, trackers, progress=console) as record:
             outcomes = bench_on(on, *artifacts, **how)

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from vitdeploy.stages.export import ExportConfig
 
 
+NOT_WEIGHTS = ("image_size", "task", "bind")
+
+
 @click.command("export")
 @click.argument("source", nargs=-1, shell_complete=complete_models)
 @source_options(several_sizes=True)
@@ -82,7 +85,7 @@ def _check_options(name: str, options: dict[str, Any]) -> None:
         return
     if name and options["function"]:
         raise click.UsageError(f"two models are named: {name}, and --model {options['function']}")
-    useless = [f"--{key.replace('_', '-')}" for key in NAMES if options[key] and key not in ("image_size", "task")]
+    useless = [f"--{key.replace('_', '-')}" for key in NAMES if options[key] and key not in NOT_WEIGHTS]
     if (name.endswith(".onnx") or is_file(Path(name) / "model.onnx")) and useless:
         raise click.UsageError(f"an .onnx file has its own weights; leave out {', '.join(useless)}")
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 REFERENCE = "PACKAGE.MODULE:FUNCTION"
 OWN = "Your own torch.nn.Module"
-NAMES = ("checkpoint", "image_size", "heads", "text_features", "function", "task", "normal")
+NAMES = ("checkpoint", "image_size", "heads", "text_features", "function", "task", "normal", "bind")
 # Commands of a recipe, which they let `--set` change; and options that they do not have, as its section source says it.
 WITH_RECIPE = ("run", "tune", "sweep")
-OF_SOURCE = "checkpoint|image-size|heads|text-features|task|normal|labels"
+OF_SOURCE = "checkpoint|image-size|heads|text-features|task|normal|labels|bind"
 
 
 class ImageSize(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
@@ -46,7 +46,8 @@ def model_option(function: F) -> F:
 
 
 def source_options(*, several_sizes: bool = False) -> Callable[[F], F]:
-    """--checkpoint, --image-size (once, or as often as needed), --heads, --text-features, --model, --task, --normal."""
+    """--checkpoint, --image-size (once, or as often as needed), --heads, --text-features, --model, --task, --normal,
+    --bind."""
     size = "Other than the checkpoint's: 384, or 256x320 (HxW)."
     options = (
         click.option(
@@ -74,6 +75,12 @@ def source_options(*, several_sizes: bool = False) -> Callable[[F], F]:
             "--normal",
             type=click.Path(path_type=Path),
             help="Images of good parts, or MVTec AD's folder of them: for --task anomaly.",
+        ),
+        click.option(
+            "--bind",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="A further input of an .onnx file becomes a constant: a number, numbers with commas, a .npy or .npz.",
         ),
     )
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from vitdeploy.errors import CheckpointError, InputError, UserCodeError
+from vitdeploy.graph.io.meanings import ONE_NUMBER, of_problem
 from vitdeploy.models import catalog, names
 from vitdeploy.models.architectures.positions import RESAMPLING
 from vitdeploy.models.checkpoints.load_state import load_state
@@ -59,7 +60,7 @@ from vitdeploy.models.source import Source
 from vitdeploy.models.towers import refuse_naflex, refuse_open_vocabulary, with_text_tower
 from vitdeploy.models.zero_shot import with_text_features
 from vitdeploy.runtime.labels import number_of_classes
-from vitdeploy.spec import PreprocessSpec, SegmentationSpec, Task
+from vitdeploy.spec import PreprocessSpec, SegmentationSpec, Task, TensorsSpec
 
 SEED = 0
 SEEDED = "no checkpoint given: the weights are seeded random numbers, and so is every accuracy"
@@ -97,6 +98,8 @@ def load_model(source: Source) -> LoadedModel:
         MissingPackageError, HubError.
     """
     original = load_features(source)
+    if original.classes == 1:
+        original = as_numbers(original, ONE_NUMBER)
     if source.task == "anomaly":
         original = with_memory(original, _memory(source))
     if source.task not in (None, original.signature.task):
@@ -428,7 +431,15 @@ def _noted(original: LoadedModel, name: str, config: Mapping[str, Any], notes: t
     signature = original.signature
     classes = None if signature.task == "features" else number_of_classes(signature.outputs, signature.postprocess)
     labels, remarks = labels_for(config, classes)
-    return dataclasses.replace(original, name=name, labels=labels, notes=(*notes, *original.notes, *remarks))
+    original = dataclasses.replace(original, name=name, labels=labels, notes=(*notes, *original.notes, *remarks))
+    told = of_problem(config)
+    return as_numbers(original, told) if told and signature.task == "classification" else original
+
+
+def as_numbers(original: LoadedModel, note: str) -> LoadedModel:
+    """A classifier whose outputs are no logits of classes that compete."""
+    signature = dataclasses.replace(original.signature, task="tensors", postprocess=TensorsSpec())
+    return dataclasses.replace(original, signature=signature, labels=(), notes=(*original.notes, note))
 
 
 def with_label_values(original: LoadedModel, processor: Mapping[str, Any] | None) -> LoadedModel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from vitdeploy.graph.io.bound import bindings
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.names import is_graph
 from vitdeploy.models.source import Source
@@ -52,6 +53,7 @@ def source_of(recipe: Recipe) -> Source:
         task=source.task,
         text_features=Path(source.text_features) if source.text_features else None,
         normal=Path(normal) if normal else None,
+        bind=bindings(source.bind),
     )
 
 

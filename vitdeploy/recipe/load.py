@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from vitdeploy.errors import InputError, MissingFileError, RecipeError
+from vitdeploy.graph.io.bound import FILES
 from vitdeploy.limits import bounded, size_of
 from vitdeploy.models.names import graph_folder, is_built_in
 from vitdeploy.paths import is_dir, is_file
@@ -110,6 +111,11 @@ def anchor(data: dict[str, Any], folder: Path) -> None:
             with contextlib.suppress(RuntimeError):  # the home of a user that there is not
                 values[key] = str(Path(values[key]).expanduser())
             values[key] = str(folder / values[key])
+    source = data.get("source")
+    bound = source.get("bind") if isinstance(source, dict) else None
+    if isinstance(bound, dict):
+        files = {name: value for name, value in bound.items() if isinstance(value, str) and value.endswith(FILES)}
+        bound.update({name: str(folder / value) for name, value in files.items()})
 
 
 def _anchored_model(model: str, folder: Path) -> str:

@@ -44,6 +44,7 @@ class SourceSection(Section):
     one side or [height, width]. `image_sizes`: several of them, each with graphs and engines of its own in one bundle.
     `heads`: for a bare state dict that cannot say it. `labels`: a file with one class name per line.
     `text_features`: see `models.zero_shot`. `normal`: the folder of images of good parts, of the task anomaly.
+    `bind`: a number, numbers or a .npy or .npz file for each further input of an ONNX file, by its name.
     """
 
     model: str | None = None
@@ -55,6 +56,7 @@ class SourceSection(Section):
     labels: str | None = None
     text_features: str | None = None
     normal: str | None = None
+    bind: dict[str, float | Annotated[tuple[float, ...], Field(strict=False)] | str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _named(self, info: ValidationInfo) -> SourceSection:

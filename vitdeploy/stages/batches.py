@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Literal
 
 from vitdeploy.errors import CapabilityError
 from vitdeploy.exporter.batches import one_function
-from vitdeploy.graph.io.external import import_graph
 from vitdeploy.graph.io.files import fixed_batch, graph_spec
-from vitdeploy.stages.reference_model import ReferenceModel, is_onnx, reference_runner
+from vitdeploy.stages.reference_model import ReferenceModel, graph_of, is_onnx, reference_runner
 
 # "auto": open, or as the file has it.
 Asked = Literal["auto", "dynamic"] | int
@@ -25,10 +23,7 @@ def settle_batch(reference_model: ReferenceModel, asked: Asked = "auto") -> tupl
     wanted = asked if isinstance(asked, int) else None
     if not is_onnx(reference_model.source):
         return reference_model, wanted
-    assert reference_model.source.model is not None
-    graph = import_graph(
-        Path(reference_model.source.model), reference_model.source.image_size, task=reference_model.source.task
-    )
+    graph = graph_of(dataclasses.replace(reference_model.source, only_batch=None))
     fixed = fixed_batch(graph_spec(graph.model, ""))
     if fixed is not None:
         return _at(reference_model, (fixed,), asked, "its batch is fixed")

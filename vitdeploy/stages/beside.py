@@ -5,16 +5,18 @@ Exporters of transformers' models leave the model's config files there, or one f
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitdeploy.errors import CheckpointError
+from vitdeploy.graph.io.meanings import OUTPUTS, of_problem
 from vitdeploy.models.json_file import read_json
 from vitdeploy.models.model_folder.files import CONFIG, PREPROCESSOR
 from vitdeploy.models.model_folder.image_processor import transformers_preprocess, transformers_processor
 from vitdeploy.models.model_folder.labels import labels_for
-from vitdeploy.spec import Postprocess, PostprocessSpec, PreprocessSpec, TensorSpec, last_axis
+from vitdeploy.spec import Postprocess, PostprocessSpec, PreprocessSpec, Task, TensorSpec, last_axis
 from vitdeploy.stages.files import LABELS_FILE, labels_beside
 
 ASSUMED = "an ONNX file does not say how images are prepared: / 255 and a plain resize are assumed"
@@ -44,6 +46,23 @@ def find_beside(file: Path, channels: int, image_size: tuple[int, int], classes:
             more = remarks if source == CONFIG else ()
             return Beside(preprocess, labels, (*notes, *more, f"labels: those of {source} beside the file"))
     return Beside(preprocess, (), notes)
+
+
+def task_beside(file: Path, task: Task, outputs: Sequence[TensorSpec]) -> tuple[Task, str] | None:
+    """The task that files beside an external ONNX file say its one output to be of, and a note; None if they say no
+    other than `task`."""
+    folder, [output, *others] = _folder(file), outputs
+    if task == "classification" and (folder / CONFIG).is_file():
+        with contextlib.suppress(CheckpointError):  # of another program
+            note = of_problem(read_json(folder / CONFIG))
+            return ("tensors", note) if note else None
+    width = output.shape[-1]
+    if task != "features" or others or not isinstance(width, int):
+        return None
+    labelled = len(labels_beside(file)) == width or _config_labels(folder, width)[0]
+    return (
+        ("classification", f"{OUTPUTS}logits: beside the file is a label for each of the {width}") if labelled else None
+    )
 
 
 def settled_scores(

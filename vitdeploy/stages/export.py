@@ -14,7 +14,7 @@ from vitdeploy.errors import ExportError, GraphError
 from vitdeploy.exporter.parity import FREE_BATCH, TOLERANCE, ask, check_graph
 from vitdeploy.exporter.torch_onnx import export_graph
 from vitdeploy.graph.canonical.normalise import normalise
-from vitdeploy.graph.io.external import import_graph
+from vitdeploy.graph.io.bound import without_folders
 from vitdeploy.graph.io.files import GraphMetadata, fixed_batch, get_metadata, graph_spec, save_graph, set_metadata
 from vitdeploy.graph.io.inputs import take_pixels
 from vitdeploy.models.load import load_model
@@ -24,7 +24,7 @@ from vitdeploy.spec import encode
 from vitdeploy.stages.files import LABELS_FILE, MODEL_FILE, graphs_in, write_json
 from vitdeploy.stages.image_text import export_image_text_model
 from vitdeploy.stages.prompted import export_prompted
-from vitdeploy.stages.reference_model import ReferenceModel, is_onnx, reference_runner
+from vitdeploy.stages.reference_model import ReferenceModel, graph_of, is_onnx, reference_runner
 from vitdeploy.stages.sequence import export_sequence_model
 from vitdeploy.stages.step import EXPORT, Folders, Step
 from vitdeploy.stages.tools import package_versions
@@ -122,8 +122,7 @@ def _export_image_model(
 def _imported(reference_model: ReferenceModel, config: ExportConfig) -> ir.Model:
     """The user's ONNX file in the one form that later stages know, with its preprocessing."""
     assert reference_model.source.model is not None
-    source = reference_model.source
-    found = import_graph(Path(reference_model.source.model), source.image_size, source.only_batch, source.task)
+    found = graph_of(reference_model.source)
     if found.takes_pixels and not config.in_graph:
         raise GraphError(
             f"{reference_model.source.model} takes pixels: its preprocessing is part of it",
@@ -138,7 +137,12 @@ def _imported(reference_model: ReferenceModel, config: ExportConfig) -> ir.Model
     set_metadata(
         found.model,
         GraphMetadata(
-            config.name, reference_model.task, reference_model.images, postprocess=reference_model.postprocess
+            config.name,
+            reference_model.task,
+            reference_model.images,
+            postprocess=reference_model.postprocess,
+            bound=tuple(without_folders(reference_model.source.bind))
+            or (found.metadata.bound if found.metadata else ()),
         ),
     )
     return found.model

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from vitdeploy.bundle.read import SIZES_FOLDER, file_sha256
 from vitdeploy.data.label_file import read_labels
 from vitdeploy.errors import CheckpointError, GraphError
+from vitdeploy.graph.io.bound import anywhere, bound_files, without_folders
+from vitdeploy.graph.io.meanings import OUTPUTS, may_be_logits, without_assumption
 from vitdeploy.models.model_folder.files import ModelFolder
 from vitdeploy.models.model_folder.generation import FILE as GENERATION
 from vitdeploy.models.model_folder.hub import pinned
@@ -25,7 +27,7 @@ from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import POSTPROCESS, Postprocess, PreprocessSpec, SequenceSpec, Task, TensorSpec, decode, encode
-from vitdeploy.stages.beside import ASSUMED, find_beside, settled_scores
+from vitdeploy.stages.beside import ASSUMED, find_beside, settled_scores, task_beside
 from vitdeploy.stages.files import TOKENIZER_FILE, known_labels, require_label_file, require_onnx_file
 from vitdeploy.stages.step import ORIGINAL
 from vitdeploy.verification.plausible import Claim
@@ -105,6 +107,7 @@ class ReferenceModel:
             "postprocess": encode(self.postprocess),
             "labels": list(self.labels),
             **({"task": source.task} if source.task is not None else {}),
+            **({"bind": without_folders(source.bind)} if source.bind else {}),
         }
 
     def facts(self) -> dict[str, Any]:
@@ -135,6 +138,13 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
     """
     given = overrides or Overrides()
     source = dataclasses.replace(_in_folder(source), preprocess=given.preprocess or source.preprocess)
+    if source.bind and not is_onnx(source):
+        raise CheckpointError(
+            f"{source.name} has no further inputs to bind",
+            found=", ".join(source.bind),
+            wanted="an .onnx file",
+            fix="leave --bind (source.bind of a recipe) out, and wrap the model in a module that takes the image alone",
+        )
     reference_model = _of_graph(source, given) if is_onnx(source) else _of_module(source)
     preprocess, postprocess = (
         given.preprocess or reference_model.preprocess,
@@ -165,6 +175,8 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
             fix="postprocess: {scores: softmax} or {scores: sigmoid} in a recipe",
         )
     reference_model = dataclasses.replace(reference_model, preprocess=preprocess, postprocess=postprocess)
+    if reference_model.labels or given.labels is not None:
+        reference_model = dataclasses.replace(reference_model, notes=without_assumption(reference_model.notes))
     if given.labels is None:
         return reference_model
     labels = _labels(given.labels, reference_model)
@@ -223,17 +235,16 @@ def _claim(folder: ModelFolder | None) -> Claim | None:
 
 
 def _of_graph(source: Source, given: Overrides) -> ReferenceModel:
-    from vitdeploy.graph.io.external import import_graph
     from vitdeploy.graph.io.files import graph_spec
     from vitdeploy.graph.io.first_values import FirstValues
 
     try:
-        graph = import_graph(_graph_file(source), source.size, source.only_batch, source.task)
+        graph = graph_of(dataclasses.replace(source, image_size=source.size))
     except GraphError:
         if source.image_size or not source.size:
             raise
         # Of another size than the crop: find_reference_model says so.
-        graph = import_graph(_graph_file(source), batch=source.only_batch, task=source.task)
+        graph = graph_of(source)
     spec, own = graph_spec(graph.model, ""), graph.metadata
     sizes = [int(size) if isinstance(size, int) else 0 for size in spec.inputs[0].shape[1:]]
     height, width, channels = sizes if graph.takes_pixels else (*sizes[1:], sizes[0])
@@ -268,8 +279,29 @@ def _of_graph(source: Source, given: Overrides) -> ReferenceModel:
         labels=labels,
         family="onnx",
         notes=tuple(notes),
-        digests=_digests([_graph_file(source)]),
+        digests=_digests([_graph_file(source), *bound_files(source.bind)]),
     )
+
+
+def graph_of(source: Source) -> ForeignGraph:
+    """The ONNX file of a source, for the task that the source or files beside it say; errors as of `import_graph`."""
+    from vitdeploy.graph.io.external import import_graph
+    from vitdeploy.graph.io.files import graph_spec
+
+    file, how = _graph_file(source), (source.image_size, source.only_batch)
+    graph = import_graph(file, *how, source.task, source.bind)
+    told = None if graph.metadata else task_beside(file, graph.task, graph_spec(graph.model, "").outputs)
+    if told is None or source.task not in (None, "classification"):
+        return graph
+    if source.task is not None:
+        raise GraphError(
+            f"{file} gives no answers of the task that is asked for",
+            found=told[1].removeprefix(OUTPUTS),
+            wanted="logits of classes that compete",
+            fix="leave the task out: the outputs are compared as numbers then",
+        )
+    graph = import_graph(file, *how, told[0], source.bind)
+    return dataclasses.replace(graph, notes=(*graph.notes, told[1]))
 
 
 def _contradictions(graph: ForeignGraph, given: Overrides) -> list[str]:
@@ -331,6 +363,17 @@ def _labels(path: Path, reference_model: ReferenceModel) -> tuple[str, ...]:
     """One name a line, in the order of the model's classes."""
     require_label_file(path)
     labels = read_labels(path)
+    if reference_model.task in ("features", "tensors"):
+        told = [note for note in reference_model.notes if note.startswith(OUTPUTS)]
+        may = (
+            "--task classification (source.task in a recipe, task= in Python), or " if may_be_logits(f"{told}") else ""
+        )
+        raise CheckpointError(
+            f"{path} names classes, and {reference_model.name} has none",
+            found="; ".join([f"the task {reference_model.task}", *told]),
+            wanted="a model with classes",
+            fix=f"{may if may_be_logits(' '.join(told)) else ''}leave the labels out",
+        )
     if reference_model.classes not in (None, len(labels)):
         raise CheckpointError(
             f"{path} does not fit {reference_model.name}",
@@ -343,10 +386,9 @@ def _labels(path: Path, reference_model: ReferenceModel) -> tuple[str, ...]:
 def reference_runner(source: Source, *, threads: int = 0, original: LoadedModel | None = None) -> Runner:
     """The runner (not loaded yet) of the original: PyTorch eager, or ONNX Runtime for an ONNX file."""
     if is_onnx(source):
-        from vitdeploy.graph.io.external import import_graph
         from vitdeploy.graph.io.files import serialised
 
-        graph = import_graph(_graph_file(source), source.image_size, source.only_batch, source.task)
+        graph = graph_of(source)
         return OnnxRuntimeRunner(
             serialised(graph.model), name=ORIGINAL, threads=threads, external=_graph_file(source).name
         )
@@ -361,7 +403,7 @@ def to_request(source: Source) -> dict[str, Any]:
     files = {name: path.resolve() for name in FILES if (path := getattr(source, name))}
     if is_onnx(source):
         files["model"] = _graph_file(source).resolve()
-    plain = {**encode(source), **{name: str(path) for name, path in files.items()}}
+    plain = {**encode(source), **{name: str(path) for name, path in files.items()}, "bind": list(anywhere(source.bind))}
     folder = Path(plain["model"].removeprefix("hf:")) if str(plain["model"]).startswith("hf:") else None
     return {**plain, "model": f"hf:{folder.resolve()}"} if folder is not None and folder.is_dir() else plain
 
@@ -372,4 +414,5 @@ def from_request(request: Mapping[str, Any]) -> Source:
     paths = {name: Path(plain[name]) for name in FILES if plain.get(name)}
     size = plain.get("image_size")
     spec = decode(PreprocessSpec, plain["preprocess"]) if plain.get("preprocess") else None
-    return Source(**{**plain, **paths, "image_size": tuple(size) if size else None, "preprocess": spec})
+    sized = {"image_size": tuple(size) if size else None, "bind": tuple(plain.get("bind", ())), "preprocess": spec}
+    return Source(**{**plain, **paths, **sized})

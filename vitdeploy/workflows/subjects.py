@@ -24,6 +24,7 @@ from vitdeploy.graph.io.files import (
     read_metadata,
     serialised,
 )
+from vitdeploy.graph.io.meanings import OUTPUTS
 from vitdeploy.known_bad.words import in_spite
 from vitdeploy.models.model_folder.hub import is_hub_name
 from vitdeploy.models.names import FUNCTION
@@ -185,7 +186,8 @@ def find_subjects(
 
 def original_subject(name: str, reference_model: ReferenceModel, *, own: bool, noted: bool = False) -> Subject:
     """An original as a subject. `own`: it has its own preprocessing; `noted`: its last note is shown with its
-    results."""
+    results. What is assumed of its outputs always is."""
+    assumed = tuple(note for note in reference_model.notes if note.startswith(OUTPUTS))
     return Subject(
         name,
         "fp32",
@@ -193,7 +195,7 @@ def original_subject(name: str, reference_model: ReferenceModel, *, own: bool, n
         own,
         lambda: reference_runner(reference_model.source),
         lambda name: original_candidate(reference_model.source, name),
-        reference_model.notes[-1:] if noted else (),
+        (*assumed, *(reference_model.notes[-1:] if noted else ())),
         identity=functools.cache(lambda: original_identity(reference_model)),
         portable=PortableOriginal(reference_model.source),
     )

@@ -61,7 +61,8 @@ def test_a_sum_over_the_batch_still_counts_every_sample(batch):
     [
         ("other", [1, 1], "no input 'other'"),
         ("size", [1, 1, 1], "does not fit the input 'size'"),
-        ("size", [[1, 1]], "does not fit the input 'size'"),
+        ("size", [[1, 1], [1, 1]], "does not fit the input 'size'"),
+        ("size", [0.5, 1], "does not fit the input 'size'"),
     ],
 )
 def test_what_cannot_be_bound_is_named(name, value, message):

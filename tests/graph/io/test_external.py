@@ -74,40 +74,44 @@ DETECTION, PANOPTIC, GIVEN = PostprocessSpec(), PostprocessSpec(), PostprocessSp
 
 
 @pytest.mark.parametrize(
-    ("outputs", "task", "postprocess", "names"),
+    ("outputs", "task", "postprocess", "names", "left"),
     [
-        ({"logits": "logits", "pred_boxes": "boxes"}, "detection", DETECTION, ["logits", "boxes"]),
-        ({"pred_boxes": "boxes", "pred_logits": "logits"}, "detection", DETECTION, ["logits", "boxes"]),
+        ({"logits": "logits", "pred_boxes": "boxes"}, "detection", DETECTION, ["logits", "boxes"], ""),
+        ({"pred_boxes": "boxes", "pred_logits": "logits"}, "detection", DETECTION, ["logits", "boxes"], ""),
         (
             {"logits": "logits", "pred_boxes": "boxes", "pred_masks": "masks", "last_hidden_state": "patch_features"},
             "panoptic",
             PANOPTIC,
             ["logits", "boxes", "masks"],
+            "last_hidden_state",
         ),
         (
             {"scores": "scores", "labels": "labels", "boxes": "boxes"},
             "detection",
             GIVEN,
             ["labels", "boxes", "scores"],
+            "",
         ),
-        ({"output": "flat"}, "classification", None, ["logits"]),
-        ({"logits": "flat", "embedding": "features"}, "classification", None, ["logits"]),
-        ({"logits": "flat", "hidden": "patch_features"}, "classification", None, ["logits"]),
+        ({"scores": "flat"}, "classification", None, ["logits"], ""),
+        ({"logits": "flat", "embedding": "features"}, "classification", None, ["logits"], "embedding"),
+        ({"logits": "flat", "hidden": "patch_features"}, "classification", None, ["logits"], "hidden"),
         (
             {"last_hidden_state": "patch_features", "pooler_output": "features"},
             "features",
             None,
             ["features", "patch_features"],
+            "",
         ),
-        ({"image_embeds": "features"}, "features", None, ["features"]),
+        ({"image_embeds": "features"}, "features", None, ["features"], ""),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
 )
-def test_a_task_is_known_by_the_names_of_the_outputs(tmp_path, outputs, task, postprocess, names):
+def test_a_task_is_known_by_the_names_of_the_outputs(tmp_path, outputs, task, postprocess, names, left):
     path = saved(tmp_path / "external.onnx", outputs)
     found = import_graph(path)
     assert (found.task, found.postprocess) == (task, postprocess)
-    assert found.notes == (f"imported from external.onnx: {task}, opset 17",)
+    told = (f"outputs: left out, and not compared: {left}",) if left else ()
+    assert found.notes == (*told, f"imported from external.onnx: {task}, opset 17")
     spec = graph_spec(found.model, "")
     assert spec.inputs == (TensorSpec("image", "float32", ("batch", 3, 4, 4)),)
     assert [tensor.name for tensor in spec.outputs] == names
@@ -137,7 +141,8 @@ def test_boxes_scaled_by_an_input_become_relative_to_the_image(tmp_path, sizes):
 
 def test_outputs_that_are_not_of_the_task_go_with_what_only_they_need(tmp_path):
     path = saved(tmp_path / "external.onnx", {"logits": "flat", "extra": "features"})
-    found = import_graph(path)
+    found = import_graph(path, task="classification")
+    assert found.notes[0] == "outputs: left out, and not compared: extra"
     assert len(found.model.graph) == len(onnx.load(str(path)).graph.node) - 2  # its Reshape and Mul
     assert set(found.model.graph.initializers) == {"w0", "s0"}
     assert found.parameters == 4 + 2

@@ -118,9 +118,13 @@ def test_a_module_of_timm_says_size_and_preprocessing():
     assert (pooled.signature.task, pooled.signature.outputs[0].name) == ("features", "features")
 
 
-def test_of_two_heads_in_a_dict_the_logits_are_the_answer():
-    original = from_module(TwoHeads(), preprocess=spec(channels=1), labels=list("abcde"))
+def test_of_two_heads_all_are_kept_unless_one_is_asked_for():
+    kept = from_module(TwoHeads(), preprocess=spec(channels=1))
+    assert kept.signature.task == "tensors" and "beside logits there is age" in kept.signature.notes[0]
+    assert [output.name for output in kept.signature.outputs] == ["logits", "age"]
+    original = from_module(TwoHeads(), preprocess=spec(channels=1), labels=list("abcde"), task="classification")
     assert [(output.name, output.shape) for output in original.signature.outputs] == [("logits", ("batch", 5))]
+    assert original.signature.notes == ("outputs: left out, and not compared: age",)
     check_export(original)
     several = from_module(TwoHeads("tuple"), preprocess=spec(channels=1))
     assert several.signature.task == "tensors"
@@ -181,7 +185,7 @@ def test_a_module_that_cannot_be_traced_has_an_identity_too():
 def test_answers_for_every_pixel_are_taken_where_they_are_asked_for():
     torch.manual_seed(0)
     maps, plane = (nn.Sequential(nn.Conv2d(3, channels, 8, 8)) for channels in (6, 1))
-    assert from_module(maps, preprocess=spec()).signature.task == "features"
+    assert from_module(maps, preprocess=spec()).signature.task == "tensors"
     found = from_module(maps, preprocess=spec(), task="segmentation").signature
     assert (found.postprocess, found.outputs[0].shape) == (SegmentationSpec(), ("batch", 6, 4, 6))
     depth = from_module(plane, preprocess=spec(), task="depth").signature

@@ -5,10 +5,12 @@ Each row of `PASSES` says its part of it. In all of them constants are initializ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass
 
@@ -27,9 +29,10 @@ from vitdeploy.graph.canonical.shapes import resolve_shapes
 from vitdeploy.graph.canonical.stacks import unstack
 from vitdeploy.graph.canonical.upgrade import upgrade_opset
 from vitdeploy.graph.canonical.views import settle_views
-from vitdeploy.graph.edit import drop_unused
+from vitdeploy.graph.edit import Names, drop_unused, replace
 from vitdeploy.graph.shapes.infer import Inference
 from vitdeploy.graph.shapes.operators import Operators
+from vitdeploy.graph.values import producer, scalar_of
 
 # The oldest opset that has all operators of the canonical form except Gelu, and what an older graph is raised to.
 LOWEST_OPSET, OPSET = 18, 20
@@ -85,6 +88,22 @@ def _settle(model: ir.Model) -> int:
     return total
 
 
+def _log_softmax(model: ir.Model) -> int:
+    """Write max(LogSoftmax(x), log c) for Log(max(Softmax(x), c)), which float16 has no small numbers for."""
+    count, names = 0, Names(model)
+    for node in [node for node in model.graph if node.op_type == "Log" and node.domain == ""]:
+        bound = producer(node.inputs[0], "Clip") or producer(node.inputs[0], "Max")
+        least = scalar_of(bound.inputs[1]) if bound is not None and len(bound.inputs) == 2 else None
+        softmax = producer(bound.inputs[0], "Softmax") if bound is not None and least else None
+        if softmax is not None and least is not None and least > 0:
+            axis = {"axis": softmax.attributes.get_int("axis", -1)}
+            scores = names.node("LogSoftmax", softmax.inputs, f"{softmax.name}/LogSoftmax", axis)
+            floor = names.constant(np.array(math.log(least), np.float32), f"{node.name}.floor")
+            replace(model, node, [scores, names.node("Max", [scores.outputs[0], floor], str(node.name))])
+            count += 1
+    return count
+
+
 class Pass(NamedTuple):
     """A rewrite that keeps the function up to rounding. `run` changes a graph in place and returns how often; `form` is
     what holds of the graph from then on."""
@@ -116,6 +135,7 @@ PASSES = (
         lambda model: norm_before_heads(model.graph),
         "queries and keys are normalised before their heads are moved to the front",
     ),
+    Pass("log_softmax", _log_softmax, "the logarithm of a softmax is LogSoftmax, at most bounded below"),
     Pass("gelu", fuse_gelu, "GELU is one Gelu from opset 20 on (below, what its exporter wrote)"),
     Pass("einsum", einsum_to_matmul, "a product of two tensors is MatMul, no Einsum"),
     Pass("gather", flatten_gathers, "a Gather takes a list of indices, no grid"),

@@ -6,6 +6,7 @@ may take pixels, for the cheap half of its preprocessing can be part of it. What
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +16,18 @@ import onnx_ir as ir
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.edit import drop_unused
 from vitdeploy.graph.io.admit import admit
+from vitdeploy.graph.io.bound import bound_notes
 from vitdeploy.graph.io.files import BATCH, METADATA_KEY, GraphMetadata, get_metadata
-from vitdeploy.graph.io.inputs import bind_input, drop_overridable, of_another_size, put_channels_first, set_image_size
+from vitdeploy.graph.io.inputs import (
+    bind_input,
+    bind_values,
+    drop_overridable,
+    of_another_size,
+    put_channels_first,
+    set_image_size,
+)
 from vitdeploy.graph.io.outputs import task_of
 from vitdeploy.graph.io.widen import widened
-from vitdeploy.runtime.tensors import last_resort
 from vitdeploy.spec import (
     INVERSE_ASSUMED,
     MASKS_ASSUMED,
@@ -33,6 +41,10 @@ from vitdeploy.spec import (
 )
 
 IMAGE, SIZES = "image", "orig_target_sizes"
+_BIND = (
+    "--bind NAME=VALUE for each of the others, a number or a .npy file (source.bind: {NAME: VALUE} in a recipe); or "
+    "export it with one image input"
+)
 
 
 @dataclass(frozen=True)
@@ -56,14 +68,19 @@ class ForeignGraph:
 
 
 def import_graph(
-    path: Path, image_size: tuple[int, int] | None = None, batch: int | None = None, task: Task | None = None
+    path: Path,
+    image_size: tuple[int, int] | None = None,
+    batch: int | None = None,
+    task: Task | None = None,
+    bind: Sequence[str] = (),
 ) -> ForeignGraph:
     """Read a file of unknown origin and say what it is for. Its function is that of the file.
 
     `image_size` is (height, width), for a file that leaves it open. `batch` fixes a batch that is open. `task`: what
-    its outputs are to be taken for.
+    its outputs are to be taken for. `bind`: "NAME=VALUE" of inputs that become constants.
 
     Raises:
+        InputError: a value of `bind` cannot be read.
         UnsafeGraphError, GraphError, MissingFileError: the file is refused; or its inputs and outputs are of no task,
             or of another than `task`.
     """
@@ -71,6 +88,8 @@ def import_graph(
     metadata = get_metadata(model, str(path)) if METADATA_KEY in model.metadata_props else None
     notes = []
     drop_overridable(model)
+    bind_values(model, bind)
+    notes += bound_notes(bind or (metadata.bound if metadata is not None else ()))
     if metadata is None:
         notes += widened(model)
         if put_channels_first(model):
@@ -85,8 +104,9 @@ def import_graph(
     elif image_size not in (None, metadata.images.crop):
         raise of_another_size(metadata.images.crop, image_size)
     if metadata is None:
-        found, postprocess, others = task_of(model, path, task)
-        notes += [last_resort(others)] if found == "tensors" != task else []
+        outputs = task_of(model, path, task)
+        found, postprocess = outputs.task, outputs.postprocess
+        notes += outputs.notes
         if isinstance(postprocess, PostprocessSpec) and postprocess.scores == "sigmoid":
             notes.append("scores are independent (sigmoid), as of all detectors that choose their queries by score")
         notes += [INVERSE_ASSUMED] if found == "depth" else []
@@ -121,14 +141,18 @@ def _takes_pixels(model: ir.Model, metadata: GraphMetadata) -> bool:
 
 def _rename_input(model: ir.Model, path: Path) -> None:
     inputs = model.graph.inputs
-    if len(inputs) != 1 or inputs[0].shape is None or len(inputs[0].shape) != 4 or inputs[0].dtype != ir.DataType.FLOAT:
+    if len(inputs) != 1 or not _is_image(inputs[0]):
         raise GraphError(
             f"{path} does not take one image",
             found="; ".join(f"{v.name}: {v.dtype}{list(v.shape) if v.shape is not None else ''}" for v in inputs),
             wanted="one input, float32 [batch, channels, height, width]",
-            fix="export it with one image input",
+            fix=_BIND if any(map(_is_image, inputs)) else "export it with one image input",
         )
     inputs[0].name = IMAGE
+
+
+def _is_image(value: ir.Value) -> bool:
+    return value.shape is not None and len(value.shape) == 4 and value.dtype == ir.DataType.FLOAT
 
 
 def _batch(model: ir.Model, batch: int | None) -> None:

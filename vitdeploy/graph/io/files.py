@@ -37,7 +37,8 @@ class GraphMetadata:
     """The metadata inside the file, so that a `model.onnx` alone still says how to feed it.
 
     `target` and `precision` are set in the placement of one target, and None in the float graph; `weight_bits` are for
-    INT8 weights. `labels` are the class names, () if the model has none of its own.
+    INT8 weights. `labels` are the class names, () if the model has none of its own. `bound`: "NAME=VALUE" of inputs
+    that became constants.
     """
 
     name: str
@@ -49,6 +50,7 @@ class GraphMetadata:
     sequence: SequenceSpec | None = None
     weight_bits: WeightBits | None = None
     labels: tuple[str, ...] = ()
+    bound: tuple[str, ...] = ()
 
     @property
     def images(self) -> PreprocessSpec:

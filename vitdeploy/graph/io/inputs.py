@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.edit import Names
+from vitdeploy.graph.io.bound import named, value_of
 from vitdeploy.spec import PreprocessSpec
 
 
@@ -21,35 +22,73 @@ def bind_input(model: ir.Model, name: str, value: npt.NDArray[Any]) -> None:
     image (0 to 1) when that size is bound to (1, 1). `normalise` then removes what the constant makes superfluous.
 
     Args:
-        value: the input of one sample, without the batch axis; cast to the input's type.
+        value: the input of one sample, without the batch axis or with one of 1; or all of an input of fixed shape; or a
+            number for every element. Cast to the input's type.
 
     Raises:
-        GraphError: no such input, no other input to take the batch from, or a shape that `value` does not have.
+        GraphError: no such input, no other input to take the batch from, a shape that `value` does not have, or numbers
+            that the input's type does not have.
     """
     inputs = {str(item.name): item for item in model.graph.inputs}
     bound = inputs.pop(name, None)
     if bound is None or bound.dtype is None or bound.shape is None:
-        raise GraphError(f"the graph has no input {name!r} to bind", found=", ".join(inputs) or "none")
+        raise GraphError(
+            f"the graph has no input {name!r} to bind",
+            found=", ".join(inputs) or "none",
+            wanted="the name of an input that is no image",
+        )
     if not inputs:
         raise GraphError(f"{name!r} is the only input of the graph", wanted="another input that holds the images")
-    batch, *sizes = bound.shape if len(bound.shape) else (None,)
-    fits = len(sizes) == value.ndim and all(
-        not isinstance(size, int) or size == own for size, own in zip(sizes, value.shape, strict=True)
-    )
-    if batch is None or not fits:
-        raise GraphError(
-            f"the value does not fit the input {name!r}",
-            found=f"shape {list(value.shape)} for each sample",
-            wanted=f"shape {[size if isinstance(size, int) else str(size) for size in sizes]}",
-        )
-    array = np.ascontiguousarray(value[np.newaxis].astype(bound.dtype.numpy()))
+    array, repeats = _fitted(name, value, bound.shape)
+    array = np.ascontiguousarray(_cast(name, array, bound.dtype.numpy()))
     constant = Names(model).constant(array, f"{name}.constant")
+    batch = bound.shape[0] if repeats else 1
     if isinstance(batch, int) and batch == 1:
         repeated = constant
     else:
-        repeated = _repeated(model, constant, batch, next(iter(inputs.values())))
+        images = [item for item in inputs.values() if item.shape is not None and len(item.shape) == 4]
+        repeated = _repeated(model, constant, batch, (images or list(inputs.values()))[0])
     ir.convenience.replace_all_uses_with(bound, repeated, replace_graph_outputs=True)
     model.graph.inputs.remove(bound)
+
+
+def _fitted(name: str, value: npt.NDArray[Any], shape: ir.Shape) -> tuple[npt.NDArray[Any], bool]:
+    """The value with its leading axis, and whether that is of one sample, which every sample of a batch gets."""
+    declared = [size if isinstance(size, int) else None for size in shape]
+    if list(value.shape) == declared:
+        return value, False
+    sample = declared[1:]
+    if value.ndim == 0 and declared and None not in sample:
+        value = np.full([size for size in sample if size is not None], value)
+    if value.ndim == len(declared) and value.ndim and value.shape[0] == 1:
+        value = value[0]
+    fits = len(sample) == value.ndim and all(size in (None, own) for size, own in zip(sample, value.shape, strict=True))
+    if not declared or not fits:
+        raise GraphError(
+            f"the value does not fit the input {name!r}",
+            found=f"shape {list(value.shape)} for each sample",
+            wanted=f"shape {[size if isinstance(size, int) else str(size) for size in list(shape)[1:]]}",
+            fix="a .npy file of that shape" if None in sample else "a number for every element, or that shape",
+        )
+    return value[np.newaxis], True
+
+
+def _cast(name: str, value: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    cast = value.astype(dtype) if value.dtype.kind in "fiub" else None
+    exact = dtype.kind == "f" or (cast is not None and bool(np.all(cast == value)))
+    if cast is None or not exact:
+        raise GraphError(
+            f"the value does not fit the input {name!r}",
+            found=f"{value.dtype}, from {value.min()} to {value.max()}" if cast is not None else str(value.dtype),
+            wanted=f"numbers of {dtype}",
+        )
+    return cast
+
+
+def bind_values(model: ir.Model, bind: Sequence[str]) -> None:
+    """Bind each input that is named, in place; see `bound`. Raises as `value_of` and `bind_input`."""
+    for text in bind:
+        bind_input(model, named(text)[0], value_of(text))
 
 
 def _repeated(model: ir.Model, constant: ir.Value, batch: int | ir.SymbolicDim, images: ir.Value) -> ir.Value:

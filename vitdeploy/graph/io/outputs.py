@@ -9,7 +9,7 @@ Exporters differ in what they call their outputs and in whether post-processing 
     heatmaps                                                          key points, as transformers and mmpose name them
     reconstruction                                                    a picture, as transformers names it
     features [+ patch_features]                                       a feature extractor, as transformers names them
-    one float tensor [batch, classes]                                 a classifier
+    one float tensor [batch, width]                                   a classifier, an embedding or measures: `meanings`
     logits of four axes; class_queries_logits + masks_queries_logits   a semantic segmentation model, as transformers
     the same queries, or a detector's with masks, where asked for      an instance segmentation model
     predicted_depth                                                   a depth model, as transformers names it
@@ -22,6 +22,8 @@ boxes are relative to the image.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
@@ -36,7 +38,19 @@ from vitdeploy.graph.io import (
     keypoint_outputs,
 )
 from vitdeploy.graph.io.detectors import independent_scores, joined, ranked_in_pixels
+from vitdeploy.graph.io.endings import as_logits, computed_of, ending_of
+from vitdeploy.graph.io.meanings import (
+    OUTPUTS,
+    PROBABILITIES,
+    all_kept,
+    called,
+    left_out,
+    may_be_logits,
+    meaning_of,
+    of_training,
+)
 from vitdeploy.graph.io.output_row import Found, GraphOutputs, Values, floats
+from vitdeploy.runtime.tensors import last_resort
 from vitdeploy.spec import Postprocess, PostprocessSpec, Task
 
 ALIASES = {
@@ -49,34 +63,89 @@ ALIASES = {
 }
 
 
-def task_of(
-    model: ir.Model, path: Path, asked: Task | None = None
-) -> tuple[Task, Postprocess | None, tuple[Task, ...]]:
+@dataclass(frozen=True)
+class Outputs:
+    """What the outputs of a graph are for: their task, what they mean, and notes on what was assumed, one per line."""
+
+    task: Task
+    postprocess: Postprocess | None
+    notes: tuple[str, ...]
+
+
+def task_of(model: ir.Model, path: Path, asked: Task | None = None) -> Outputs:
     """Name the outputs as the first task does that finds its own, `asked` before all others, and drop the rest.
 
-    Returns the task, what its outputs mean, and, where the task is that of last resort, the other tasks that find
-    theirs if they are asked for.
+    Probabilities become logits again. An output that may be an answer of its own is dropped for a task that is asked
+    for; else all are numbers.
 
     Raises:
-        GraphError: they are of no task.
+        GraphError: they are of no task; or they are asked to be logits, and are not.
     """
     outputs = {ALIASES.get(str(value.name), str(value.name)): value for value in model.graph.outputs}
+    reason = ""
     for row in sorted(ROWS, key=lambda row: row.task != asked):
         if (found := row.find(outputs, row.task == asked)) is None:
             continue
-        kept, postprocess = found
-        others = [each.task for each in ROWS if row is any_outputs.ROW and each is not row and each.find(outputs, True)]
-        del model.graph.outputs[:]
-        for name, value in kept.items():
-            value.name = name
-            model.graph.outputs.append(value)
-        return row.task, postprocess, tuple(dict.fromkeys(others))
+        task, (kept, postprocess), told = row.task, found, ""
+        if task == "classification":
+            [value] = kept.values()
+            task, told = _meaning(path, value, asked)
+            if task == "tensors":
+                reason = told
+                continue
+            kept = {"logits" if task == "classification" else "features": value}
+        answer, left = list(kept.values()), [value for value in outputs.values() if value not in kept.values()]
+        if task in ("classification", "features") and asked != task:
+            own = [value for value in left if not of_training(str(value.name)) and not computed_of(value, answer[0])]
+            if own:
+                reason = all_kept(task, _names(answer), _names(own))
+                continue
+        if task == "tensors" != asked:
+            others = [each.task for each in ROWS if each is not row and each.find(outputs, True)]
+            told = reason or last_resort(tuple(dict.fromkeys(others)))
+        notes = (*filter(None, [told]), *([left_out(_names(left))] if left else []))
+        return Outputs(task, _put(model, kept, postprocess, task), notes)
     raise GraphError(
         f"the outputs of {path} are of no task that vitdeploy has",
         found="; ".join(f"{v.name}: {v.dtype}{list(v.shape) if v.shape is not None else ''}" for v in outputs.values()),
         wanted="; or ".join(dict.fromkeys(row.wanted for row in reversed(ROWS))),
         fix="export it with outputs of these names",
     )
+
+
+def _meaning(path: Path, value: ir.Value, asked: Task | None) -> tuple[Task, str]:
+    """The task of the one output [batch, width], and a note where something is assumed, or is no logits."""
+    assert value.shape is not None
+    width = value.shape[1]
+    task, told = meaning_of(str(value.name), width if isinstance(width, int) else str(width), ending_of(value))
+    if asked != "classification":
+        return task, told
+    if task == "tensors" and not may_be_logits(told):
+        raise GraphError(
+            f"{path} gives no answers of the task that is asked for",
+            found=told.removeprefix(OUTPUTS),
+            wanted="logits [batch, classes] of classes that compete",
+            fix="leave the task out: the outputs are compared as numbers then",
+        )
+    return "classification", told if told == PROBABILITIES else ""
+
+
+def _names(values: Iterable[ir.Value]) -> list[str]:
+    return [str(value.name) for value in values]
+
+
+def _put(model: ir.Model, kept: dict[str, ir.Value], postprocess: Postprocess | None, task: Task) -> Postprocess | None:
+    """Make `kept` the graph's outputs, with logits in the place of probabilities; returns what they mean."""
+    del model.graph.outputs[:]
+    objects = isinstance(postprocess, PostprocessSpec) and postprocess.scores != "given"
+    for name, value in kept.items():
+        if name == "logits" and (task == "classification" or objects):
+            value, scores = as_logits(model, value)
+            if scores is not None and isinstance(postprocess, PostprocessSpec):
+                postprocess = replace(postprocess, scores=scores)
+        value.name = name
+        model.graph.outputs.append(value)
+    return postprocess
 
 
 def _ranked(outputs: Values, asked: bool) -> Found | None:
@@ -116,18 +185,23 @@ def _segments(outputs: Values, asked: bool) -> Found | None:
 
 
 def _features(outputs: Values, asked: bool) -> Found | None:
-    found = floats(outputs)
-    if "features" in found:
-        return {name: found[name] for name in ("features", "patch_features") if name in found}, None
-    flat = floats(outputs, 2)
-    return ({"features": next(iter(flat.values()))}, None) if asked and len(flat) == 1 else None
+    flat, tokens = floats(outputs, 2), floats(outputs, 3)
+    if "features" in flat:
+        return {"features": flat["features"]} | {n: tokens[n] for n in ("patch_features",) if n in tokens}, None
+    vector = _one(flat, "vector") if asked else None
+    return ({"features": vector}, None) if vector is not None else None
 
 
 def _classes(outputs: Values, asked: bool) -> Found | None:
     flat = floats(outputs, 2)
-    if len(flat) != 1 and "logits" not in flat:
-        return None
-    return {"logits": flat["logits"] if "logits" in flat else next(iter(flat.values()))}, None
+    logits = flat.get("logits", _one(flat, "classes"))
+    return ({"logits": logits}, None) if logits is not None else None
+
+
+def _one(flat: Values, word: str) -> ir.Value | None:
+    """The only output; of several the only one whose name says this."""
+    found = [value for name, value in flat.items() if len(flat) == 1 or called(name) == word]
+    return found[0] if len(found) == 1 else None
 
 
 # The first that finds its outputs has them.

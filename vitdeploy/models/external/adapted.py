@@ -7,13 +7,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vitdeploy.errors import CheckpointError
+from vitdeploy.graph.io.meanings import (
+    OUTPUTS,
+    PROBABILITIES,
+    all_kept,
+    left_out,
+    may_be_logits,
+    meaning_of,
+    of_problem,
+    of_training,
+)
+from vitdeploy.models.external.any_outputs import name_of, names_beside
 from vitdeploy.models.external.dense_outputs import sizes_of_patches
+from vitdeploy.models.external.endings import Watched, watched
 from vitdeploy.models.external.libraries import where
-from vitdeploy.models.external.outputs import ROWS, other_tasks, recognised
+from vitdeploy.models.external.outputs import ROWS, map_of, other_tasks, recognised
 from vitdeploy.models.external.sizes import nearest_sizes, runs
 from vitdeploy.models.family import Signature
 from vitdeploy.models.model_folder.config import sides
@@ -23,12 +36,14 @@ from vitdeploy.spec import INVERSE_ASSUMED, Task, TensorSpec
 IMAGE_SIZE = (224, 224)
 SEED = 0
 SHOWN_CHARACTERS = 300
+LEAST = float(np.finfo(np.float32).tiny)
 
 
 class Adapted(nn.Module):
     """An external module with the outputs of a `Signature`: tensors in a fixed order, whatever it returns.
 
     `arguments` are passed after the image, the module's first argument. `task`: what its outputs are to be taken for.
+    `probabilities`: they are a softmax already, of which the logarithm gives logits.
     """
 
     def __init__(self, model: nn.Module, arguments: Mapping[str, Any] | None = None, task: Task | None = None) -> None:
@@ -37,6 +52,7 @@ class Adapted(nn.Module):
         self.arguments = dict(arguments or {})
         # timm's modules without classes, and those made like them, return their pooled features.
         self.task: Task | None = task or ("features" if getattr(model, "num_classes", None) == 0 else None)
+        self.probabilities = False
 
     def returned(self, image: Tensor) -> Any:
         """Whatever the module itself gives."""
@@ -46,6 +62,8 @@ class Adapted(nn.Module):
         found = recognised(self.returned(image), self.task)
         assert found is not None, "`adapt` refuses a module without outputs of a task"
         tensors = tuple(tensor for _, tensor in found[1])
+        if self.probabilities:
+            tensors = tuple(tensor.clamp_min(LEAST).log() for tensor in tensors)
         return tensors[0] if len(tensors) == 1 else tensors
 
 
@@ -75,11 +93,12 @@ def adapt(
         CheckpointError: it does not run on such images, or its outputs are of no task, or of another than `task`.
     """
     module = Adapted(model.float(), arguments, task).eval()
-    image = torch.zeros(2, channels, *image_size)
+    # No image is blank: what its answers have in common, such as a length of 1, is to be seen.
+    image = torch.rand(2, channels, *image_size, generator=torch.Generator().manual_seed(SEED))
     try:
         # Not inference_mode: what a module keeps from this run must still be usable when it is exported.
         with torch.no_grad():
-            returned = module.returned(image)
+            returned, watch = watched(module.model, lambda: module.returned(image))
     except Exception as error:
         raise CheckpointError(
             f"{what} does not run on an image of {image_size[0]}x{image_size[1]} with {channels} channels",
@@ -87,6 +106,7 @@ def adapt(
             wanted=f"a model that takes float32 [batch, {channels}, height, width] and nothing else",
             fix=_fix(module, image_size, channels),
         ) from None
+    notes = _settle(module, returned, watch, image_size)
     found = recognised(returned, module.task)
     if found is None or any(len(tensor) != len(image) for _, tensor in found[1]):
         shapes = ", ".join(
@@ -111,13 +131,15 @@ def adapt(
     if task not in (None, row.task):
         raise CheckpointError(
             f"{what} gives no answers of the task that is asked for",
-            found=f"{row.task}: {', '.join(f'{spec.name} {list(spec.shape)}' for spec in specs)}",
+            found=f"{row.task}: {', '.join(f'{spec.name} {list(spec.shape)}' for spec in specs)}"
+            + "".join(f"; {note.removeprefix(OUTPUTS)}" for note in notes if row.task == "tensors"),
             wanted=str(task),
             fix="name its own task, or wrap it in a module that returns what the task is made of",
         )
-    notes = (last_resort(other_tasks(returned, row.task)),) if row.task == "tensors" != task else ()
+    if row.task == "tensors" != task and not notes:
+        notes = (last_resort(other_tasks(returned, row.task)),)
     if row.task == "depth" and getattr(model, "config", None) is None:
-        notes = (INVERSE_ASSUMED,)
+        notes = (*notes, INVERSE_ASSUMED)
     return module, Signature(row.task, image_size, channels, specs, row.postprocess(model, specs), notes=notes)
 
 
@@ -130,6 +152,46 @@ def _fix(module: Adapted, size: tuple[int, int], channels: int) -> str:
     if near:
         return f"--image-size {near}: it runs on these"
     return "--image-size HEIGHTxWIDTH, or wrap it in a module that takes the image alone"
+
+
+def _settle(module: Adapted, returned: Any, watch: Watched, image_size: tuple[int, int]) -> tuple[str, ...]:
+    """Decide what is no matter of shapes: `task` and `probabilities` of the module. Returns notes on what is assumed,
+    or is not as the user asked."""
+    asked, found = module.task, recognised(returned, module.task)
+    if found is None or found[0].task == "tensors":
+        return ()
+    (row, outputs), told = found, ""
+    task, tensor = row.task, outputs[0][1]
+    if task == "classification":
+        name, layer = name_of(returned, tensor), watch.layers.get(tensor.data_ptr(), "")
+        task, told = meaning_of(name, tensor.shape[1], watch.ending(tensor), layer, _classes(module.model))
+        problem = of_problem({"problem_type": getattr(getattr(module.model, "config", None), "problem_type", None)})
+        task, told = ("tensors", problem) if problem else (task, told)
+        if asked == "classification" and (task != "tensors" or may_be_logits(told)):
+            task, told = asked, told if told == PROBABILITIES else ""
+        module.probabilities = told == PROBABILITIES
+    elif task == "features" != asked and isinstance(returned, Tensor):
+        task, told = map_of(returned, image_size)
+    # A library's own module gives one answer, and what it was computed of.
+    left = () if _is_library(module.model) else names_beside(returned, [tensor for _, tensor in outputs])
+    own = [name for name in left if not of_training(name)]
+    if own and task in ("classification", "features") and asked != task:
+        module.probabilities = False
+        task, told, left = "tensors", all_kept(task, [name_of(returned, tensor)], own), ()
+    if task != row.task:
+        module.task = task
+    return (*filter(None, [told]), *([left_out(left)] if left and task != "tensors" else []))
+
+
+def _classes(model: nn.Module) -> int | None:
+    """How many classes a module of timm or of transformers, or one made like them, says that it has."""
+    config = getattr(model, "config", None) if "Classification" in type(model).__name__ else None
+    found = getattr(model, "num_classes", getattr(config, "num_labels", None))
+    return found if isinstance(found, int) else None
+
+
+def _is_library(model: nn.Module) -> bool:
+    return type(model).__module__.partition(".")[0] in ("timm", "transformers")
 
 
 def _dtype(tensor: Tensor) -> str:

@@ -42,6 +42,17 @@ def _named(result: Any, name: str) -> Iterator[Output]:
             yield from _named(value, f"{name or 'output'}_{index}")
 
 
+def name_of(result: Any, tensor: Tensor) -> str:
+    """By which name a module returned a tensor; "" of a bare one."""
+    return next((name for name, each in _named(result, "") if each is tensor), "")
+
+
+def names_beside(result: Any, outputs: Sequence[Tensor]) -> tuple[str, ...]:
+    """The names of what a module returned beside these, and beside what these are views of."""
+    kept = {tensor.untyped_storage().data_ptr() for tensor in outputs}
+    return tuple(name for name, each in _named(result, "") if each.untyped_storage().data_ptr() not in kept)
+
+
 def _exact(model: nn.Module, outputs: Sequence[TensorSpec]) -> TensorsSpec:
     return TensorsSpec(tuple(tensor.name for tensor in outputs if not tensor.dtype.startswith("float")))
 

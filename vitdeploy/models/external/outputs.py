@@ -7,10 +7,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from vitdeploy.graph.io.meanings import OUTPUTS
 from vitdeploy.models.external import any_outputs, dense_outputs, image_outputs, instance_outputs, keypoint_outputs
 from vitdeploy.models.external.output_row import Output, OutputRow, field, tensors_of
 from vitdeploy.models.model_folder.objects import reading_rule
 from vitdeploy.spec import PostprocessSpec, Task, TensorSpec
+
+# Of a mapping, the names of an embedding.
+VECTORS = ("image_embeds", "pooler_output", "features", "embedding", "embeddings")
+# Channels of a map that are more than classes usually are; and pixels of the image for each of its own, where fewer.
+_MANY_CHANNELS, _FINE = 64, 8
+_FEW_CHANNELS = 3  # of a mask, or of a picture: no vector
 
 
 def recognised(result: Any, task: Task | None) -> tuple[OutputRow, list[Output]] | None:
@@ -59,7 +66,7 @@ def _features(result: Any, asked: bool) -> list[Output]:
     if isinstance(result, Tensor):
         return [("features", result)] if result.ndim == 2 and asked else _tokens(result)
     if isinstance(result, Mapping):
-        pooled, hidden = field(result, "image_embeds", "pooler_output"), field(result, "last_hidden_state")
+        pooled, hidden = field(result, *VECTORS), field(result, "last_hidden_state")
         found: list[Output] = [] if pooled is None else [("features", pooled.flatten(1))]
         tokens = [] if hidden is None else _tokens(hidden)
         return [*found, *(tokens[1:] if found else tokens)]
@@ -69,11 +76,27 @@ def _features(result: Any, asked: bool) -> list[Output]:
     return [("features", pooled), ("patch_features", tokens_of)]
 
 
+def map_of(result: Any, image_size: tuple[int, int]) -> tuple[Task, str]:
+    """Whether a bare tensor that might be features is, with a note, or an answer for every pixel: numbers, then.
+
+    A backbone's map is coarse and has many channels."""
+    sides, channels = result.shape[-2:], result.shape[1] if result.ndim == 4 else 1
+    strides = {size // side if size % side == 0 else 0 for size, side in zip(image_size, sides, strict=True)}
+    if result.ndim == 3:
+        return ("tensors", "") if len(strides) == 1 and 0 not in strides and max(strides) <= _FINE else ("features", "")
+    if channels < _MANY_CHANNELS or max(strides) < _FINE:
+        return "tensors", ""
+    return (
+        "features",
+        f"{OUTPUTS}{list(result.shape[1:])} of an image is taken for a feature map: features are its mean",
+    )
+
+
 def _tokens(result: Tensor) -> list[Output]:
     """[b, n, d]: the first token and the others; [b, d, h, w]: a feature map and its mean."""
     if result.ndim == 3:
         return [("features", result[:, 0]), ("patch_features", result[:, 1:])]
-    if result.ndim == 4:
+    if result.ndim == 4 and result.shape[1] > _FEW_CHANNELS:
         return [("features", result.mean(dim=(2, 3))), ("patch_features", result.flatten(2).transpose(1, 2))]
     return []
 

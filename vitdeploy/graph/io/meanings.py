@@ -1,0 +1,116 @@
+"""What one output [batch, width] of somebody else's model means, by the evidence that its graph or its code gives.
+
+Numbers of one shape are logits, an embedding, probabilities or measures. A softmax that is applied to anything but
+logits gives wrong scores without an error: so what decides is said, and how to decide otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from vitdeploy.spec import Task
+
+# How an output ends: in probabilities that compete, in probabilities of their own, in what only embeddings end in (a
+# normalisation, a linear without a bias), in log-probabilities, or in nothing that tells.
+Ending = Literal["softmax", "sigmoid", "vector", "log", ""]
+
+# All notes on outputs begin so.
+OUTPUTS = "outputs: "
+OTHERWISE = "(source.task in a recipe, task= in Python) says otherwise"
+NOT_SOFTMAX = "kept as numbers (the task tensors), and no softmax is applied"
+ONE_NUMBER = f"{OUTPUTS}one number per image has no other class to compete with: it is {NOT_SOFTMAX}"
+INDEPENDENT = f"{OUTPUTS}a sigmoid is at their end, so that each is a probability of its own: they are {NOT_SOFTMAX}"
+PROBABILITIES = f"{OUTPUTS}a softmax is at their end: they are the scores, and no second softmax is applied"
+_ASSUMED = "is taken for the logits of a classifier, which nothing in the model says"
+
+# What a word of a name says, the surest first.
+_WORDS = (
+    ("classes", re.compile(r"logits?|softmax|classifier|prob(s|ability|abilities)?")),
+    ("vector", re.compile(r"emb\w*|feat\w*|pool\w*|descriptors?|representation|latent|project(ion|or)")),
+    (
+        "measures",
+        re.compile(r"ages?|pose|angles?|yaw|pitch|roll|regress\w*|coord\w*|landmarks?|b?box(es)?|rating"),
+    ),
+    ("classes", re.compile(r"heads?|fc|cls|class(es|ification)?|scores?|preds?|predictions?")),
+)
+# What models give for training and analysis beside their answer: its own parts, and what it was computed of.
+_BESIDE = re.compile(
+    r"(?i).*(hidden|attention|attn|aux|intermediate|loss|encoder_|decoder_|enc_|dec_|past_key|reference_points|"
+    r"init_|token|patch|embed|feat|pool|dropout|denoising|dn_).*|labels?|pred_(label|mask|class)|argmax|topk|top_k"
+)
+
+
+def called(name: str) -> str:
+    """What the name of an output, or of its layer, says of its numbers: "classes", "vector", "measures" or ""."""
+    if re.fullmatch(r"fc1(_output)?", name):  # of face recognition, as MXNet's exporter calls an embedding
+        return "vector"
+    words = re.split(r"[^a-z]+", "/".join(re.split(r"[/.]", name.lower())[-3:]))
+    return next((word for word, pattern in _WORDS if any(map(pattern.fullmatch, words))), "")
+
+
+def meaning_of(
+    name: str, width: int | str, ending: Ending, layer: str = "", classes: int | None = None
+) -> tuple[Task, str]:
+    """The task of one output [batch, width], and a note on it, "" where nothing is assumed.
+
+    Args:
+        ending: what it ends in.
+        layer: the name of the layer that gives it.
+        classes: how many the model says that it has.
+    """
+    word, shown = called(name) or called(layer), f"{OUTPUTS}{name or 'the output'} [batch, {width}]"
+    if word == "vector" and classes != width:
+        why = f"it is called {name}" if called(name) else f"{layer} gives it"
+        return "features", f"{shown} is taken for an embedding ({why}): --task classification {OTHERWISE}"
+    if width == 1:
+        return "tensors", ONE_NUMBER
+    if ending == "sigmoid":
+        return "tensors", INDEPENDENT
+    if ending == "softmax":
+        return "classification", PROBABILITIES
+    if word == "measures" and classes != width:
+        return "tensors", f"{shown} is taken for measures by its name: --task classification {OTHERWISE}"
+    if word == "classes" or ending == "log" or classes == width:
+        return "classification", ""
+    if ending == "vector":
+        why = "it ends in a normalisation, or in a linear without a bias"
+        return "features", f"{shown} is taken for an embedding ({why}): --task classification {OTHERWISE}"
+    return "classification", f"{shown} {_ASSUMED}: --task features or --task tensors {OTHERWISE}"
+
+
+def of_problem(config: Mapping[str, Any]) -> str:
+    """A note where a config.json says that the model's outputs are no logits of classes that compete, else ""."""
+    kind = config.get("problem_type")
+    if kind not in ("regression", "multi_label_classification"):
+        return ""
+    return f"{OUTPUTS}config.json says problem_type {kind}: they are {NOT_SOFTMAX}"
+
+
+def may_be_logits(note: str) -> bool:
+    """Whether only a name speaks against it that the numbers are logits: a user may know better."""
+    return NOT_SOFTMAX not in note
+
+
+def without_assumption(notes: Iterable[str]) -> tuple[str, ...]:
+    """The notes of a model that has a name for each class: that it is a classifier is no assumption then."""
+    return tuple(note for note in notes if not (note.startswith(OUTPUTS) and _ASSUMED in note))
+
+
+def of_training(name: str) -> bool:
+    """Whether an output beside the answer is known to be no answer."""
+    return _BESIDE.fullmatch(name) is not None
+
+
+def left_out(names: Iterable[str]) -> str:
+    return f"{OUTPUTS}left out, and not compared: {', '.join(names)}"
+
+
+def all_kept(task: Task, answer: Iterable[str], others: Iterable[str]) -> str:
+    """Of an output that may be an answer beside the one of `task`."""
+    named, beside = ", ".join(answer), ", ".join(others)
+    return (
+        f"{OUTPUTS}beside {named} there is {beside}: all are kept as numbers (the task tensors); --task {task} "
+        f"(source.task in a recipe, task= in Python) answers by {named}, and leaves the others out"
+    )
