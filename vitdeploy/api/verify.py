@@ -22,6 +22,7 @@ from vitdeploy.spec import Budget, GateStatus
 if TYPE_CHECKING:
     from vitdeploy.document import verification as document
     from vitdeploy.tasks.adapter import DataChoice
+    from vitdeploy.verification.comparison import Control
     from vitdeploy.verification.tensors import OutputFacts
     from vitdeploy.workflows.on_devices import Outcome
     from vitdeploy.workflows.subjects import Subject
@@ -71,7 +72,7 @@ class Verification(Shown):
         if isinstance(verified, VerifiedClassification) and verified.top5 is not None:
             lines.append(f"top-5       {verified.top5:.2f} %, original {verified.reference_top5:.2f} %")
         agreement = interval(verified.agreement, verified.agreement_ci95)
-        lines.append(f"agreement   {agreement} % ({verified.agreement_of})")
+        lines.append(f"agreement   {agreement} % ({verified.agreement_of}){unrelated_said(verified.control)}")
         distance = [f"KL {verified.kl:.2e} nats"] if isinstance(verified, VerifiedClassification) else []
         if isinstance(verified, VerifiedClassification | VerifiedFeatures):
             distance.append(f"cosine {verified.cosine_mean:.6f} (least {verified.cosine_min:.6f})")
@@ -86,6 +87,11 @@ class Verification(Shown):
         if gate.status != "none":
             lines.append(f"gate        {gate.status}" + "".join(f"; {reason}" for reason in gate.reasons))
         return lines
+
+
+def unrelated_said(control: Control | None) -> str:
+    """What stands beside an agreement."""
+    return "" if control is None else f"; of answers to other images {control.agreement:.2f} %"
 
 
 def _output(facts: OutputFacts) -> str:

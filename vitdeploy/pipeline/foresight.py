@@ -31,4 +31,4 @@ def foresee(adapter: TaskAdapter, reference: Answers, data: Data, budget: Budget
     """
     if not bounds_answers(budget):
         return []
-    return unprovable(adapter.compare(reference, reference, data), budget, adapter.noun)
+    return unprovable(adapter.verify(reference, reference, data), budget, adapter.noun)

@@ -14,6 +14,7 @@ from vitdeploy.report import lookup, measures, notes, text
 from vitdeploy.report.measures import Cell, Metric
 from vitdeploy.report.text import MISSING
 from vitdeploy.spec import GateStatus
+from vitdeploy.verification.comparison import Comparison
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def _row(report: Judgement, artifact: str) -> Row:
         provider=(source and source.provider) or MISSING,
         value=text.number(verify.value if verify else lookup.reference_value(report) if original else None),
         drop=with_interval(verify.drop, verify.drop_ci95) if verify else Cell(MISSING),
-        agreement=with_interval(verify.agreement, verify.agreement_ci95) if verify else Cell(MISSING),
+        agreement=agreement(verify) if verify else Cell(MISSING),
         latency=(_ms(latency, "p50"), _ms(latency, "p90"), _ms(latency, "p99")),
         throughput=_throughput(result),
         ratio=Cell("1", "original") if original and result else _ratio_cell(report, artifact),
@@ -163,6 +164,16 @@ def _ratio_cell(report: Judgement, artifact: str) -> Cell:
     return Cell(f"{text.significant(ratio.ratio)}", text.ratio_interval(ratio.ci95))
 
 
+def agreement(verify: Comparison) -> Cell:
+    """The agreement with its interval, and beside it that of answers to other images."""
+    return Cell(text.number(verify.agreement), f"{text.interval(verify.agreement_ci95)}{unrelated(verify)}")
+
+
+def unrelated(verify: Comparison) -> str:
+    """The control, to stand behind an interval; "" in reports of earlier versions."""
+    return f"; unrelated {text.number(verify.control.agreement)}" if verify.control is not None else ""
+
+
 def _flags(engine: EngineFacts | None, result: BenchRow | None) -> list[str]:
     """What a reader must know before trusting a row."""
     shipped = [] if engine is None or engine.shipped else ["not shipped"]
@@ -182,6 +193,7 @@ def headline(report: Judgement) -> list[Cell]:
         cells.append(_drop(verify.drop, verify.drop_ci95, metric.words))
     samples = text.count(verify.n, report.data.noun)
     detail = f"agreement with the original, on {samples}; 95 % interval {text.interval(verify.agreement_ci95)}"
+    detail += unrelated(verify)
     cells.append(Cell(f"{text.number(verify.agreement)} %", detail))
     cells.append(Cell(f"{text.megabytes(engine.bytes)} MB", "on disk"))
     return cells
