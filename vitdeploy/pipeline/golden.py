@@ -13,9 +13,11 @@ from vitdeploy.bundle.write import GOLDEN_BYTES, Golden, GoldenAnswers
 from vitdeploy.pipeline.job import Job
 from vitdeploy.runtime.answers import bound, count_same
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.runtime.golden import changes_between, engine_outputs
+from vitdeploy.runtime.golden import engine_outputs, largest_difference
+from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import EngineSpec, GateStatus
 from vitdeploy.stages.reference_model import reference_runner
+from vitdeploy.tasks.adapter import Data, TaskAdapter
 from vitdeploy.verification.collect import Answers
 from vitdeploy.verification.gate import GUARD
 
@@ -40,40 +42,59 @@ FALSE_ALARM = 0.01
 def golden_of(
     job: Job, reference: Answers, engines: Sequence[tuple[EngineSpec, Path]], gates: Mapping[str, GateStatus]
 ) -> Golden:
-    """Evaluation samples whose answers differ, with the answers of the original and of every engine of the bundle.
-    `reference`: the original's answers to all of them."""
-    chosen = job.adapter.unlike(reference, job.data, GOLDEN_SAMPLES)
-    inputs = job.adapter.golden_inputs(job.data, chosen)
-    shared, model = job.adapter.shared_golden(job.data), job.reference_model
-    with reference_runner(model.source) as whole:
-        name = whole.inputs[0].name
-        runner, inputs = bound(model.task, whole, {name: inputs, **shared}, model.postprocess)
-        outputs = engine_outputs(runner, model.preprocess, inputs[:1])
-        count = max(1, min(len(inputs), GOLDEN_BYTES // max(1, sum(array.nbytes for array in outputs.values()))))
-        seen = min(len(inputs), max(count, 2))  # of one sample nothing shows how the answers to others would do
-        if seen > 1:
-            outputs = engine_outputs(runner, model.preprocess, inputs[:seen])
-    asked = job.budget.min_agreement
-    least = least_same(count, GUARD[model.task] if asked is None else asked)
-    reading = model.task, model.preprocess, model.postprocess
-    first = {name: array[:count] for name, array in outputs.items()}
-    unrelated = {name: np.roll(array, 1, axis=0)[:count] for name, array in outputs.items()}
-    by_chance = count_same(*reading, unrelated, first)
+    """The golden set of a job's bundle. `reference`: the original's answers to all evaluation samples."""
+    asked, model = job.budget.min_agreement, job.reference_model
+    least = GUARD[model.task] if asked is None else asked
+    with reference_runner(model.source) as original:
+        return golden_set(job.adapter, job.data, reference, original, engines, gates, least)
+
+
+def golden_set(
+    adapter: TaskAdapter,
+    data: Data,
+    reference: Answers,
+    original: Runner,
+    engines: Sequence[tuple[EngineSpec, Path]],
+    gates: Mapping[str, GateStatus],
+    agreement: float,
+) -> Golden:
+    """Evaluation samples whose answers differ, with the answers of the loaded original and of every engine, which are
+    to agree to so many percent."""
+    task, preprocess, postprocess = adapter.setting.task, adapter.setting.preprocess, adapter.setting.postprocess
+    name, shared = original.inputs[0].name, adapter.shared_golden(data)
+    samples = adapter.golden_inputs(data, adapter.unlike(reference, data, GOLDEN_SAMPLES))
+    runner, samples = bound(task, original, {name: samples, **shared}, postprocess)
+    outputs = engine_outputs(runner, preprocess, samples[:1])
+    count = max(1, min(len(samples), GOLDEN_BYTES // max(1, sum(array.nbytes for array in outputs.values()))))
+    seen = samples[: max(count, 2)]  # of one sample nothing shows how the answers to others would do
+    if len(seen) > 1:
+        outputs = engine_outputs(runner, preprocess, seen)
+    least = least_same(count, agreement)
+    kept, others = _first(outputs, count), _first(_rolled(outputs), count)
+    by_chance = count_same(task, preprocess, postprocess, others, kept)
     answers = {}
     for engine, folder in engines:
         with make_runner(folder, engine) as whole:
-            runner, _ = bound(model.task, whole, {name: inputs, **shared}, model.postprocess)
-            found = engine_outputs(runner, model.preprocess, inputs[:seen])
-        names = list(found) if model.postprocess is None else model.postprocess.comparable(found)
-        varies = changes_between(found, [name for name in names if found[name].dtype.kind not in "iu"])
-        found = {name: array[:count] for name, array in found.items()}
-        same = count_same(*reading, found, first)
+            found = engine_outputs(bound(task, whole, {name: samples, **shared}, postprocess)[0], preprocess, seen)
+        names = list(found) if postprocess is None else postprocess.comparable(found)
+        names = [each for each in names if found[each].dtype.kind not in "iu"]
+        varies, own = largest_difference(_rolled(found), found, names), _first(found, count)
+        same = count_same(task, preprocess, postprocess, own, kept)
         # One that was proven on all evaluation samples may have more of its differences among the golden ones.
         wanted = min(least, same) if gates[engine.artifact] == "pass" else least
-        bound_of = _tolerance(engine.precision, varies)
-        nothing = None if bound_of is not None or 2 * by_chance <= wanted else _nothing(varies, by_chance, count)
-        answers[engine.artifact] = GoldenAnswers(found, bound_of or TOLERANCE[engine.precision], wanted, nothing)
-    return Golden({name: inputs[:count], **shared}, first, answers)
+        tolerance = _tolerance(engine.precision, varies)
+        nothing = None if tolerance is not None or 2 * by_chance <= wanted else _nothing(varies, by_chance, count)
+        answers[engine.artifact] = GoldenAnswers(own, tolerance or TOLERANCE[engine.precision], wanted, nothing)
+    return Golden({name: samples[:count], **shared}, kept, answers)
+
+
+def _first(outputs: Mapping[str, Array], count: int) -> dict[str, Array]:
+    return {name: array[:count] for name, array in outputs.items()}
+
+
+def _rolled(outputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Each sample's outputs in the place of another's."""
+    return {name: np.roll(array, 1, axis=0) for name, array in outputs.items()}
 
 
 def _tolerance(precision: str, varies: float) -> float | None:

@@ -186,11 +186,6 @@ def largest_difference(found: Mapping[str, Array], wanted: Mapping[str, Array], 
     return float(np.max([_difference(found[name], wanted[name]) for name in names], initial=0.0))
 
 
-def changes_between(outputs: Mapping[str, Array], names: Iterable[str]) -> float:
-    """By how much outputs [n, ...] change from sample to sample, as `largest_difference`; 0 of one sample."""
-    return largest_difference({name: np.roll(outputs[name], 1, axis=0) for name in outputs}, outputs, names)
-
-
 def _difference(found: Array, wanted: Array) -> float:
     """The difference of one output; infinite if tokens differ."""
     if wanted.dtype.kind in "iu" and not np.array_equal(found, wanted):

@@ -70,8 +70,17 @@ def _of_graph(facts: Comparison, precision: str) -> str:
 
 def same_outputs(facts: Comparison) -> bool:
     """Whether the outputs are the original's, and change from image to image by more than what they may be off by."""
-    changes = facts.control.difference if facts.control is not None else 0.0
-    return facts.max_difference <= FLOAT_TOLERANCE < changes / 2
+    return facts.max_difference <= FLOAT_TOLERANCE < _changes(facts) / 2
+
+
+def follows(facts: Comparison) -> bool:
+    """Whether outputs are nearer to the original's than a tenth of what they change by from image to image: as those of
+    no other model are, whatever the answers say."""
+    return facts.max_difference <= _changes(facts) / 10
+
+
+def _changes(facts: Comparison) -> float:
+    return facts.control.difference if facts.control is not None else 0.0
 
 
 def _proves_nothing(facts: Comparison) -> str:
