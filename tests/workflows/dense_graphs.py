@@ -42,6 +42,7 @@ OTHERS = {
     "anomaly": AnomalySpec(threshold=0.5, pixel_threshold=0.5, sigma=0.0),
     "panoptic": PostprocessSpec(threshold=0.4, things=(0, 1)),
 }
+NAMES = ("ant", "bee", "cat")
 LABELS = {"segmentation": "masks", "depth": "depth", "detection": "yolo", "instance-segmentation": "coco"}
 # Of the graph's outputs, before the batch: what comes after it.
 MAPS, PAIRS = (SIDE // 4, SIDE // 4), (QUERIES, CLASSES + 1)
@@ -147,7 +148,10 @@ def graph(task: str, path: Path, noise: float = 0.0, *, shuffled: int | None = N
     )
     ours = ir.from_proto(model)
     set_metadata(
-        ours, GraphMetadata(task, task, PREPROCESS, postprocess=(HEADS | OTHERS)[task], labels=("ant", "bee", "cat"))
+        ours,
+        GraphMetadata(
+            task, task, PREPROCESS, postprocess=(HEADS | OTHERS)[task], labels=NAMES if task in HEADS else ()
+        ),
     )
     save_graph(ours, path)
     return path
@@ -194,7 +198,7 @@ def scenes(folder: Path, count: int) -> Scenes:
             corners = [left, top, right, top, right, bottom, left, bottom]
             rows.append({"image_id": i + 1, "category_id": index, "segmentation": [corners]})
     (found.annotations("detection") / "classes.txt").write_text("ant\nbee\ncat\n")
-    categories = [{"id": i, "name": name} for i, name in enumerate(("ant", "bee", "cat"))]
+    categories = [{"id": i, "name": name} for i, name in enumerate(NAMES)]
     document = {"images": entries, "annotations": rows, "categories": categories}
     found.annotations("instance-segmentation").write_text(json.dumps(document))
     return found

@@ -54,24 +54,25 @@ class Comparison:
     def proves_nothing(self) -> str:
         """Why the agreement says nothing of the artifact; "" where it does.
 
-        It has to be nearer to that of the original itself, which is 100 %, than to that of unrelated answers.
+        It has to be nearer to that of the original itself, which is 100 %, than to that of unrelated answers, and its
+        interval above these.
         """
         if self.control is None:
             return "there is one image, so nothing shows how unrelated answers would score"
-        if self.agreement_ci95[0] > least_to_prove(self.control):
+        others = self.control.agreement
+        if self.agreement > least_to_prove(self.control) and self.agreement_ci95[0] > others:
             return ""
-        return f"answers to other images agree to {self.control.agreement:.2f} %"
+        return f"answers to other images agree to {others:.2f} %"
 
-    @property
-    def drop_proves_nothing(self) -> str:
-        """The same of the drop by labels: what answers to other images would lose has to be more than twice of what the
-        artifact may have lost."""
+    def drop_proves_nothing(self, max_drop: float) -> str:
+        """The same of a drop by labels of at most `max_drop` points: answers to other images have to lose more, and
+        more than twice of what the artifact loses."""
         if self.control is None:
             return self.proves_nothing
-        if self.drop_ci95 is None or self.reference_value is None:
+        if self.drop is None or self.drop_ci95 is None or self.reference_value is None:
             return ""
         lost = self.reference_value - (self.control.value or 0.0)
-        if self.drop_ci95[1] > lost / 2:
+        if lost <= max(max_drop, self.drop_ci95[1], 2 * self.drop):
             return f"answers to other images would lose {lost:.2f} points"
         return self.proves_nothing if self.agreement_ci95[0] <= self.control.agreement else ""
 

@@ -137,7 +137,7 @@ def _proven(status: GateStatus, text: str, needed: str, nothing: str) -> tuple[G
 def _drop_by(found: Comparison, max_drop: float, criterion: Criterion) -> tuple[GateStatus, str]:
     drop, interval = drop_to_judge(found, criterion) or (None, None)
     if criterion == "labels" or drop is None or interval is None:
-        nothing = "" if drop is None or max_drop >= 100 else found.drop_proves_nothing
+        nothing = "" if drop is None or max_drop >= 100 else found.drop_proves_nothing(max_drop)
         return _drop(found.n, drop, interval, max_drop, nothing)
     text = f"drop as far as agreement bounds it {drop:.2f} points [{interval[0]:.2f}, {interval[1]:.2f}]"
     status = _status(*interval, max_drop)
