@@ -212,7 +212,7 @@ def kept(name: str, verified: Comparison) -> str:
     low, high = verified.agreement_ci95
     kept = f"{name} gives {verified.agreement:.2f} % of the original's answers [{low:.2f}, {high:.2f}]"
     if verified.control is not None:
-        kept += f", answers to other images {verified.control.agreement:.2f} %"
+        kept += f" (unrelated {verified.control.agreement:.2f} %)"
     if verified.drop is None or verified.drop_ci95 is None:
         return f"{kept}."
     low, high = verified.drop_ci95

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from vitdeploy.benchmark.row import Latency
 from vitdeploy.benchmark.row import Row as BenchRow
 from vitdeploy.document.bench import Ratio
+from vitdeploy.document.comparison import AccuracyChange
 from vitdeploy.document.engine import EngineFacts
 from vitdeploy.document.report import Judgement
 from vitdeploy.report import lookup, measures, notes, text
 from vitdeploy.report.measures import Cell, Metric
 from vitdeploy.report.text import MISSING
 from vitdeploy.spec import GateStatus
-from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.comparison import Comparison, Control
 
 
 @dataclass(frozen=True)
@@ -164,14 +165,15 @@ def _ratio_cell(report: Judgement, artifact: str) -> Cell:
     return Cell(f"{text.significant(ratio.ratio)}", text.ratio_interval(ratio.ci95))
 
 
-def agreement(verify: Comparison) -> Cell:
+def agreement(facts: Comparison | AccuracyChange) -> Cell:
     """The agreement with its interval, and beside it that of answers to other images."""
-    return Cell(text.number(verify.agreement), f"{text.interval(verify.agreement_ci95)}{unrelated(verify)}")
+    cell = with_interval(facts.agreement, facts.agreement_ci95)
+    return Cell(cell.value, cell.note + unrelated(facts.control))
 
 
-def unrelated(verify: Comparison) -> str:
+def unrelated(control: Control | None) -> str:
     """The control, to stand behind an interval; "" in reports of earlier versions."""
-    return f"; unrelated {text.number(verify.control.agreement)}" if verify.control is not None else ""
+    return f"; unrelated {text.number(control.agreement)}" if control is not None else ""
 
 
 def _flags(engine: EngineFacts | None, result: BenchRow | None) -> list[str]:
@@ -193,7 +195,7 @@ def headline(report: Judgement) -> list[Cell]:
         cells.append(_drop(verify.drop, verify.drop_ci95, metric.words))
     samples = text.count(verify.n, report.data.noun)
     detail = f"agreement with the original, on {samples}; 95 % interval {text.interval(verify.agreement_ci95)}"
-    detail += unrelated(verify)
+    detail += unrelated(verify.control)
     cells.append(Cell(f"{text.number(verify.agreement)} %", detail))
     cells.append(Cell(f"{text.megabytes(engine.bytes)} MB", "on disk"))
     return cells
