@@ -16,7 +16,7 @@ from vitdeploy.pipeline.verdict import Judged, decide, engine_gate
 from vitdeploy.runtime import load
 from vitdeploy.spec import Budget
 from vitdeploy.stages.step import ORIGINAL, Candidate
-from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.comparison import Comparison, Control
 from vitdeploy.verification.gate import GUARD, Gate, accuracy_gate, kinds_of, with_guard
 
 OV8, OV32 = Candidate("openvino-cpu", "int8", True), Candidate("openvino-cpu", "fp32", False)
@@ -38,6 +38,7 @@ def facts(agreement=99.8, drop=(-0.5, 0.5), n=1000):
         drop=sum(drop) / 2 if drop else None,
         drop_ci95=drop,
         max_difference=0.01,
+        control=Control(10.0, 9.7 if drop else None, 1.0),
     )
 
 

@@ -12,7 +12,17 @@ from onnx import TensorProto, helper
 from PIL import Image
 
 from vitdeploy.graph.io.files import GraphMetadata, save_graph, set_metadata
-from vitdeploy.spec import DepthSpec, InstanceSpec, PostprocessSpec, PreprocessSpec, SegmentationSpec
+from vitdeploy.spec import (
+    AnomalySpec,
+    DepthSpec,
+    ImageSpec,
+    InstanceSpec,
+    KeypointSpec,
+    PostprocessSpec,
+    PreprocessSpec,
+    SegmentationSpec,
+    TensorsSpec,
+)
 
 SIDE, QUERIES, CLASSES = 32, 6, 3
 PREPROCESS = PreprocessSpec((SIDE, SIDE), (SIDE, SIDE), "bilinear", (0.5,) * 3, (0.5,) * 3)
@@ -22,9 +32,24 @@ HEADS = {
     "detection": PostprocessSpec(threshold=0.4),
     "instance-segmentation": InstanceSpec(threshold=0.3),
 }
+# Of tasks that are not evaluated in shards.
+OTHERS = {
+    "classification": None,
+    "features": None,
+    "tensors": TensorsSpec(),
+    "keypoints": KeypointSpec(threshold=0.0),
+    "image-to-image": ImageSpec(),
+    "anomaly": AnomalySpec(threshold=0.5, pixel_threshold=0.5, sigma=0.0),
+    "panoptic": PostprocessSpec(threshold=0.4, things=(0, 1)),
+}
+NAMES = ("ant", "bee", "cat")
 LABELS = {"segmentation": "masks", "depth": "depth", "detection": "yolo", "instance-segmentation": "coco"}
 # Of the graph's outputs, before the batch: what comes after it.
 MAPS, PAIRS = (SIDE // 4, SIDE // 4), (QUERIES, CLASSES + 1)
+
+
+FLAT = {"classification": "logits", "features": "features"}
+MAPPED = {"tensors": "numbers", "keypoints": "heatmaps"}
 
 
 def _nodes(task: str) -> tuple[list[onnx.NodeProto], dict[str, tuple[int, ...]]]:
@@ -39,6 +64,27 @@ def _nodes(task: str) -> tuple[list[onnx.NodeProto], dict[str, tuple[int, ...]]]
             helper.make_node("Squeeze", ["positive", "one"], ["depth"]),
         ]
         return nodes, {"depth": MAPS}
+    if task in FLAT:
+        return [helper.make_node("MatMul", ["pooled", "c"], [FLAT[task]])], {FLAT[task]: (PAIRS[0] * PAIRS[1],)}
+    if task in MAPPED:
+        return [helper.make_node("Conv", ["first", "q"], [MAPPED[task]], **conv)], {MAPPED[task]: (QUERIES, *MAPS)}
+    if task == "image-to-image":
+        nodes = [
+            helper.make_node("Conv", ["first", "m"], ["map"], **conv),
+            helper.make_node("Sigmoid", ["map"], ["reconstruction"]),
+        ]
+        return nodes, {"reconstruction": (3, *MAPS)}
+    if task == "anomaly":
+        nodes = [
+            helper.make_node("Conv", ["first", "d"], ["map"], **conv),
+            helper.make_node("Sigmoid", ["map"], ["anomaly_map"]),
+            helper.make_node("ReduceMean", ["anomaly_map"], ["pred_score"], axes=[1, 2, 3], keepdims=0),
+        ]
+        return nodes, {"anomaly_map": (1, *MAPS), "pred_score": ()}
+    if task == "panoptic":
+        nodes, outputs = _nodes("detection")
+        masks = helper.make_node("Conv", ["first", "q"], ["masks"], **conv)
+        return [*nodes, masks], {**outputs, "masks": (QUERIES, *MAPS)}
     names = ("logits", "boxes") if task == "detection" else ("class_logits", "masks")
     nodes = [
         helper.make_node("MatMul", ["pooled", "c"], ["classes"]),
@@ -57,8 +103,9 @@ def _nodes(task: str) -> tuple[list[onnx.NodeProto], dict[str, tuple[int, ...]]]
     }
 
 
-def graph(task: str, path: Path, noise: float = 0.0) -> Path:
-    """A graph of seeded weights; `noise`: how far they are moved, for an engine that differs."""
+def graph(task: str, path: Path, noise: float = 0.0, *, shuffled: int | None = None, constant: bool = False) -> Path:
+    """A graph of seeded weights; `noise`: how far they are moved, for an engine that differs; `shuffled`: by which seed
+    they are, for one that has nothing to do with it. Of a `constant` one nothing comes from the image."""
     import onnx_ir as ir
 
     generator, other = np.random.default_rng(1), np.random.default_rng(2)
@@ -73,6 +120,10 @@ def graph(task: str, path: Path, noise: float = 0.0) -> Path:
         name: (value * (1 + noise * other.normal(size=value.shape))).astype(np.float32)
         for name, value in weights.items()
     }
+    if shuffled is not None:
+        order = np.random.default_rng(shuffled)
+        weights = {name: order.permutation(value.ravel()).reshape(value.shape) for name, value in weights.items()}
+    weights["w"] *= not constant
     numbers = {"one": [1], "pairs": [-1, *PAIRS], "four": [-1, QUERIES, 4]}
     weights |= {name: np.array(value, np.int64) for name, value in numbers.items()}
     nodes, outputs = _nodes(task)
@@ -96,7 +147,12 @@ def graph(task: str, path: Path, noise: float = 0.0) -> Path:
         ir_version=8,
     )
     ours = ir.from_proto(model)
-    set_metadata(ours, GraphMetadata(task, task, PREPROCESS, postprocess=HEADS[task], labels=("ant", "bee", "cat")))
+    set_metadata(
+        ours,
+        GraphMetadata(
+            task, task, PREPROCESS, postprocess=(HEADS | OTHERS)[task], labels=NAMES if task in HEADS else ()
+        ),
+    )
     save_graph(ours, path)
     return path
 
@@ -142,7 +198,7 @@ def scenes(folder: Path, count: int) -> Scenes:
             corners = [left, top, right, top, right, bottom, left, bottom]
             rows.append({"image_id": i + 1, "category_id": index, "segmentation": [corners]})
     (found.annotations("detection") / "classes.txt").write_text("ant\nbee\ncat\n")
-    categories = [{"id": i, "name": name} for i, name in enumerate(("ant", "bee", "cat"))]
+    categories = [{"id": i, "name": name} for i, name in enumerate(NAMES)]
     document = {"images": entries, "annotations": rows, "categories": categories}
     found.annotations("instance-segmentation").write_text(json.dumps(document))
     return found

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 
 import numpy as np
@@ -63,7 +64,14 @@ def verified(data, pair, task, labelled=True, skip_bad=False, executor=None, pro
         progress=progress or (lambda text, done, total: ran.update({text: total})),
         executor=executor,
     )
-    return json.dumps(found.document()), {name: ran.get(name, 0) for name in (ORIGINAL, ENGINE)}
+    return without_control(json.dumps(found.document())), {name: ran.get(name, 0) for name in (ORIGINAL, ENGINE)}
+
+
+def without_control(document):
+    """A control pairs images of one shard, so it is not that of all images at once."""
+    numbers = re.sub(r'"control": \{[^}]*\},|(?<=other images )(agree to|would lose) [-\d.]+', "", document)
+    assert numbers != document
+    return numbers
 
 
 def at_once(monkeypatch, *arguments, **options):

@@ -12,7 +12,7 @@ from vitdeploy.api.bundle import Bundle
 from vitdeploy.api.images import Images, ImagesLike, images
 from vitdeploy.api.reporter import Reporter, reporting
 from vitdeploy.api.shown import Shown
-from vitdeploy.api.tables import Line, interval
+from vitdeploy.api.tables import Line, interval, unrelated
 from vitdeploy.spec import GateStatus
 
 if TYPE_CHECKING:
@@ -181,5 +181,6 @@ def _accuracy_lines(accuracy: AccuracyChange) -> list[str]:
         both = f"{accuracy.candidate or 0:.2f} %, baseline {accuracy.baseline or 0:.2f} %"
         lines.append(f"  {accuracy.metric:<11} {both}, drop {drop} points ({accuracy.how}, {accuracy.n} samples)")
     if accuracy.agreement is not None:
-        lines.append(f"  agreement   {interval(accuracy.agreement, accuracy.agreement_ci95)} %")
+        agreement = interval(accuracy.agreement, accuracy.agreement_ci95)
+        lines.append(f"  agreement   {agreement} %{unrelated(accuracy.control)}")
     return lines

@@ -46,7 +46,8 @@ def _check(folder: Path, manifest: Manifest, engine: EngineSpec, trust: Path | N
 def _line(found: dict[str, Any]) -> str:
     if found["ok"] is None:
         return f"golden {found['engine']}: does not run here: {found['error']}"
-    verdict = "ok" if found["ok"] else "DIFFERS"
+    right = found["difference"] <= found["tolerance"] and found["same"] >= found["least_same"]
+    verdict = "ok" if found["ok"] else f"PROVES NOTHING ({found['proves_nothing']})" if right else "DIFFERS"
     failed = "; it failed its budget when the bundle was made" if found["gate"] == "fail" else ""
     return (
         f"golden {found['engine']}: {verdict}, {found['same']} of {found['inputs']} answers are the original's "

@@ -171,6 +171,8 @@ def _worst(facts: Mapping[str, Any]) -> float:
 
 
 def _exported_lines(read: Model, facts: Mapping[str, Any]) -> list[str]:
+    from vitdeploy.exporter.parity import unproven_told
+
     batches = ", ".join(str(row["batch"]) for row in facts["parity"])
     found = facts["model"]
     classes = f"{found['classes']} {labelled(found['task'])}, " if found["classes"] else ""
@@ -181,6 +183,7 @@ def _exported_lines(read: Model, facts: Mapping[str, Any]) -> list[str]:
         *preprocess_lines(read.preprocess),
         *labels,
         f"largest difference from the original (max|a-b| / max|b|) at batch {batches}: {_worst(facts):.1e}",
+        *(f"warning: {text}" for text in unproven_told(facts["parity"])),
     ]
 
 

@@ -9,6 +9,10 @@ import html
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vitdeploy.verification.comparison import Control
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,11 @@ def human_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} GB"
+
+
+def unrelated(control: Control | None) -> str:
+    """What stands behind an agreement: that of answers to other images."""
+    return "" if control is None else f", unrelated {control.agreement:.2f} %"
 
 
 def interval(value: float, bounds: Sequence[float] | None, digits: int = 2) -> str:

@@ -14,7 +14,7 @@ from vitdeploy.api.artifacts import ArtifactLike, artifact_name, check_early, op
 from vitdeploy.api.images import Images, ImagesLike, images
 from vitdeploy.api.reporter import Reporter, reporting
 from vitdeploy.api.shown import Shown
-from vitdeploy.api.tables import Line, interval
+from vitdeploy.api.tables import Line, interval, unrelated
 from vitdeploy.errors import InputError
 from vitdeploy.runtime.host import usable_cores
 from vitdeploy.spec import Budget, GateStatus
@@ -71,7 +71,7 @@ class Verification(Shown):
         if isinstance(verified, VerifiedClassification) and verified.top5 is not None:
             lines.append(f"top-5       {verified.top5:.2f} %, original {verified.reference_top5:.2f} %")
         agreement = interval(verified.agreement, verified.agreement_ci95)
-        lines.append(f"agreement   {agreement} % ({verified.agreement_of})")
+        lines.append(f"agreement   {agreement} % ({verified.agreement_of}){unrelated(verified.control)}")
         distance = [f"KL {verified.kl:.2e} nats"] if isinstance(verified, VerifiedClassification) else []
         if isinstance(verified, VerifiedClassification | VerifiedFeatures):
             distance.append(f"cosine {verified.cosine_mean:.6f} (least {verified.cosine_min:.6f})")
@@ -156,8 +156,9 @@ def verify(
     >>> import numpy as np
     >>> import vitdeploy as vd
     >>> graph = vd.export("vit_w32d2h2_patch8_32", progress=False)
-    >>> noise = list(np.random.default_rng(0).integers(0, 256, (80, 32, 32, 3), np.uint8))
-    >>> vd.verify(graph, "vit_w32d2h2_patch8_32", noise, min_agreement=90, progress=False).status
+    >>> colours = np.random.default_rng(0).integers(0, 256, (80, 3), np.uint8)
+    >>> plain = [np.tile(colour, (32, 32, 1)) for colour in colours]
+    >>> vd.verify(graph, "vit_w32d2h2_patch8_32", plain, min_agreement=80, progress=False).status
     'pass'
     """
     chosen = _checked(artifact, against, data, target)

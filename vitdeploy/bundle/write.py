@@ -54,6 +54,7 @@ class GoldenAnswers:
     outputs: Mapping[str, npt.NDArray[Any]]
     tolerance: float
     least_same: int
+    proves_nothing: str | None = None
 
 
 def write_bundle(
@@ -166,7 +167,7 @@ def _write_golden(out: Path, golden: Golden) -> GoldenSpec:
     ):
         np.savez(out / f"golden/{name}.npz", **arrays)  # type: ignore[arg-type]
     engines = {
-        artifact: GoldenEngine(f"golden/{artifact}.npz", answers.tolerance, answers.least_same)
+        artifact: GoldenEngine(f"golden/{artifact}.npz", answers.tolerance, answers.least_same, answers.proves_nothing)
         for artifact, answers in golden.engines.items()
     }
     return GoldenSpec("golden/inputs.npz", "golden/outputs.npz", dict(golden.tolerance), engines)

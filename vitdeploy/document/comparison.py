@@ -7,6 +7,7 @@ from typing import Literal
 
 from vitdeploy.document.bench import Bench, Metric
 from vitdeploy.spec import SPARSE, GateStatus
+from vitdeploy.verification.comparison import Control
 from vitdeploy.verification.gate import Gate
 
 
@@ -20,7 +21,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class AccuracyChange:
-    """`baseline`, `candidate` and `agreement` in percent of `n` samples, the drop in points; None is not known."""
+    """`baseline`, `candidate` and `agreement` in percent of `n` samples, the drop in points; None is not known.
+    `control`: of what was measured."""
 
     how: Literal["measured", "recorded", "same files"]
     n: int
@@ -31,6 +33,7 @@ class AccuracyChange:
     drop_ci95: tuple[float, float] | None
     agreement: float | None
     agreement_ci95: tuple[float, float] | None
+    control: Control | None = field(default=None, metadata=SPARSE)
 
 
 @dataclass(frozen=True)

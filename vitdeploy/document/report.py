@@ -70,13 +70,15 @@ class ModelFacts:
 @dataclass(frozen=True)
 class ParityRow:
     """max|a - b| / max|b| of the exported graph and the original, at one batch size; of sequences also with what length
-    of the source, and after how many steps; of one of several graphs its name."""
+    of the source, and after how many steps; of one of several graphs its name. `unproven`: outputs that are all but the
+    same for all inputs, of which the difference proves nothing."""
 
     batch: int
     max_relative_difference: float
     source_length: int | None = field(default=None, metadata=SPARSE)
     steps: int | None = field(default=None, metadata=SPARSE)
     graph: str | None = field(default=None, metadata=SPARSE)
+    unproven: tuple[str, ...] | None = field(default=None, metadata=SPARSE)
 
 
 @dataclass(frozen=True)

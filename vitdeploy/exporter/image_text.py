@@ -163,7 +163,7 @@ class _StepIn(nn.Module):
         return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TextParity(Parity):
     """max|a - b| / max|b| over the logits of all steps; a the two graphs on ONNX Runtime, b the PyTorch model, which
     sees all tokens at once."""
@@ -207,7 +207,7 @@ def check_text_parity(
                     fix="in the model, take sizes from the tensor",
                 ) from None
             difference = relative_difference(ours, _whole(model, tensor, tokens, sequence.start))
-            rows.append(TextParity(batch, difference, tokens.shape[1]))
+            rows.append(TextParity(batch=batch, max_relative_difference=difference, steps=tokens.shape[1]))
     worst = rows[int(np.argmax([row.max_relative_difference for row in rows]))]  # a NaN, where there is one
     if not worst.max_relative_difference <= TOLERANCE:
         raise ExportError(

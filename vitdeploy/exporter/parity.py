@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,8 @@ from vitdeploy.spec import PreprocessSpec, TensorSpec
 
 BATCHES = (1, 2, 5)
 TOLERANCE = 1e-4
+# What an output has to change by from input to input, of its largest, for the tolerance to tell two models apart.
+LEAST_CHANGE = 10 * TOLERANCE
 _MANY_QUERIES = 100
 _OTHER_KEYS = 1e-2  # what two keys of many that are others change in the answers of all others
 SEED = 0
@@ -26,15 +29,19 @@ FREE_BATCH = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Parity:
-    """max|a - b| / max|b|, the worst of all outputs, of one batch; a the graph on ONNX Runtime, b the original."""
+    """max|a - b| / max|b|, the worst of all outputs, of one batch; a the graph on ONNX Runtime, b the original.
+
+    unproven: outputs that are all but the same for all inputs, of which that says nothing; None where there is none.
+    """
 
     batch: int
     max_relative_difference: float
+    unproven: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GraphParity(Parity):
     """The same of one of several graphs."""
 
@@ -107,7 +114,7 @@ def refuse_two_answers(second: Mapping[str, np.ndarray], first: Mapping[str, np.
 
 def check_graph(graph: Path, asked: Sequence[Asked], preprocess: PreprocessSpec) -> list[Parity]:
     """The second half of `check_parity`; errors as there."""
-    rows = []
+    rows, unproven = [], all_but_constant([each.outputs for each in asked])
     with OnnxRuntimeRunner(graph, name="the exported graph") as runner:
         tensor = runner.inputs[0]
         for each in asked:
@@ -120,7 +127,8 @@ def check_graph(graph: Path, asked: Sequence[Asked], preprocess: PreprocessSpec)
             for name, wanted in theirs.items():
                 if ours[name].shape != wanted.shape:
                     raise _baked(batch, f"{name} {list(ours[name].shape)}, wanted {list(wanted.shape)}")
-            rows.append(Parity(batch, worst_difference(ours, theirs)))
+            worst = worst_difference(ours, theirs)
+            rows.append(Parity(batch=batch, max_relative_difference=worst, unproven=unproven))
     _refuse_different(rows)
     return rows
 
@@ -136,11 +144,34 @@ def _refuse_different(rows: Sequence[Parity]) -> None:
         )
 
 
+def all_but_constant(answers: Sequence[Mapping[str, np.ndarray]]) -> tuple[str, ...] | None:
+    """The outputs [batch, ...] that change by less than `LEAST_CHANGE` of their largest from one input to another: the
+    tolerance takes any model for the original that has the same constants. None of no output."""
+    found = [name for name in answers[0] if _change([each[name] for each in answers]) < LEAST_CHANGE]
+    return tuple(found) or None
+
+
+def unproven_told(parity: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence on the `unproven` outputs of the rows of export.json, if there are any."""
+    names = ", ".join(dict.fromkeys(name for row in parity for name in row.get("unproven") or ()))
+    told = f"that the export computes {names} as the original does is not shown: all inputs give all but the same there"
+    return [told] if names else []
+
+
+def _change(arrays: Sequence[np.ndarray]) -> float:
+    """Of outputs of several shapes the most that those of one shape change."""
+    shapes = {each.shape[1:] for each in arrays}
+    rows = [np.concatenate([each for each in arrays if each.shape[1:] == shape]) for shape in shapes]
+    largest = max(float(np.abs(each.astype(np.float64)).max(initial=0.0)) for each in rows)
+    spans = (each.max(axis=0).astype(np.float64) - each.min(axis=0) for each in rows)
+    return max(float(span.max(initial=0.0)) for span in spans) / max(largest, float(np.finfo(np.float64).tiny))
+
+
 def check_outputs(
     graph: Path, feeds: Sequence[tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]], name: str
 ) -> list[GraphParity]:
     """The same of a graph of any inputs: each of `feeds` has inputs, and what the original gives for them."""
-    rows = []
+    rows, unproven = [], all_but_constant([wanted for _, wanted in feeds])
     with OnnxRuntimeRunner(graph, name=f"the exported graph {name}") as runner:
         for given, wanted in feeds:
             batch = len(next(iter(given.values())))
@@ -148,7 +179,8 @@ def check_outputs(
                 ours = runner.infer(given)
             except (EngineError, TensorError) as error:
                 raise _baked(batch, error.found) from None
-            rows.append(GraphParity(batch, worst_difference(ours, wanted), name))
+            worst = worst_difference(ours, wanted)
+            rows.append(GraphParity(batch=batch, max_relative_difference=worst, unproven=unproven, graph=name))
     _refuse_different(rows)
     return rows
 

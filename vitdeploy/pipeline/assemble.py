@@ -160,7 +160,7 @@ def _write(outcome: Outcome, report: Report, sizes: Sequence[str], work: Path) -
         engines=engines,
         labels=job.labels,
         tokenizer=artifacts[OPTIMIZE].path / TOKENIZER_FILE,
-        golden=golden_of(job, engines, gates),
+        golden=golden_of(job, read_answers(artifacts[REFERENCE].path), engines, gates),
         monitor=monitor_of(job, engines),
         documents={
             "report.json": json.dumps(encode(report), indent=1, allow_nan=False) + "\n",

@@ -39,7 +39,7 @@ def foresee(adapter: TaskAdapter, reference: Answers, data: Data, budget: Budget
     """
     if not bounds_answers(budget):
         return []
-    return unprovable(adapter.compare(reference, reference, data), budget, adapter.noun)
+    return unprovable(adapter.verify(reference, reference, data), budget, adapter.noun)
 
 
 def split_notes(job: Job) -> list[str]:

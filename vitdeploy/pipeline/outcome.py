@@ -23,6 +23,7 @@ from vitdeploy.document.report import (
     SourceDigests,
 )
 from vitdeploy.document.verified import Verified, decode_verified
+from vitdeploy.exporter.parity import unproven_told
 from vitdeploy.known_bad.words import in_spite
 from vitdeploy.pipeline.answers import report_answers
 from vitdeploy.pipeline.foresight import criterion_of
@@ -112,7 +113,8 @@ def warnings_of(job: Job, artifacts: Mapping[str, Artifact], candidate: Candidat
     """Warnings that make all numbers doubtful, shown before the verdict. `candidate`: any one that was verified."""
     reference = read_answers(artifacts[REFERENCE].path)
     doubt = job.adapter.doubt(reference, job.data, verified(artifacts, candidate))
-    return (*job.data.warnings, *([doubt] if doubt is not None else []))
+    unproven = unproven_told(read_json(artifacts[EXPORT].path / "export.json")["parity"])
+    return (*job.data.warnings, *([doubt] if doubt is not None else []), *unproven)
 
 
 def said_of_heat(bench: Bench) -> list[str]:

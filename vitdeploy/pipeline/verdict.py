@@ -11,7 +11,7 @@ from vitdeploy.document.bench import Bench, Ratio
 from vitdeploy.spec import Budget, GateStatus
 from vitdeploy.stages.step import ORIGINAL, Candidate
 from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.gate import Gate, Reason, bound_gate, join
+from vitdeploy.verification.gate import Gate, Reason, bound_gate, join, proves_nothing
 
 # Of gates, the one that is nearest to a budget first.
 RANK: tuple[GateStatus, ...] = ("pass", "none", "undecided", "fail")
@@ -159,7 +159,8 @@ def _ships(order: Sequence[Judged], recommended: str | None, *, include_failed: 
 
     Proven ones come before undecided ones, and the fastest first among equals. `order` is by latency.
     """
-    usable = [each for each in order if each.gate.status != "fail"]
+    usable = [each for each in order if each.gate.status != "fail" and not _shows_nothing(each)]
+    usable = usable or [each for each in order if each.gate.status != "fail"]
     chosen = {each.name for each in (order if include_failed else usable) if each.candidate.shipped}
     chosen |= {each.name for each in order if each.name == recommended}
     for target in {each.candidate.target for each in usable}:
@@ -172,6 +173,11 @@ def _ships(order: Sequence[Judged], recommended: str | None, *, include_failed: 
         (each for each in order if each.name in chosen),
         key=lambda each: (each.name != recommended, not each.keeps_answers, RANK.index(each.gate.status)),
     )
+
+
+def _shows_nothing(judged: Judged) -> bool:
+    """Whether an engine is of another precision, and nothing shows that it has the original's answers."""
+    return judged.candidate.precision != "fp32" and proves_nothing(judged.gate)
 
 
 def _best(asked: Sequence[Judged]) -> Gate:
@@ -205,6 +211,8 @@ def kept(name: str, verified: Comparison) -> str:
     """How much of the original's answers and accuracy an engine keeps."""
     low, high = verified.agreement_ci95
     kept = f"{name} gives {verified.agreement:.2f} % of the original's answers [{low:.2f}, {high:.2f}]"
+    if verified.control is not None:
+        kept += f" (unrelated {verified.control.agreement:.2f} %)"
     if verified.drop is None or verified.drop_ci95 is None:
         return f"{kept}."
     low, high = verified.drop_ci95

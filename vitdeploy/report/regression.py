@@ -81,7 +81,7 @@ def _row(engine: PairFacts) -> PairRow:
         accuracy.how if accuracy else "",
         _accuracy(accuracy.candidate, accuracy.baseline) if accuracy else unknown,
         table.with_interval(accuracy.drop, accuracy.drop_ci95) if accuracy else unknown,
-        table.with_interval(accuracy.agreement, accuracy.agreement_ci95) if accuracy else unknown,
+        table.agreement(accuracy) if accuracy else unknown,
         {ratio.metric: ratio_cell(ratio) for ratio in engine.ratios},
         list(engine.flags),
         [_check(check.name, table.gate(check.status)) for check in engine.checks],

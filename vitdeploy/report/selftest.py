@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from vitdeploy.benchmark.row import Row
 from vitdeploy.document.bench import Ratio
 from vitdeploy.document.selftest import SelftestDocument, SelftestEngine, SelftestModel, StepFacts, StepStatus
-from vitdeploy.report import text
+from vitdeploy.report import table, text
 from vitdeploy.report.measures import Cell
 
 # How a step ended, by the class of its chip.
@@ -83,10 +83,7 @@ def _row(name: str, engine: SelftestEngine | None, times: Row | None, ratio: Rat
         artifact=name,
         kernels=", ".join(f"{count} in {kind}" for kind, count in kernels.items()) or text.MISSING,
         provider=source.provider if source else text.MISSING,
-        agreement=Cell(
-            text.number(verify.agreement) if verify else text.MISSING,
-            text.interval(verify.agreement_ci95) if verify else "",
-        ),
+        agreement=table.agreement(verify) if verify else Cell(text.MISSING),
         difference=text.small(verify.max_difference) if verify else text.MISSING,
         p50=text.significant(latency.p50 if latency else None),
         p99=text.significant(latency.p99 if latency else None),

@@ -67,7 +67,8 @@ def _engine(report: Report, engine: EngineFacts) -> str:
 
 def _answers(report: Report, engine: EngineFacts) -> str:
     verify = engine.verify
-    words = f"{text.number(verify.agreement)} % as the original ({text.interval(verify.agreement_ci95)})"
+    cell = table.agreement(verify)
+    words = f"{cell.value} % as the original ({cell.note})"
     metric = measures.metric(report)
     if metric is None or verify.drop is None:
         return f"{words}; no labels, so nothing is known of accuracy"

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from vitdeploy.benchmark.row import Latency
 from vitdeploy.benchmark.row import Row as BenchRow
 from vitdeploy.document.bench import Ratio
+from vitdeploy.document.comparison import AccuracyChange
 from vitdeploy.document.engine import EngineFacts
 from vitdeploy.document.report import Judgement
 from vitdeploy.report import lookup, measures, notes, text
 from vitdeploy.report.measures import Cell, Metric
 from vitdeploy.report.text import MISSING
 from vitdeploy.spec import GateStatus
+from vitdeploy.verification.comparison import Comparison, Control
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def _row(report: Judgement, artifact: str) -> Row:
         provider=(source and source.provider) or MISSING,
         value=text.number(verify.value if verify else lookup.reference_value(report) if original else None),
         drop=with_interval(verify.drop, verify.drop_ci95) if verify else Cell(MISSING),
-        agreement=with_interval(verify.agreement, verify.agreement_ci95) if verify else Cell(MISSING),
+        agreement=agreement(verify) if verify else Cell(MISSING),
         latency=(_ms(latency, "p50"), _ms(latency, "p90"), _ms(latency, "p99")),
         throughput=_throughput(result),
         ratio=Cell("1", "original") if original and result else _ratio_cell(report, artifact),
@@ -163,6 +165,17 @@ def _ratio_cell(report: Judgement, artifact: str) -> Cell:
     return Cell(f"{text.significant(ratio.ratio)}", text.ratio_interval(ratio.ci95))
 
 
+def agreement(facts: Comparison | AccuracyChange) -> Cell:
+    """The agreement with its interval, and beside it that of answers to other images."""
+    cell = with_interval(facts.agreement, facts.agreement_ci95)
+    return Cell(cell.value, cell.note + unrelated(facts.control))
+
+
+def unrelated(control: Control | None) -> str:
+    """The control, to stand behind an interval; "" in reports of earlier versions."""
+    return f"; unrelated {text.number(control.agreement)}" if control is not None else ""
+
+
 def _flags(engine: EngineFacts | None, result: BenchRow | None) -> list[str]:
     """What a reader must know before trusting a row."""
     shipped = [] if engine is None or engine.shipped else ["not shipped"]
@@ -182,6 +195,7 @@ def headline(report: Judgement) -> list[Cell]:
         cells.append(_drop(verify.drop, verify.drop_ci95, metric.words))
     samples = text.count(verify.n, report.data.noun)
     detail = f"agreement with the original, on {samples}; 95 % interval {text.interval(verify.agreement_ci95)}"
+    detail += unrelated(verify.control)
     cells.append(Cell(f"{text.number(verify.agreement)} %", detail))
     cells.append(Cell(f"{text.megabytes(engine.bytes)} MB", "on disk"))
     return cells

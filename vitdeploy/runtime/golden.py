@@ -27,7 +27,8 @@ class GoldenCheck:
 
     `difference` is max|a - b| / max|b| from what the same engine gave when the bundle was made (in bundles of earlier
     versions: from the original), of the output where it is worst; `tolerance` what the manifest allows. `same` of the
-    answers are the original's, where `least_same` must be. Of a difference that is no number `ok` is False.
+    answers are the original's, where `least_same` must be. Of a difference that is no number `ok` is False, and where
+    unrelated answers would pass as well: `proves_nothing` says why, "" where they would not.
     """
 
     inputs: int
@@ -35,9 +36,15 @@ class GoldenCheck:
     tolerance: float
     same: int
     least_same: int
+    proves_nothing: str = ""
 
     @property
     def ok(self) -> bool:
+        return self.within_bounds and not self.proves_nothing
+
+    @property
+    def within_bounds(self) -> bool:
+        """Whether no answer is wrong, which may prove nothing."""
         return self.as_recorded and self.same >= self.least_same
 
     @property
@@ -81,7 +88,7 @@ def check_golden(
         names = [name for name in names if golden.outputs[name].dtype.kind not in "iu"]
     difference = largest_difference(found, golden.outputs, names)
     same = count_same(manifest.task, manifest.preprocess, manifest.postprocess, found, golden.original)
-    return GoldenCheck(len(samples), difference, golden.tolerance, same, golden.least_same)
+    return GoldenCheck(len(samples), difference, golden.tolerance, same, golden.least_same, golden.proves_nothing)
 
 
 def _are_pictures(samples: Array, preprocess: PreprocessSpec) -> bool:
@@ -128,6 +135,7 @@ class GoldenSet:
     outputs: dict[str, Array]
     tolerance: float
     least_same: int
+    proves_nothing: str = ""
 
 
 def read_golden(
@@ -146,7 +154,7 @@ def read_golden(
     inputs, original, *others = (_arrays(files, name) for name in names)
     if own is None:
         return GoldenSet(inputs, original, original, golden.tolerance[engine.target], 0)
-    return GoldenSet(inputs, original, others[0], own.tolerance, own.least_same)
+    return GoldenSet(inputs, original, others[0], own.tolerance, own.least_same, own.proves_nothing or "")
 
 
 def _arrays(files: CheckedFiles, name: str) -> dict[str, Array]:

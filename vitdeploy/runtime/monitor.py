@@ -336,12 +336,15 @@ def watch(
 
 
 def canary_of(files: CheckedFiles, engine: EngineSpec, runner: Runner) -> Canary | None:
-    """The golden answers of a loaded engine of one graph; None if the bundle has none, or none that are comparable."""
+    """The golden answers of a loaded engine of one graph; None if the bundle has none, none that are comparable, or
+    such as prove nothing."""
     manifest = files.manifest
     if engine.parts or manifest.preprocess is None:
         return None
     golden = read_golden(files.folder, manifest, engine, files)
-    if golden is None or len(golden.inputs) != 1 or set(golden.outputs) != {each.name for each in runner.outputs}:
+    if golden is None or golden.proves_nothing or len(golden.inputs) != 1:
+        return None
+    if set(golden.outputs) != {each.name for each in runner.outputs}:
         return None
     names = [name for name in comparable(manifest, golden.outputs) if golden.outputs[name].dtype.kind == "f"]
     return Canary(runner, manifest.preprocess, golden, names) if names else None

@@ -32,6 +32,13 @@ class RunLengths:
         values = np.arange(len(self.counts)) % 2 == 1
         return np.asarray(np.repeat(values, self.counts).reshape(self.size).T)
 
+    def resized(self, size: tuple[int, int]) -> RunLengths:
+        """At another size, (width, height), by its nearest pixels."""
+        if size == self.size:
+            return self
+        columns, rows = (np.arange(new) * old // new for new, old in zip(size, self.size, strict=True))
+        return RunLengths.of(self.mask[rows][:, columns])
+
     @property
     def area(self) -> int:
         """In pixels."""

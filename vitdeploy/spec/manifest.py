@@ -137,11 +137,13 @@ class GoldenEngine:
 
     `outputs` is an .npz file; `tolerance` the largest max|a-b| / max|b| over the outputs by which the same engine may
     differ from it on another machine. At least `least_same` of its answers must be the original's.
+    `proves_nothing`: why unrelated answers would pass as well; None where they would not.
     """
 
     outputs: str
     tolerance: float
     least_same: int
+    proves_nothing: str | None = field(default=None, metadata=SPARSE)
 
 
 @dataclass(frozen=True)

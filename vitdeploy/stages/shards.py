@@ -134,7 +134,7 @@ class ShardStore:
             answers.save(out / ANSWERS_FILE)
             count = len(answers)
             if count:
-                _write_counts(out, adapter.count(answers, answers, data))
+                _write_counts(out, adapter.count_all(answers, answers, data))
             facts = adapter.facts(answers) if count else {}
             write_json(out / SUMMARY_FILE, {"unreadable": unreadable.tolist(), "count": count, "facts": facts})
 
@@ -257,7 +257,7 @@ def evaluate(
             if part.original is None:
                 store.keep_answers(part.by, answers, np.array(unreadable, np.int64), adapter, data)
             else:
-                store.keep_counts(part.by, adapter.count(answers, _original(store, part.original).answers(), data))
+                store.keep_counts(part.by, adapter.count_all(answers, _original(store, part.original).answers(), data))
 
 
 def _readable(loaded: Iterator[Loaded | ImageError], count: int, unreadable: list[int] | None) -> Iterator[Loaded]:

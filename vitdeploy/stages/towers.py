@@ -75,7 +75,7 @@ def export_towers(
         rows = check_graph(
             out / f"{IMAGE_TOWER}.onnx", ask(parts[IMAGE_TOWER], reference_model.images, batch), reference_model.images
         )
-        parity = [GraphParity(row.batch, row.max_relative_difference, IMAGE_TOWER) for row in rows]
+        parity = [GraphParity(**vars(row), graph=IMAGE_TOWER) for row in rows]
         asked = _texts(spec, module.text_tower.config.vocabulary, module.text_tower.config.end)
         answers = [parts[TEXT_TOWER].infer({"text": tokens})["features"] for tokens in asked]
         feeds = [({"text": tokens}, {"features": found}) for tokens, found in zip(asked, answers, strict=True)]

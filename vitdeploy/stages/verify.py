@@ -48,10 +48,10 @@ def judge(
     preprocess: of the artifact and of the original. reference_on_our_tensor: the original's answers to the artifact's
     tensors if their preprocessing differs; None if it cannot take these.
     """
-    image = adapter.compare(ours, reference, data)
+    image = adapter.verify(ours, reference, data)
     tensor: Comparison | None = image
     if preprocess[0] != preprocess[1]:
-        tensor = None if reference_on_our_tensor is None else adapter.compare(ours, reference_on_our_tensor, data)
+        tensor = None if reference_on_our_tensor is None else adapter.verify(ours, reference_on_our_tensor, data)
     return explained(image, tensor, precision, preprocess)
 
 

@@ -30,8 +30,8 @@ from vitdeploy.tasks.drive import Drive
 from vitdeploy.tasks.images import calibration_images, check_images
 from vitdeploy.verification.changes import Changes
 from vitdeploy.verification.classes import Classified
-from vitdeploy.verification.collect import Answers, collect, gather
-from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.collect import SIZE, Answers, Column, collect, gather
+from vitdeploy.verification.comparison import Comparison, Control
 from vitdeploy.verification.differences import differences, worst_of
 from vitdeploy.verification.plausible import Claim
 
@@ -80,6 +80,8 @@ class Numbers(TypedDict):
     seed: int
 
 
+# Among so many evaluation samples golden ones are looked for.
+POOL = 64
 # What CLIP's authors use where they use one template alone (arXiv 2103.00020, section 3.1.4).
 TEMPLATE = "a photo of a {}."
 
@@ -205,6 +207,43 @@ class TaskAdapter(ABC):
     def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
         """`ours` against `reference` on the evaluation samples; of a task's own class."""
 
+    def verify(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
+        """`compare`, with the control: that of `unrelated` answers, the most alike of them."""
+        found = self.compare(ours, reference, data)
+        if found.control is not None or len(reference) < 2:
+            return found
+        return controlled(
+            found, [self.compare(each, reference, data) for each in self.unrelated(ours, reference, data)]
+        )
+
+    def unrelated(self, ours: Answers, reference: Answers, data: Data) -> Iterator[Answers]:
+        """Answers that have nothing to do with what an image shows: those to other images, half of all further on.
+        Labels lie beside the images, so each is read at its place's size."""
+        n = len(reference)
+        yield self.moved(ours, [(index + n // 2) % n for index in range(n)], reference)
+
+    def moved(self, answers: Answers, order: Sequence[int], reference: Answers) -> Answers:
+        """The answers in another order, as of images of the sizes that `reference` has answers of."""
+
+        def moved(column: Sequence[np.ndarray]) -> Column:
+            return Column(len(order), lambda index: column[order[index]])
+
+        columns = answers.columns.items()
+        return Answers({name: column if name == SIZE else moved(column) for name, column in columns})
+
+    def unlike(self, reference: Answers, data: Data, count: int) -> list[int]:
+        """Evaluation samples whose answers differ from each other, then the first others: `count`, or all."""
+        pool = min(POOL, len(reference))
+        left, chosen = list(range(pool)), list[int]()
+        head = Answers({name: Column(pool, column.__getitem__) for name, column in reference.columns.items()})
+        part = replace(data, evaluation=data.evaluation[:pool])
+        while left and len(chosen) < count:
+            chosen.append(left[0])
+            changed = self.changes(self.moved(head, [left[0]] * pool, head), head, part).changed
+            left = [index for index in left if changed[index] and index != chosen[-1]]
+        others = [index for index in range(len(reference)) if index not in chosen]
+        return [*chosen, *others[: count - len(chosen)]]
+
     def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
         """A reason to doubt the original's own answers, in a sentence; None without one. `found`: the result of
         `compare` for some artifact."""
@@ -223,8 +262,8 @@ class TaskAdapter(ABC):
         """The ground truth of one evaluation sample, in a line; None if unknown."""
 
     @abstractmethod
-    def golden_inputs(self, data: Data, count: int) -> np.ndarray:
-        """The first evaluation samples as an engine takes them: uint8 [n, height, width, channels], or tokens."""
+    def golden_inputs(self, data: Data, chosen: Sequence[int]) -> np.ndarray:
+        """Some evaluation samples as an engine takes them: uint8 [n, height, width, channels], or tokens."""
 
     @abstractmethod
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
@@ -275,6 +314,25 @@ class TaskAdapter(ABC):
     def marks(self, engine: str, ours: Answers, reference: Answers, index: int) -> Marks | None:
         """Marks to draw on the picture of a sample for which `engine` answered `ours`; None if there are none."""
         return None
+
+
+def controlled(found: Comparison, unrelated: Sequence[Comparison]) -> Comparison:
+    """The comparison with the control that these are, the one that is most alike."""
+    most = max(unrelated, key=lambda each: each.agreement)
+    return replace(found, control=Control(most.agreement, most.value, unrelated[0].max_difference))
+
+
+def with_maps_of(answers: Answers, name: str, reference: Answers) -> Answers:
+    """The answers with their maps [height, width] of a name at the sizes of those of `reference`."""
+    maps, wanted = answers.columns[name], reference.columns[name]
+    resized = Column(len(wanted), lambda index: nearest_pixels(maps[index], wanted[index].shape))
+    return Answers({**answers.columns, name: resized})
+
+
+def nearest_pixels(array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """A map [height, width] at another size, by its nearest pixels."""
+    rows, columns = (np.arange(size) * old // size for size, old in zip(shape, array.shape, strict=True))
+    return array if array.shape == tuple(shape) else array[rows][:, columns]
 
 
 @dataclass(frozen=True)
@@ -420,9 +478,9 @@ class ImageKit(TaskAdapter):
         sample: Sample = data.evaluation[index]
         return sample.name_below(data.root)
 
-    def golden_inputs(self, data: Data, count: int) -> np.ndarray:
+    def golden_inputs(self, data: Data, chosen: Sequence[int]) -> np.ndarray:
         pixels = self.pixels(data)
-        return np.stack([pixels[index][0] for index in range(min(count, len(pixels)))])
+        return np.stack([pixels[index][0] for index in chosen])
 
 
 def labels_of(data: Data) -> np.ndarray | None:

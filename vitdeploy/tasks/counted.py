@@ -18,13 +18,16 @@ from vitdeploy.data.classes import ClassMap
 from vitdeploy.data.folder import Ints, Samples, list_split
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.spec import encode
-from vitdeploy.tasks.adapter import Data, DataChoice, ImageKit, check_labels
+from vitdeploy.tasks.adapter import Data, DataChoice, ImageKit, check_labels, controlled
 from vitdeploy.verification.collect import Answers
 from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.counts import Counts
 from vitdeploy.verification.plausible import doubt_value
+from vitdeploy.verification.records import Records
 
 Truth = Mapping[Path, Annotation]
+# Before the names of the tables of records that are of the control.
+CONTROL = "control "
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +88,23 @@ class CountedKit(ImageKit):
 
     def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
         return self.comparison(self.count(ours, reference, data))
+
+    def count_all(self, ours: Answers, reference: Answers, data: Data) -> Counts:
+        """`count`, with that of `unrelated` answers to the same images; of one image these are its own."""
+        counts = self.count(ours, reference, data)
+        if not isinstance(counts, Records):
+            return counts
+        (unrelated,) = self.unrelated(ours, reference, data)
+        control = self.count(unrelated, reference, data)
+        assert isinstance(control, Records)
+        return counts.beside(CONTROL, control)
+
+    def verified(self, counts: Counts) -> Comparison:
+        """`comparison` of what `count_all` counted, with its control."""
+        found = self.comparison(counts)
+        if not isinstance(counts, Records) or counts.n < 2:
+            return found
+        return controlled(found, [self.comparison(counts.part(CONTROL))])
 
     def facts(self, answers: Answers) -> dict[str, object]:
         """What `doubt_counted` needs of the original's answers to some images, as JSON values."""

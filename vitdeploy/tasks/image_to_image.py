@@ -15,7 +15,7 @@ from vitdeploy.runtime.preprocess import decode
 from vitdeploy.spec import RECONSTRUCTION, ImageSpec
 from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, Panel, thumbnail
 from vitdeploy.verification.changes import Changes, judged
-from vitdeploy.verification.collect import Answers
+from vitdeploy.verification.collect import Answers, Column
 from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.image_quality import NEAR_DB, WINDOW, compare_pictures
 
@@ -52,6 +52,13 @@ class ImageToImageKit(ImageKit):
         if data.truth is not None:
             targets = [self._target(data, i, picture.shape) for i, picture in enumerate(pictures)]
         return compare_pictures(ours.columns[PICTURE], pictures, targets)
+
+    def unrelated(self, ours: Answers, reference: Answers, data: Data) -> Iterator[Answers]:
+        """And the images themselves at the pictures' size: a model that changes little is all but its input."""
+        yield from super().unrelated(ours, reference, data)
+        images, pictures = self.pixels(data), reference.columns[PICTURE]
+        plain = Column(len(pictures), lambda index: resized(images[index][0], pictures[index].shape))
+        yield Answers({**reference.columns, PICTURE: plain})
 
     def _target(self, data: Data, index: int, shape: tuple[int, ...]) -> np.ndarray:
         """The target of a sample, as the model's picture is.
@@ -107,3 +114,13 @@ class ImageToImageKit(ImageKit):
             return None
         target: Target = data.truth_at(index)
         return target.path.name
+
+
+def resized(pixels: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """An image, uint8 [h, w, channels], as a picture of another shape, bicubically; grey or in colour as that is."""
+    from PIL import Image
+
+    height, width, channels = shape
+    image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+    image = image.convert("L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BICUBIC)
+    return np.asarray(image).reshape(shape)

@@ -64,8 +64,7 @@ class InstanceSegmentationKit(CountedKit):
             **{name: drawn(outputs[name], NUMBERS) for name in RAW},
             CLASSES: np.array([each.index for each in objects], np.int64),
             SCORES: np.array([each.score for each in objects], np.float64),
-            COUNTS: np.concatenate([np.zeros(0, np.int32), *counts]),
-            LENGTHS: np.array([len(each) for each in counts], np.int64),
+            **_joined(counts),
             SIZE: np.array(size, np.int64),
         }
 
@@ -78,6 +77,18 @@ class InstanceSegmentationKit(CountedKit):
         ends = np.cumsum(column[LENGTHS])[:-1]
         parts = np.split(column[COUNTS], ends) if len(column[LENGTHS]) else []
         return Masks(column[CLASSES], column[SCORES], tuple(RunLengths((width, height), part) for part in parts))
+
+    def moved(self, answers: Answers, order: Sequence[int], reference: Answers) -> Answers:
+        found = super().moved(answers, order, reference)
+        sizes = [tuple(size) for size in np.stack(answers.columns[SIZE]).tolist()]
+        if len(set(sizes)) == 1:
+            return found
+        counts = [
+            [each.resized(size).counts for each in self._masks(answers, index).runs]
+            for index, size in zip(order, sizes, strict=True)
+        ]
+        runs = [_joined(each) for each in counts]
+        return Answers({**found.columns, **{name: [each[name] for each in runs] for name in (COUNTS, LENGTHS)}})
 
     def count(self, ours: Answers, reference: Answers, data: Data) -> Counts:
         truth = data.truths()
@@ -114,6 +125,14 @@ class InstanceSegmentationKit(CountedKit):
         if data.truth is not None:
             known: Outlines = data.truth_at(index)
             yield Panel("label", _picture(known.masks(), known.classes))
+
+
+def _joined(counts: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """The run lengths of all masks of an image in a row, and how many each has."""
+    return {
+        COUNTS: np.concatenate([np.zeros(0, np.int32), *counts]),
+        LENGTHS: np.array([len(each) for each in counts], np.int64),
+    }
 
 
 def _picture(masks: np.ndarray, classes: np.ndarray) -> bytes:

@@ -13,7 +13,7 @@ from vitdeploy.document.answers import Said
 from vitdeploy.runtime.panoptic import segment
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.spec import PostprocessSpec
-from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, worst_difference
+from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, with_maps_of, worst_difference
 from vitdeploy.tasks.detection import listed
 from vitdeploy.verification.changes import Changes, map_changes
 from vitdeploy.verification.collect import Answers
@@ -55,6 +55,9 @@ class PanopticKit(ImageKit):
             things=self.setting.postprocess.things,
             max_difference=worst_difference(ours, reference, ["logits", "boxes"]),
         )
+
+    def moved(self, answers: Answers, order: Sequence[int], reference: Answers) -> Answers:
+        return with_maps_of(super().moved(answers, order, reference), MAP, reference)
 
     def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
         return doubt_value(found.metric, found.reference_value)

@@ -23,7 +23,17 @@ from vitdeploy.runtime.prompts import POINTS, Prompt, grid_prompts, prompt_array
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import PreprocessSpec, PromptSpec
 from vitdeploy.spec.prompts import IOU_SCORES, MASKS
-from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Found, ImageKit, Panel, thumbnail
+from vitdeploy.tasks.adapter import (
+    Calibration,
+    Count,
+    Data,
+    DataChoice,
+    Found,
+    ImageKit,
+    Panel,
+    nearest_pixels,
+    thumbnail,
+)
 from vitdeploy.tasks.drawn import drawn
 from vitdeploy.verification.changes import Changes
 from vitdeploy.verification.collect import SIZE, Answers
@@ -157,6 +167,20 @@ class PromptedKit(ImageKit):
             errors = [self._errors(ours, reference, data, i) for i in range(len(data.evaluation))]
         raw = (_difference(ours.columns[name], reference.columns[name]) for name in (LOGITS, IOU_SCORES))
         return compare_prompted(_overlaps(ours, reference), errors, max_difference=max(raw))
+
+    def moved(self, answers: Answers, order: Sequence[int], reference: Answers) -> Answers:
+        """As many masks as the image at each place is asked for."""
+        rows: list[dict[str, Array]] = []
+        for place, index in enumerate(order):
+            width, height = (int(side) for side in reference.columns[SIZE][place])
+            masks = _masks(answers, index)
+            used = np.arange(len(reference.columns[BITS][place])) % len(masks)
+            bits = np.stack([np.packbits(nearest_pixels(each, (height, width))) for each in masks[used]])
+            logits = np.resize(answers.columns[LOGITS][index], reference.columns[LOGITS][place].shape)
+            scores = {name: answers.columns[name][index][used] for name in (PROMISED, IOU_SCORES)}
+            rows.append({BITS: bits, LOGITS: logits, **scores})
+        found = super().moved(answers, order, reference).columns
+        return Answers({**found, **{name: [row[name] for row in rows] for name in rows[0]}})
 
     def _errors(self, ours: Answers, reference: Answers, data: Data, index: int) -> PromptErrors:
         truth = self._truth(data, index).load()

@@ -13,7 +13,7 @@ from vitdeploy.runtime.drawing import class_picture
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.runtime.segmentation import NONE, areas, classes_of
 from vitdeploy.spec import SegmentationSpec
-from vitdeploy.tasks.adapter import Data, DataChoice, Found, Panel, thumbnail
+from vitdeploy.tasks.adapter import Data, DataChoice, Found, Panel, thumbnail, with_maps_of
 from vitdeploy.tasks.counted import CountedKit
 from vitdeploy.tasks.drawn import drawn
 from vitdeploy.verification.changes import Changes
@@ -65,6 +65,9 @@ class SegmentationKit(CountedKit):
         assert isinstance(counts, Records) and self.setting.classes is not None
         worst = worst_of(counts["outputs"])
         return segmentation_comparison(counts, classes=self.setting.classes, max_difference=worst)
+
+    def moved(self, answers: Answers, order: Sequence[int], reference: Answers) -> Answers:
+        return with_maps_of(super().moved(answers, order, reference), MAP, reference)
 
     def _truth(self, data: Data, index: int) -> np.ndarray:
         assert self.setting.classes is not None

@@ -159,8 +159,8 @@ class SequenceKit(TaskAdapter):
         target = data.evaluation[index].target
         return None if target is None else self._text(target)
 
-    def golden_inputs(self, data: Data, count: int) -> np.ndarray:
-        return np.stack([pair.source for pair in data.evaluation[:count]])
+    def golden_inputs(self, data: Data, chosen: Sequence[int]) -> np.ndarray:
+        return np.stack([data.evaluation[index].source for index in chosen])
 
 
 def _tokens(path: Path) -> Tokens:

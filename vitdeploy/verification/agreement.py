@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from fractions import Fraction
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.verification.comparison import Comparison, paired_accuracy, paired_counts
+from vitdeploy.verification.comparison import Comparison, Control, paired_accuracy, paired_counts
 from vitdeploy.verification.intervals import wilson
 
 Logits = npt.NDArray[np.float32]
@@ -58,6 +59,8 @@ class Tally:
 
     same: images with one top-1 answer. right: None without labels. kl, cosine: summed over images; the least cosine.
     difference, largest: max|a - b| and max|b| of the logits, b the original's.
+    answers, reference_answers, labels: images by class, of the top-1 answers and of the labels (() without).
+    low, high: the least and the largest of the original's logits, by class.
     """
 
     n: int
@@ -68,6 +71,11 @@ class Tally:
     cosine_min: float
     difference: float
     largest: float
+    answers: tuple[int, ...]
+    reference_answers: tuple[int, ...]
+    labels: tuple[int, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
 
     def __add__(self, other: Tally) -> Tally:
         both = None if self.right is None or other.right is None else self.right + other.right
@@ -80,6 +88,11 @@ class Tally:
             min(self.cosine_min, other.cosine_min),
             max(self.difference, other.difference),
             max(self.largest, other.largest),
+            _sums(self.answers, other.answers),
+            _sums(self.reference_answers, other.reference_answers),
+            _sums(self.labels, other.labels),
+            tuple(map(min, self.low, other.low)),
+            tuple(map(max, self.high, other.high)),
         )
 
     def to_dict(self) -> dict[str, object]:
@@ -92,7 +105,9 @@ class Tally:
     def from_dict(cls, values: Mapping[str, Any]) -> Tally:
         """The inverse of `to_dict`."""
         right = None if values["right"] is None else Right(**values["right"])
-        return cls(**{**values, "right": right, "kl": Fraction(*values["kl"]), "cosine": Fraction(*values["cosine"])})
+        rows = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        sums = {"kl": Fraction(*values["kl"]), "cosine": Fraction(*values["cosine"])}
+        return cls(**{**values, **rows, **sums, "right": right})
 
     def agreement(self) -> Agreement:
         """The comparison that these counts are of."""
@@ -107,7 +122,22 @@ class Tally:
             cosine_mean=float(self.cosine / self.n),
             cosine_min=self.cosine_min,
             max_difference=self.difference / max(self.largest, 1e-300),
+            control=self._control(),
             **({} if self.right is None else _accuracy(self.right, self.n)),
+        )
+
+    def _control(self) -> Control | None:
+        """The mean over all pairs of two images: what is equal of all pairs, without those of an image with itself."""
+        pairs = self.n * (self.n - 1)
+        if not pairs:
+            return None
+        value = None
+        if self.right is not None:
+            value = 100 * (_products(self.answers, self.labels) - self.right.both - self.right.gained) / pairs
+        return Control(
+            100 * (_products(self.answers, self.reference_answers) - self.same) / pairs,
+            value,
+            max(map(operator.sub, self.high, self.low)) / max(self.largest, 1e-300),
         )
 
 
@@ -135,7 +165,25 @@ def tally(logits: Logits, reference: Logits, labels: npt.NDArray[np.int64] | Non
         float(cosine.min()),
         float(np.abs(a - b).max()),
         float(np.abs(b).max()),
+        _by_class(logits.argmax(axis=1), logits.shape[1]),
+        _by_class(reference.argmax(axis=1), logits.shape[1]),
+        () if labels is None else _by_class(labels, logits.shape[1]),
+        tuple(b.min(axis=0).tolist()),
+        tuple(b.max(axis=0).tolist()),
     )
+
+
+def _sums(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(map(operator.add, a, b))
+
+
+def _products(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    return sum(map(operator.mul, a, b))
+
+
+def _by_class(classes: npt.NDArray[np.int64], count: int) -> tuple[int, ...]:
+    """How many images are of each of the classes."""
+    return tuple(np.bincount(classes[(classes >= 0) & (classes < count)], minlength=count).tolist())
 
 
 def _exact_sum(values: npt.NDArray[np.float64]) -> Fraction:

@@ -30,6 +30,20 @@ Turn = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
+class Column(Sequence[Array]):
+    """One array per image, made when it is looked at."""
+
+    length: int
+    make: Callable[[int], Array]
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Array:  # type: ignore[override]  # no slices
+        return self.make(range(self.length)[index])
+
+
+@dataclass(frozen=True)
 class Answers:
     """The answers kept from an artifact: by name, one array per image, in the order of the images."""
 

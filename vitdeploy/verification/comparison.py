@@ -11,6 +11,20 @@ import numpy.typing as npt
 from vitdeploy.verification.intervals import paired_difference
 
 
+@dataclass(frozen=True)
+class Control:
+    """What answers score that have nothing to do with the image: the artifact's own, each against the original's answer
+    to another image. A measure under which they score as well cannot tell one model from another.
+
+    agreement: as `Comparison.agreement`; value: as `Comparison.value`, None without labels; difference: as
+    `Comparison.max_difference`, by which outputs change from image to image.
+    """
+
+    agreement: float
+    value: float | None
+    difference: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """One artifact against the original on the same n images (or sequences). Percents are 0..100, drops are points.
@@ -21,6 +35,7 @@ class Comparison:
     agreement: percent of the original's answers that the artifact gives too, whatever the labels say, with its 95 %
         interval; `agreement_of` says in a few words what is counted.
     max_difference: max|a - b| / max|b| over the raw outputs, b the original's.
+    control: None where there is none: of one image alone.
     """
 
     n: int
@@ -33,6 +48,38 @@ class Comparison:
     agreement_ci95: tuple[float, float]
     agreement_of: str
     max_difference: float
+    control: Control | None = None
+
+    @property
+    def proves_nothing(self) -> str:
+        """Why the agreement says nothing of the artifact; "" where it does.
+
+        It has to be nearer to that of the original itself, which is 100 %, than to that of unrelated answers, and its
+        interval above these.
+        """
+        if self.control is None:
+            return "there is one image, so nothing shows how unrelated answers would score"
+        others = self.control.agreement
+        if self.agreement > least_to_prove(self.control) and self.agreement_ci95[0] > others:
+            return ""
+        return f"answers to other images agree to {others:.2f} %"
+
+    def drop_proves_nothing(self, max_drop: float) -> str:
+        """The same of a drop by labels of at most `max_drop` points: answers to other images have to lose more, and
+        more than twice of what the artifact loses."""
+        if self.control is None:
+            return self.proves_nothing
+        if self.drop is None or self.drop_ci95 is None or self.reference_value is None:
+            return ""
+        lost = self.reference_value - (self.control.value or 0.0)
+        if lost <= max(max_drop, self.drop_ci95[1], 2 * self.drop):
+            return f"answers to other images would lose {lost:.2f} points"
+        return self.proves_nothing if self.agreement_ci95[0] <= self.control.agreement else ""
+
+
+def least_to_prove(control: Control) -> float:
+    """The agreement in percent half-way between unrelated answers and the original's."""
+    return (100 + control.agreement) / 2
 
 
 def paired_counts(ours: npt.NDArray[np.bool_], theirs: npt.NDArray[np.bool_]) -> tuple[int, int, int, int]:

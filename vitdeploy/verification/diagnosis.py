@@ -40,6 +40,8 @@ def diagnose(
             "artifact's tensor, so whether that is the cause is not shown"
         )
     both = f"on the same tensor {_percent(tensor)} agree, on the same image {_percent(image)}"
+    if nothing := _proves_nothing(tensor):
+        return f"unknown: {named}; on the same tensor {nothing}"
     if not _same_function(tensor, precision):
         return f"unknown: {named}; but {both}, so that is not all of it"
     if tensor.agreement_ci95[0] > image.agreement_ci95[1]:
@@ -52,6 +54,8 @@ def diagnose(
 def _of_graph(facts: Comparison, precision: str) -> str:
     """What a difference on the same tensor implies."""
     difference = f"largest difference {facts.max_difference:.1e}"
+    if nothing := _proves_nothing(facts):
+        return f"unknown: {difference}; {nothing}"
     if facts.max_difference <= FLOAT_TOLERANCE:
         return f"the same function: {difference}"
     if precision == "fp32":
@@ -62,6 +66,33 @@ def _of_graph(facts: Comparison, precision: str) -> str:
         f"unknown: {_percent(facts)} agree, which {precision} rounding alone does not explain; another model, other "
         f"weights or a broken layer are not told apart; {BISECT}"
     )
+
+
+def same_outputs(facts: Comparison) -> bool:
+    """Whether the outputs are the original's, and change from image to image by more than what they may be off by."""
+    return facts.max_difference <= FLOAT_TOLERANCE < _changes(facts) / 2
+
+
+def follows(facts: Comparison) -> bool:
+    """Whether outputs are nearer to the original's than a tenth of what they change by from image to image: as those of
+    no other model are, whatever the answers say."""
+    return facts.max_difference <= _changes(facts) / 10
+
+
+def _changes(facts: Comparison) -> float:
+    return facts.control.difference if facts.control is not None else 0.0
+
+
+def _proves_nothing(facts: Comparison) -> str:
+    """Why two that are alike may be any two; "" where they are not, or where outputs or answers tell images apart."""
+    control = facts.control
+    if same_outputs(facts):
+        return ""
+    if facts.max_difference <= FLOAT_TOLERANCE:
+        away = "" if control is None else f", where outputs for other images are {control.difference:.1e} apart"
+        return f"that proves nothing{away or ': ' + facts.proves_nothing}"
+    alike = facts.agreement >= ROUNDING and facts.proves_nothing
+    return f"the agreement proves nothing: {alike}" if alike else ""
 
 
 def _same_function(tensor: Comparison, precision: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from vitdeploy.spec import Budget, GateStatus, Task
 from vitdeploy.verification.agreement import TOP1_ANSWERS
-from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.comparison import Comparison, least_to_prove
 from vitdeploy.verification.feasible import Criterion, drop_to_judge, images_for_agreement
 
 # What a budget bounds: the answers (drop and agreement), the time of a query, or bytes of files or of memory.
@@ -34,6 +34,10 @@ GUARD: dict[Task, float] = {
     "promptable-segmentation": 90.0,
     "image-to-text": 90.0,
 }
+
+
+# Of a bound that unrelated answers would meet as well.
+PROVES_NOTHING = "proves nothing"
 
 
 class Reason(str):
@@ -63,6 +67,11 @@ class Gate:
         return Gate(self.status, tuple(_named(reason, name) for reason in self.reasons))
 
 
+def proves_nothing(gate: Gate) -> bool:
+    """Whether some bound would be met by unrelated answers as well."""
+    return any(f"{PROVES_NOTHING}: " in reason for reason in gate.reasons)
+
+
 def kinds_of(reasons: Iterable[str]) -> frozenset[Kind]:
     """The kinds of budget bounds that these reasons are about."""
     return frozenset(reason.kind for reason in reasons if isinstance(reason, Reason))
@@ -88,7 +97,8 @@ def accuracy_gate(agreement: Comparison, budget: Budget, criterion: Criterion = 
     """Judge drop and agreement. Passes when the whole 95 % interval is within the budget, fails when none of it is.
 
     In between it is undecided, with the number of images at which an interval of this centre would decide (its width
-    shrinks with the square root of n).
+    shrinks with the square root of n). So it is where unrelated answers would do as well (`Comparison.control`), with
+    the reason that it proves nothing; a `min_agreement` of 0 or a `max_drop` of 100 lets any answer pass.
 
     `criterion`: by what the drop is judged, as `feasible.criterion_to_prove` settled it. `guard`: that of the task (see
     `GUARD`), below which answers fail where no labels say what is lost.
@@ -105,24 +115,44 @@ def accuracy_gate(agreement: Comparison, budget: Budget, criterion: Criterion = 
         share = agreement.agreement / 100
         counted = status == "undecided" and agreement.agreement_of == TOP1_ANSWERS
         if counted and (images := images_for_agreement(budget.min_agreement, share)) is not None:
-            text += f"; undecided: needs about {images:,} images"
+            needed = f"; undecided: needs about {images:,} images"
         else:
-            text += _needed(status, agreement.n, agreement.agreement, low, high, budget.min_agreement)
-        found.append((status, Reason(text, "answers")))
+            needed = _needed(status, agreement.n, agreement.agreement, low, high, budget.min_agreement)
+        is_guard = budget.max_drop is None and budget.min_agreement == guard
+        nothing = _nothing_by_agreement(agreement, 0.0 if is_guard else budget.min_agreement)
+        found.append(_proven(status, text, needed, nothing if budget.min_agreement > 0 else ""))
     return combine(found)
+
+
+def _nothing_by_agreement(found: Comparison, bound: float) -> str:
+    """Why an agreement of at least `bound` percent proves nothing; "" where it does. The guard is no bound of a user's,
+    and gives way to what `Comparison.proves_nothing` asks for."""
+    if found.control is None or found.control.agreement < bound or found.proves_nothing or not bound:
+        return found.proves_nothing
+    others, least = found.control.agreement, least_to_prove(found.control)
+    return f"answers to other images agree to {others:.2f} %; a bound of {least:.2f} would prove it"
+
+
+def _proven(status: GateStatus, text: str, needed: str, nothing: str) -> tuple[GateStatus, Reason]:
+    """A bound's status with its sentence. One that is met, or may be, is undecided where that proves nothing."""
+    if status != "fail" and nothing:
+        return "undecided", Reason(f"{text}; {PROVES_NOTHING}: {nothing}", "answers")
+    return status, Reason(text + needed, "answers")
 
 
 def _drop_by(found: Comparison, max_drop: float, criterion: Criterion) -> tuple[GateStatus, str]:
     drop, interval = drop_to_judge(found, criterion) or (None, None)
     if criterion == "labels" or drop is None or interval is None:
-        return _drop(found.n, drop, interval, max_drop)
+        nothing = "" if drop is None or max_drop >= 100 else found.drop_proves_nothing(max_drop)
+        return _drop(found.n, drop, interval, max_drop, nothing)
     text = f"drop as far as agreement bounds it {drop:.2f} points [{interval[0]:.2f}, {interval[1]:.2f}]"
     status = _status(*interval, max_drop)
     if status == "undecided" and drop >= max_drop:  # with any number of images the bound stays above
         needed = "; undecided: agreement alone cannot show it, labels may"
     else:
         needed = _needed(status, found.n, drop, 2 * drop - interval[1], interval[1], max_drop)
-    return status, Reason(f"{text}, budget {max_drop:g}{needed}", "answers")
+    nothing = _nothing_by_agreement(found, 100 - max_drop)
+    return _proven(status, f"{text}, budget {max_drop:g}", needed, nothing)
 
 
 def _plainly_lost(
@@ -150,13 +180,15 @@ def drop_gate(n: int, drop: float | None, interval: tuple[float, float] | None, 
     return Gate("none") if max_drop is None else combine([_drop(n, drop, interval, max_drop)])
 
 
-def _drop(n: int, drop: float | None, interval: tuple[float, float] | None, max_drop: float) -> tuple[GateStatus, str]:
+def _drop(
+    n: int, drop: float | None, interval: tuple[float, float] | None, max_drop: float, nothing: str = ""
+) -> tuple[GateStatus, str]:
     if drop is None or interval is None:
         return "undecided", Reason("max_drop needs labels, and the images have none", "answers")
     low, high = interval
     status = _status(low, high, max_drop)
     text = f"drop {drop:.2f} points [{low:.2f}, {high:.2f}], budget {max_drop:g}"
-    return status, Reason(text + _needed(status, n, drop, low, high, max_drop), "answers")
+    return _proven(status, text, _needed(status, n, drop, low, high, max_drop), nothing)
 
 
 def bound_gate(

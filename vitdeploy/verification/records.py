@@ -72,6 +72,15 @@ class Records:
         """These, and more of the same images."""
         return Records(self.n, {**self.tables, **tables})
 
+    def beside(self, prefix: str, others: Records) -> Records:
+        """These, and others of the same images, by names with a prefix."""
+        return self.with_tables(**{prefix + name: table for name, table in others.tables.items()})
+
+    def part(self, prefix: str) -> Records:
+        """The tables that `beside` has put under a prefix."""
+        found = {name.removeprefix(prefix): table for name, table in self.tables.items() if name.startswith(prefix)}
+        return Records(self.n, found)
+
     @classmethod
     def joined(cls, records: Sequence[Records], places: Sequence[Ints]) -> Records:
         """The records of all images; `places` as of `counts.joined`.

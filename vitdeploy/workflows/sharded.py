@@ -315,7 +315,7 @@ class _Evaluation:
         """The comparison that the counts of all shards with answers are of."""
         if not counts:
             raise DataError("not one image could be read", found=f"{len(self._samples)} unreadable files")
-        return self._adapter.comparison(joined(counts, [places for places in self._places() if len(places)]))
+        return self._adapter.verified(joined(counts, [places for places in self._places() if len(places)]))
 
     def skipped(self) -> tuple[str, ...]:
         """The images that could not be read, in the order of the evaluation."""

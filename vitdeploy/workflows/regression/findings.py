@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vitdeploy.document.comparison import AccuracyChange, Check, Limits, PairFacts, TimeRatio
-from vitdeploy.verification.gate import Gate, drop_gate, join, slowdown_gate
+from vitdeploy.spec import Budget
+from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.gate import Gate, accuracy_gate, drop_gate, join, slowdown_gate
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,21 @@ def _accuracy_gate(found: Found, limits: Limits) -> Gate:
     facts = found.accuracy
     if limits.max_drop is not None and facts.drop is not None and facts.drop_ci95 is None:
         return Gate("undecided", (f"two recorded values of {facts.metric} have no interval: give bundles and --data",))
+    if facts.how == "measured" and facts.agreement is not None and facts.agreement_ci95 is not None:
+        measured = Comparison(
+            n=facts.n,
+            metric=facts.metric,
+            value=facts.candidate,
+            reference_value=facts.baseline,
+            drop=facts.drop,
+            drop_ci95=facts.drop_ci95,
+            agreement=facts.agreement,
+            agreement_ci95=facts.agreement_ci95,
+            agreement_of="",
+            max_difference=0.0,
+            control=facts.control,
+        )
+        return accuracy_gate(measured, Budget(max_drop=limits.max_drop))
     return drop_gate(facts.n, facts.drop, facts.drop_ci95, limits.max_drop)
 
 

@@ -89,6 +89,7 @@ def _verified(
         drop_ci95=facts.drop_ci95,
         agreement=facts.agreement,
         agreement_ci95=facts.agreement_ci95,
+        control=facts.control,
     ), said
 
 
