@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -53,11 +54,6 @@ class Annotation(Protocol):
 class Placed(Annotation, Protocol):
     """One with coordinates of pixels."""
 
-    @property
-    def reach(self) -> tuple[float, float]:
-        """The largest x and y that it has; zeros where it has none."""
-        ...
-
     def turned(self: P, frame: Frame) -> P:
         """The same of the upright image, where this is of the pixels as they are stored."""
         ...
@@ -80,6 +76,8 @@ class InFile(Protocol):
 A = TypeVar("A", bound=Annotation)
 P = TypeVar("P", bound=Placed)
 Points = npt.NDArray[np.float64]
+# COCO's annotations of an image, each with its place in the file.
+Objects: TypeAlias = Sequence[tuple[int, Mapping[str, Any]]]
 # Of each EXIF orientation whether x and y change places, and whether x and y are then mirrored.
 _TURNS = {
     1: (False, False, False),
@@ -91,8 +89,8 @@ _TURNS = {
     7: (True, True, True),
     8: (True, False, True),
 }
-# Boxes reach so many pixels beyond their image by rounding.
-SLACK = 2.0
+# Boxes reach out of their image by that share of its side, where they are not exact.
+SLACK = 0.05
 
 
 @dataclass(frozen=True)
@@ -222,19 +220,15 @@ class CocoFile:
     count: int
     listed: Sequence[Mapping[str, Any]]
     entries: Mapping[Path, Mapping[str, Any]]
-    annotations: Mapping[Path, Sequence[tuple[int, Mapping[str, Any]]]]
+    annotations: Mapping[Path, Objects]
     repairs: Repairs
 
     @property
     def categories(self) -> tuple[Category, ...]:
         return tuple(Category(each["id"], each["name"], bool(each.get("isthing", True))) for each in self.listed)
 
-    def annotated(
-        self,
-        annotate: Callable[[Path, Frame, Sequence[tuple[int, Mapping[str, Any]]]], P],
-        skipped: Skipped | None,
-    ) -> AnnotatedSet[P]:
-        """The images as a set; `annotate` gets an image, how it lies, and its annotations.
+    def annotated(self, annotate: Callable[[Path, Frame, Objects], P], skipped: Skipped | None) -> AnnotatedSet[P]:
+        """The images as a set; `annotate` gets an image, how it lies and its annotations.
 
         Raises:
             DataError: no image is left, or one has another size than recorded; and what `annotate` raises.
@@ -242,20 +236,55 @@ class CocoFile:
         """
         if not self.entries:
             raise nothing_annotated(self.folder, self.labels, f"{self.count} images, and no annotation of one")
-        annotations: dict[Path, P] = {}
-        frames: dict[Path, Frame] = {}
-        recorded: dict[Path, tuple[int, int]] = {}
-        for path in sorted(self.entries):
-            entry, frame = self.entries[path], frame_or_skip(path, skipped)
-            if frame is not None:
-                recorded[path] = entry["width"], entry["height"]
-                _check_size(path, frame, recorded[path], self.labels)
-                annotations[path], frames[path] = annotate(path, frame, self.annotations.get(path, ())), frame
-        lying, notes = _lying(self.labels, annotations, frames, recorded)
-        upright = {path: each.turned(frames[path]) if path in lying else each for path, each in annotations.items()}
-        samples = tuple(Sample(path, None) for path in upright)
+        read = {path: frame_or_skip(path, skipped) for path in sorted(self.entries)}
+        frames = {path: frame for path, frame in read.items() if frame is not None}
+        for path, frame in frames.items():
+            _check_size(path, frame, self._recorded(path), self.labels)
+        lying, notes = self._lying(frames)
+        found = {}
+        for path, frame in frames.items():
+            objects = self.annotations.get(path, ())
+            if path in lying:
+                found[path] = annotate(path, Frame(frame.stored, 1), objects).turned(frame)
+            else:
+                found[path] = annotate(path, frame, objects)
+        samples = tuple(Sample(path, None) for path in found)
         left = self.count - len(self.entries)
-        return AnnotatedSet(self.folder, samples, upright, self.categories, left, (*notes, *self.repairs.notes))
+        return AnnotatedSet(self.folder, samples, found, self.categories, left, (*self.repairs.notes, *notes))
+
+    def _recorded(self, path: Path) -> tuple[int, int]:
+        return self.entries[path]["width"], self.entries[path]["height"]
+
+    def _lying(self, frames: Mapping[Path, Frame]) -> tuple[set[Path], tuple[str, ...]]:
+        """The images whose annotations are of the pixels as they are stored, before EXIF turns them, and notes on that.
+
+        A file whose boxes fit one way only is of that way throughout. Otherwise the sizes that it records decide; where
+        they are as stored wherever that makes a difference, it is so throughout. What nothing decides is upright.
+
+        Raises:
+            DataError: some boxes fit the upright image only, and some the stored pixels only.
+        """
+        turned = {path: frame for path, frame in frames.items() if frame.orientation != 1}
+        reach = {path: _reach(self.annotations.get(path, ())) for path in turned}
+        stored = [p for p, f in turned.items() if _fits(reach[p], f.stored) and not _fits(reach[p], f.size)]
+        upright = [p for p, f in turned.items() if _fits(reach[p], f.size) and not _fits(reach[p], f.stored)]
+        if stored and upright:
+            raise DataError(
+                f"{self.labels.name} annotates some images as EXIF turns them, and some as they are stored",
+                found=f"boxes that only fit {'{}x{}'.format(*turned[upright[0]].size)} in {upright[0].name} (upright), "
+                f"and {'{}x{}'.format(*turned[stored[0]].stored)} in {stored[0].name} (stored)",
+                wanted="boxes in the upright images",
+                fix="annotate these images anew, or save them without an orientation",
+            )
+        sideways = {path for path, frame in turned.items() if frame.stored != frame.size}
+        by_size = {path for path in sideways if self._recorded(path) == turned[path].stored}
+        lying = set() if upright else set(turned) if stored or by_size == sideways != set() else by_size
+        if not lying:
+            return lying, upright_notes(turned.values())
+        example = stored[0] if stored else min(by_size)
+        told = f"the annotations of {len(lying)} images are of the pixels as stored, and are turned with them by EXIF"
+        why = f"boxes of {example.name} fit" if stored else f"the size of {example.name} is recorded"
+        return lying, (f"{told}: {why} so (if they are not: save the images without an orientation)",)
 
 
 def _check_size(path: Path, frame: Frame, recorded: tuple[int, int], source: Path) -> None:
@@ -270,45 +299,22 @@ def _check_size(path: Path, frame: Frame, recorded: tuple[int, int], source: Pat
         )
 
 
-def _lying(
-    labels: Path,
-    annotations: Mapping[Path, Placed],
-    frames: Mapping[Path, Frame],
-    recorded: Mapping[Path, tuple[int, int]],
-) -> tuple[set[Path], tuple[str, ...]]:
-    """The images whose annotations are of the pixels as they are stored, before EXIF turns them, and notes on that.
-
-    A file whose boxes fit one way only is of that way throughout. Otherwise the sizes that it records decide; where
-    they are as stored wherever that makes a difference, it is so throughout. What nothing decides is upright.
-
-    Raises:
-        DataError: some boxes fit the upright image only, and some the stored pixels only.
-    """
-    turned = {path: frame for path, frame in frames.items() if frame.orientation != 1}
-    reach = {path: annotations[path].reach for path in turned}
-    stored = [p for p, f in turned.items() if _fits(reach[p], f.stored) and not _fits(reach[p], f.size)]
-    upright = [p for p, f in turned.items() if _fits(reach[p], f.size) and not _fits(reach[p], f.stored)]
-    if stored and upright:
-        raise DataError(
-            f"{labels.name} annotates some images as EXIF turns them, and some as they are stored",
-            found=f"boxes that only fit {'{}x{}'.format(*turned[upright[0]].size)} in {upright[0].name} (upright), "
-            f"and {'{}x{}'.format(*turned[stored[0]].stored)} in {stored[0].name} (stored)",
-            wanted="boxes in the upright images",
-            fix="annotate these images anew, or save them without an orientation",
-        )
-    sideways = {path for path, frame in turned.items() if frame.stored != frame.size}
-    by_size = {path for path in sideways if recorded[path] == turned[path].stored}
-    lying = set() if upright else set(turned) if stored or by_size == sideways != set() else by_size
-    if not lying:
-        return lying, upright_notes(turned.values())
-    example = stored[0] if stored else min(by_size)
-    told = f"the annotations of {len(lying)} images are of the pixels as stored, and are turned with them by EXIF"
-    why = f"boxes of {example.name} fit" if stored else f"the size of {example.name} is recorded"
-    return lying, (f"{told}: {why} so (if they are not: save the images without an orientation)",)
-
-
 def _fits(reach: tuple[float, float], size: tuple[int, int]) -> bool:
-    return all(furthest <= side + SLACK for furthest, side in zip(reach, size, strict=True))
+    return all(furthest <= side + SLACK * max(size) for furthest, side in zip(reach, size, strict=True))
+
+
+def _reach(objects: Objects) -> tuple[float, float]:
+    """The largest x and y of boxes and polygons."""
+    most = np.zeros(2)
+    for _, each in objects:
+        polygons = each.get("segmentation")
+        for points in polygons if isinstance(polygons, list) else ():
+            with contextlib.suppress(TypeError, ValueError):  # what is no polygon is refused by whoever reads it
+                most = np.maximum(most, np.reshape(points, (-1, 2)).astype(np.float64).max(0))
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            x, y, width, height = map(float, each["bbox"])
+            most = np.maximum(most, (x + width, y + height))
+    return float(most[0]), float(most[1])
 
 
 def read_coco(images: Path, labels: Path, keys: Mapping[str, tuple[str, ...]]) -> CocoFile:

@@ -63,11 +63,6 @@ class Boxes:
         arrays = (self.boxes, self.classes, self.crowd, self.area)
         return repr((self.size, len(self.classes))).encode() + b"".join(array.tobytes() for array in arrays)
 
-    @property
-    def reach(self) -> tuple[float, float]:
-        """The largest x and y of a box, zeros without one."""
-        return (0.0, 0.0) if not len(self.boxes) else (float(self.boxes[:, 2].max()), float(self.boxes[:, 3].max()))
-
     def turned(self, frame: Frame) -> Boxes:
         """The same in the upright image, of boxes in the pixels as they are stored."""
         return replace(self, size=frame.size, boxes=turn_boxes(self.boxes, frame))

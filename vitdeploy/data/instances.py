@@ -48,12 +48,6 @@ class Outlines:
         """Bytes that differ where two annotations differ."""
         return json.dumps([self.size, self.outlines, self.classes.tolist(), self.crowd.tolist()]).encode()
 
-    @property
-    def reach(self) -> tuple[float, float]:
-        """The largest x and y of an outline: of run lengths, and without one, zeros."""
-        polygons = [polygon for outline in self.outlines if isinstance(outline, list) for polygon in outline]
-        return max((max(p[::2]) for p in polygons), default=0.0), max((max(p[1::2]) for p in polygons), default=0.0)
-
     def turned(self, frame: Frame) -> Outlines:
         """The same in the upright image, of outlines in the pixels as they are stored.
 

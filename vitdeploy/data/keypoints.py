@@ -60,12 +60,6 @@ class LabelledObjects:
         """Bytes that differ where two annotations differ."""
         return repr([(each.box, each.points, each.area, each.sigmas) for each in self.objects]).encode()
 
-    @property
-    def reach(self) -> tuple[float, float]:
-        """The largest x and y of a box."""
-        boxes = [each.box for each in self.objects if each.box is not None]
-        return max((box[2] for box in boxes), default=0.0), max((box[3] for box in boxes), default=0.0)
-
     def turned(self, frame: Frame) -> LabelledObjects:
         """The same in the upright image, of objects in the pixels as they are stored."""
         return LabelledObjects(tuple(_turned(each, frame) for each in self.objects))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +51,6 @@ class PanopticAnnotation:
     segments: Mapping[int, int]
     crowd: frozenset[int]
     stored: bool = False
-    reach: ClassVar[tuple[float, float]] = (0.0, 0.0)
 
     def content(self) -> bytes:
         """Bytes that differ where two annotations differ."""
@@ -59,7 +58,7 @@ class PanopticAnnotation:
         return repr(facts).encode() + self.png.read_bytes()
 
     def turned(self, frame: Frame) -> PanopticAnnotation:
-        return replace(self, stored=True)
+        return replace(self, frame=frame, stored=True)
 
     def load(self, mapping: Mapping[int, int]) -> PanopticMap:
         """The map with the class numbers of a model: `mapping` is that of `classes.match_categories`.

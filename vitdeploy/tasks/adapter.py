@@ -345,9 +345,13 @@ class Found:
     mapping: ClassMap | None = None
 
 
-def without_copies(found: Found) -> tuple[DataSplit, dict[int, str], Copies | None, tuple[str, ...]]:
+# Notes, and warnings.
+Told: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+def without_copies(found: Found) -> tuple[DataSplit, dict[int, str], Copies | None, Told]:
     """The split with one image of each content to evaluate on, the first by its path; the `contents` of all its
-    samples, by their ids; what was found, and sentences on it."""
+    samples, by their ids; what was found, and `told_copies`."""
     parts, truth = found.parts, found.truth
     calibration, evaluation = contents(parts.calibration), contents(parts.evaluation)
     order = sorted(range(len(evaluation)), key=lambda i: parts.evaluation[i].path.parts)
@@ -380,28 +384,28 @@ def without_copies(found: Found) -> tuple[DataSplit, dict[int, str], Copies | No
 
 def told_copies(
     copies: Copies, evaluation: int, calibration: int, example: tuple[str, str], relabelled: tuple[str, str]
-) -> tuple[str, ...]:
-    """Sentences on copies among so many images of each part. `example`: a copy and its original; `relabelled`: the
-    same of one with another label."""
-    told, different = [], evaluation - copies.evaluation
+) -> Told:
+    """Notes on copies among so many images of each part, and warnings. `example`: a copy and its original;
+    `relabelled`: the same of one with another label."""
+    told, doubts, different = list[str](), list[str](), evaluation - copies.evaluation
     if copies.evaluation:
         told.append(
             f"{copies.evaluation} of {evaluation} images to evaluate on are copies of others, and each image counts "
             f"once: {different} are different ({shown_name(example[0])} is {shown_name(example[1])})"
         )
     if copies.relabelled:
-        told.append(
-            f"warning: {copies.relabelled} of these copies have other labels than the image that counts "
+        doubts.append(
+            f"{copies.relabelled} copies among the images to evaluate on have other labels than the image that counts "
             f"({shown_name(relabelled[0])}, {shown_name(relabelled[1])}): one of both is wrong"
         )
     if copies.calibration:
         told.append(f"{copies.calibration} of {calibration} calibration images are copies of others")
     if copies.shared:
-        told.append(
-            f"warning: {copies.shared} of {different} images to evaluate on are among the calibration images too, on "
+        doubts.append(
+            f"{copies.shared} of {different} images to evaluate on are among the calibration images too, on "
             "which choices are made: agreement and accuracy may be too good"
         )
-    return tuple(told)
+    return tuple(told), tuple(doubts)
 
 
 class ImageKit(TaskAdapter):
@@ -414,7 +418,7 @@ class ImageKit(TaskAdapter):
         check_labels(choice, self.kinds, self.setting.task)
         unread = Skipped([])
         found = self.find(choice, unread if skip_bad else None)
-        chosen, known, copies, remarks = without_copies(found)
+        chosen, known, copies, (notes, doubts) = without_copies(found)
         parts, decoded, skipped = check_images(chosen, self.setting.images, skip_bad=skip_bad, progress=progress)
         labels, mapping, root = found.annotated, found.mapping, root_of(choice.path)
         calibration, evaluation = (
@@ -434,9 +438,9 @@ class ImageKit(TaskAdapter):
             unannotated=labels.unannotated if labels is not None else None,
             mapping=mapping,
             copies=copies,
-            remarks=(*parts.notes, *(labels.notes if labels is not None else ()), *remarks),
+            remarks=(*parts.notes, *(labels.notes if labels is not None else ()), *notes),
             decoded=decoded,
-            doubts=labels.warnings if labels is not None else (),
+            doubts=(*(labels.warnings if labels is not None else ()), *doubts),
         )
 
     def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:

@@ -157,8 +157,10 @@ def _without_copies(listed: Listed) -> tuple[Listed, Copies | None]:
     relabelled = [pair for pair in pairs if label(pair[0]) != label(pair[1])]
     copies = Copies(evaluation=len(pairs), relabelled=len(relabelled))
     examples = [(images[i].shown, images[j].shown) for i, j in (pairs[0], *relabelled[:1], pairs[0])]
-    notes = (*listed.notes, *told_copies(copies, len(images), 0, examples[0], examples[1]))
-    return dataclasses.replace(listed, evaluation=images.pick(np.flatnonzero(kept)), notes=notes), copies
+    notes, doubts = told_copies(copies, len(images), 0, examples[0], examples[1])
+    images = images.pick(np.flatnonzero(kept))
+    both = (*listed.notes, *notes), (*listed.warnings, *doubts)
+    return dataclasses.replace(listed, evaluation=images, notes=both[0], warnings=both[1]), copies
 
 
 class _Evaluation:

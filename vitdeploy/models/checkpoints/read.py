@@ -19,7 +19,7 @@ from vitdeploy.models.checkpoints.pickles import is_tar, read_pickle, refuse_tar
 from vitdeploy.models.checkpoints.safetensors_header import check_header
 from vitdeploy.models.checkpoints.shards import files_of, require_checkpoint
 from vitdeploy.models.checkpoints.unwrap import unwrap
-from vitdeploy.paths import is_dir, is_file
+from vitdeploy.paths import is_dir, is_file, shown_name
 
 _ZIP, _PICKLE, _LFS = b"PK\x03\x04", b"\x80", b"version https://git-lfs"
 MAX_HEADER = 100 << 20  # bytes, the safetensors library's own limit: what is longer is no such file
@@ -105,11 +105,12 @@ def _is_safetensors(start: bytes) -> bool:
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors.torch import load, load_file
 
     check_header(path)
     try:
-        return load_file(path)
+        # The library takes no path that is not UTF-8.
+        return load_file(path) if shown_name(str(path)) == str(path) else load(path.read_bytes())
     except (SafetensorError, ValueError, OverflowError) as error:
         raise CheckpointError(
             f"{path} is not a whole safetensors file",
