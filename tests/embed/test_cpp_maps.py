@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -75,13 +76,17 @@ def command(tmp_path_factory, shared_store):
 
 
 def bundle_of(kind, head, fit, command, home):
-    """A bundle of the graph for OpenVINO, of images whose sides are cut (covered), or whole."""
+    """A bundle of the graph for OpenVINO, of images whose sides are cut (covered), or whole. That of depth takes BGR,
+    and leaves the scaling of pixels to the program."""
     graph(home / "given.onnx", kind)
-    assert command("export", home / "given.onnx", "-o", home / "exported").returncode == 0
+    scales = ("--no-preprocess",) if kind == "depth" else ()
+    assert command("export", home / "given.onnx", *scales, "-o", home / "exported").returncode == 0
     file = home / "exported" / "model.onnx"
     (home / "engine").mkdir()
     engine = compile_engine(file, home / "engine", target="openvino-cpu", precision="fp32", batch=1, placed=0)
     spec = PreprocessSpec((40, 56) if fit == "cover" else (32, 48), (32, 48), fit=fit)
+    if kind == "depth":
+        spec = replace(spec, mean=(0.4, 0.45, 0.5), std=(0.2, 0.25, 0.3), channel_order="bgr")
     pixels = np.random.default_rng(1).integers(0, 256, (3, 32, 48, 3), np.uint8)
     with make_runner(home / "engine", engine) as runner:
         outputs = engine_outputs(runner, spec, pixels)

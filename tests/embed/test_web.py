@@ -252,7 +252,7 @@ def in_node(folder, **cases):
 SPECS = [
     PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,)),
     PreprocessSpec(31, (28, 25), "bilinear", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-    PreprocessSpec((20, 33), (20, 33), "lanczos", (0.0,) * 3, (1.0,) * 3),
+    PreprocessSpec((20, 33), (20, 33), "lanczos", (0.4, 0.5, 0.6), (0.2, 0.3, 0.4), channel_order="bgr"),
     PreprocessSpec((24, 24), (24, 24), "bicubic", (0.5,) * 3, (0.5,) * 3, fit="cover", crop_rounding="down"),
     PreprocessSpec(23, (30, 20), "nearest", (0.5,), (0.5,), crop_rounding="down"),
     PreprocessSpec((32, 24), (32, 24), "bilinear", (0.5,) * 3, (0.5,) * 3, fit="topdown"),

@@ -185,8 +185,10 @@ def test_both_kinds_of_input_have_the_same_layer_names(small_export, tensor_expo
     assert names[0] == names[1]
 
 
-def test_preprocessing_inside_the_graph_is_the_numpy_reference():
-    spec = PreprocessSpec(32, (32, 32), "bicubic", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+@pytest.mark.parametrize("order", ["rgb", "bgr"])
+def test_preprocessing_inside_the_graph_is_the_numpy_reference(order):
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    spec = PreprocessSpec(32, (32, 32), "bicubic", mean, std, channel_order=order)
     images = pixels(2, channels=3)
     inside = PixelsIn(nn.Identity(), spec)(torch.from_numpy(images)).numpy()
     np.testing.assert_allclose(inside, normalise(images, spec), rtol=0, atol=2e-6)

@@ -60,7 +60,7 @@ def image_part(state: Mapping[str, Tensor], config: OpenClip, source: Source, fi
         return found
     arguments["num_classes"] = 0 if projection else config.features
     told = {"architecture": name, "model_args": arguments}
-    size = source.image_size or config.image_size
+    size = source.size or config.image_size
     return _projected(from_timm(name, told, trunk, size, file, "features"), head)
 
 

@@ -1,5 +1,7 @@
 """uint8 pixels in front of a graph: the same numbers as the numpy preprocessing, and inputs that it does not fit."""
 
+import dataclasses
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -24,15 +26,16 @@ def two_readers(shape=("batch", 3, 4, 6), kind=TensorProto.FLOAT):
 
 
 @pytest.mark.parametrize("shape", [("batch", 3, 4, 6), (2, 3, 4, 6), ("batch", 3, "height", "width")], ids=str)
-def test_the_graph_computes_the_preprocessing_of_the_runtime(tmp_path, shape):
-    model = two_readers(shape)
-    take_pixels(model, SPEC)
+@pytest.mark.parametrize("order", ["rgb", "bgr"])
+def test_the_graph_computes_the_preprocessing_of_the_runtime(tmp_path, shape, order):
+    model, spec = two_readers(shape), dataclasses.replace(SPEC, channel_order=order)
+    take_pixels(model, spec)
     save_graph(model, tmp_path / "model.onnx")  # which the ONNX checker passes
     assert graph_spec(model, "").inputs == (TensorSpec("image", "uint8", (shape[0], 4, 6, 3)),)
     pixels = np.random.default_rng(0).integers(0, 256, (2, 4, 6, 3), dtype=np.uint8)
     with OnnxRuntimeRunner(tmp_path / "model.onnx", name="pixels") as runner:
         found = runner.infer({"image": pixels})
-    wanted = normalise(pixels, SPEC)
+    wanted = normalise(pixels, spec)
     np.testing.assert_allclose(found["same"], wanted, rtol=0, atol=2e-6)
     np.testing.assert_allclose(found["twice"], 2 * wanted, rtol=0, atol=4e-6)
 

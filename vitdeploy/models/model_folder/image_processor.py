@@ -486,5 +486,5 @@ def _unsupported(found: str, wanted: str) -> CheckpointError:
         "the checkpoint's preprocessing is not one that vitdeploy has",
         found=found[:200],
         wanted=wanted,
-        fix="give preprocess: in a recipe",
+        fix="give preprocess: in a recipe (other commands take the graph that `vitdeploy export RECIPE -o DIR` makes)",
     )
