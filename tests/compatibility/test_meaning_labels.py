@@ -129,25 +129,30 @@ def numbered(labels: Sequence[object], names: Sequence[str] = NUMBERS, **how: ob
     return listed(rows(labels), classes=[names.index(str(label)) for label in labels], **how)
 
 
-def tar(labels: Sequence[str], names: Sequence[str]) -> Make:
+def tar(labels: Sequence[str], names: Sequence[str], key: str = "") -> Make:
+    """With the labels in .cls, or under a key in .json."""
+
     def make(root: Path) -> Made:
         images(root, [names.index(label) for label in labels])
+        pixels = [(root / f"{i}.png").read_bytes() for i in range(len(labels))]
+        texts = [{"json": json.dumps({key: label})} if key else {"cls": label} for label in labels]
         samples = [
-            {f"{i}.png": (root / f"{i}.png").read_bytes(), f"{i}.cls": label.encode()} for i, label in enumerate(labels)
+            {f"{i}.png": image, **{f"{i}.{suffix}": text.encode() for suffix, text in more.items()}}
+            for i, (image, more) in enumerate(zip(pixels, texts, strict=True))
         ]
         return write_tar(root / "0.tar", *samples), None, None
 
     return make
 
 
-def parquet(labels: Sequence[object], names: Sequence[str]) -> Make:
+def parquet(labels: Sequence[object], names: Sequence[str], column: str = "label") -> Make:
     def make(root: Path) -> Made:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         images(root, [names.index(str(label)) for label in labels])
         pixels = [(root / f"{i}.png").read_bytes() for i in range(len(labels))]
-        pq.write_table(pa.table({"image": pixels, "label": list(labels)}), root / "0.parquet")
+        pq.write_table(pa.table({"image": pixels, column: list(labels)}), root / "0.parquet")
         return root / "0.parquet", None, None
 
     return make
@@ -284,6 +289,9 @@ CASES: dict[str, tuple[Sequence[str], Model, Make]] = {
         listed(rows(WORDS[:3], "file_name,label"), name="metadata.csv"),
     ),
     "text: a number behind a space": (WORDS, greys, listed("0.png 0\n1.png 1\n", name="list.txt")),
+    "a tar: target in .json": (WORDS, greys, tar(WORDS[:4], WORDS, "target")),
+    "Parquet: a column category": (WORDS, greys, parquet(WORDS[:4], WORDS, "category")),
+    "Parquet: a column of labels of another name": (WORDS, greys, parquet(WORDS[:4], WORDS, "finding")),
     "classes 1 to 12, CSV with all of them": (NUMBERS, greys, numbered(range(1, 13))),
     "classes 1 to 12, CSV with some": (NUMBERS, greys, numbered((1, 2, 3, 4))),
     "classes 1 to 12, CSV with some, a classes.txt of 0 to 12": (NUMBERS, greys, numbered((1, 2, 3, 4), beside=ALL)),

@@ -130,7 +130,10 @@ def _inside(known: Boxes, name: str, repairs: Repairs) -> Boxes:
         return known
     sides = clipped[:, 2:] - clipped[:, :2]
     kept = ~beyond | (sides > 0).all(axis=1)
-    for kind, boxes in (("outside of their image, left out", ~kept), ("that reach out of it, clipped", beyond & kept)):
+    for kind, boxes in (
+        ("outside of their image, left out", ~kept),
+        ("that reach out of their image, clipped", beyond & kept),
+    ):
         if boxes.any():
             repairs.add(f"boxes {kind}", name, int(boxes.sum()))
     areas = np.where(beyond, np.minimum(known.area, sides.prod(axis=1)), known.area)

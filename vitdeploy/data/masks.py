@@ -121,10 +121,7 @@ def understood(maps: MaskSet, labels: Sequence[str], classes: int, ignore: int, 
     if missing:
         names = [f"{index}" + (f" ({labels[index]})" if index < len(labels) else "") for index in missing[:NAMED]]
         more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-        text = (
-            f"no pixel of the labels has class {', '.join(names)}{more} of {classes}, so mIoU does not measure whether "
-        )
-        text += "they are maps" if len(missing) > 1 else "it is maps"
+        text = f"no pixel of the labels has class {', '.join(names)}{more} of {classes}: mIoU says nothing about it"
         if void:
             share = 100 * void / (void + pixels.total())
             text += f"; {ignore} is read as no class ({share:.2g} % of the pixels): where it is one, write its number"

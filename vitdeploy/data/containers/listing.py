@@ -23,7 +23,7 @@ CLASSES_FILE = "classes.txt"
 NO_LABELS = "leave labels out (data.labels: none, --labels none)"
 # Headers as tools write them, without what is no letter; of several the first counts, and names before numbers.
 LABEL_COLUMNS = (
-    *("classname", "labelname", "categoryname", "label", "class", "cls", "category", "target", "labels", "targets"),
+    *("classname", "labelname", "categoryname", "label", "cls", "class", "category", "target", "labels", "targets"),
     *("classes", "categories", "tag", "groundtruth", "classid", "labelid", "categoryid", "targetid", "classidx"),
     *("labelidx", "classindex", "labelindex"),
 )
