@@ -107,6 +107,8 @@ class OnnxRuntimeRunner(Runner):
     `external`: the name of a file of unknown origin that the graph is of; what each run of it may take is bounded.
     """
 
+    native = True
+
     def __init__(
         self,
         graph: Path | bytes,
