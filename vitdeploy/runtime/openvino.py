@@ -15,6 +15,7 @@ import numpy as np
 from vitdeploy.errors import CapabilityError, ClosedError, EngineError, LimitError, MissingPackageError, TensorError
 from vitdeploy.limits import bounded, size_of
 from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
+from vitdeploy.runtime.host import default_threads
 from vitdeploy.runtime.openvino_operands import put_vectors_first
 from vitdeploy.runtime.runner import AFTER_FORK, Array, Runner
 from vitdeploy.spec import FloatRest, TensorSpec
@@ -80,7 +81,8 @@ def compile_model(
     A dynamic leading axis is reshaped to `batch` first: the CPU plugin fuses attention only with static shapes.
     `options` are plugin properties, which come before those of `needed_options`. Without INFERENCE_PRECISION_HINT it is
     "f32": the plugin's own choice is half precision where the CPU has that, as most Arm CPUs do, and sums overflow.
-    `threads` 0 leaves the number to the plugin. The `streams` share the threads: each runs a request of its own, and
+    `threads` 0 is that of `default_threads`, else the plugin's own choice.
+    The `streams` share the threads: each runs a request of its own, and
     none waits for a thread of another one.
 
     Raises:
@@ -90,7 +92,7 @@ def compile_model(
     config = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32", **options}
     if streams > 1:
         config |= {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": str(streams)}
-    if threads:
+    if threads := threads or default_threads():
         config["INFERENCE_NUM_THREADS"] = str(threads)
     try:
         core = openvino.Core()
@@ -181,6 +183,8 @@ class OpenVinoRunner(Runner):
         found = zip(map(_spec, self.compiled.outputs), names, strict=True)
         self.outputs = tuple(dataclasses.replace(spec, name=name) for spec, name in found)
         self.provider = "+".join(self.compiled.get_property("EXECUTION_DEVICES"))
+        if self.provider == "CPU":
+            self.engine_threads = max(1, int(self.compiled.get_property("INFERENCE_NUM_THREADS")) // self.at_once)
 
     def _require_loaded(self, call: str) -> None:
         if self._inherited and self.at_once > 1 and not self._closed:

@@ -57,9 +57,11 @@ class Runner(Reloaded, ABC):
     `inputs` and `outputs` are the tensors as loaded (the batch is a number once the runner is pinned to one);
     `provider` is what really runs, set by `load`. `at_once` is how many calls of `infer` run at a time. `native`: it
     holds objects of a runtime, with locks and threads. A fork waits for its runs, as a child inherits these locks.
+    `engine_threads`: that compute one run, set by `load` where the runtime tells.
     """
 
     native: ClassVar[bool] = False
+    engine_threads: int | None = None
     name: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
