@@ -8,13 +8,16 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import functools
 import hashlib
+import locale
 import os
 import re
 import shutil
 import stat
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -137,14 +140,43 @@ def _free_space(path: Path) -> str:
 def native_writes(folder: Path, size: int) -> Iterator[None]:
     """Around a native library that writes some `size` bytes in `folder`: whether the disk let it, such a library does
     not say, or says it without a reason and removes what it had written. So the disk is asked: after a failure for as
-    much, else for a little."""
+    much, else for a little. Numbers in texts have a decimal point, whatever the locale of this process."""
     try:
-        yield
+        with _decimal_points():
+            yield
     except Exception:
         with contextlib.suppress(OSError):  # not of its space: some file systems do not say what they have room for
             _ask_disk(folder, size)
         raise
     _ask_disk(folder, 0)
+
+
+@contextlib.contextmanager
+def _decimal_points() -> Iterator[None]:
+    """Numbers as the C locale writes them, in this thread alone where the system has locales of threads (`uselocale` of
+    POSIX). Desktop toolkits and plotting libraries set the user's locale for the process, and native code writes with
+    it."""
+    if locale.localeconv()["decimal_point"] == ".":
+        yield
+    elif os.name != "posix":  # Windows: of the whole process, for so long
+        before = locale.setlocale(locale.LC_NUMERIC, "C")
+        try:
+            yield
+        finally:
+            locale.setlocale(locale.LC_NUMERIC, before)
+    else:
+        system = ctypes.CDLL(None)
+        for name in ("newlocale", "duplocale", "uselocale"):
+            getattr(system, name).restype = ctypes.c_void_p
+        now = ctypes.c_void_p(system.duplocale(ctypes.c_void_p(system.uselocale(None))))
+        mask = 1 << (4 if sys.platform == "darwin" else locale.LC_NUMERIC)  # LC_NUMERIC_MASK of <locale.h>
+        plain = ctypes.c_void_p(system.newlocale(mask, b"C", now))
+        before_here = ctypes.c_void_p(system.uselocale(plain))
+        try:
+            yield
+        finally:
+            system.uselocale(before_here)
+            system.freelocale(plain)
 
 
 def _ask_disk(folder: Path, size: int) -> None:

@@ -11,7 +11,7 @@ from tests.runtime.boards import NAMES, auxiliary_vector, plant, write
 from vitdeploy.api.doctor import _host_lines
 from vitdeploy.runtime import arm
 from vitdeploy.runtime.arm_cores import CORES, core_name
-from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.host import cpu_quota, default_threads, describe_host, quota_waits, usable_cores
 
 # By machine: its cores and instruction sets, as its vendor describes the chip.
 EXPECTED = {
@@ -255,3 +255,108 @@ def test_the_doctor_names_the_board_and_what_its_cpu_has_for_int8(hosts, name, l
     assert lines[0].startswith(f"{host['board']}, {host['cpu']}, 4 cores, asimd")
     assert any(each.startswith(line) for each in lines)
     assert (f"caches: {host['caches']}" in lines) if "caches" in host else len(lines) == 2
+
+
+# --- quotas of control groups -----------------------------------------------------------------------------------------
+
+V1 = "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n"
+QUOTAS = {
+    "half a CPU": (0.5, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"}),
+    "no limit": (None, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}),
+    "the path of the host": (
+        1.5,
+        {"proc/self/cgroup": "0::/kubepods/pod7\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"},
+    ),
+    "a group above has less": (
+        0.25,
+        {
+            "proc/self/cgroup": "0::/a.slice/b.scope\n",
+            "sys/fs/cgroup/a.slice/cpu.max": "25000 100000\n",
+            "sys/fs/cgroup/a.slice/b.scope/cpu.max": "400000 100000\n",
+        },
+    ),
+    "version 1": (
+        0.5,
+        {
+            "proc/self/cgroup": V1,
+            "sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_quota_us": "50000\n",
+            "sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_period_us": "100000\n",
+        },
+    ),
+    "version 1 in a container": (
+        2.0,
+        {
+            "proc/self/cgroup": V1,
+            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+        },
+    ),
+    "version 1 without a limit": (
+        None,
+        {
+            "proc/self/cgroup": V1,
+            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+        },
+    ),
+    "both versions": (
+        0.5,
+        {
+            "proc/self/cgroup": "1:cpu:/\n0::/\n",
+            "sys/fs/cgroup/unified/cpu.max": "50000 100000\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+        },
+    ),
+    "nonsense": (None, {"proc/self/cgroup": "0::/\nx\n", "sys/fs/cgroup/cpu.max": "\xff0 0 0\n"}),
+    "a period of nothing": (None, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "100 0\n"}),
+    "no files": (None, {}),
+}
+
+
+@pytest.mark.parametrize("name", QUOTAS)
+def test_the_quota_of_a_control_group(tmp_path, name):
+    quota, files = QUOTAS[name]
+    write(tmp_path, {"proc/cpuinfo": X86, **files})
+    assert cpu_quota(tmp_path) == quota
+    found = describe_host(tmp_path, "x86_64", range(8))
+    assert found["cores"] == {None: "8", 0.25: "1", 0.5: "1", 1.5: "2", 2.0: "2"}[quota]
+    assert found.get("quota") == (None if quota is None else f"{quota:g} of 8 CPUs")
+
+
+def test_control_groups_that_cannot_be_read_limit_nothing(tmp_path):
+    (tmp_path / "proc/self/cgroup").mkdir(parents=True)  # not a file: as good as one without permission, root too
+    assert cpu_quota(tmp_path) is None
+    (tmp_path / "proc/self/cgroup").rmdir()
+    write(tmp_path, {"proc/self/cgroup": "0::/\n"})
+    (tmp_path / "sys/fs/cgroup/cpu.max").mkdir(parents=True)
+    assert (cpu_quota(tmp_path), quota_waits(tmp_path)) == (None, None)
+    assert usable_cores(tmp_path) == usable_cores()
+
+
+def test_how_long_a_quota_kept_threads_from_running(tmp_path):
+    write(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.stat": "nr_throttled 7\nthrottled_usec 1500000\n"})
+    assert quota_waits(tmp_path) == 1.5
+    write(tmp_path, {"proc/self/cgroup": V1, "sys/fs/cgroup/cpu/cpu.stat": "nr_throttled 7\nthrottled_time 2500000000\n"})
+    assert quota_waits(tmp_path) == 2.5
+
+
+@pytest.mark.parametrize(
+    ("variables", "threads"),
+    [
+        ({}, 1),  # the quota's
+        ({"OMP_NUM_THREADS": "3"}, 3),
+        ({"OMP_NUM_THREADS": "4,2"}, 4),
+        ({"OMP_NUM_THREADS": "3", "ORT_INTRA_OP_NUM_THREADS": "5"}, 5),
+        ({"OMP_NUM_THREADS": "many", "ORT_INTRA_OP_NUM_THREADS": "0"}, 1),
+    ],
+)
+def test_threads_that_nobody_gave(tmp_path, monkeypatch, variables, threads):
+    for name in ("OMP_NUM_THREADS", "ORT_INTRA_OP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    write(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"})
+    assert default_threads("ORT_INTRA_OP_NUM_THREADS", root=tmp_path) == threads
+    if not variables:
+        assert default_threads(root=tmp_path / "elsewhere") == 0

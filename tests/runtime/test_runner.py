@@ -219,7 +219,8 @@ def test_as_many_run_at_once_as_the_back_end_is_made_for_and_closing_waits_for_a
     assert ran == [1, 1, "closed"]
 
 
-def test_streams_give_every_thread_the_answer_to_its_own_images(small_export):
+def test_streams_give_every_thread_the_answer_to_its_own_images(small_export, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     pytest.importorskip("openvino", reason="pip install 'vitdeploy[openvino]'")
     model = small_export / "model.onnx"
     given = [images(2, seed) for seed in range(24)]
@@ -482,3 +483,17 @@ def test_a_close_under_load_refuses_by_name_what_comes_after_it(runtime, small_e
     assert {(type(error), error.code, error.message.partition(":")[0]) for _, error in ends} == {
         (ClosedError, "VD2404", "small is closed")
     }
+
+
+@pytest.mark.parametrize("kind", RUNNERS)
+@pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "ORT_INTRA_OP_NUM_THREADS"])
+def test_threads_of_the_environment_are_those_that_run(small_bundle, monkeypatch, kind, variable):
+    pytest.importorskip(kind)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv(variable, "2")
+    wanted = 2 if kind == "onnxruntime" or variable == "OMP_NUM_THREADS" else 1
+    with RUNNERS[kind](small_bundle / "model.onnx", name="small", batch=1) as runner:
+        assert runner.engine_threads == min(wanted, usable_cores()) or kind == "onnxruntime"
+        assert runner.engine_threads == wanted or kind == "openvino"
+    with RUNNERS[kind](small_bundle / "model.onnx", name="small", batch=1, threads=1) as runner:
+        assert runner.engine_threads == 1

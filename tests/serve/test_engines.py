@@ -9,6 +9,11 @@ from vitdeploy.serve.batcher import Batcher
 from vitdeploy.serve.engines import load_engines
 
 
+@pytest.fixture(autouse=True)
+def threads_of_the_runtime(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("seconds", [4.0, 2.0, 1.0], ids=["never", "from 3", "from 2"])
 def test_every_count_gives_the_same_answers_at_any_threshold(served_bundle, monkeypatch, count, seconds):

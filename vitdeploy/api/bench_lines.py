@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from vitdeploy.api.context_lines import context_lines
 from vitdeploy.api.tables import Column, Line, Table, human_bytes, interval
+from vitdeploy.benchmark.row import quota_remarks
 
 if TYPE_CHECKING:
     from vitdeploy.benchmark.row import Claim, Row, ScenarioResult, StageTimes
@@ -22,6 +23,7 @@ def bench_lines(found: BenchDocument) -> list[Line]:
     lines: list[Line] = [_latencies(results)]
     for row in results:
         lines += [f"{row.artifact}: {text}" for text in _special(row.scenarios)]
+        lines += [f"{row.artifact}: {text}" for text in quota_remarks(row.machine)]
     lines.append(_sides(results))
     for row in results:
         if row.stages_ms is not None:
@@ -109,6 +111,7 @@ def _sides(results: Sequence[Row]) -> Table:
         Column("again s", 40),
         Column("first ms", 60, least=8),
         Column("peak memory", 90),
+        Column("threads", 30),
         Column("energy an image", 50, left=True),
     )
     rows = []
@@ -122,6 +125,7 @@ def _sides(results: Sequence[Row]) -> Table:
                 "" if again is None else f"{again:.2f}",
                 f"{row.first_inference_ms:.2f}",
                 "unknown" if memory is None else human_bytes(memory),
+                str(row.machine.engine_threads or "") if row.machine is not None else "",
                 source if joules is None else f"{joules:.3g} J ({source})",
             )
         )

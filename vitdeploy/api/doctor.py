@@ -81,7 +81,8 @@ def _host_lines(host: dict[str, str]) -> list[str]:
     from vitdeploy.runtime.host import name_host
     from vitdeploy.runtime.weight_bits import int8_instructions
 
-    words = [*name_host(host), f"{host['cores']} cores", host["isa"], host["system"], f"Python {host['python']}"]
+    cores = f"{host['cores']} cores" + (f" (a quota of {host['quota']})" if "quota" in host else "")
+    words = [*name_host(host), cores, host["isa"], host["system"], f"Python {host['python']}"]
     caches = f"caches: {host['caches']}" if "caches" in host else ""
     emulated = "nothing is timed in an emulator; compile and verify work" if "emulated" in host else ""
     return [", ".join(words), *(line for line in (caches, emulated, int8_instructions(host["isa"])) if line)]

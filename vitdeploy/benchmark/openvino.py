@@ -15,6 +15,7 @@ from vitdeploy.benchmark.gemm import SEED, check_precision, seeded_weights, weig
 from vitdeploy.benchmark.layers import profiled_layer, repeat
 from vitdeploy.benchmark.worker import random_feeds
 from vitdeploy.errors import CapabilityError
+from vitdeploy.runtime.host import default_threads
 from vitdeploy.runtime.openvino import KERNEL_PRECISIONS, PRECISION_HINTS, OpenVinoRunner, require
 
 # Operators that multiply matrices, alone or fused.
@@ -115,7 +116,7 @@ def products(rows: int, width: int, precision: str, threads: int) -> tuple[Query
             constant = op.constant(weight)
         x = op.matmul(x, constant, False, True)
     config = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": PRECISION_HINTS[precision]}
-    if threads:
+    if threads := threads or default_threads():
         config["INFERENCE_NUM_THREADS"] = str(threads)
     compiled = core.compile_model(runtime.Model([x], [image], "gemm"), "CPU", config)
     ops = [node.get_rt_info() for node in compiled.get_runtime_model().get_ops()]

@@ -23,7 +23,8 @@ class Machine:
     throttles: how often CPUs were slowed down by heat since boot. suspended_seconds: how long the machine slept.
     waited_seconds: the longest that one of its threads was ready to run without a CPU.
     throttled: why the machine was slower, see `throttling`; empty if it says of nothing. limit_mhz: the highest clock
-        that any of these CPUs was allowed, right after the block.
+        that any of these CPUs was allowed, right after the block. quota_seconds: how long the quota of a control group
+        kept its threads from running.
     """
 
     own_seconds: float
@@ -37,6 +38,7 @@ class Machine:
     waited_seconds: float | None = None
     throttled: tuple[str, ...] = ()
     limit_mhz: float | None = None
+    quota_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Entry:
     warm_load_seconds: float | None = None
     peak_memory_bytes: int | None = None
     process_threads: int | None = None
+    engine_threads: int | None = None
     affinity: tuple[int, ...] = ()
     energy: str = ""
     stages_ms: dict[str, list[float]] = field(default_factory=dict)

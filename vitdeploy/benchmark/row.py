@@ -12,6 +12,8 @@ from vitdeploy.benchmark.slowed import Throttled
 from vitdeploy.spec import SPARSE
 
 UNKNOWN: Interval = (None, None)
+# Seconds of waiting for a quota in a second, from which on it is reported.
+LEAST_WAIT = 0.01
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,9 @@ class Energy:
 
 @dataclass(frozen=True)
 class MachineUse:
-    """What the machine did meanwhile. mhz, celsius: minimum, median and maximum of the samples after each block."""
+    """What the machine did meanwhile. mhz, celsius: minimum, median and maximum of the samples after each block.
+    engine_threads: that compute one query. quota_waits: seconds that the quota of a control group kept threads from
+    running, for each second."""
 
     affinity: tuple[int, ...]
     process_threads: int | None
@@ -129,6 +133,18 @@ class MachineUse:
     taken_by_others: float | None
     mhz: tuple[float, float, float] | None
     celsius: tuple[float, float, float] | None
+    engine_threads: int | None = None
+    quota_waits: float | None = None
+
+
+def quota_remarks(machine: MachineUse | None) -> list[str]:
+    """What the quota of a control group did to an artifact's times."""
+    if machine is None or (machine.quota_waits or 0.0) < LEAST_WAIT:
+        return []
+    return [
+        f"throttled by the quota of its control group (cpu.max): threads waited {machine.quota_waits:.2f} s in each "
+        f"second; {machine.engine_threads or 'an unknown number of'} threads computed a query"
+    ]
 
 
 @dataclass(frozen=True)

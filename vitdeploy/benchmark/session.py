@@ -185,6 +185,7 @@ def _load(candidate: BenchCandidate, worker: WorkerProcess, protocol: Protocol) 
         made_for=candidate.provider,
         peak_memory_bytes=answer["peak_memory_bytes"],
         process_threads=answer["process_threads"],
+        engine_threads=answer.get("engine_threads"),
         affinity=tuple(answer["affinity"]),
         energy=answer["energy"],
     )

@@ -149,6 +149,8 @@ def _machine(entry: Entry, rounds: Sequence[Round]) -> MachineUse:
         taken_by_others(entry, rounds),
         _spread([each.mhz for each in machines if each.mhz is not None]),
         _spread([each.celsius for each in machines if each.celsius is not None]),
+        entry.engine_threads,
+        sum(each.quota_seconds or 0.0 for each in machines) / seconds if seconds else None,
     )
 
 

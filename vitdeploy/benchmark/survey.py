@@ -21,7 +21,7 @@ from vitdeploy.benchmark.run import started
 from vitdeploy.benchmark.session import Progress
 from vitdeploy.errors import VitdeployError, WorkerError
 from vitdeploy.runtime.backend import RUNTIME
-from vitdeploy.runtime.host import usable_cores
+from vitdeploy.runtime.host import default_threads, usable_cores
 from vitdeploy.runtime.interpreter import module_argv
 from vitdeploy.spec import EngineSpec, decode
 
@@ -78,7 +78,9 @@ def plan(candidates: Sequence[BenchCandidate], protocol: Protocol) -> list[list[
     """What to measure for engines on the CPU, in order of time; each list in a process of its own."""
     engines = [each for each in candidates if "engine" in each.request and _on_cpu(each)]
     how = {"threads": protocol.threads, "seconds": min(MOST_SECONDS, SHARE * protocol.duration)}
-    memory = Ask("memory", "memory", {"do": "memory", **how, "threads": protocol.threads or usable_cores()})
+    memory = Ask(
+        "memory", "memory", {"do": "memory", **how, "threads": protocol.threads or default_threads() or usable_cores()}
+    )
     needed: dict[str, set[str]] = {}
     for candidate in engines:
         precisions = needed.setdefault(candidate.target, set())

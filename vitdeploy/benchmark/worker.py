@@ -40,6 +40,7 @@ from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import TensorError, VitdeployError
 from vitdeploy.runtime.canary import UNPROVEN, require_golden_answers
 from vitdeploy.runtime.engine import make_runner
+from vitdeploy.runtime.host import quota_waits
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import EngineSpec, TensorSpec, decode
 
@@ -153,6 +154,7 @@ class Session:
         self._runners[batch], self._feeds[batch] = runner, feeds
         return {
             "provider": runner.provider,
+            "engine_threads": runner.engine_threads,
             "load_seconds": (loaded - start) / 1e9,
             "first_inference_ms": (end - begin) / 1e6,
         }
@@ -164,7 +166,7 @@ class Session:
         batch, seconds = command["batch"], command["seconds"]
         query = functools.partial(self._runners[batch].measured, self._feeds[batch])
         # Before those queries: a program may be started for it.
-        throttle = self._throttle.read()
+        throttle, kept = self._throttle.read(), quota_waits()
         # Unrecorded queries first, until the artifact measured before has left the CPU and its caches.
         if settle := command.get("settle", SETTLE_SECONDS):
             back_to_back(query, settle, least=1)
@@ -187,6 +189,7 @@ class Session:
             "suspended_seconds": probes.suspended_seconds() - asleep,
             "throttled": slowed_between(throttle, self._throttle.read()),
             "limit_mhz": clock_limit_mhz(self._cpus),
+            "quota_seconds": None if kept is None else (quota_waits() or kept) - kept,
         }
 
     def _query(self, query: Callable[[], object], seconds: float, rate: float | None) -> Load:

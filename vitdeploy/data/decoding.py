@@ -18,6 +18,7 @@ from vitdeploy.data.containers.reading import load_held
 from vitdeploy.data.folder import Sample
 from vitdeploy.data.pixels import Skipped, skippable
 from vitdeploy.errors import DataError, ImageError, VitdeployError, WorkerError, error_with_code
+from vitdeploy.runtime.host import usable_cores
 from vitdeploy.runtime.interpreter import module_argv
 from vitdeploy.runtime.preprocess import Pixels
 from vitdeploy.spec import PreprocessSpec, encode
@@ -83,7 +84,7 @@ def _load(
     samples: Sequence[Sample], spec: PreprocessSpec, processes: int | None
 ) -> Generator[Loaded | VitdeployError, None, None]:
     """The result of each sample. Processes are started if the first images show that the others take long enough."""
-    seconds, cores = 0.0, _cores()
+    seconds, cores = 0.0, usable_cores()
     workers = processes or (min(cores, MAX_WORKERS) if cores > 1 else 0)
     for index, sample in enumerate(samples):
         left = len(samples) - index
@@ -102,10 +103,6 @@ def _load(
 def load_sample(sample: Sample, spec: PreprocessSpec) -> Loaded:
     """The pixels of one sample, and the size of its original; errors as `load_image` and `Held.read`."""
     return load_held(sample.path, sample.held, spec, sample.box, sample.shown)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _by_processes(samples: Sequence[Sample], spec: PreprocessSpec, count: int) -> Iterator[Loaded | VitdeployError]:

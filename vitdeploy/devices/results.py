@@ -293,6 +293,7 @@ POSSIBLE = {
     **dict.fromkeys(("mhz", "limit_mhz"), (0.0, 1e6)),
     "celsius": (-273.15, 1000.0),
     "throttles": (0, 1 << 62),
+    "quota_seconds": (0.0, MOST_CPUS * LONGEST_SECONDS),
 }
 
 

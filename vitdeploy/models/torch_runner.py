@@ -28,6 +28,7 @@ from vitdeploy.runtime.flows import (
     TOKEN,
     flow_of_graphs,
 )
+from vitdeploy.runtime.host import default_threads
 from vitdeploy.runtime.prompts import prompt_tensors
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.sequence import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
@@ -150,9 +151,9 @@ class TorchParts(Runner):
         self.inputs, self.outputs = inputs, outputs
 
     def _load(self) -> None:
-        if self.threads:
-            torch.set_num_threads(self.threads)
-        self.provider = EAGER
+        if threads := self.threads or default_threads():
+            torch.set_num_threads(threads)
+        self.provider, self.engine_threads = EAGER, torch.get_num_threads()
 
     def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         with torch.inference_mode():
@@ -174,10 +175,10 @@ class TorchSequenceRunner(Runner):
         self.threads = threads
 
     def _load(self) -> None:
-        if self.threads:
-            torch.set_num_threads(self.threads)
+        if threads := self.threads or default_threads():
+            torch.set_num_threads(threads)
         self.inputs, self.outputs = SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
-        self.provider = EAGER
+        self.provider, self.engine_threads = EAGER, torch.get_num_threads()
 
     def example(self, batch: int) -> dict[str, Array]:
         return example_source(self.spec, batch)
@@ -216,12 +217,12 @@ class TorchRunner(Runner):
         self.threads = threads
 
     def _load(self) -> None:
-        if self.threads:
-            torch.set_num_threads(self.threads)
+        if threads := self.threads or default_threads():
+            torch.set_num_threads(threads)
         signature = self.original.signature
         self.inputs = (TensorSpec("image", "float32", ("batch", signature.channels, *signature.image_size)),)
         self.outputs = signature.outputs
-        self.provider = EAGER
+        self.provider, self.engine_threads = EAGER, torch.get_num_threads()
 
     def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         with torch.inference_mode():

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from vitdeploy.benchmark.row import quota_remarks
 from vitdeploy.document.bench import Bench
 from vitdeploy.document.engine import EngineFacts, HalfFacts, Quantization
 from vitdeploy.document.report import (
@@ -118,8 +119,9 @@ def warnings_of(job: Job, artifacts: Mapping[str, Artifact], candidate: Candidat
 
 
 def said_of_heat(bench: Bench) -> list[str]:
-    """Remarks about blocks in which the machine throttled."""
-    return [
+    """Remarks about blocks in which the machine throttled, or a quota did."""
+    by_quota = [f"{row.artifact}: {text}." for row in bench.results for text in quota_remarks(row.machine)]
+    return by_quota + [
         f"{row.artifact}: {name}: {found.throttled}."
         for row in bench.results
         for name, found in row.scenarios.items()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import sys
 import warnings
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ from vitdeploy.spec import EngineSpec, Manifest, encode
 PROVEN = "proven-engines"
 # Of warnings, from here to the call of `load`, through `choice`.
 WARNED = 7
+COMMA = re.compile(rb' (?:eps|epsilon|min|max|alpha|beta|scale)="-?\d+,\d+(?:e[-+]?\d+)?"')
 # Of engines with these gates nobody says that their answers are the original's: they are measured to be compared.
 UNPROVEN = ("fail", "undecided")
 
@@ -74,8 +76,19 @@ def require_golden_answers(
         warnings.warn(text, RuntimeWarning, stacklevel=WARNED)
         return
     error = wrong_answers(engine, found, facts["here"], of_graph=not manifest.engines)
+    if _has_decimal_commas(folder, engine):
+        error.found = "numbers with a decimal comma in its model.xml: OpenVINO wrote it in a process of such a locale"
+        error.fix = "compile the engine again: vitdeploy compile GRAPH --target openvino-cpu -o DIR"
     error.bundle, error.engine = str(folder), engine.artifact
     raise error
+
+
+def _has_decimal_commas(folder: Path, engine: EngineSpec) -> bool:
+    """Whether an IR was written with the decimal comma of a locale. Lists have commas too, but not the attributes that
+    are looked at."""
+    with contextlib.suppress(OSError):
+        return any(COMMA.search((folder / name).read_bytes()) for name in engine.files if name.endswith(".xml"))
+    return False
 
 
 def wrong_answers(
@@ -118,7 +131,7 @@ def _facts(
             "golden": encode(manifest.golden),
             "inputs": [str(tensor) for tensor in runner.inputs],
             "streams": runner.at_once,
-            "threads": threads,
+            "threads": threads or runner.engine_threads or 0,
             "allow_failed": allow_failed,
         },
         "here": {target.package: str(version), **describe_host(), **RUNTIME[engine.target].describe_device()},

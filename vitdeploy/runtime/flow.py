@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 
@@ -11,7 +10,7 @@ import numpy as np
 from vitdeploy.bundle.flow import PartTensors, link, mismatches
 from vitdeploy.errors import TargetError, TensorError
 from vitdeploy.runtime.flows import inputs_of, outputs_of
-from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.runtime.runner import Array, Runner, forkable_lock
 from vitdeploy.spec import FlowPart, FlowSpec
 
 SEED = 0
@@ -27,7 +26,7 @@ class LinkedParts:
     def __init__(self, flow: FlowSpec, runners: Mapping[str, Runner], name: str, *, keep: bool = False) -> None:
         self.flow, self.runners, self.name, self.keep = flow, dict(runners), name, keep
         self._kept: dict[str, tuple[dict[str, Array], dict[str, Array]]] = {}
-        self._turn = threading.Lock()
+        self._turn = forkable_lock()
 
     @property
     def graphs(self) -> dict[str, PartTensors]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -17,12 +19,15 @@ VNNI = {"avx512_vnni", "avx_vnni", "amx_int8"}
 # The same of Arm: the instructions sdot and udot, smmla and ummla.
 DOT_PRODUCT = {"asimddp", "i8mm"}
 
+MOST_THREADS = 4096
+
 
 def describe_host(root: Path = ROOT, machine: str = "", cpus: Collection[int] | None = None) -> dict[str, str]:
     """CPU model, its instruction sets that matter here, cores, operating system, Python.
 
     On Arm Linux also "board", its name, and "caches", each where the kernel shows it. An emulated process has
-    "emulated": what runs it. Whatever is keyed by these facts is of one model of board; the facts of x86 are what they
+    "emulated": what runs it. In a control group that has less CPU time than its CPUs give, "quota" says so, and "cores"
+    are no more than that. Whatever is keyed by these facts is of one model of board; the facts of x86 are what they
     always were, so that keys stay.
 
     Args:
@@ -35,15 +40,18 @@ def describe_host(root: Path = ROOT, machine: str = "", cpus: Collection[int] | 
     # A foreign /proc/cpuinfo is another sign: kernels before 6.1 do not tell their architecture.
     foreign = _foreign(cpuinfo, own)
     below = emulator(root, machine) or (f"an emulator on {foreign}" if foreign else "")
+    cpus, quota = _affinity() if cpus is None else cpus, cpu_quota(root)
     named = _arm_facts(cpuinfo, root, machine, cpus, below) if own == "Arm" else _facts(cpuinfo, machine, below)
     facts = {
         "cpu": named.pop("cpu"),
         "isa": named.pop("isa"),
-        "cores": str(usable_cores() if cpus is None else len(cpus)),
+        "cores": str(_within(quota, cpus)),
         "machine": machine,
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
     }
+    if quota is not None and quota < len(cpus):
+        facts["quota"] = f"{quota:g} of {len(cpus)} CPUs"
     return {**facts, **named, **({"emulated": below} if below else {})}
 
 
@@ -57,10 +65,10 @@ def _facts(cpuinfo: str, machine: str, below: str) -> dict[str, str]:
     }
 
 
-def _arm_facts(cpuinfo: str, root: Path, machine: str, cpus: Collection[int] | None, below: str) -> dict[str, str]:
+def _arm_facts(cpuinfo: str, root: Path, machine: str, cpus: Collection[int], below: str) -> dict[str, str]:
     """The files of /sys, and names in the firmware, are those of the real machine: an emulated process has none."""
     cores = arm.read_cores(cpuinfo)
-    named = arm.describe_cores(cores, _affinity() if cpus is None else cpus)
+    named = arm.describe_cores(cores, cpus)
     facts = {
         "cpu": named or ("" if cpuinfo else platform.processor()) or f"a CPU of {machine}",
         "isa": arm.instruction_sets(cpuinfo, root),
@@ -101,9 +109,70 @@ def saturates(isa: str) -> bool:
     return bool(found & {"avx2", "avx512f"}) and not found & VNNI
 
 
-def usable_cores() -> int:
-    """The number of CPUs that this process may run on."""
-    return len(_affinity())
+def usable_cores(root: Path = ROOT) -> int:
+    """The number of CPUs that this process may keep busy: those it may run on, and no more than the quota of its
+    control groups, rounded up."""
+    return _within(cpu_quota(root), _affinity())
+
+
+def default_threads(*variables: str, root: Path = ROOT) -> int:
+    """The threads of a runtime where nobody gave their number: that of the first of these environment variables that
+    has one, then of OMP_NUM_THREADS; then as many as the quota of the control groups allows; 0 where nothing says so,
+    which leaves it to the runtime."""
+    for variable in (*variables, "OMP_NUM_THREADS"):
+        value = os.environ.get(variable, "").partition(",")[0].strip()
+        if value.isascii() and value.isdigit() and 0 < int(value) <= MOST_THREADS:
+            return int(value)
+    return cores if (cores := usable_cores(root)) < len(_affinity()) else 0
+
+
+def cpu_quota(root: Path = ROOT) -> float | None:
+    """The CPUs whose time the control groups of this process get; None without a limit, or where it cannot be read.
+
+    Sources: Linux, Documentation/admin-guide/cgroup-v2.rst (cpu.max) and Documentation/scheduler/sched-bwc.rst
+    (cpu.cfs_quota_us), in microseconds.
+    """
+    found = []
+    for folder in _groups(root):
+        whole = _read(folder / "cpu.max").split()
+        quota, period = whole if len(whole) == 2 else (_read(folder / f"cpu.cfs_{n}_us") for n in ("quota", "period"))
+        if quota.strip().isdecimal() and period.strip().isdecimal() and int(quota) and int(period):
+            found.append(int(quota) / int(period))
+    return min(found, default=None)
+
+
+def quota_waits(root: Path = ROOT) -> float | None:
+    """The seconds so far that a quota kept threads of this process's control groups from running; None if unknown."""
+    found = []
+    for folder in _groups(root):
+        stat = _read(folder / "cpu.stat")
+        for name, unit in (("throttled_usec", 1e6), ("throttled_time", 1e9)):
+            if match := re.search(rf"^{name} (\d+)$", stat, re.MULTILINE):
+                found.append(int(match[1]) / unit)
+    return max(found, default=None)
+
+
+def _groups(root: Path) -> list[Path]:
+    """The folders of the control groups of this process that may limit its CPU time, and of those above them. In a
+    container the path may be that on the host, of which only the upper folders are there."""
+    found: list[Path] = []
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        names, _, path = rest.partition(":")
+        if number == "0" and not names:
+            mounts = ["", "unified"]
+        elif "cpu" in names.split(","):
+            mounts = ["cpu", "cpu,cpuacct", "cpuacct,cpu"]
+        else:
+            continue
+        parts = [part for part in path.split("/") if part not in ("", ".", "..")]
+        for mount in mounts:
+            found += [root.joinpath("sys/fs/cgroup", mount, *parts[:n]) for n in range(len(parts), -1, -1)]
+    return found
+
+
+def _within(quota: float | None, cpus: Collection[int]) -> int:
+    return len(cpus) if quota is None else max(1, min(len(cpus), math.ceil(quota)))
 
 
 def _affinity() -> Collection[int]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitdeploy.bundle.checked import CheckedFiles, Verify, open_checked, retry_if_replaced
 from vitdeploy.errors import InputError, TargetError
@@ -72,6 +73,17 @@ def load(
     """
     folder = bundle_folder(path)
     require_streams(streams)
+    from PIL import Image
+
+    Image.preinit()  # what the first image would import: a child forked meanwhile would wait for that import forever
+    how: dict[str, Any] = {"batch": batch, "threads": threads, "trust": trust, "allow_failed": allow_failed}
+    how |= {
+        "streams": streams,
+        "reduced": reduced,
+        "verify": verify,
+        "expect_digest": expect_digest,
+        "monitor": monitor,
+    }
     options = _monitor_of(monitor)
 
     def read() -> Predictor:
@@ -93,6 +105,7 @@ def load(
             choice.runner.close()
             raise
         predictor.reduced = reduced
+        predictor.again = partial(load, folder.absolute(), target, **how)
         return predictor
 
     return retry_if_replaced(folder, read)

@@ -8,7 +8,6 @@ looked at, and the smallest some of them.
 
 from __future__ import annotations
 
-import threading
 import typing
 import warnings
 from collections.abc import Callable, Mapping
@@ -32,7 +31,7 @@ from vitdeploy.runtime.monitor_reference import (
     read_reference,
     watched_outputs,
 )
-from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.runtime.runner import Array, Runner, forkable_lock
 from vitdeploy.spec import EngineSpec, PreprocessSpec, Task
 
 Kind = Literal["inputs", "outputs", "canary", "non-finite"]
@@ -135,7 +134,7 @@ class Canary:
         self._wanted = {name: golden.outputs[name] for name in names}
         self._scales = {name: max(float(np.abs(each).max(initial=0.0)), 1e-300) for name, each in self._wanted.items()}
         self._first: dict[int, dict[str, Array]] = {}
-        self._turn = threading.Lock()
+        self._turn = forkable_lock()
         self._next = 0
 
     def ask(self) -> tuple[float, bool]:
@@ -173,7 +172,7 @@ class Monitoring:
         limits, outputs = watched.limits, watched.outputs or []
         self._width = 0 if limits is None else len(limits.names)
         self._inputs = self._width - len(output_names(watched.task, outputs))
-        self._lock = threading.Lock()
+        self._lock = forkable_lock()
         self._runs = self._looked_at = self._windows = self._drifted = 0
         self._canaries = self._wrong = self._changed = self._non_finite = 0
         self._events: dict[Kind, int] = dict.fromkeys(KINDS, 0)

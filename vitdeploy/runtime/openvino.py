@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.errors import CapabilityError, EngineError, LimitError, MissingPackageError, TensorError
+from vitdeploy.errors import CapabilityError, ClosedError, EngineError, LimitError, MissingPackageError, TensorError
 from vitdeploy.limits import bounded, size_of
 from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
+from vitdeploy.runtime.host import default_threads
 from vitdeploy.runtime.openvino_operands import put_vectors_first
-from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.runtime.runner import AFTER_FORK, Array, Runner
 from vitdeploy.spec import FloatRest, TensorSpec
 
 DTYPES = {
@@ -80,7 +81,8 @@ def compile_model(
     A dynamic leading axis is reshaped to `batch` first: the CPU plugin fuses attention only with static shapes.
     `options` are plugin properties, which come before those of `needed_options`. Without INFERENCE_PRECISION_HINT it is
     "f32": the plugin's own choice is half precision where the CPU has that, as most Arm CPUs do, and sums overflow.
-    `threads` 0 leaves the number to the plugin. The `streams` share the threads: each runs a request of its own, and
+    `threads` 0 is that of `default_threads`, else the plugin's own choice.
+    The `streams` share the threads: each runs a request of its own, and
     none waits for a thread of another one.
 
     Raises:
@@ -90,7 +92,7 @@ def compile_model(
     config = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32", **options}
     if streams > 1:
         config |= {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": str(streams)}
-    if threads:
+    if threads := threads or default_threads():
         config["INFERENCE_NUM_THREADS"] = str(threads)
     try:
         core = openvino.Core()
@@ -144,6 +146,8 @@ def _with_batch(shape: Any, batch: int) -> list[Any]:
 class OpenVinoRunner(Runner):
     """Runs an OpenVINO IR, or an ONNX file, on the CPU plugin."""
 
+    native = True
+
     def __init__(
         self,
         model_file: Path,
@@ -171,6 +175,7 @@ class OpenVinoRunner(Runner):
     def _load(self) -> None:
         self.compiled, names = self._compile()
         _require_asked_precision(self.name, self.options, self.compiled)
+        self._requests = SimpleQueue()
         for _ in range(self.at_once):
             self._requests.put(self.compiled.create_infer_request())
         self.inputs = tuple(_spec(port) for port in self.compiled.inputs)
@@ -178,6 +183,18 @@ class OpenVinoRunner(Runner):
         found = zip(map(_spec, self.compiled.outputs), names, strict=True)
         self.outputs = tuple(dataclasses.replace(spec, name=name) for spec, name in found)
         self.provider = "+".join(self.compiled.get_property("EXECUTION_DEVICES"))
+        if self.provider == "CPU":
+            self.engine_threads = max(1, int(self.compiled.get_property("INFERENCE_NUM_THREADS")) // self.at_once)
+
+    def _require_loaded(self, call: str) -> None:
+        if self._inherited and self.at_once > 1 and not self._closed:
+            raise ClosedError(
+                f"{self.name} was loaded with {self.at_once} streams before this process was forked",
+                found="a child without the threads of these streams, which would wait for them forever",
+                wanted="an engine that this process has loaded",
+                fix=AFTER_FORK,
+            )
+        super()._require_loaded(call)
 
     def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         request = self._requests.get()

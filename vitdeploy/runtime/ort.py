@@ -13,11 +13,13 @@ from typing import Any
 from vitdeploy.errors import CapabilityError, EngineError, LimitError, MissingPackageError
 from vitdeploy.limits import bounded, size_of
 from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
-from vitdeploy.runtime.host import usable_cores
+from vitdeploy.runtime.host import default_threads, usable_cores
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import TensorSpec
 
 CPU_PROVIDER = "CPUExecutionProvider"
+TASKS = Path("/proc/self/task")
+THREADS = "ORT_INTRA_OP_NUM_THREADS"
 DTYPES = {
     "tensor(float)": "float32",
     "tensor(float16)": "float16",
@@ -57,9 +59,9 @@ def open_session(
     """An `onnxruntime.InferenceSession` on the CPU.
 
     A dynamic axis named "batch" is pinned to `batch` before the graph is optimised, so that shapes are static.
-    `threads` is the number of intra-operator threads (0: the runtime's own choice). `profile` is the prefix of a
-    profile file. `weights` is the folder of the external data of a graph that comes as bytes. `as_written` is for
-    graphs that are evaluated, not served: products between Q/DQ are computed in float, which INT8 kernels of some CPUs
+    `threads` is the number of intra-operator threads (0: of `default_threads`, else the runtime's own choice).
+    `profile` is the prefix of a profile file. `weights` is the folder of the external data of a graph that comes
+    as bytes. `as_written` is for graphs that are evaluated, not served: products between Q/DQ are computed in float, which INT8 kernels of some CPUs
     are not exact to, and nodes in their order, which frees tensors as soon as it can be. `plain`: no optimisation at
     all, so that every node is computed by itself. `spinning` as for `runtime.engine.make_runner`.
 
@@ -70,7 +72,7 @@ def open_session(
     runtime = require()
     options = runtime.SessionOptions()
     options.log_severity_level = 4  # errors are raised; ONNX Runtime would print them too
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = threads or default_threads(THREADS)
     if batch is not None:
         options.add_free_dimension_override_by_name("batch", batch)
     if profile is not None:
@@ -107,6 +109,8 @@ class OnnxRuntimeRunner(Runner):
     `external`: the name of a file of unknown origin that the graph is of; what each run of it may take is bounded.
     """
 
+    native = True
+
     def __init__(
         self,
         graph: Path | bytes,
@@ -134,8 +138,11 @@ class OnnxRuntimeRunner(Runner):
         self._names: list[str] = []
 
     def _load(self) -> None:
+        whole = self.threads or default_threads(THREADS) or usable_cores()
         # Runs at once would wait for the same pool of threads: each has its share, and one thread is the caller's own.
-        threads = self.threads if self.at_once == 1 else max(1, (self.threads or usable_cores()) // self.at_once)
+        threads = self.threads if self.at_once == 1 else max(1, whole // self.at_once)
+        require()
+        before = _tasks()
         self._session = open_session(
             self.graph,
             batch=self.batch,
@@ -147,6 +154,9 @@ class OnnxRuntimeRunner(Runner):
         )
         self.inputs = tuple(tensor_spec(tensor, self.batch) for tensor in self._session.get_inputs())
         self.outputs = tuple(tensor_spec(tensor, self.batch) for tensor in self._session.get_outputs())
+        # Of its own choice ONNX Runtime tells nothing: a pool has a thread less than compute, as one is the caller's.
+        set_to = self._session.get_session_options().intra_op_num_threads
+        self.engine_threads = set_to or (_tasks() - before + 1 if before else None)
         self._names = [tensor.name for tensor in self.outputs]
         self.provider = CPU_PROVIDER
 
@@ -162,6 +172,11 @@ class OnnxRuntimeRunner(Runner):
 
     def _close(self) -> None:
         self._session = None
+
+
+def _tasks() -> int:
+    """The threads of this process; 0 where the system does not tell."""
+    return len(list(TASKS.iterdir())) if TASKS.is_dir() else 0
 
 
 def tensor_spec(tensor: Any, batch: int | None) -> TensorSpec:

@@ -216,6 +216,8 @@ class OnnxRuntimeGpuRunner(Runner):
     the outputs back into new arrays.
     """
 
+    native = True
+
     def __init__(self, graph: Path, *, target: str, name: str, batch: int, options: Mapping[str, str]) -> None:
         super().__init__(name)
         self.graph = graph

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,12 +15,12 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
 
-from vitdeploy.errors import InputError, TensorError
+from vitdeploy.errors import ClosedError, InputError, TensorError
 from vitdeploy.runtime.answers import to_result
 from vitdeploy.runtime.batches import run_batches
 from vitdeploy.runtime.preprocess import ACCEPTED, ImageSource, Pixels, decode, in_rgb, resize_and_crop, to_input
 from vitdeploy.runtime.reduced import decode_reduced, resize_reduced
-from vitdeploy.runtime.runner import Array, Runner, require_array, type_name
+from vitdeploy.runtime.runner import AFTER_FORK, Array, Reloaded, Runner, require_array, type_name
 from vitdeploy.runtime.task import Reading, Result
 from vitdeploy.runtime.timings import Stopwatch, Timings
 from vitdeploy.runtime.topdown import Box
@@ -34,13 +35,14 @@ if TYPE_CHECKING:
 DYNAMIC_CHUNK = 8
 
 
-class Predictor:
+class Predictor(Reloaded):
     """Answers for images with one engine of a bundle. Use as a context manager, or call `close`.
 
     All methods may be called from several threads: their images are decoded and prepared at the same time, and the
     engine runs for as many at a time as it has streams, one by default. `why` says why it is this engine. With
     `reduced`, large JPEG files are decoded at a part of their size (`runtime.reduced`). `monitor` says whether images
-    and answers are as usual, where `load` was asked to watch them.
+    and answers are as usual, where `load` was asked to watch them. One that `load` gave may be pickled and copied:
+    that loads the bundle again.
 
     >>> predictor = load("out/digits")            # doctest: +SKIP
     >>> predictor.predict("seven.png").label      # doctest: +SKIP
@@ -200,14 +202,26 @@ class Predictor:
             answers = partial(answers, channels=channels)
         size = self._batch if isinstance(self._input.shape[0], int) else 1
         source, waiting = iter(images), deque[Future[Sequence[Result | InputError]]]()
+        process = os.getpid()
+
+        def first() -> Sequence[Result | InputError]:
+            if os.getpid() != process:  # the threads that would answer are not in a forked child
+                raise ClosedError(
+                    "this stream was begun before this process was forked",
+                    found="a stream of another process",
+                    wanted="a stream of this one",
+                    fix=f"predictor.stream(...) in the child, too; better {AFTER_FORK}",
+                )
+            return waiting.popleft().result()
+
         with ThreadPoolExecutor(in_flight, thread_name_prefix="vitdeploy-stream") as pool:
             try:
                 while chunk := list(islice(source, size)):
                     waiting.append(pool.submit(answers, chunk, top))
                     if len(waiting) == in_flight:
-                        yield from waiting.popleft().result()
+                        yield from first()
                 while waiting:
-                    yield from waiting.popleft().result()
+                    yield from first()
             finally:
                 pool.shutdown(cancel_futures=True)
 

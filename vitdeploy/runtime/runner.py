@@ -8,31 +8,60 @@ a buffer that it reuses.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import threading
+import warnings
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.errors import ClosedError, TensorError
+from vitdeploy.errors import ClosedError, InputError, TensorError
 from vitdeploy.spec import TensorSpec
 
 Array = npt.NDArray[Any]
 
 # Inputs of such names are caches of earlier steps, which hold nothing at the first one: only their batch is not empty.
 CACHE = "past_"
+AFTER_FORK = "load the bundle after the fork, in the process that uses it"
+# A lock that another thread holds at a fork would stay locked in the child.
+_locks: weakref.WeakSet[Any] = weakref.WeakSet()
+_runners: weakref.WeakSet[Runner] = weakref.WeakSet()
+_paused = contextlib.ExitStack()
 
 
-class Runner(ABC):
+class Reloaded:
+    """Pickled and copied as the call that made it, `again`: an engine stays in its process."""
+
+    again: Callable[[], Any] | None = None
+
+    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
+        if self.again is None:
+            raise InputError(
+                "an engine cannot be pickled or copied: it is memory and threads of this process",
+                found=type_name(self),
+                wanted="a predictor that `vitdeploy.runtime.load` gave; its path and arguments are what is pickled",
+                fix="give the other process the bundle's path, and load it there",
+            )
+        return self.again, ()
+
+
+class Runner(Reloaded, ABC):
     """Runs one model on one runtime.
 
     `inputs` and `outputs` are the tensors as loaded (the batch is a number once the runner is pinned to one);
-    `provider` is what really runs, set by `load`. `at_once` is how many calls of `infer` run at a time.
+    `provider` is what really runs, set by `load`. `at_once` is how many calls of `infer` run at a time. `native`: it
+    holds objects of a runtime, with locks and threads. A fork waits for its runs, as a child inherits these locks.
+    `engine_threads`: that compute one run, set by `load` where the runtime tells.
     """
 
+    native: ClassVar[bool] = False
+    engine_threads: int | None = None
     name: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -45,9 +74,13 @@ class Runner(ABC):
         self.inputs = ()
         self.outputs = ()
         self.provider = ""
-        self._loaded, self._closed = False, False
+        self._loaded, self._closed, self._inherited, self._process = False, False, False, 0
         self._fixed: dict[str, tuple[np.dtype[Any], tuple[int | str, ...]]] = {}
-        self._turn = threading.Lock() if at_once == 1 else threading.Semaphore(at_once)
+        self._make_locks()
+        _runners.add(self)
+
+    def _make_locks(self) -> None:
+        self._turn = threading.Lock() if self.at_once == 1 else threading.Semaphore(self.at_once)
         self._ending = threading.Lock()
 
     @abstractmethod
@@ -84,8 +117,24 @@ class Runner(ABC):
         if not self._loaded:
             self._load()
             self._fixed = _fixed_inputs(self.inputs)
-            self._loaded, self._closed = True, False
+            self._loaded, self._closed, self._inherited, self._process = True, False, False, os.getpid()
         return self
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """No run is going on."""
+        with self._ending, contextlib.ExitStack() as turns:
+            for _ in range(self.at_once):
+                turns.enter_context(self._turn)
+            yield
+
+    def forked(self) -> None:
+        """This process is a child that was forked. What the runtime made is never freed here: its destructors would
+        wait for threads of the parent."""
+        self._make_locks()
+        if self.native and self._loaded:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(dict(vars(self))))
+            self._inherited = True
 
     def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once. Safe to call from several threads; `at_once` calls run at a time, one by default.
@@ -111,6 +160,14 @@ class Runner(ABC):
                 f"{self.name}: load() must be called before {call}",
                 found="not loaded yet",
                 wanted="a runner or predictor that is open",
+            )
+        if self._inherited:
+            self._inherited = False
+            warnings.warn(
+                f"{self.name} was loaded before this process was forked: the runtime's threads are not in this child, "
+                f"so it is slower, and may hang when the child exits. {AFTER_FORK.capitalize()}",
+                RuntimeWarning,
+                stacklevel=4,
             )
 
     def _wanted(self, feeds: Mapping[str, object]) -> dict[str, TensorSpec]:
@@ -156,14 +213,12 @@ class Runner(ABC):
     def close(self) -> None:
         """Free everything, once the runs that have begun in other threads have ended; all others are refused. Closing
         twice is as good as once."""
-        with self._ending, contextlib.ExitStack() as turns:
-            if not self._loaded:
-                return
-            self._closed = True  # from now on: a stream of calls must not keep this waiting for its turn
-            for _ in range(self.at_once):
-                turns.enter_context(self._turn)
-            self._loaded = False
-            self._close()
+        self._closed = self._loaded or self._closed  # already: calls must not keep this waiting for its turn
+        with self.paused():
+            if self._loaded:
+                self._loaded = False
+                if self._process == os.getpid():
+                    self._close()
 
     def __enter__(self) -> Runner:
         return self.load()
@@ -172,6 +227,38 @@ class Runner(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def forkable_lock() -> threading.Lock:
+    """A lock that is free in a forked child, whoever holds it in the parent."""
+    lock = threading.Lock()
+    _locks.add(lock)
+    return lock
+
+
+def _before_fork() -> None:
+    _forks.acquire()
+    for runner in list(_runners):
+        if runner.native:
+            _paused.enter_context(runner.paused())
+
+
+def _in_parent() -> None:
+    _paused.close()
+    _forks.release()
+
+
+def _in_child() -> None:
+    _paused.pop_all()
+    for lock in list(_locks):
+        lock._at_fork_reinit()  # as the standard library does with its own
+    for runner in list(_runners):
+        runner.forked()
+
+
+_forks = forkable_lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
 
 
 def require_array(value: object, wanted: TensorSpec, what: str) -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from vitdeploy.bundle.checked import Verify, open_checked, retry_if_replaced
 from vitdeploy.errors import TargetError
 from vitdeploy.runtime.choice import AUTO, choose_engine
 from vitdeploy.runtime.load import bundle_folder
-from vitdeploy.runtime.runner import Runner
+from vitdeploy.runtime.runner import Reloaded, Runner
 from vitdeploy.runtime.sequence import Sequence
 from vitdeploy.runtime.sequence_runner import SequenceRunner
 
 
-class SequencePredictor:
+class SequencePredictor(Reloaded):
     """Decodes with the engines of one bundle. Use as a context manager, or call `close`."""
 
     def __init__(self, runner: SequenceRunner, why: str = "") -> None:
@@ -65,6 +67,12 @@ def load_sequence(
         TargetError: a bundle for another task. Else as `load`.
     """
     folder = bundle_folder(path)
+    how: dict[str, Any] = {
+        "trust": trust,
+        "allow_failed": allow_failed,
+        "verify": verify,
+        "expect_digest": expect_digest,
+    }
 
     def read() -> SequencePredictor:
         files = open_checked(folder, verify, expect_digest, trust)
@@ -78,6 +86,8 @@ def load_sequence(
             )
         choice = choose_engine(folder, manifest, target, threads, trust, allow_failed=allow_failed, files=files)
         assert isinstance(choice.runner, SequenceRunner)
-        return SequencePredictor(choice.runner, choice.why)
+        predictor = SequencePredictor(choice.runner, choice.why)
+        predictor.again = partial(load_sequence, folder.absolute(), target, threads=threads, **how)
+        return predictor
 
     return retry_if_replaced(folder, read)

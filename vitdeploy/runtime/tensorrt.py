@@ -35,6 +35,8 @@ class TensorRtRunner(Runner):
     `trusted` says of a SHA-256 whether the plan may be loaded.
     """
 
+    native = True
+
     def __init__(
         self,
         plan: Path,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass
 from typing import Any
+
+from vitdeploy.runtime.runner import forkable_lock
 
 STAGES = ("decode", "preprocess", "infer", "postprocess")
 
@@ -32,7 +33,7 @@ class Stopwatch:
     """Adds up how long stages take; safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = forkable_lock()
         self._images = 0
         self._ns = dict.fromkeys(STAGES, 0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -17,7 +16,7 @@ from vitdeploy.runtime.flows import IMAGE_FEATURES, TEXT_FEATURES
 from vitdeploy.runtime.open_vocabulary import OF_IMAGES, find_texts
 from vitdeploy.runtime.predictor import Predictor, require_several, require_top
 from vitdeploy.runtime.preprocess import ImageSource, in_rgb
-from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.runtime.runner import Array, Runner, forkable_lock
 from vitdeploy.runtime.task import Result
 from vitdeploy.runtime.tokenizer import TextTokenizer, require_texts
 from vitdeploy.runtime.topdown import Box
@@ -50,7 +49,7 @@ class TextsPredictor(Predictor):
         self.spec, self.tokenizer = spec, tokenizer
         self._text_tower = FlowView(runner, [TEXT_FEATURES]).load()
         self._features: dict[str, Features] = {}
-        self._turn = threading.Lock()
+        self._turn = forkable_lock()
         super().__init__(FlowView(runner, self.of_images), preprocess, labels, self.its_task, spec, why)
 
     @abstractmethod

@@ -35,7 +35,7 @@ from vitdeploy.spec import DecodeError, Precision, decode, encode
 
 FORMAT = 1
 # What identifies the device of a time; a different operating system kernel or Python does not change the device.
-FINGERPRINT = ("cpu", "isa", "cores", "machine", "board", "caches", "emulated")
+FINGERPRINT = ("cpu", "isa", "cores", "quota", "machine", "board", "caches", "emulated")
 ROUNDS, BLOCK_SECONDS, WARMUP_SECONDS = 9, 0.05, 0.15
 BOUNDS = Range(-4.0, 4.0)
 

@@ -20,7 +20,7 @@ from vitdeploy.runtime import Predictor, load
 from vitdeploy.runtime.canary import require_golden_answers
 from vitdeploy.runtime.choice import AUTO
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.runtime.host import usable_cores
+from vitdeploy.runtime.host import default_threads, usable_cores
 from vitdeploy.runtime.load import images_of
 from vitdeploy.runtime.monitor import Monitor, canary_of, watch
 from vitdeploy.runtime.png import png_bytes
@@ -212,7 +212,7 @@ def _load_decoders(predictor: Predictor) -> None:
 
 def _in_streams(files: CheckedFiles, engine: EngineSpec, batch: int, threads: int) -> Predictor | None:
     """The same engine with a stream for each thread; None if it has no streams, or there is one thread."""
-    count = min(threads or usable_cores(), MOST_STREAMS)
+    count = min(threads or default_threads() or usable_cores(), MOST_STREAMS)
     runner = make_runner(files.folder, engine, batch=batch, threads=threads, streams=count)
     if runner.at_once == 1:
         return None

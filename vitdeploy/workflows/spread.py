@@ -16,7 +16,7 @@ from vitdeploy.document.bench import DeviceBench
 from vitdeploy.runtime.host import name_host
 
 # What makes two machines one kind: not their system and Python, which are named where they differ.
-SAME = ("board", "cpu", "isa", "cores", "machine", "emulated")
+SAME = ("board", "cpu", "isa", "cores", "quota", "machine", "emulated")
 # The share of blocks in which a device may throttle: one in a long run is its governor.
 THROTTLED_SHARE = 0.1
 # How far a device may be from the median of its kind: beyond three standard deviations, estimated by the median of the

@@ -14,7 +14,7 @@ from vitdeploy.workflows.regression.pairs import Pair, pair_up
 
 # The accuracy of these tasks is a share of the samples that were answered rightly.
 SHARES = ("classification", "sequence", "zero-shot")
-MACHINE = ("board", "cpu", "cores", "machine", "emulated")
+MACHINE = ("board", "cpu", "cores", "quota", "machine", "emulated")
 RUNTIMES = ("vitdeploy", "onnxruntime", "openvino", "tensorrt")
 # Half width of a ratio's interval due to differences between three processes of each side, which are unknown here.
 BETWEEN_PROCESSES = quantile(PROCESS_FREEDOM + 2) * PROCESS_SPREAD / math.sqrt(3)
