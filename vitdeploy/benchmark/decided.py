@@ -28,6 +28,7 @@ APART_REACH = 0.1
 ONE_SIDED, LEAST_CLAIM, CAUTION, SHORT_MS = 0.025, 1.1, 0.85, 8.0
 # The least share that is mentioned.
 MENTIONED = 0.005
+MADE_FOR = "was made for"
 MEASURE_AGAIN = "measure again when the machine is quiet, or for longer (--duration; bench.duration in a recipe)"
 COOL_DOWN = "let it cool down or give it more power (`vitdeploy doctor` says of each what helps), then measure again"
 
@@ -129,7 +130,7 @@ def _typical(rounds: Sequence[Round]) -> float:
 
 
 def _measures(block: Round) -> tuple[float, float, float]:
-    """Of one block, in ms: the latency that a quarter of the queries has, the least one, and the CPU time of a query."""
+    """Of one block, in ms: the first quartile of the latencies, the least one, and the CPU time of a query."""
     cpu = 0.0 if block.machine is None else 1e3 * block.machine.own_seconds / block.latencies_ms.size
     return nearest_rank(block.latencies_ms, 25), float(block.latencies_ms.min()), cpu
 
@@ -163,7 +164,7 @@ def disturbed_reason(bench_run: BenchRun) -> str:
 def _fallback(entries: Sequence[Entry]) -> str:
     for entry in entries:
         if falls_back(entry):
-            return f"it ran on {entry.provider}, and was made for {entry.made_for}: compile it on this machine"
+            return f"it ran on {entry.provider}, and {MADE_FOR} {entry.made_for}: compile it on this machine"
     return ""
 
 

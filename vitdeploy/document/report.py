@@ -196,6 +196,7 @@ class SizeRow:
     agreement: float | None
     latency_ms: Latency
     throughput: float
+    grade: Grade | None = field(default=None, metadata=SPARSE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,6 +26,20 @@ GateStatus = Literal["pass", "fail", "undecided", "none"]
 # How surely the first engine of a bundle is the one to ship: proven; ahead, though others may be as fast; or first in a
 # fixed order, because the times do not rank them.
 Grade = Literal["recommended", "leading", "no ranking"]
+
+
+def bound_words(bounds: tuple[float | None, float | None]) -> str:
+    """What is known of a ratio whose value is not: "at least 1.8" or "at most 0.24", with two digits, rounded towards
+    the weaker claim; "" where nothing is known."""
+    low, high = bounds
+    known = low if high is None else high
+    if known is None:
+        return ""
+    scale = 10.0 ** max(0, 1 - math.floor(math.log10(known)))
+    digits = round(math.log10(scale))
+    if high is None:
+        return f"at least {math.floor(known * scale) / scale:.{digits}f}"
+    return f"at most {math.ceil(known * scale) / scale:.{digits}f}"
 
 
 @dataclass(frozen=True)
