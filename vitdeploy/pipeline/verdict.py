@@ -229,7 +229,12 @@ def _open(ranked: Ranked, bench: Bench) -> list[str]:
     reasons = [ratio.reason for ratio in bench.ratios if not ratio.decided]
     settle = next((f"{reason}." for reason in reasons if MADE_FOR in reason), f"To settle it, {MEASURE_AGAIN}.")
     if ranked.grade == "recommended" and ranked.rivals:
-        return [f"Undecided: whether it or {' or '.join(ranked.rivals)} is faster."]
+        *others, last = ranked.rivals
+        return [
+            f"Undecided: whether it, {', '.join(others)} or {last} is fastest."
+            if others
+            else f"Undecided: whether it or {last} is faster."
+        ]
     if ranked.grade == "leading":
         return [f"The machine was not quiet, and {', '.join(ranked.rivals)} may be faster. {settle}"]
     if ranked.grade == "no ranking" and reasons:
