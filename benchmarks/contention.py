@@ -1,17 +1,19 @@
-"""Does a bench beside others claim what does not hold? Runs of known truth, with contention planted meanwhile.
+"""Does a bench beside others claim what does not hold, and does it decide? Runs of known truth, contention planted.
 
-    python benchmarks/contention.py --work DIR --contests 50           goes on where it stopped; some 25 minutes
-    python benchmarks/contention.py --work DIR --contests 10 --quick   shorter blocks, to see that it works
+    python benchmarks/contention.py --work DIR                         60 contests, up to 10 minutes; goes on where it
+                                                                       stopped
     python benchmarks/contention.py --work DIR --contests 0            what was found so far
+    python benchmarks/contention.py --work DIR --demo 10 --loops 1     `make demo` ten times beside one busy loop
 
-Each run is of three: an engine (the digits' ViT with the embedded weights, FP32), the same again, and the same in a
-process that computes each query twice. So the truth is known: 1 and 2. The engine is OpenVINO
-in one benchmark run and ONNX Runtime in the next: their threads take contention in different ways. Beside it, in turns,
-nothing runs, one busy loop, two, two that come and go at random seconds, or a second bench that knows of no lock.
+Each contest is of three: an engine (the digits' ViT with the embedded weights, FP32), the same again, and the same in a
+process that computes each query twice. So the truth is known: 1 and 2. The engine is OpenVINO in one contest and ONNX
+Runtime in the next: their threads take contention in different ways. Beside it, in turns, nothing runs, one busy loop,
+two, two that come and go at random seconds, a second bench that knows of no lock, or all three are stopped for
+milliseconds at random times, as the hypervisor of a machine with busy neighbours does without a word to its guests.
 
-What counts is, of the ratios that are claimed (`decided`), how many intervals hold the truth: at least 93 in 100. How
-many are claimed says what the caution costs. Measure on a machine that does nothing else: what else runs is contention
-too.
+It prints three rates. Of the contests, how many find the engine faster than the doubled one, or ahead of it: 90 in 100.
+Of all that is claimed (intervals, and "at least"), how much is true: 97 in 100. How often one of two equal engines is
+called faster: never. Measure on a machine that does nothing else: what else runs is contention too.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import math
+import os
 import subprocess
 import sys
 import time
@@ -29,6 +33,7 @@ from typing import Any
 
 from vitdeploy.benchmark.candidate import engine_candidate
 from vitdeploy.benchmark.protocol import Protocol
+from vitdeploy.benchmark.results import BenchRun
 from vitdeploy.benchmark.run import run_benchmark
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.pipeline.measure import ratios
@@ -37,13 +42,12 @@ from vitdeploy.verification.intervals import wilson
 MODEL, CHECKPOINT = "vit_w192d4h3_patch4_32", "calibration/digits/vit_digits.safetensors"
 ROOT = Path(__file__).resolve().parents[1]
 TARGETS = ("openvino-cpu", "onnxruntime-cpu")
-KINDS = ("none", "one loop", "two loops", "bursts", "a second bench")
+KINDS = ("none", "one loop", "two loops", "bursts", "a second bench", "stolen")
 ENGINE, AGAIN, DOUBLED = "engine", "the same", "doubled"
 TRUTHS = {AGAIN: 1.0, DOUBLED: 2.0}
 WORKER = Path(__file__).with_name("doubled_worker.py")
-# 12 rounds of each of three in three processes, some 20 s; with waiting and repeating half a minute.
-PROTOCOL = Protocol(("single",), (1,), duration=2.4, block_seconds=0.2, min_rounds=12, warmup=0.2, max_extension=1)
-QUICK = dataclasses.replace(PROTOCOL, duration=1.2, block_seconds=0.1, processes=2)
+# Looks after each of three processes, as a run has them; blocks of half the length, so that a contest takes seconds.
+PROTOCOL = Protocol(("single",), (1,), duration=3.0, block_seconds=0.2, min_rounds=21, warmup=0.2)
 SEED, LOOP = 0, "while True: pass"
 # A process of a bench that takes turns with others which are not there.
 BENCH = """
@@ -55,20 +59,42 @@ while True:
     session.answer({"do": "block", "batch": 1, "seconds": 0.5})
     time.sleep(0.2)
 """
+# Stops the measuring processes, which are children of process argv[1], for 3 to 12 ms in each 20 to 60.
+STEAL = """
+import os, random, signal, sys, time
+r = random.Random(int(sys.argv[2]))
+path = f"/proc/{sys.argv[1]}/task/{sys.argv[1]}/children"
+def tell(number):
+    for pid in map(int, open(path).read().split()):
+        if pid != os.getpid():
+            try: os.kill(pid, number)
+            except ProcessLookupError: pass
+while True:
+    tell(signal.SIGSTOP); time.sleep(r.uniform(0.003, 0.012))
+    tell(signal.SIGCONT); time.sleep(r.uniform(0.02, 0.06))
+"""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder for the engines and the results")
-    parser.add_argument("--contests", type=int, default=50, help="how many in all, with those of before")
-    parser.add_argument("--quick", action="store_true", help="blocks of half the length")
+    parser.add_argument("--contests", type=int, default=60, help="how many in all, with those of before")
+    parser.add_argument("--seconds", type=float, default=540.0, help="begin no contest after so many seconds")
+    parser.add_argument("--demo", type=int, default=0, help="instead, run the demo's recipe so many times")
+    parser.add_argument("--loops", type=int, default=1, help="busy loops beside the demo")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    bundles = [compiled(options.work, target) for target in TARGETS] if options.bench_runs else []
-    results = options.work / ("quick.jsonl" if options.quick else "benchmark runs.jsonl")
-    for number in range(len(read(results)), options.bench_runs):
+    if options.demo:
+        for line in demos(options.work, options.demo, options.loops):
+            print(line, flush=True)
+        return
+    begun, results = time.monotonic(), options.work / "contests.jsonl"
+    bundles = [compiled(options.work, target) for target in TARGETS] if options.contests else []
+    for number in range(len(read(results)), options.contests):
+        if time.monotonic() - begun > options.seconds:
+            break
         turn, kind = divmod(number, len(KINDS))
-        found = hold(bundles[turn % len(bundles)], KINDS[kind], number, QUICK if options.quick else PROTOCOL)
+        found = hold(bundles[turn % len(bundles)], KINDS[kind], number)
         with results.open("a", encoding="utf-8") as file:
             file.write(json.dumps(found) + "\n")
         print(f"{number + 1:>3}  {found['kind']:<15} {said(found)}", flush=True)
@@ -90,30 +116,38 @@ def compiled(work: Path, target: str) -> Path:
     )
     for out, arguments in steps:
         if not out.exists():
-            command = [sys.executable, "-m", "vitdeploy.cli.main", *map(str, arguments), "-o", str(out)]
-            subprocess.run(command, check=True)
+            subprocess.run([*command(*arguments), "-o", str(out)], check=True)
     return bundle
 
 
-def hold(bundle: Path, kind: str, number: int, protocol: Protocol) -> dict[str, Any]:
-    """One benchmark run beside others: what was claimed of the two pairs."""
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "vitdeploy.cli.main", *map(str, arguments)]
+
+
+def hold(bundle: Path, kind: str, number: int) -> dict[str, Any]:
+    """One contest beside others: what was claimed of the two pairs. It ends as a run does, with the first process after
+    which the engine and the doubled one are told apart."""
     engine = read_bundle(bundle).engines[0]
     plain = [engine_candidate(engine, bundle, name) for name in (ENGINE, AGAIN)]
     doubled = dataclasses.replace(plain[0], artifact=DOUBLED, argv=(sys.executable, str(WORKER)))
     pairs = [(AGAIN, ENGINE), (DOUBLED, ENGINE)]
+
+    def settled(bench_run: BenchRun) -> bool:
+        [found] = ratios(bench_run, pairs[1:])
+        low, high = found.sure
+        return found.verdict == "not decided" or not low <= 1 <= high
+
     start = time.monotonic()
     with contention(kind, SEED + number, plain[0].request):
-        bench_run = run_benchmark([*plain, doubled], protocol, pairs=pairs)
+        bench_run = run_benchmark([*plain, doubled], PROTOCOL, pairs=pairs, settled=settled)
+    keys = ("a", "ratio", "ci95", "verdict", "decided", "bounds", "reason")
     return {
         "kind": kind,
         "number": number,
         "target": engine.target,
         "seconds": round(time.monotonic() - start, 1),
         "rounds": len(bench_run.entries[0].rounds["single"]),
-        "ratios": [
-            {key: getattr(each, key) for key in ("a", "ratio", "ci95", "verdict", "decided", "reason")}
-            for each in ratios(bench_run, pairs)
-        ],
+        "ratios": [{key: getattr(each, key) for key in keys} for each in ratios(bench_run, pairs)],
     }
 
 
@@ -126,6 +160,7 @@ def contention(kind: str, seed: int, request: dict[str, Any]) -> Iterator[None]:
         "two loops": [(LOOP,)] * 2,
         "bursts": [(bursts(seed),), (bursts(seed + 1000),)],
         "a second bench": [(BENCH, json.dumps(request))],
+        "stolen": [(STEAL, str(os.getpid()), str(seed))],
     }[kind]
     others = [subprocess.Popen([sys.executable, "-c", *each]) for each in lines]
     try:
@@ -149,39 +184,78 @@ def bursts(seed: int) -> str:
     )
 
 
+def between(ratio: dict[str, Any]) -> tuple[float, float]:
+    """What is claimed of a ratio: its interval, or its bounds."""
+    low, high = ratio["ci95"] if ratio["decided"] else ratio["bounds"]
+    return low or 0.0, math.inf if high is None else high
+
+
+def claims(ratio: dict[str, Any]) -> bool:
+    return between(ratio) != (0.0, math.inf)
+
+
+def holds(ratio: dict[str, Any]) -> bool:
+    low, high = between(ratio)
+    return low <= TRUTHS[ratio["a"]] <= high
+
+
 def said(found: dict[str, Any]) -> str:
-    texts = [
-        f"{each['a']} {each['ratio']:.3f} [{each['ci95'][0]:.3f}, {each['ci95'][1]:.3f}] {each['verdict']}"
-        for each in found["ratios"]
-    ]
+    texts = []
+    for each in found["ratios"]:
+        low, high = between(each)
+        texts.append(f"{each['a']} {each['ratio']:.2f} [{low:.2f}, {high:.2f}] {each['verdict']}")
     return f"{found['target']}: {'; '.join(texts)}; {found['rounds']} rounds, {found['seconds']:.0f} s"
 
 
-def table(bench_runs: Sequence[dict[str, Any]]) -> list[str]:
-    """Per kind: how many ratios are claimed, of those how many hold the truth (Wilson's 95 % interval), how many of the
-    others would have, and how often the doubled one was found slower."""
-    head = f"{'beside':<16}{'bench_runs':>9}{'claimed':>14}  {'of these true':<32}{'undecided, true':>16}{'found':>12}"
-    lines = [head]
+def table(contests: Sequence[dict[str, Any]]) -> list[str]:
+    """Per kind: how many contests end with the engine faster than the doubled one, or ahead of it; of the claims, how
+    many are true (with Wilson's 95 % interval); how often one of two equal engines is called faster."""
+    head = ("beside", "contests", "faster", "ahead", "true of what is claimed", "equal, but faster", "seconds")
+    lines = ["{:<16}{:>9}{:>9}{:>7}  {:<28}{:>18}{:>9}".format(*head)]
     for kind in (*KINDS, "all"):
-        every = [each for bench_run in bench_runs if kind in (bench_run["kind"], "all") for each in bench_run["ratios"]]
-        if not every:
+        chosen = [each for each in contests if kind in (each["kind"], "all")]
+        if not chosen:
             continue
-        count = sum(kind in (bench_run["kind"], "all") for bench_run in bench_runs)
-        claimed, left = ([each for each in every if each["decided"] is decided] for decided in (True, False))
+        every = [ratio for contest in chosen for ratio in contest["ratios"]]
+        doubled = [each["verdict"] for each in every if each["a"] == DOUBLED]
+        claimed = [each for each in every if claims(each)]
         true = sum(map(holds, claimed))
         low, high = wilson(true, len(claimed)) if claimed else (0.0, 1.0)
-        share = f"{true} of {len(claimed)} [{100 * low:.0f} %, {100 * high:.0f} %]" if claimed else "nothing claimed"
-        found = sum(each["a"] == DOUBLED and each["verdict"] == "slower" for each in every)
-        claims = f"{len(claimed)} of {len(every)}"
+        share = f"{true} of {len(claimed)} [{100 * low:.0f} %, {100 * high:.0f} %]"
+        wrong = sum(each["a"] == AGAIN and not between(each)[0] <= 1 <= between(each)[1] for each in every)
+        seconds = sum(each["seconds"] for each in chosen) / len(chosen)
         lines.append(
-            f"{kind:<16}{count:>9}{claims:>14}  {share:<32}{f'{sum(map(holds, left))} of {len(left)}':>16}{found:>12}"
+            f"{kind:<16}{len(chosen):>9}{doubled.count('slower'):>9}{doubled.count('seems slower'):>7}  {share:<28}"
+            f"{wrong:>18}{seconds:>9.0f}"
         )
     return lines
 
 
-def holds(ratio: dict[str, Any]) -> bool:
-    low, high = ratio["ci95"]
-    return bool(low <= TRUTHS[ratio["a"]] <= high)
+def demos(work: Path, count: int, loops: int) -> Iterator[str]:
+    """`make demo` so many times beside busy loops: the grade of each verdict, and the seconds of its bench."""
+    grades: list[str] = []
+    for number in range(count + 1):
+        busy = [subprocess.Popen([sys.executable, "-c", LOOP]) for _ in range(loops if number else 0)]
+        out, start = work / "demo", time.monotonic()
+        try:  # the first run makes the stages, so that the others are their bench alone
+            subprocess.run([*command("run", ROOT / "recipes/digits.yaml", "-q"), "-o", str(out)], check=False)
+        finally:
+            for other in busy:
+                other.kill()
+                other.wait()
+        seconds = time.monotonic() - start
+        found = json.loads((out / "report.json").read_text(encoding="utf-8"))
+        verdict, facts = found["verdict"], found["bench"]
+        first = verdict["recommended"] or verdict["leading"]
+        if number == 0:
+            yield f"alone: {verdict['sentence']}"
+            continue
+        grades.append(verdict["grade"])
+        yield (
+            f"{number}: {verdict['grade']}: {first}; {verdict['sentence']} ({seconds:.0f} s, "
+            f"{facts['protocol']['rounds']} rounds)"
+        )
+    yield f"{len(grades) - grades.count('no ranking')} of {len(grades)} recommend or name a leader, beside {loops}"
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def bench_of(rows, ratios=(), **changes):
     return Bench(protocol, tuple(rows), tuple(ratios), {}, {}, **changes)
 
 
-def ratio_of(a, b, ratio, spread=0.02, reason="", metric="latency"):
+def ratio_of(a, b, ratio, spread=0.02, reason="", metric="latency", **fields):
     """a / b with an interval of this spread; not decided where there is a reason."""
     interval = (ratio * (1 - spread), ratio * (1 + spread))
-    return Ratio(a, b, metric, ratio, interval, decided=not reason, reason=reason)
+    return Ratio(a, b, metric, ratio, interval, decided=not reason, reason=reason, **fields)

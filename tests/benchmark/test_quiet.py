@@ -198,6 +198,133 @@ def test_what_is_claimed_beside_others_holds(kind, least, most):
         assert np.mean([abs(each.ratio.log - TRUTH) <= each.ratio.reach for each in found]) < 0.5
 
 
+# --- what holds beside others -----------------------------------------------------------------------------------------
+
+
+def contended(kind, generator, truth, wait, slow_ms=4.0, rounds=7, processes=1):
+    """A run of `slow` and `fast`, of which the first takes `truth` times as long alone. Two threads of each share two
+    CPUs with busy loops, in turns of 4 ms: while one waits, the others spin, compute for it, or sleep (`wait`)."""
+    loops = {"one loop": 1, "two loops": 2, "bursts": 2, "stolen": 0}[kind]
+    found = {"slow": [], "fast": []}
+    for process in range(processes):
+        # A process keeps its place: some share a CPU with the loop for as long as they live.
+        place = {name: generator.uniform(0.8, 1.2) for name in found}
+        for _ in range(rounds):
+            on = kind != "bursts" or generator.random() < 0.6
+            for name, alone in (("slow", slow_ms), ("fast", slow_ms / truth)):
+                share = min(0.8, place[name] * loops / (loops + 2) * generator.uniform(0.8, 1.2)) if on else 0.0
+                found[name].append(crowded(alone, share, wait[name], kind, process, generator))
+    return bench_run(*(entry(name, blocks) for name, blocks in found.items()), protocol=LOOKS)
+
+
+LOOKS = Protocol(("single",), min_rounds=21, duration=3.0)
+SPIN, STEAL, SLEEP = "spin", "steal", "sleep"
+
+
+def crowded(alone, share, wait, kind, process, generator, turn=4.0, threads=2):
+    """Half a second of queries. `share`: of the time that a CPU is another's; each thread has turns of its own."""
+    latencies, cpu, waited, clock = [], 0.0, 0.0, 0.0
+    stolen = generator.uniform(0, 0.3) if kind == "stolen" else 0.0
+    while clock < 500 and len(latencies) < 50:
+        left, took = alone * generator.lognormal(0, 0.01), 0.0
+        while left > 1e-9:
+            running = threads - int((generator.random(threads) < share).sum())
+            frozen = generator.random() < stolen
+            step = (
+                min(turn * generator.random(), left) if running == threads and not frozen else turn * generator.random()
+            )
+            speed = (
+                0.0 if frozen else {SPIN: running == threads, STEAL: running / threads, SLEEP: running == threads}[wait]
+            )
+            done = min(left, step * speed)
+            step = done / speed if speed else step
+            left, took = left - done, took + step
+            busy = threads if speed == 1 else running if wait != SLEEP else 0
+            cpu += step * busy
+            waited += step * (running < threads) / threads
+        latencies.append(took)
+        clock += took
+    others = 0.0 if kind == "stolen" else 2 * waited
+    load = {"own": cpu / 1e3, "others": others / 1e3, "waited": waited / 1e3}
+    return Round(1, np.array(latencies), clock / 1e3, process, machine=machine(**load))
+
+
+KINDS = ("one loop", "two loops", "bursts", "stolen")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_claimed_at_least_is_true_and_equal_engines_are_never_called_faster(kind):
+    """Whatever their threads do while they wait, for queries that fit between two turns of others and longer ones."""
+    generator, claims, calls = np.random.default_rng(1), [], []
+    for number in range(27):
+        wait = {name: (SPIN, STEAL, SLEEP)[generator.integers(3)] for name in ("slow", "fast")}
+        truth, slow_ms = (1.0, 2.0, 5.0)[number % 3], (1.0, 4.0, 30.0)[number // 3 % 3]
+        [ratio] = ratios(contended(kind, generator, truth, wait, slow_ms), [("slow", "fast")])
+        low, high = ratio.sure
+        claims += [low <= truth <= high] if (low, high) != (0, math.inf) else []
+        calls += [low > 1 or high < 1] if truth == 1 else []
+    assert np.mean(claims) >= 0.97 if claims else kind == "two loops"
+    assert not any(calls)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_twice_as_fast_is_found_beside_others(kind):
+    """Of short queries of one runtime, 9 of 10 at least, within three processes; most after the first."""
+    generator, looks = np.random.default_rng(2), []
+    for number in range(20):
+        same = dict.fromkeys(("slow", "fast"), (SPIN, STEAL)[number % 2])
+        run_of = contended(kind, generator, 2.0, same, slow_ms=2.0, processes=3)
+        first = [
+            dataclasses.replace(each, rounds={"single": each.rounds["single"][:count]})
+            for count in (7, 14, 21)
+            for each in run_of.entries
+        ]
+        verdicts = [
+            ratios(bench_run(*first[i : i + 2], protocol=LOOKS), [("slow", "fast")])[0].verdict for i in (0, 2, 4)
+        ]
+        looks.append(verdicts.index("slower") if "slower" in verdicts else 3)
+        assert not any("faster" in each for each in verdicts)
+    assert np.mean([each < 3 for each in looks]) >= 0.9 and np.mean([each == 0 for each in looks]) >= 0.5
+
+
+def test_bounds_are_the_smallest_of_three():
+    """By order, by the fastest queries and by CPU time; none of the three alone is enough."""
+
+    def bounds(ms=20.0, least=20.0, own=0.95, rounds=7, wild=0):
+        slow = [block(ms, others=0.5, own=own, waited=0.25, queries=10) for _ in range(rounds)]
+        slow = [dataclasses.replace(each, latencies_ms=np.array([least, *each.latencies_ms[1:]])) for each in slow]
+        slow[:wild] = [block(2.0, others=0.5, own=0.1, queries=10)] * wild
+        fast = [block(2.0, others=0.5, own=0.95, queries=100) for _ in range(rounds)]
+        return judged(bench_run(entry("a", slow), entry("b", fast), protocol=LOOKS), "a", "b", "single").bounds
+
+    assert bounds(ms=7.0, least=6.0) == (
+        pytest.approx(0.85 * 3),
+        None,
+    )  # 3 by the fastest, 3.5 by order, 10 by CPU time
+    assert bounds(ms=7.0, least=6.0, own=0.19) == (pytest.approx(0.85 * 2), None)  # 2 by CPU time
+    assert bounds(ms=7.0, least=2.1) == (None, None)  # the fastest of both are alike
+    assert bounds(ms=7.0, least=6.0, rounds=6) == (None, None)  # too few rounds for a sign test of three looks
+    assert bounds(ms=7.0, least=6.0, wild=1) == (None, None)  # one of seven says otherwise
+    assert bounds() == (None, None)  # long queries, of which a thread may have waited in each
+    both = bench_run(*(entry(name, [block(5.0, others=0.5)] * 7, made_for="GPU") for name in "ab"), protocol=LOOKS)
+    assert judged(both, "a", "b", "single").bounds == (None, None)  # it ran elsewhere
+
+
+def test_a_machine_that_slept_meanwhile_decides_by_the_other_rounds():
+    def rounds(ms, slept):
+        return [block(ms * (50 if n in slept else 1), n // 7, slept=3600.0 * (n in slept)) for n in range(14)]
+
+    awake = bench_run(entry("a", rounds(10.0, (3,))), entry("b", rounds(20.0, (3, 9))))
+    [ratio] = ratios(awake, [("a", "b")])
+    assert ratio.decided and ratio.ratio == pytest.approx(0.5)
+    assert all("suspended" not in row.flags for row in rows(awake))
+    # In most of them: no interval, and yet no block of a sleeping machine says anything.
+    asleep = bench_run(entry("a", rounds(10.0, range(9))), entry("b", rounds(20.0, ())))
+    [ratio] = ratios(asleep, [("a", "b")])
+    assert not ratio.decided and "the machine slept" in ratio.reason and ratio.verdict != "slower"
+    assert rows(asleep)[0].latency_ms.p50 == 10.0
+
+
 # --- waiting ----------------------------------------------------------------------------------------------------------
 
 

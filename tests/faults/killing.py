@@ -76,7 +76,7 @@ recipe = load_recipe(Path("recipe.yaml"))
 (job,) = prepare(recipe, skip_bad=False, progress=silent)
 artifacts = run_plan(make_plan(job), Store(Path("calm-store")), resume=True, progress=silent)
 bench = decode(Bench, json.loads(Path("out/bundle/report.json").read_text())["bench"])
-write_run([conclude(job, artifacts, bench)], recipe, Path("calm"))
+write_run([conclude(job, artifacts, lambda kept: bench)], recipe, Path("calm"))
 """
 # As the fixture `small_checkpoint`, in a process that has PyTorch.
 CHECKPOINT = """

@@ -334,9 +334,11 @@ def test_control_groups_that_cannot_be_read_limit_nothing(tmp_path):
 
 
 def test_how_long_a_quota_kept_threads_from_running(tmp_path):
-    write(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.stat": "nr_throttled 7\nthrottled_usec 1500000\n"})
+    stat = "nr_throttled 7\nthrottled_usec 1500000\n"
+    write(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.stat": stat})
     assert quota_waits(tmp_path) == 1.5
-    write(tmp_path, {"proc/self/cgroup": V1, "sys/fs/cgroup/cpu/cpu.stat": "nr_throttled 7\nthrottled_time 2500000000\n"})
+    stat = "nr_throttled 7\nthrottled_time 2500000000\n"
+    write(tmp_path, {"proc/self/cgroup": V1, "sys/fs/cgroup/cpu/cpu.stat": stat})
     assert quota_waits(tmp_path) == 2.5
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vitdeploy.api.context_lines import context_lines
 from vitdeploy.api.tables import Column, Line, Table, human_bytes, interval
 from vitdeploy.benchmark.row import quota_remarks
+from vitdeploy.spec import bound_words
 
 if TYPE_CHECKING:
     from vitdeploy.benchmark.row import Claim, Row, ScenarioResult, StageTimes
@@ -38,13 +39,15 @@ def bench_lines(found: BenchDocument) -> list[Line]:
 
 
 def ratio_text(ratio: Ratio | TimeRatio, digits: int = 2) -> str:
-    """A ratio with its interval, where it is decided."""
-    return interval(ratio.ratio, ratio.ci95, digits) if ratio.decided else "not decided"
+    """A ratio with its interval where it is decided, or else what it is at least or at most."""
+    return interval(ratio.ratio, ratio.ci95, digits) if ratio.decided else bound_words(ratio.bounds) or "not decided"
 
 
 def _compared(ratio: Ratio) -> str:
+    if not ratio.decided and ratio.bounds == (None, None):
+        return ratio.verdict
     if not ratio.decided:
-        return "not decided"
+        return f"{ratio_text(ratio)}: {ratio.verdict} (the machine was not quiet)"
     beside = f"{ratio.a_ms:.4g} and {ratio.b_ms:.4g} ms a query, side by side"
     return f"{ratio_text(ratio, 3)}: {ratio.verdict} ({beside})"
 

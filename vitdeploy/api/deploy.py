@@ -22,7 +22,7 @@ from vitdeploy.api.tables import Column, Line, Table, human_bytes
 from vitdeploy.api.workers import workers_of
 from vitdeploy.errors import CapabilityError
 from vitdeploy.graph.io.bound import named
-from vitdeploy.spec import GateStatus, Precision, encode
+from vitdeploy.spec import GateStatus, Grade, Precision, encode
 
 if TYPE_CHECKING:
     from vitdeploy.benchmark.row import Row
@@ -61,6 +61,14 @@ class Deployment(Shown):
     def recommended(self) -> str | None:
         """The name of the engine to ship, "original" where none is better; None if nothing is recommended."""
         return self.document.verdict.recommended
+
+    @property
+    def grade(self) -> Grade:
+        """How surely: "recommended", "leading" (the first engine of the bundle is ahead, others may be as fast), or "no
+        ranking" (its engines are in a fixed order); of several image sizes the least sure."""
+        order: tuple[Grade, ...] = ("no ranking", "leading", "recommended")
+        grades = {each.grade for each in self.document.sizes or ()} or {self.document.verdict.grade}
+        return next((each for each in order if each in grades), "no ranking")
 
     @property
     def report(self) -> Path:

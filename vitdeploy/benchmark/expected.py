@@ -36,10 +36,15 @@ class Expected:
         return f"about {least}; up to {most} where others use the machine or a ratio is not clear"
 
 
-def expected(candidates: Sequence[BenchCandidate], protocol: Protocol, *, context: bool = False) -> Expected:
-    """How long a bench of these takes; with `context`, including what is measured after it."""
+def expected(
+    candidates: Sequence[BenchCandidate], protocol: Protocol, *, context: bool = False, looks: bool = False
+) -> Expected:
+    """How long a bench of these takes; with `context`, including what is measured after it; with `looks`, of one that
+    may end with its first process."""
     count = len(candidates)
-    blocks = count * sum(_block_seconds(protocol, name, protocol.blocks(name)) for name in protocol.scenarios)
+    rounds = {name: protocol.rounds_in(name, 0) if looks else protocol.blocks(name) for name in protocol.scenarios}
+    least = {name: rounds[name] if parse_scenario(name).spread else protocol.blocks(name) for name in rounds}
+    blocks = count * sum(_block_seconds(protocol, name, least[name]) for name in protocol.scenarios)
     most = count * sum(
         _block_seconds(protocol, name, protocol.most_rounds if parse_scenario(name).spread else protocol.blocks(name))
         for name in protocol.scenarios
@@ -50,7 +55,7 @@ def expected(candidates: Sequence[BenchCandidate], protocol: Protocol, *, contex
     stages = STAGE_ROUNDS * protocol.block_seconds * sum(each.has_stages for each in candidates)
     survey = SURVEY_SECONDS * (2 + count) if context else 0.0
     return Expected(
-        blocks + protocol.starts * start + stages + survey,
+        blocks + (1 if looks else protocol.starts) * start + stages + survey,
         most + protocol.most_sessions * protocol.starts * slow + stages + survey + protocol.duration,
     )
 

@@ -22,6 +22,7 @@ WARMUP_LIMIT = 3
 STAGE_ROUNDS = 4
 # Rounds in which somebody else ran are repeated, up to this many times the duration.
 SPARE = 2.0
+DESCRIBING_ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,11 @@ class Protocol:
         place = process % self.starts
         return self.rounds // self.processes + (place < self.rounds % self.processes)
 
+    def rounds_in(self, scenario: str, process: int) -> int:
+        """As `rounds_of`, of a run that ends as soon as its times decide: other scenarios get a few rounds, which
+        describe an artifact and compare nothing."""
+        return min(self.rounds_of(process), self.rounds if scenario == self.deciding_scenario else DESCRIBING_ROUNDS)
+
     def spare_of(self, process: int) -> int:
         """How many rounds may have been measured once the process is done: each of the first processes may take its
         share of the maximum."""
@@ -150,6 +156,11 @@ class Protocol:
     def latency_scenario(self) -> str:
         """The scenario that gives an artifact's latency: "single", or else the first one."""
         return "single" if "single" in self.scenarios else self.scenarios[0]
+
+    @property
+    def deciding_scenario(self) -> str:
+        """The scenario whose times are compared first: "single" or, without it, "offline"."""
+        return next((name for name in ("single", "offline") if name in self.scenarios), self.scenarios[0])
 
     def batches(self, scenarios: Sequence[str]) -> list[int]:
         """The batch sizes that the scenarios need, each once."""

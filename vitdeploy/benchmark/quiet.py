@@ -106,6 +106,25 @@ def _own_share(block: Round) -> float | None:
     return None if block.machine is None else block.machine.own_seconds / block.seconds
 
 
+def awake(every: Sequence[Sequence[Round]]) -> list[int]:
+    """The rounds, by number, in which the machine never slept; all if there is none."""
+    slept = [
+        any(block.machine is not None and block.machine.suspended_seconds > SUSPENDED_SECONDS for block in each)
+        for each in zip(*every, strict=True)
+    ]
+    return [number for number, each in enumerate(slept) if not each or all(slept)]
+
+
+def undelayed(block: Round, cpus: int) -> float:
+    """The seconds of a block, at least, in which no thread was ready without a CPU: then all ran as they do alone."""
+    machine = block.machine
+    if machine is None:
+        return block.seconds
+    others, stolen = max(0.0, machine.other_seconds or 0.0), machine.stolen_seconds or 0.0
+    waited = others if machine.waited_seconds is None else min(others, cpus * machine.waited_seconds)
+    return max(0.0, block.seconds - waited - stolen)
+
+
 def quiet_together(entries: Sequence[Entry], scenario: str) -> list[int]:
     """The rounds of a scenario, by number, that were quiet for all these artifacts."""
     found = [quiet(entry.rounds[scenario], len(entry.affinity)) for entry in entries]
@@ -135,5 +154,5 @@ def together(protocol: Protocol, entries: Sequence[Entry], scenario: str) -> lis
         return [list(rounds) for rounds in every]
     numbers = quiet_together(entries, scenario)
     if not all(enough(protocol, numbers, rounds) for rounds in every):
-        return [list(rounds) for rounds in every]
+        numbers = awake(every)
     return [[rounds[number] for number in numbers] for rounds in every]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,13 +27,20 @@ from vitdeploy.runtime.emulation import require_real_times
 
 
 def run_benchmark(
-    candidates: Sequence[BenchCandidate], protocol: Protocol, progress: Progress | None = None, *, pairs: Pairs = ()
+    candidates: Sequence[BenchCandidate],
+    protocol: Protocol,
+    progress: Progress | None = None,
+    *,
+    pairs: Pairs = (),
+    settled: Callable[[BenchRun], bool] | None = None,
 ) -> BenchRun:
     """Measure all candidates against each other.
 
     Two processes of one artifact differ a little for as long as they live, by where their memory lies. So the rounds
     are spread over several processes of each, started in a different order each time. A scenario in which the ratio of
-    one of the `pairs` of artifacts is still not narrow is measured again: see `Protocol`.
+    one of the `pairs` of artifacts is still not narrow is measured again: see `Protocol`. With `settled` it ends with
+    the first process after which that says so of the run so far, and at the latest with the last one; scenarios other
+    than the deciding one are measured in the first process only.
 
     No other vitdeploy process measures on this machine meanwhile. The run waits while others use the machine, at most
     as long as one scenario takes. Rounds in which somebody did use it are repeated.
@@ -52,16 +59,23 @@ def run_benchmark(
         raise ValueError(f"candidates need distinct names, found {names}")
     tell = progress or no_progress
     with alone(tell):
-        meter = Meter(protocol, len(candidates), tell, pairs)
+        meter = Meter(protocol, len(candidates), tell, pairs, looks=settled is not None)
         meter.wait()
         load_average, cpus = _load_average(), os.cpu_count() or 1
         entries: list[Entry] = []
         for process in range(protocol.most_sessions * protocol.starts):
-            if process % protocol.starts == 0:
-                scenarios = _unsettled(entries, protocol, pairs, meter) if process else protocol.scenarios
-                if not scenarios:
-                    break
-                meter.expect(scenarios)
+            if process == 0:
+                scenarios = list(protocol.scenarios)
+            elif settled is not None:
+                done = settled(BenchRun(protocol, tuple(entries), load_average, cpus))
+                again = not done and parse_scenario(protocol.deciding_scenario).spread
+                scenarios = [protocol.deciding_scenario] if again else []
+            elif process % protocol.starts == 0:
+                scenarios = _unsettled(entries, protocol, pairs, meter)
+            if not scenarios:
+                break
+            if settled is not None or process % protocol.starts == 0:
+                meter.expect(scenarios, None if settled is None else process)
             order = running_order(len(candidates), process)
             with started({names[index]: candidates[index].argv for index in order}) as found:
                 workers = [found[order.index(index)] for index in range(len(names))]

@@ -38,16 +38,21 @@ class Meter:
     waiting.
     """
 
-    def __init__(self, protocol: Protocol, count: int, progress: Progress, pairs: Pairs = ()) -> None:
-        self._protocol, self._progress, self._pairs = protocol, progress, pairs
+    def __init__(
+        self, protocol: Protocol, count: int, progress: Progress, pairs: Pairs = (), *, looks: bool = False
+    ) -> None:
+        self._protocol, self._progress, self._pairs, self._looks = protocol, progress, pairs, looks
         self._count, self._done, self._total = count, 0, 0
         self._measured: dict[str, int] = {}
         self._begun = time.monotonic()
         self._patience = Patience(protocol.duration, lambda text: progress(text, 0, 1))
 
-    def expect(self, scenarios: Sequence[str]) -> None:
-        """Add all rounds of these scenarios to the expected total, once more if they were measured before."""
-        self._total += self._count * sum(map(self._protocol.blocks, scenarios))
+    def expect(self, scenarios: Sequence[str], process: int | None = None) -> None:
+        """Add all rounds of these scenarios to the expected total, once more if they were measured before; of one
+        process only if it is named."""
+        spread = [name for name in scenarios if parse_scenario(name).spread]
+        of_one = {name: self._protocol.rounds_in(name, process) for name in spread} if process is not None else {}
+        self._total += self._count * sum(of_one.get(name, self._protocol.blocks(name)) for name in scenarios)
 
     def wait(self) -> bool:
         """Wait for a quiet machine within the limit; returns whether it is quiet."""
@@ -92,9 +97,10 @@ class Meter:
 
     def _rounds_of(self, entries: Sequence[Entry], workers: Sequence[WorkerProcess], name: str, process: int) -> None:
         """The rounds of one process, and as many more as others disturbed."""
-        wanted = self._protocol.rounds_of(process)
+        wanted = self._protocol.rounds_in(name, process) if self._looks else self._protocol.rounds_of(process)
         for _ in range(wanted):
-            self._round(entries, workers, name, process, self.rounds(name) + 1, self._expected_rounds(process))
+            number = self.rounds(name) + 1
+            self._round(entries, workers, name, process, number, max(number, self._expected_rounds(process)))
         while self._disturbed(entries, name, wanted) and self.rounds(name) < self._protocol.spare_of(process):
             # A machine that throttles gets no cooler while it goes on measuring.
             may_become_quiet = self.wait() and not mostly_slowed(entries, name)
@@ -105,6 +111,8 @@ class Meter:
             self._round(entries, workers, name, process, number, max(number, self._expected_rounds(process)))
 
     def _expected_rounds(self, process: int) -> int:
+        if self._looks:
+            return (process + 1) * self._protocol.rounds_of(process)
         return self._protocol.rounds * (process // self._protocol.starts + 1)
 
     def _disturbed(self, entries: Sequence[Entry], name: str, wanted: int) -> bool:

@@ -21,6 +21,7 @@ from vitdeploy.spec import (
     GateStatus,
     GoldenEngine,
     GoldenSpec,
+    Grade,
     GraphSpec,
     Manifest,
     Postprocess,
@@ -75,6 +76,8 @@ def write_bundle(
     sizes: Sequence[str] = (),
     gates: Mapping[str, GateStatus] | None = None,
     recommended: str | None = None,
+    grade: Grade | None = None,
+    rivals: Sequence[str] = (),
 ) -> Manifest:
     """Fill the folder `out` with a bundle and return its manifest, read back and verified.
 
@@ -85,7 +88,7 @@ def write_bundle(
         tokenizer: the file of a model that takes texts, or writes them.
         monitor: the text of the reference that a monitor compares with (`runtime.monitor_reference`).
         documents: further text files by name, such as report.html.
-        gates, recommended: see `spec.Manifest`.
+        gates, recommended, grade, rivals: see `spec.Manifest`.
         sizes: further image sizes, whose bundles lie in `sizes/` of `out` already; nothing else does.
     """
     for graph, _ in graphs.values():
@@ -117,6 +120,8 @@ def write_bundle(
         sizes=tuple(sizes),
         gates=dict(gates or {}),
         recommended=recommended,
+        grade=grade,
+        rivals=tuple(rivals),
         monitor=None if monitor is None else MONITOR_FILE,
     )
     text = json.dumps(encode(manifest), indent=1, sort_keys=False, allow_nan=False)

@@ -23,6 +23,7 @@ from vitdeploy.cli.unmet import unmet_fix
 @click.option("--resume/--no-resume", default=True, show_default=True, help="Reuse finished stages of earlier runs.")
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
 @click.option("--dry-run", is_flag=True, help="Check every input and show the plan; compute nothing.")
+@click.option("--require-recommendation", is_flag=True, help="Exit code 5 too if the verdict recommends nothing.")
 @functools.partial(worker_options, what="stages are made, up to what is measured")
 @memory_options
 @report_bundle_option
@@ -37,6 +38,7 @@ def command(
     resume: bool,
     skip_bad: bool,
     dry_run: bool,
+    require_recommendation: bool,
     executor: str | None,
     jobs: int | None,
     history: str | None,
@@ -46,6 +48,7 @@ def command(
     """Run the whole pipeline: recipe in, proven bundle out.
 
     Checkpoint -> ONNX -> INT8 -> engines -> verified -> benched -> one folder. Exit code 5 when the budget is not met.
+    The verdict has one of three grades: recommended, leading (others may be as fast), or no ranking.
     RECIPE is a YAML file. Relative paths in it start at its own folder:
 
     \b
@@ -93,4 +96,12 @@ def command(
             wanted=made.budget,
             fix=f"{unmet_fix(made.reasons)}. The bundle is written all the same, without the engines that fail it; "
             "--set bundle.include_failed=true keeps them",
+        )
+    if require_recommendation and made.grade != "recommended":
+        raise GateError(
+            f"the verdict is {made.grade!r}: {made.document.verdict.sentence}",
+            found="; ".join(made.document.verdict.remarks[:1]),
+            wanted="a recommendation (--require-recommendation)",
+            fix="run the same command on a quiet machine: only the bench is measured again. "
+            "The bundle is written, with engines whose answers are verified",
         )

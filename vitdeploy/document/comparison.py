@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from vitdeploy.benchmark.precision import Interval
 from vitdeploy.document.bench import Bench, Metric
 from vitdeploy.spec import SPARSE, GateStatus
 from vitdeploy.verification.comparison import Control
@@ -53,6 +54,7 @@ class TimeRatio:
     a_ms: float | None = field(default=None, metadata=SPARSE)
     b_ms: float | None = field(default=None, metadata=SPARSE)
     unstable: bool | None = field(default=None, metadata=SPARSE)
+    bounds: Interval = (None, None)
 
 
 @dataclass(frozen=True)

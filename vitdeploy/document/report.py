@@ -10,7 +10,7 @@ from vitdeploy.document.answers import AnswerFacts, AttentionFacts, ExampleFacts
 from vitdeploy.document.bench import Bench
 from vitdeploy.document.engine import EngineFacts
 from vitdeploy.document.mapping import Copies, MappingFacts
-from vitdeploy.spec import SPARSE, FileEntry, GateStatus, Task
+from vitdeploy.spec import SPARSE, FileEntry, GateStatus, Grade, Task
 
 FORMAT: Literal[1] = 1
 
@@ -19,13 +19,16 @@ FORMAT: Literal[1] = 1
 class VerdictFacts:
     """The verdict on a run or a search.
 
-    `recommended`: an artifact, or the original; None if nothing is decided. `gate`: the gate of the requested engines,
-    with the reasons of all of them.
+    `recommended`: an artifact, or the original; None if nothing is decided. `grade`: how surely, None in documents of
+    earlier versions; `rivals`: what may be as fast as the recommended or leading artifact. `gate`: the gate of the
+    requested engines, with the reasons of all of them.
     """
 
     sentence: str
     remarks: tuple[str, ...]
     recommended: str | None = None
+    grade: Grade | None = field(default=None, metadata=SPARSE)
+    rivals: tuple[str, ...] = ()
     gate: GateStatus
     reasons: tuple[str, ...]
 
@@ -199,6 +202,7 @@ class SizeRow:
     agreement: float | None
     latency_ms: Latency
     throughput: float
+    grade: Grade | None = field(default=None, metadata=SPARSE)
 
 
 @dataclass(frozen=True, kw_only=True)

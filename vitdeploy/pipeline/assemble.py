@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -25,6 +26,7 @@ from vitdeploy.pipeline.monitored import monitor_of
 from vitdeploy.pipeline.outcome import Outcome, conclude
 from vitdeploy.pipeline.plan import candidates, make_plan
 from vitdeploy.pipeline.run import run_plan
+from vitdeploy.pipeline.verdict import settled
 from vitdeploy.progress import Progress
 from vitdeploy.publish import replacing
 from vitdeploy.recipe.recipe import Recipe
@@ -36,6 +38,9 @@ from vitdeploy.stages.files import OUTPUT_NAMES, TOKENIZER_FILE, graphs_in
 from vitdeploy.stages.step import CALIBRATE, OPTIMIZE, ORIGINAL, REFERENCE, Step
 from vitdeploy.stages.workers import HERE, Workers
 from vitdeploy.store.store import Artifact, Store
+
+# Seven in each of three processes, so that all of one process agreeing decides something.
+RUN_ROUNDS = 21
 
 MakeAhead = Callable[[Job, list[Step], Mapping[str, Artifact], set[str]], None]
 
@@ -97,15 +102,15 @@ def run_pipeline(
             help_of.ahead(job, later, early, fresh)
             made.append(make(later, artifacts=early))
     outcomes = [
-        conclude(job, artifacts, bench_job(job, artifacts, progress(job)))
+        conclude(job, artifacts, functools.partial(bench_job, job, artifacts, progress(job)))
         for job, artifacts in zip(jobs, made, strict=True)
     ]
     return write_run(outcomes, recipe, out), outcomes
 
 
-def bench_job(job: Job, artifacts: Mapping[str, Artifact], progress: Progress) -> Bench:
-    """Measure the original and every candidate: each against the original, its own FP32 and, where it is a candidate,
-    its own BF16; mixed against INT8 too."""
+def bench_job(job: Job, artifacts: Mapping[str, Artifact], progress: Progress, kept: Sequence[str]) -> Bench:
+    """Measure the original and every candidate, each against each other, until no further round would change which of
+    those that keep the answers (`kept`) is best."""
     contenders = candidates(job)
     bench = job.recipe.bench
     bench_candidates = [original_candidate(job.reference_model.source)]
@@ -117,8 +122,10 @@ def bench_job(job: Job, artifacts: Mapping[str, Artifact], progress: Progress) -
     halves = {c.target for c in contenders if c.precision == "bf16" and not c.shipped}
     pairs += [(c.artifact, f"{c.target}-bf16") for c in contenders if c.shipped and c.target in halves]
     pairs += [(c.artifact, f"{c.target}-int8") for c in contenders if c.precision == "mixed"]
-    protocol = Protocol(scenarios=bench.scenarios, batch=bench.batch, duration=bench.duration)
-    return measure(bench_candidates, protocol, pairs, progress, context=True)
+    others = itertools.combinations([c.artifact for c in contenders], 2)
+    pairs += [pair for pair in others if not {pair, pair[::-1]}.intersection(pairs)]
+    protocol = Protocol(bench.scenarios, bench.batch, bench.duration, min_rounds=RUN_ROUNDS)
+    return measure(bench_candidates, protocol, pairs, progress, context=True, settled=functools.partial(settled, kept))
 
 
 def write_run(outcomes: Sequence[Outcome], recipe: Recipe, out: Path) -> Report:
@@ -171,6 +178,8 @@ def _write(outcome: Outcome, report: Report, sizes: Sequence[str], work: Path) -
         sizes=sizes,
         gates=gates,
         recommended=None if outcome.verdict.recommended == ORIGINAL else outcome.verdict.recommended,
+        grade=outcome.verdict.grade,
+        rivals=outcome.verdict.rivals,
     )
 
 
@@ -191,6 +200,7 @@ def _size_row(outcome: Outcome, path: str) -> SizeRow:
         agreement=engine.verify.agreement if engine else None,
         latency_ms=row.latency_ms,
         throughput=row.throughput,
+        grade=verdict.grade,
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from vitdeploy.benchmark.candidate import BenchCandidate
 from vitdeploy.benchmark.decided import WILD_SPREAD, alone_reason, judged
@@ -42,8 +44,9 @@ def measure(
     percents: Sequence[float] = DEFAULT,
     *,
     context: bool = False,
+    settled: Callable[[Bench], bool] | None = None,
 ) -> Bench:
-    """The `bench` part of a report, with the ratios of `pairs`.
+    """The `bench` part of a report, with the ratios of `pairs`. It ends early where `settled` says so of it.
 
     With `context`, the machine and the layers of each engine are measured afterwards. A separate progress reports what
     it waits for, and how long it will take.
@@ -56,8 +59,15 @@ def measure(
         return lambda text, done, total: progress(text if total == 1 else step, done, total)
 
     with alone(tell("bench")):
-        progress(f"{len(bench_candidates)} to measure, {expected(bench_candidates, protocol, context=context)}", 1, 1)
-        bench_run = run_benchmark(bench_candidates, protocol, tell("bench"), pairs=pairs)
+        times = expected(bench_candidates, protocol, context=context, looks=settled is not None)
+        progress(f"{len(bench_candidates)} to measure, {times}", 1, 1)
+        bench_run = run_benchmark(
+            bench_candidates,
+            protocol,
+            tell("bench"),
+            pairs=pairs,
+            settled=settled and (lambda found: settled(summarise(found, pairs, percents))),
+        )
         if not context:
             return summarise(bench_run, pairs, percents)
         bench_run = surveyed(bench_run, bench_candidates, tell("context"))
@@ -97,7 +107,7 @@ def summarise(
 
 def ratios(bench_run: BenchRun, pairs: Sequence[tuple[str, str]]) -> list[Ratio]:
     """a / b of each pair, of latency ("single") and of throughput ("offline"), by the median queries of paired rounds;
-    the verdict on what is not decided is `NOT_DECIDED`."""
+    the verdict on what is not decided, and has no bounds, is `NOT_DECIDED`, or what seems."""
     return [
         _ratio(bench_run, a, b, scenario)
         for a, b in pairs
@@ -111,22 +121,26 @@ def _ratio(bench_run: BenchRun, a: str, b: str, scenario: str) -> Ratio:
     over, under = (a, b) if metric == "latency" else (b, a)
     found = judged(bench_run, over, under, scenario)
     ratio, low, high = found.ratio.interval
-    faster, slower = (high < 1, low > 1) if metric == "latency" else (low > 1, high < 1)
-    verdict = "faster" if faster else "slower" if slower else "no difference"
     milliseconds = found.over_ms, found.under_ms
-    return Ratio(
+    made = Ratio(
         a,
         b,
         metric,
-        ratio,
+        ratio if math.isnan(found.estimate) else found.estimate,
         (low, high),
-        verdict if found.decided else NOT_DECIDED,
-        found.decided,
-        found.reason,
-        milliseconds[over != a],
-        milliseconds[over == a],
-        found.ratio.spread > WILD_SPREAD,
+        decided=found.decided,
+        reason=found.reason,
+        a_ms=milliseconds[over != a],
+        b_ms=milliseconds[over == a],
+        unstable=found.ratio.spread > WILD_SPREAD,
+        bounds=found.bounds,
     )
+    sign = 1 if metric == "latency" else -1
+    low, high = made.sure
+    if low <= 1 <= high:
+        words = ("seems faster", "no difference" if found.decided else NOT_DECIDED, "seems slower")
+        return replace(made, verdict=words[1 + sign * found.seems])
+    return replace(made, verdict="slower" if (low > 1) == (sign > 0) else "faster")
 
 
 def undecided(bench_run: BenchRun, found: Sequence[Ratio]) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vitdeploy.benchmark.row import quota_remarks
@@ -31,7 +31,7 @@ from vitdeploy.pipeline.foresight import criterion_of
 from vitdeploy.pipeline.job import Job, tool_versions
 from vitdeploy.pipeline.plan import candidates
 from vitdeploy.pipeline.rendered import render_attention
-from vitdeploy.pipeline.verdict import Judged, Verdict, decide, engine_gate
+from vitdeploy.pipeline.verdict import Judged, Verdict, decide, engine_gate, keeps_answers
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.weight_bits import weight_remarks
 from vitdeploy.spec import FileEntry, decode
@@ -62,10 +62,16 @@ class Outcome:
     gates: Mapping[str, Gate]
 
 
-def conclude(job: Job, artifacts: Mapping[str, Artifact], bench: Bench) -> Outcome:
-    """Judge every engine of a job by its budget, and recommend one."""
-    gates = _gates(job, artifacts, bench)
-    guarded = guards(job.recipe.to_budget())
+def conclude(job: Job, artifacts: Mapping[str, Artifact], measure: Callable[[Sequence[str]], Bench]) -> Outcome:
+    """Judge every engine of a job by its budget, and recommend one. `measure`: the bench, of which the names of the
+    engines that keep the answers are of interest."""
+    accuracy, guarded = _accuracy_gates(job, artifacts), guards(job.recipe.to_budget())
+    kept = [c for c in candidates(job) if keeps_answers(accuracy[c.artifact], verified(artifacts, c), guarded=guarded)]
+    bench = measure([c.artifact for c in kept])
+    gates = {
+        c.artifact: engine_gate(accuracy[c.artifact], job.budget, engine_bytes(artifacts, c), bench.row(c.artifact))
+        for c in candidates(job)
+    }
     judged = [Judged(c, gates[c.artifact], verified(artifacts, c), guarded) for c in candidates(job)]
     verdict = decide(judged, bench, include_failed=job.recipe.bundle.include_failed)
     of_weights = [text for candidate in verdict.ships for text in said_of_weights(artifacts, candidate)]
@@ -203,16 +209,10 @@ def _calibration(job: Job, artifacts: Mapping[str, Artifact]) -> CalibrationFact
     return decode(CalibrationFacts, {**found, "digest": job.data.calibration_digest})
 
 
-def _gates(job: Job, artifacts: Mapping[str, Artifact], bench: Bench) -> dict[str, Gate]:
-    budget = job.budget
-    criterion = criterion_of(job.adapter, read_answers(artifacts[REFERENCE].path), job.data, budget)
-    gates = {}
-    for candidate in candidates(job):
-        found = verified(artifacts, candidate)
-        accuracy = accuracy_gate(found, budget, criterion, GUARD[job.reference_model.task])
-        size, row = engine_bytes(artifacts, candidate), bench.row(candidate.artifact)
-        gates[candidate.artifact] = engine_gate(accuracy, budget, size, row)
-    return gates
+def _accuracy_gates(job: Job, artifacts: Mapping[str, Artifact]) -> dict[str, Gate]:
+    criterion = criterion_of(job.adapter, read_answers(artifacts[REFERENCE].path), job.data, job.budget)
+    guard = GUARD[job.reference_model.task]
+    return {c.artifact: accuracy_gate(verified(artifacts, c), job.budget, criterion, guard) for c in candidates(job)}
 
 
 def verified(artifacts: Mapping[str, Artifact], candidate: Candidate) -> Verified:
@@ -237,6 +237,8 @@ def _verdict_facts(job: Job, gates: Mapping[str, Gate], verdict: Verdict) -> Run
         sentence=verdict.sentence,
         remarks=verdict.remarks,
         recommended=verdict.recommended,
+        grade=verdict.grade,
+        rivals=verdict.rivals,
         leading=verdict.leading,
         ships=tuple(candidate.artifact for candidate in verdict.ships),
         budget=str(job.budget),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vitdeploy.backends import TARGETS
+from vitdeploy.benchmark.decided import MADE_FOR
+from vitdeploy.benchmark.paired import NARROW_REACH
 from vitdeploy.benchmark.row import Row
 from vitdeploy.document.bench import Bench, Ratio
-from vitdeploy.spec import Budget, GateStatus
+from vitdeploy.spec import Budget, GateStatus, Grade, bound_words
 from vitdeploy.stages.step import ORIGINAL, Candidate
 from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.gate import Gate, Reason, bound_gate, join, proves_nothing
@@ -16,7 +19,7 @@ from vitdeploy.verification.gate import Gate, Reason, bound_gate, join, proves_n
 # Of gates, the one that is nearest to a budget first.
 RANK: tuple[GateStatus, ...] = ("pass", "none", "undecided", "fail")
 MIB = 1 << 20
-MEASURE_AGAIN = "measure again on a machine with nothing else running"
+MEASURE_AGAIN = "run the same command on a quiet machine: only the bench is measured again"
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,13 @@ class Judged:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The recommendation in a `sentence`; `remarks` say what it keeps and what speaks against the requested engines.
+    """The recommendation in a `sentence` of twelve words; `remarks` say what it keeps, what is open, and what speaks
+    against the requested engines.
 
-    `recommended` is an artifact, or the original; None if nothing is decided. `ships` are the engines of the bundle,
-    the recommended one first. `gate` judges the recipe's own engines: the budget is met when one of them meets it.
+    `recommended` is an artifact, or the original; None if nothing is decided. `grade` says how surely: "leading" is
+    ahead by what was measured, and conclusively of none. `rivals` may be as fast as the first of `ships`, the engines
+    of the bundle; with "no ranking" these are in a fixed order. `gate` judges the recipe's own engines: the budget is
+    met when one of them meets it.
     """
 
     sentence: str
@@ -54,6 +60,8 @@ class Verdict:
     recommended: str | None
     ships: tuple[Candidate, ...]
     gate: Gate
+    grade: Grade = "no ranking"
+    rivals: tuple[str, ...] = ()
 
     @property
     def leading(self) -> str:
@@ -92,49 +100,153 @@ def provably_loses(verified: Comparison) -> bool:
     return verified.drop_ci95 is not None and verified.drop_ci95[0] > 0
 
 
+@dataclass(frozen=True)
+class Ranked:
+    """What the times say of the engines that keep the answers, and of the original."""
+
+    grade: Grade
+    best: str
+    sentence: str
+    rivals: tuple[str, ...] = ()
+
+
 def decide(judged: Sequence[Judged], bench: Bench, *, include_failed: bool = False) -> Verdict:
-    """Recommend the fastest of the original and of every engine that keeps its answers.
+    """Recommend the best of the engines that keep the answers, as far as the measurements carry it.
+
+    A partial order is enough: an engine that is conclusively faster than the original is recommended, whatever is open
+    between it and others that no engine conclusively beats.
 
     Args:
-        judged: every engine that was made, including those that were not requested.
+        judged: every engine that was made, including those that were not requested, in the order of engines that
+            nothing ranks.
         bench: the result of `pipeline.measure` for the original and all engines.
         include_failed: the bundle also includes engines that fail their gate, last.
     """
-    times = relative_times(bench)
-    order = sorted(judged, key=lambda each: times[each.name])
-    keeping = [each for each in order if each.keeps_answers]
     asked = [each for each in judged if each.candidate.shipped]
-    noisy = undecided_among(bench, _names(keeping))
-    recommended: str | None = None
-    if keeping and not noisy:
-        recommended = min([ORIGINAL, *_names(keeping)], key=lambda name: times[name])
-        keeps_original = recommended == ORIGINAL
-        said = _keep(_names(keeping), bench.ratios) if keeps_original else sentence(recommended, bench.ratios)
-    elif keeping:
-        said = f"Not decided which is fastest: {noisy}."
-    elif any(each.gate.status == "pass" for each in order):
-        recommended = ORIGINAL
-        said = "Keep the original: every engine that is proven to meet the budget provably loses accuracy."
-    elif any(each.gate.status == "undecided" for each in order):
-        said = f"Not decided: no engine is proven to meet the budget. {_first_reason(order)}"
+    keeping = [each.name for each in judged if each.keeps_answers]
+    if keeping:
+        ranked = rank(keeping, bench)
+    elif any(each.gate.status == "pass" for each in judged):
+        said = "Keep the original: every engine within the budget provably loses accuracy."
+        ranked = Ranked("recommended", ORIGINAL, said)
+    elif any(each.gate.status == "undecided" for each in judged):
+        ranked = Ranked("no ranking", "", "Not decided: no engine is proven to meet the budget.")
     else:
-        recommended = ORIGINAL
-        said = "Keep the original: every engine fails its budget."
-    ships = _ships(order, recommended, include_failed=include_failed)
-    remarks = [kept(each.name, each.verified) for each in order if each.name == recommended]
-    if not keeping and recommended is None and ships:
-        remarks = [kept(ships[0].name, ships[0].verified)]
-    remarks += [_elsewhere(each.candidate) for each in order if each.name == recommended and _device(each) != "CPU"]
+        ranked = Ranked("recommended", ORIGINAL, "Keep the original: every engine fails its budget.")
+    order = [each for name in in_order([each.name for each in judged], bench) for each in judged if each.name == name]
+    ships = _ships(order, ranked.best, include_failed=include_failed)
+    best = ranked.best if ranked.best != ORIGINAL else ""
+    first = best or (ships[0].name if ranked.grade == "no ranking" and ships else "")
+    remarks = [*_open(ranked, bench), *(kept(each.name, each.verified) for each in judged if each.name == first)]
+    remarks += [_elsewhere(each.candidate) for each in judged if each.name == best and _device(each) != "CPU"]
     for each in asked:
-        remarks += _remarks(each, bench.ratios)
-    return Verdict(said, tuple(remarks), recommended, tuple(each.candidate for each in ships), _best(asked))
+        remarks += _remarks(each, bench.ratios, matters=each in ships and each.name not in (best, *ranked.rivals))
+    recommended = ranked.best if ranked.grade == "recommended" else None
+    chosen = tuple(each.candidate for each in ships)
+    return Verdict(ranked.sentence, tuple(remarks), recommended, chosen, _best(asked), ranked.grade, ranked.rivals)
+
+
+def rank(names: Sequence[str], bench: Bench) -> Ranked:
+    """Which of these engines, or the original, is best by the times, and how surely: the best by estimate of those that
+    none conclusively beats, and that are conclusively faster than the original if any is."""
+    times = relative_times(bench)
+    unbeaten = [name for name in names if not any(beats(bench, other, name) for other in names)]
+    faster = [name for name in unbeaten if beats(bench, name, ORIGINAL)]
+    best = min(faster or unbeaten, key=times.__getitem__)
+    rivals = tuple(name for name in unbeaten if name != best and _is_open(between(bench, name, best)))
+    against = between(bench, best, ORIGINAL)
+    if against is None:
+        return Ranked("recommended", best, f"Ship {best}.", rivals)
+    if best in faster:
+        return Ranked("recommended", best, sentence(best, bench.ratios), rivals)
+    slower = [between(bench, name, ORIGINAL) for name in names]
+    if all(ratio is None or ratio.sure[0] > 1 or (ratio.decided and ratio.ratio >= 1) for ratio in slower):
+        surely = all(ratio is None or ratio.sure[0] > 1 for ratio in slower)
+        word = "" if surely else "provably "
+        said = f"Keep the original: no engine that keeps its answers is {word}faster."
+        return Ranked("recommended", ORIGINAL, said)
+    if against.decided and against.ratio < 1:
+        return Ranked("recommended", best, sentence(best, bench.ratios), rivals)
+    if against.verdict == "seems faster":
+        return Ranked("leading", best, f"{best} leads; nothing is proven to be the fastest.", (*rivals, ORIGINAL))
+    return Ranked("no ranking", "", "No ranking: the times do not say which engine is faster.")
+
+
+def settled(names: Sequence[str], bench: Bench) -> bool:
+    """Whether more rounds would not change `rank`. An interval has to be clear at twice its width, so that looking
+    again and again proves nothing that is not so; beside others, what holds of the best against the original is enough,
+    and so is that nothing even seems so."""
+    if not names:
+        return True
+    ranked = rank(names, bench)
+    times = relative_times(bench)
+    best = ranked.best if ranked.best in names else min(names, key=times.__getitem__)
+    against = between(bench, best, ORIGINAL)
+    if against is not None and not against.decided:
+        return ranked.grade == "recommended" or not against.verdict.startswith("seems")
+    found = [between(bench, name, best) for name in (*names, ORIGINAL) if name != best]
+    return all(ratio is None or not ratio.decided or _clear(ratio) for ratio in found)
+
+
+def _clear(ratio: Ratio) -> bool:
+    reach = math.log(ratio.ci95[1] / ratio.ci95[0]) / 2
+    return reach <= max(NARROW_REACH, abs(math.log(ratio.ratio)) / 2)
+
+
+def beats(bench: Bench, a: str, b: str) -> bool:
+    """Whether `a` is conclusively faster than `b`: by their ratio or, where the two were not compared, by those to the
+    original."""
+    ratio = between(bench, a, b)
+    if ratio is not None:
+        return ratio.sure[1] < 1
+    one, other = between(bench, a, ORIGINAL), between(bench, b, ORIGINAL)
+    return one is not None and other is not None and one.sure[1] < other.sure[0]
+
+
+def between(bench: Bench, a: str, b: str) -> Ratio | None:
+    """The measured ratio of two artifacts, whichever of them is its first."""
+    turned = find_ratio(bench.ratios, b, a)
+    return find_ratio(bench.ratios, a, b) or (turned.inverse if turned else None)
+
+
+def in_order(names: Sequence[str], bench: Bench) -> list[str]:
+    """The conclusively faster first, and otherwise in the order given, so that no noise sets it."""
+    left, found = list(names), list[str]()
+    while left:
+        ahead = (name for name in left if not any(beats(bench, other, name) for other in left))
+        found.append(next(ahead, left[0]))
+        left.remove(found[-1])
+    return found
+
+
+def _is_open(ratio: Ratio | None) -> bool:
+    """Whether a ratio says too little: it may be far from 1 on either side."""
+    return ratio is None or not ratio.decided
+
+
+def _open(ranked: Ranked, bench: Bench) -> list[str]:
+    """What the times leave open, and what would settle it."""
+    reasons = [ratio.reason for ratio in bench.ratios if not ratio.decided]
+    settle = next((f"{reason}." for reason in reasons if MADE_FOR in reason), f"To settle it, {MEASURE_AGAIN}.")
+    if ranked.grade == "recommended" and ranked.rivals:
+        *others, last = ranked.rivals
+        return [
+            f"Undecided: whether it, {', '.join(others)} or {last} is fastest."
+            if others
+            else f"Undecided: whether it or {last} is faster."
+        ]
+    if ranked.grade == "leading":
+        return [f"The machine was not quiet, and {', '.join(ranked.rivals)} may be faster. {settle}"]
+    if ranked.grade == "no ranking" and reasons:
+        return [f"The engines are in a fixed order. {settle}"]
+    return []
 
 
 def relative_times(bench: Bench) -> dict[str, float]:
     """The time of a query over the original's, by artifact: the ratio that is claimed, so that what is said to be
     faster is what is chosen; that of the medians of all queries where the two were not compared."""
     p50 = {row.artifact: float(row.latency_ms.p50) for row in bench.results}
-    ratios = {name: find_ratio(bench.ratios, name, ORIGINAL) for name in p50}
+    ratios = {name: between(bench, name, ORIGINAL) for name in p50}
     return {name: ratio.ratio if ratio else p50[name] / p50[ORIGINAL] for name, ratio in ratios.items()}
 
 
@@ -148,21 +260,16 @@ def _names(judged: Sequence[Judged]) -> list[str]:
     return [each.name for each in judged]
 
 
-def _first_reason(order: Sequence[Judged]) -> str:
-    first = next(each for each in order if each.gate.status == "undecided")
-    return f"{first.name}: {first.gate.reasons[0]}." if first.gate.reasons else ""
+def _ships(order: Sequence[Judged], best: str, *, include_failed: bool) -> list[Judged]:
+    """The bundle's engines: the best one, and the requested ones that do not fail their gate. A target for which none
+    of these is proven gets its first other proven engine, or at least one that does not fail.
 
-
-def _ships(order: Sequence[Judged], recommended: str | None, *, include_failed: bool) -> list[Judged]:
-    """The bundle's engines: the recommended one, and the requested ones that do not fail their gate. A target for which
-    none of these is proven gets its fastest other proven engine, or at least one that does not fail.
-
-    Proven ones come before undecided ones, and the fastest first among equals. `order` is by latency.
+    Proven ones come before undecided ones, and among equals as in `order`, of `in_order`.
     """
     usable = [each for each in order if each.gate.status != "fail" and not _shows_nothing(each)]
     usable = usable or [each for each in order if each.gate.status != "fail"]
     chosen = {each.name for each in (order if include_failed else usable) if each.candidate.shipped}
-    chosen |= {each.name for each in order if each.name == recommended}
+    chosen |= {each.name for each in order if each.name == best}
     for target in {each.candidate.target for each in usable}:
         found = [each for each in usable if each.candidate.target == target]
         proven = [each for each in found if each.keeps_answers]
@@ -171,7 +278,7 @@ def _ships(order: Sequence[Judged], recommended: str | None, *, include_failed: 
             chosen |= {*_names(spare[:1])}
     return sorted(
         (each for each in order if each.name in chosen),
-        key=lambda each: (each.name != recommended, not each.keeps_answers, RANK.index(each.gate.status)),
+        key=lambda each: (each.name != best, not each.keeps_answers, RANK.index(each.gate.status)),
     )
 
 
@@ -186,25 +293,20 @@ def _best(asked: Sequence[Judged]) -> Gate:
     return nearest.gate.named(nearest.name)
 
 
-def _keep(names: Sequence[str], ratios: Sequence[Ratio]) -> str:
-    """Why the original stays, of these engines that keep its answers."""
-    found = [find_ratio(ratios, name, ORIGINAL) for name in names]
-    surely = all(ratio is None or ratio.ci95[0] > 1 for ratio in found)
-    return f"Keep the original: no engine that keeps its answers is {'' if surely else 'provably '}faster."
-
-
 def sentence(recommended: str, ratios: Sequence[Ratio]) -> str:
-    """Say what to ship, and how much faster than the original it is, as far as the interval supports it."""
+    """Say what to ship, and how much faster than the original it is, as far as the measurements support it."""
     ratio = find_ratio(ratios, recommended, ORIGINAL)
     if ratio is None:
         return f"Ship {recommended}."
-    low, high = 1 / ratio.ci95[1], 1 / ratio.ci95[0]
-    times = f"{1 / ratio.ratio:.2f} times as fast"
+    high = ratio.sure[1]
+    if not ratio.decided and high < 1:
+        return f"Ship {recommended}: {bound_words((1 / high, None))} times as fast as the original."
     if not ratio.decided:
-        return f"Ship {recommended}. How much faster than the original it is, is not decided: {MEASURE_AGAIN}."
+        return f"Ship {recommended}: how much faster than the original is not decided."
+    low, high = 1 / ratio.ci95[1], 1 / ratio.ci95[0]
     if low <= 1:
-        return f"Ship {recommended}: not provably faster than the original ({times} [{low:.2f}, {high:.2f}])."
-    return f"Ship {recommended}: {times} as the original [{low:.2f}, {high:.2f}]."
+        return f"Ship {recommended}: about as fast as the original [{low:.2f}, {high:.2f}]."
+    return f"Ship {recommended}: {1 / ratio.ratio:.2f} times as fast as the original [{low:.2f}, {high:.2f}]."
 
 
 def kept(name: str, verified: Comparison) -> str:
@@ -230,16 +332,17 @@ def _elsewhere(candidate: Candidate) -> str:
     return f"{ran}: how much faster is also the {device}'s part."
 
 
-def _remarks(judged: Judged, ratios: Sequence[Ratio]) -> list[str]:
-    """What speaks against a requested engine; nothing if it is faster and keeps the answers."""
+def _remarks(judged: Judged, ratios: Sequence[Ratio], *, matters: bool) -> list[str]:
+    """What speaks against a requested engine; nothing if it is faster and keeps the answers. `matters`: it ships, and
+    nothing else says whether the FP32 of its target may be faster."""
     remarks, candidate, gate = [], judged.candidate, judged.gate
     name, ratio = candidate.precision.upper(), find_ratio(ratios, candidate.artifact, f"{candidate.target}-fp32")
-    if ratio is not None and not ratio.decided:
-        remarks.append(f"Whether {name} is faster than FP32 on {candidate.target} is not decided.")
-    elif ratio is not None and ratio.ci95[0] > 1:
-        remarks.append(
-            f"{name} is slower than FP32 on {candidate.target} (latency ratio {ratio.ratio:.2f}): ship FP32 there."
-        )
+    if ratio is not None and ratio.sure[0] > 1:
+        by = f"{ratio.ratio:.2f}" if ratio.decided else bound_words(ratio.bounds)
+        remarks.append(f"{name} is slower than FP32 on {candidate.target} (latency ratio {by}): ship FP32 there.")
+    elif ratio is not None and not ratio.decided:
+        if matters and ratio.sure[1] >= 1:
+            remarks.append(f"Whether {name} is faster than FP32 on {candidate.target} is not decided.")
     elif ratio is not None and ratio.ci95[1] >= 1:
         remarks.append(f"{name} is not provably faster than FP32 on {candidate.target}.")
     half = find_ratio(ratios, candidate.artifact, f"{candidate.target}-bf16")
@@ -270,5 +373,5 @@ def find_ratio(ratios: Sequence[Ratio], a: str, b: str) -> Ratio | None:
     latency = next((each for each in found if each.metric == "latency"), None)
     if latency is not None or not found:
         return latency
-    low, high = found[0].ci95
-    return replace(found[0], metric="latency", ratio=1 / found[0].ratio, ci95=(1 / high, 1 / low))
+    turned = found[0].inverse
+    return replace(found[0], metric="latency", ratio=turned.ratio, ci95=turned.ci95, bounds=turned.bounds)

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from vitdeploy.document.comparison import ComparisonDocument
 from vitdeploy.document.history import HistoryDocument
-from vitdeploy.document.report import Judgement, Report, VerdictFacts
+from vitdeploy.document.report import Judgement, Report, RunVerdict, VerdictFacts
 from vitdeploy.document.selftest import SelftestDocument
 from vitdeploy.document.sweep import SweepDocument
 from vitdeploy.document.tuning import TuneDocument
@@ -35,10 +35,11 @@ TEMPLATES = (Path(__file__).parent / "templates",)
 
 @dataclass(frozen=True)
 class Verdict:
-    """The part above the sections of a run and of a search. `headline`: the leading artifact in numbers; `starred`:
-    the same, if it is recommended."""
+    """The part above the sections of a run and of a search. `grade`: of its speed, if that was judged. `reasons`: what
+    the remarks do not say. `headline`: the leading artifact in numbers; `starred`: the same, if it is recommended."""
 
     gate: Gate
+    grade: Gate | None
     reasons: list[str]
     headline: list[Cell]
     starred: str | None
@@ -99,9 +100,8 @@ def render_regression(document: ComparisonDocument) -> str:
     """The page of a comparison of two bundles or reports."""
     found = text.cleaned(document)
     noticed = notes.notices((), found.bench.undecided if found.bench else {})
-    return _render(
-        "regression_page", COMPARISON, found, report=found, gate=table.gate(found.gate.status), notices=noticed
-    )
+    gate = table.gate(found.gate.status, "Limits")
+    return _render("regression_page", COMPARISON, found, report=found, gate=gate, notices=noticed)
 
 
 def render_sweep(document: SweepDocument) -> str:
@@ -139,14 +139,23 @@ def _named(report: Report) -> dict[str, str]:
 
 def _judged(report: Judgement) -> dict[str, object]:
     """The part above the sections of a run and of a search."""
+    facts, undecided = report.verdict, lookup.undecided(report)
+    graded = facts.grade is not None
     verdict = Verdict(
-        table.gate(report.verdict.gate),
-        _reasons(report.verdict),
+        table.gate(facts.gate, "Budget" if _bounds_more(report) else "Answers"),
+        table.grade(facts),
+        [*_reasons(facts), *(notes.by_reason(undecided) if graded else [])],
         table.headline(report),
         lookup.starred(report),
-        report.verdict.stands_for_all,
+        facts.stands_for_all,
     )
-    return {"report": report, "top": verdict, "notices": notes.notices(report.warnings, lookup.undecided(report))}
+    return {"report": report, "top": verdict, "notices": notes.notices(report.warnings, {} if graded else undecided)}
+
+
+def _bounds_more(report: Judgement) -> bool:
+    """Whether the budget bounds more than answers, which latency, size and memory are."""
+    budget = report.verdict.budget if isinstance(report.verdict, RunVerdict) else getattr(report, "budget", "")
+    return any(f"max_{kind} " in str(budget) for kind in ("latency", "size", "memory"))
 
 
 def _reasons(verdict: VerdictFacts) -> list[str]:

@@ -35,7 +35,9 @@ def undecided(report: Judgement) -> Mapping[str, str]:
 def starred(report: Judgement) -> str | None:
     """The recommended artifact, if decided: its own gate does not fail, and its speed is known."""
     name, engine = report.verdict.recommended, report.engine(report.verdict.recommended)
-    if (engine is not None and engine.gate.status in ("fail", "undecided")) or name in undecided(report):
+    if engine is not None and engine.gate.status in ("fail", "undecided"):
+        return None
+    if report.verdict.grade is None and name in undecided(report):  # of an earlier version, or of a search
         return None
     return name
 

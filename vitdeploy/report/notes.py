@@ -22,25 +22,30 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Notice:
-    """`kind` is the class of its colours, as of a gate."""
+    """`kind` is the class of its colours, as of a gate. `folded`: the lines show when they are asked for."""
 
     kind: str
     title: str
     lines: list[str]
+    folded: bool = False
 
 
 def notices(warnings: Sequence[str], *undecided: Mapping[str, str]) -> list[Notice]:
     """The warnings, and the artifacts of each bench whose speed is not decided, by name with the reason; those of one
     reason together."""
     found = [Notice("fail", "Check this first", list(warnings))] if warnings else []
+    if lines := by_reason(*undecided):
+        found.append(Notice("undecided", "Speed is not decided", lines, folded=True))
+    return found
+
+
+def by_reason(*undecided: Mapping[str, str]) -> list[str]:
+    """The artifacts of each bench whose speed is not decided, those of one reason together."""
     reasons: dict[str, list[str]] = {}
     for bench in undecided:
         for artifact, reason in bench.items():
             reasons.setdefault(reason, []).append(artifact)
-    if reasons:
-        lines = [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in reasons.items()]
-        found.append(Notice("undecided", "Speed is not decided", lines))
-    return found
+    return [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in reasons.items()]
 
 
 def legend(flags: Iterable[str]) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from vitdeploy.document.report import Report
 from vitdeploy.report import changed, classes, lookup, measures, notes, quantization, reliability, table, text
 from vitdeploy.report.page import RunPage
 from vitdeploy.runtime.host import name_host
+from vitdeploy.spec import bound_words
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def _engine(report: Report, engine: EngineFacts) -> str:
     starred = engine.artifact == lookup.starred(report)
     parts = [
         f"{engine.artifact}, {engine.precision} on {engine.provider}, {text.megabytes(engine.bytes)} MB",
-        "recommended" if starred else "not recommended",
+        "recommended" if starred else report.verdict.grade or "not recommended",
         table.gate(engine.gate.status).words.lower(),
     ]
     return "; ".join(parts)
@@ -103,8 +104,8 @@ def _speed(report: Report, artifact: str) -> str:
     ratio = table.latency_ratio(report, artifact)
     if ratio is None:
         return ""
-    if not ratio.decided:
-        return f"not decided: {ratio.reason}"
+    if not ratio.decided and not bound_words(ratio.bounds):
+        return "not decided"
     cell = table.speed(ratio)
     return f"{cell.value} {cell.note}"
 

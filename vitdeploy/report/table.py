@@ -10,11 +10,11 @@ from vitdeploy.benchmark.row import Row as BenchRow
 from vitdeploy.document.bench import Ratio
 from vitdeploy.document.comparison import AccuracyChange
 from vitdeploy.document.engine import EngineFacts
-from vitdeploy.document.report import Judgement
+from vitdeploy.document.report import Judgement, VerdictFacts
 from vitdeploy.report import lookup, measures, notes, text
 from vitdeploy.report.measures import Cell, Metric
 from vitdeploy.report.text import MISSING
-from vitdeploy.spec import GateStatus
+from vitdeploy.spec import GateStatus, Grade, bound_words
 from vitdeploy.verification.comparison import Comparison, Control
 
 
@@ -62,17 +62,31 @@ class ComparisonView:
     legend: list[tuple[str, str]]
 
 
-_GATES: dict[GateStatus, Gate] = {
-    "pass": Gate("pass", "✓", "Gate passed"),
-    "fail": Gate("fail", "✕", "Gate failed"),
-    "undecided": Gate("undecided", "?", "Gate undecided"),
-    "none": Gate("none", "–", "No budget set"),
+_GATES: dict[GateStatus, tuple[str, str]] = {
+    "pass": ("✓", "passed"),
+    "fail": ("✕", "failed"),
+    "undecided": ("?", "undecided"),
+    "none": ("–", "no bound"),
+}
+_GRADES: dict[Grade, tuple[str, str]] = {
+    "recommended": ("pass", "✓"),
+    "leading": ("undecided", "?"),
+    "no ranking": ("none", "–"),
 }
 
 
-def gate(status: GateStatus) -> Gate:
-    """The badge of a gate status."""
-    return _GATES[status]
+def gate(status: GateStatus, of: str = "Answers") -> Gate:
+    """The badge of a gate status; `of`: what the gate judges."""
+    symbol, words = _GATES[status]
+    return Gate(status, symbol, f"{of}: {words}")
+
+
+def grade(verdict: VerdictFacts) -> Gate | None:
+    """The badge of a verdict's grade; None of one that has none, and where the answers decided."""
+    if verdict.grade is None or verdict.gate in ("fail", "undecided"):
+        return None
+    status, symbol = _GRADES[verdict.grade]
+    return Gate(status, symbol, f"Speed: {verdict.grade}")
 
 
 def comparison_view(report: Judgement) -> list[ComparisonView]:
@@ -161,7 +175,8 @@ def _ratio_cell(report: Judgement, artifact: str) -> Cell:
     if ratio is None:
         return Cell(MISSING)
     if not ratio.decided:
-        return Cell("not decided")
+        words = bound_words(ratio.bounds)
+        return Cell(words or "not decided", "machine not quiet" if words else "")
     return Cell(f"{text.significant(ratio.ratio)}", text.ratio_interval(ratio.ci95))
 
 
@@ -233,8 +248,11 @@ def speed(ratio: Ratio) -> Cell:
     known = ratio.a_ms is not None and ratio.b_ms is not None
     detail = f": {text.significant(ratio.a_ms)} ms, the original {text.significant(ratio.b_ms)} ms" if known else ""
     value, bounds = ratio.ratio, ratio.ci95
+    if not ratio.decided and ratio.sure[1] < 1:
+        least = bound_words((1 / ratio.sure[1], None)).removeprefix("at least ")
+        return Cell(f"≥ {least}×", "as fast as the original, at least: the machine was not quiet")
     if not ratio.decided:
-        return Cell("not decided", "how fast it is against the original")
+        return Cell(bound_words(ratio.bounds) or "not decided", "how fast it is against the original")
     how = f"by the blocks that they took in turns{detail}"
     if bounds[0] <= 1 <= bounds[1]:
         return Cell(f"{text.ratio_interval(bounds)}×", f"the original’s latency {how}, no clear difference")

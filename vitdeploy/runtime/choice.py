@@ -155,6 +155,13 @@ def _why(
         reason = "the bundle's recommended engine, and it works here"
     elif len(engines) == 1:
         reason = "the bundle's only engine"
+    elif manifest.grade == "leading" and engine == manifest.engines[0]:
+        reason = (
+            "ahead of the others when the bundle was made, on a machine that was not quiet; "
+            f"as fast may be {', '.join(manifest.rivals)}"
+        )
+    elif manifest.grade == "no ranking":
+        reason = "the first that works here, in a fixed order: no times ranked the engines when the bundle was made"
     else:
         reason = "the first of the bundle's engines that works here"
     passed = [f"{other.artifact}: {error.message}" for other, error in zip(engines, failures, strict=False)]

@@ -61,9 +61,10 @@ def open_session(
     A dynamic axis named "batch" is pinned to `batch` before the graph is optimised, so that shapes are static.
     `threads` is the number of intra-operator threads (0: of `default_threads`, else the runtime's own choice).
     `profile` is the prefix of a profile file. `weights` is the folder of the external data of a graph that comes
-    as bytes. `as_written` is for graphs that are evaluated, not served: products between Q/DQ are computed in float, which INT8 kernels of some CPUs
-    are not exact to, and nodes in their order, which frees tensors as soon as it can be. `plain`: no optimisation at
-    all, so that every node is computed by itself. `spinning` as for `runtime.engine.make_runner`.
+    as bytes. `as_written` is for graphs that are evaluated, not served: products between Q/DQ are computed in float,
+    which INT8 kernels of some CPUs are not exact to, and nodes in their order, which frees tensors as soon as it can
+    be. `plain`: no optimisation at all, so that every node is computed by itself. `spinning` as for
+    `runtime.engine.make_runner`.
 
     Raises:
         EngineError: ONNX Runtime refuses the graph.

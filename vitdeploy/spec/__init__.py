@@ -31,10 +31,12 @@ from vitdeploy.spec.manifest import (
     GateStatus,
     GoldenEngine,
     GoldenSpec,
+    Grade,
     GraphSpec,
     Manifest,
     Precision,
     WeightBits,
+    bound_words,
 )
 from vitdeploy.spec.preprocess import RESIZING, ChannelOrder, CropRounding, Fit, Interpolation, PreprocessSpec
 from vitdeploy.spec.prompts import PromptSpec
@@ -87,6 +89,7 @@ __all__ = [
     "GateStatus",
     "GoldenEngine",
     "GoldenSpec",
+    "Grade",
     "GraphSpec",
     "ImageSpec",
     "InstanceSpec",
@@ -111,6 +114,7 @@ __all__ = [
     "TextSpec",
     "WeightBits",
     "ZeroShotSpec",
+    "bound_words",
     "decode",
     "encode",
     "last_axis",

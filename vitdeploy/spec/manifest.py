@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,6 +23,23 @@ FloatRest = Literal["fp32", "bf16"]
 WeightBits = Literal[7, 8]
 # Whether a budget is met: proven, disproven, neither, or there is none.
 GateStatus = Literal["pass", "fail", "undecided", "none"]
+# How surely the first engine of a bundle is the one to ship: proven; ahead, though others may be as fast; or first in a
+# fixed order, because the times do not rank them.
+Grade = Literal["recommended", "leading", "no ranking"]
+
+
+def bound_words(bounds: tuple[float | None, float | None]) -> str:
+    """What is known of a ratio whose value is not: "at least 1.8" or "at most 0.24", with two digits, rounded towards
+    the weaker claim; "" where nothing is known."""
+    low, high = bounds
+    known = low if high is None else high
+    if known is None:
+        return ""
+    scale = 10.0 ** max(0, 1 - math.floor(math.log10(known)))
+    digits = round(math.log10(scale))
+    if high is None:
+        return f"at least {math.floor(known * scale) / scale:.{digits}f}"
+    return f"at most {math.ceil(known * scale) / scale:.{digits}f}"
 
 
 @dataclass(frozen=True)
@@ -167,7 +185,8 @@ class Manifest:
     `preprocess` is None where the input is no image; `postprocess` is there for the tasks of `POSTPROCESS`.
     `sizes` are further image sizes of the same model, as "384x384" (height, width): `sizes/384x384` is a whole bundle.
     `gates`: by artifact, whether the engine met its budget when the bundle was made. `recommended`: the artifact that
-    the verdict recommends, which is the first of `engines`; None where it recommends none of them.
+    the verdict recommends, which is the first of `engines`; None where it recommends none of them. `grade`: of the
+    verdict, None in bundles of earlier versions; `rivals`: what may be as fast as the first of `engines`.
     `monitor`: the file of what the images that the bundle was verified with are like (`runtime.monitor_reference`).
     """
 
@@ -185,6 +204,8 @@ class Manifest:
     sizes: tuple[str, ...] = ()
     gates: dict[str, GateStatus] = field(default_factory=dict)
     recommended: str | None = None
+    grade: Grade | None = field(default=None, metadata=SPARSE)
+    rivals: tuple[str, ...] = ()
     monitor: str | None = field(default=None, metadata=SPARSE)
 
     def gate(self, engine: EngineSpec) -> GateStatus:

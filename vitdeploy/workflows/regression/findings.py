@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vitdeploy.document.comparison import AccuracyChange, Check, Limits, PairFacts, TimeRatio
-from vitdeploy.spec import Budget
+from vitdeploy.spec import Budget, bound_words
 from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.gate import Gate, accuracy_gate, drop_gate, join, slowdown_gate
 
@@ -81,9 +81,22 @@ def _accuracy_gate(found: Found, limits: Limits) -> Gate:
 def _time_gate(found: Found, ratio: TimeRatio, limits: Limits) -> Gate:
     """Throughput is judged as the time of an image."""
     if limits.max_slowdown is not None and not ratio.decided:
-        return Gate("undecided", (f"{ratio.metric} not decided: {ratio.reason}",))
+        return _bound_gate(ratio, limits.max_slowdown)
     value, (low, high) = ratio.ratio, ratio.ci95
     if ratio.metric == "throughput":
         value, low, high = 1 / value, 1 / high, 1 / low
     what = "latency" if ratio.metric == "latency" else "time per image"
     return slowdown_gate(what, value, (low, high), limits.max_slowdown, found.flags)
+
+
+def _bound_gate(ratio: TimeRatio, max_slowdown: float) -> Gate:
+    """What the bounds of a ratio decide, which has no interval to rely on."""
+    low, high = ratio.bounds if ratio.metric == "latency" else ratio.bounds[::-1]
+    most = 1 + max_slowdown / 100 if ratio.metric == "latency" else 1 / (1 + max_slowdown / 100)
+    sign = 1 if ratio.metric == "latency" else -1
+    if high is not None and sign * (most - high) >= 0:
+        return Gate("pass")
+    text = f"{ratio.metric} {bound_words(ratio.bounds) or 'not decided'}"
+    if low is not None and sign * (low - most) > 0:
+        return Gate("fail", (f"{text} times the baseline's, budget {max_slowdown:+g} %",))
+    return Gate("undecided", (f"{text}: {ratio.reason}",))
