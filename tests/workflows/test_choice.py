@@ -1,5 +1,7 @@
 """Which finalist is chosen: a test in a fixed order, then speed, then nearness."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.documents import bench_of, ratio_of, row
@@ -109,13 +111,24 @@ def test_where_none_is_confirmed_the_best_found_is_the_nearest():
 
 
 @pytest.mark.parametrize("noisy", ["original", "openvino-cpu-int8", "openvino-cpu-fp32"])
-def test_where_a_time_decides_nothing_the_choice_is_not_decided(noisy):
+def test_nothing_is_ruled_out_by_a_time_that_is_not_decided(noisy):
     near, fast = finalist("fp32", 0.0, 20.0), finalist("int8", 0.1, 10.0)
     found = choose([near, fast], bench(near, fast, undecided=[noisy]))
     assert found.best is fast
-    assert found.sentence == (
-        "Not decided which is fastest: somebody else was busy. The fastest by what was measured is openvino-cpu-int8."
-    )
+    assert found.rivals == (() if noisy == "original" else (near,))
+    if found.rivals:
+        assert found.remarks[0].startswith("Undecided: whether openvino-cpu-int8 or openvino-cpu-fp32 is fastest")
+    proven = noisy == near.name
+    assert (found.grade == "recommended") == proven and found.sentence.endswith("not decided.") != proven
+
+
+def test_what_is_proven_beside_others_rules_out_what_it_proves():
+    near, fast = finalist("fp32", 0.0, 90.0), finalist("int8", 0.1, 10.0)
+    measured = bench(near, fast, undecided=["original", fast.name, near.name])
+    bounded = [replace(each, bounds=(each.ratio / 2, each.ratio * 2)) for each in measured.ratios]
+    found = choose([near, fast], replace(measured, ratios=tuple(bounded)))
+    assert (found.best, found.rivals, found.grade) == (fast, (), "recommended")
+    assert "at least 5" in found.sentence
 
 
 def test_the_times_of_what_is_not_allowed_do_not_matter():

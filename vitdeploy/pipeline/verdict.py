@@ -250,12 +250,6 @@ def relative_times(bench: Bench) -> dict[str, float]:
     return {name: ratio.ratio if ratio else p50[name] / p50[ORIGINAL] for name, ratio in ratios.items()}
 
 
-def undecided_among(bench: Bench, names: Sequence[str]) -> str:
-    """Why the speed of these artifacts against the original's is not decided; empty where it is."""
-    ratios = [find_ratio(bench.ratios, name, ORIGINAL) for name in names]
-    return "; ".join(dict.fromkeys(ratio.reason for ratio in ratios if ratio and not ratio.decided))
-
-
 def _names(judged: Sequence[Judged]) -> list[str]:
     return [each.name for each in judged]
 

@@ -57,10 +57,11 @@ def screen_step(batch: int, engines: Mapping[str, Artifact]) -> Step:
 
 
 def _proven_faster(bench_run: BenchRun) -> dict[str, list[str]]:
-    """For each artifact those that it is faster than by rounds in which nobody disturbed the two."""
+    """For each artifact those that it is proven to be faster than, whatever disturbed the measurement of others."""
     names, scenario = [entry.artifact for entry in bench_run.entries], bench_run.protocol.latency_scenario
     faster: dict[str, list[str]] = {}
     for name in names:
         against = {other: judged(bench_run, name, other, scenario) for other in names if other != name}
-        faster[name] = [other for other, pair in against.items() if pair.decided and pair.ratio.interval[1] < 1]
+        highest = {other: pair.ratio.interval[2] if pair.decided else pair.bounds[1] for other, pair in against.items()}
+        faster[name] = [other for other, high in highest.items() if high is not None and high < 1]
     return faster

@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitdeploy.document.bench import Bench, Ratio
-from vitdeploy.pipeline.verdict import find_ratio, keeps_answers, kept, relative_times, sentence, undecided_among
+from vitdeploy.pipeline.verdict import beats, between, find_ratio, keeps_answers, kept, relative_times, sentence
+from vitdeploy.spec import Grade
+from vitdeploy.stages.step import ORIGINAL
 from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.gate import Gate
 from vitdeploy.workflows.tuning.variants import Variant
@@ -43,8 +45,9 @@ class Finalist:
 
 @dataclass(frozen=True)
 class Choice:
-    """`best`: what to ship, or the best found where `gate` is not met. `confirmed`: by name, the nearest first;
-    `stopped`: the finalist that was not."""
+    """`best`: what to ship, or the best found where `gate` is not met; `grade`: how surely by the times; `rivals`: the
+    other finalists to ship that may be as fast. `confirmed`: by name, the nearest first; `stopped`: the finalist that
+    was not."""
 
     best: Finalist
     gate: Gate
@@ -52,14 +55,16 @@ class Choice:
     remarks: tuple[str, ...]
     confirmed: tuple[str, ...]
     stopped: str | None
+    grade: Grade
+    rivals: tuple[Finalist, ...]
 
 
 def choose(finalists: Sequence[Finalist], bench: Bench) -> Choice:
     """The fastest finalist that is confirmed and meets the budget; among those not provably slower, prefer one whose
     graph is not changed, then the nearest to the original.
 
-    `bench` is the result of `pipeline.measure` for the original and all finalists. If a time that the choice depends on
-    is undecided, the choice is undecided, too.
+    `bench` is the result of `pipeline.measure` for the original and all finalists. What its times leave open is said:
+    nothing is ruled out by a time that is not decided.
     """
     order = sorted(finalists, key=lambda each: each.distance)
     kept_count = next((i for i, each in enumerate(order) if not each.keeps), len(order))
@@ -68,7 +73,11 @@ def choose(finalists: Sequence[Finalist], bench: Bench) -> Choice:
     # Where nothing is allowed, the best found is what comes nearest to it: confirmed but too slow or large, or else the
     # nearest to the original.
     best = _fastest(allowed or confirmed or order[:1], bench)
+    rivals = tuple(each for each in allowed if each is not best and _is_open(each, best, bench))
     remarks = [kept(best.name, best.verified)]
+    if rivals:
+        names = " or ".join(each.name for each in (best, *rivals))
+        remarks.insert(0, f"Undecided: whether {names} is fastest; the recipe keeps the targets of all.")
     if stopped is not None:
         remarks.append(_stopped(stopped, order[kept_count + 1 :]))
     return Choice(
@@ -78,16 +87,28 @@ def choose(finalists: Sequence[Finalist], bench: Bench) -> Choice:
         tuple(remarks),
         tuple(each.name for each in confirmed),
         stopped.name if stopped is not None else None,
+        _grade(best, allowed, bench),
+        rivals,
     )
 
 
 def _sentence(best: Finalist, allowed: Sequence[Finalist], bench: Bench) -> str:
     if not allowed:
         return f"Nothing is proven to meet the budget; the best is {best.name}."
-    noisy = undecided_among(bench, [each.name for each in allowed])
-    if noisy:
-        return f"Not decided which is fastest: {noisy}. The fastest by what was measured is {best.name}."
     return sentence(best.name, bench.ratios)
+
+
+def _grade(best: Finalist, allowed: Sequence[Finalist], bench: Bench) -> Grade:
+    against = between(bench, best.name, ORIGINAL)
+    if not allowed or against is None or against.decided or beats(bench, best.name, ORIGINAL):
+        return "recommended" if allowed else "no ranking"
+    return "leading" if against.verdict == "seems faster" else "no ranking"
+
+
+def _is_open(one: Finalist, best: Finalist, bench: Bench) -> bool:
+    """Whether another finalist may be as fast, for all that its times say."""
+    ratio = between(bench, one.name, best.name)
+    return (ratio is None or not ratio.decided) and not beats(bench, best.name, one.name)
 
 
 def _fastest(among: Sequence[Finalist], bench: Bench) -> Finalist:
@@ -98,7 +119,7 @@ def _fastest(among: Sequence[Finalist], bench: Bench) -> Finalist:
 
 
 def _slower(a: str, b: str, ratios: Sequence[Ratio]) -> bool:
-    """Whether `a` is provably slower than `b`; if undecided, whether it was measured slower."""
+    """Whether `a` is provably slower than `b`; if undecided, whether it seems so."""
     ratio = find_ratio(ratios, a, b)
     if ratio is None:
         return True

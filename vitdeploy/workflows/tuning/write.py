@@ -22,6 +22,7 @@ from vitdeploy.pipeline.outcome import (
     warnings_of,
 )
 from vitdeploy.publish import replacing
+from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.recipe.text import recipe_text
 from vitdeploy.report.html import render_tuning
 from vitdeploy.runtime.host import describe_host
@@ -41,13 +42,24 @@ def write_tuned(tuned: Tuned, out: Path) -> TuneDocument:
         OutputError: `out` holds something that is not such a folder.
     """
     document = _document(tuned)
-    recipe = recipe_text(tuned.chosen.variant.recipe(tuned.job.recipe), out, "Chosen by vitdeploy tune.")
+    recipe = recipe_text(_recipe(tuned), out, _comment(tuned))
     with replacing(out, TUNED_NAMES) as work:
         text = json.dumps(encode(document), indent=1, allow_nan=False)
         (work / "tune.json").write_text(f"{text}\n", encoding="utf-8")
         (work / "tune.html").write_text(render_tuning(document, recipe), encoding="utf-8")
         (work / RECIPE_FILE).write_text(recipe, encoding="utf-8")
     return document
+
+
+def _recipe(tuned: Tuned) -> Recipe:
+    """The recipe of what is chosen, with the targets of all that may be as fast: `run` measures them again."""
+    targets = dict.fromkeys(each.variant.target for each in (tuned.choice.best, *tuned.choice.rivals))
+    return tuned.chosen.variant.recipe(tuned.job.recipe).model_copy(update={"targets": tuple(targets)})
+
+
+def _comment(tuned: Tuned) -> str:
+    open_names = ", ".join(each.name for each in tuned.choice.rivals)
+    return "Chosen by vitdeploy tune." + (f" Not decided: whether {open_names} is as fast." if open_names else "")
 
 
 def _document(tuned: Tuned) -> TuneDocument:
@@ -77,6 +89,8 @@ def _document(tuned: Tuned) -> TuneDocument:
             reasons=choice.gate.reasons,
             confirmed=choice.confirmed,
             stopped=choice.stopped,
+            grade=choice.grade,
+            rivals=tuple(each.name for each in choice.rivals),
         ),
         warnings=warnings_of(job, tuned.finals[0].artifacts, tuned.finals[0].variant.candidate),
         budget=job.recipe.to_budget(),
@@ -93,7 +107,7 @@ def _document(tuned: Tuned) -> TuneDocument:
         merging={target: MergingTrial(found.tokens, found.schedules) for target, found in tuned.schedules.items()},
         left_out=tuple(Omission(what, why) for what, why in tuned.left_out),
         environment={**describe_host(), **tool_versions(TOOLS)},
-        recipe=tuned.chosen.variant.recipe(job.recipe).model_dump(mode="json"),
+        recipe=_recipe(tuned).model_dump(mode="json"),
         pruning=tuned.prunings or None,
     )
 
