@@ -11,6 +11,7 @@ import torch
 import vitdeploy as vd
 from tests.models.external.image_texts import TRAINED
 from tests.references import reference
+from tests.sabotage import require_unproven
 from vitdeploy.api.quantize import quantize
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import DataError, DigestError, InputError, ManifestError
@@ -237,3 +238,7 @@ def test_both_graphs_are_quantized_on_what_the_original_writes(exported, scenes,
         found = [each.text for each in predictor.predict_batch(pictures)]
     # Of a model that is right in a quarter of the lines, and calibrated on eight.
     assert compare_texts(found, generated[1], None, cut=0, max_difference=0).character_agreement > 80
+
+
+def test_shuffled_weights_never_pass(exported, scenes, tmp_path):
+    require_unproven(exported, "encoder.onnx", scenes / "images", tmp_path)

@@ -25,8 +25,10 @@ from vitdeploy.runtime.golden import check_golden
 from vitdeploy.runtime.tokenizer import TextTokenizer
 from vitdeploy.runtime.zero_shot_predictor import OpenVocabularyPredictor
 from vitdeploy.serve.engines import load_engines
+from vitdeploy.spec import Budget
 from vitdeploy.tasks.adapter import DataChoice, Setting
 from vitdeploy.tasks.adapters import make_adapter
+from vitdeploy.verification.gate import accuracy_gate
 
 TEMPLATE, NAMES = "a photo of a {}", ("cat", "digit_one", "Foto")
 TEXTS = ("a photo of a cat", "a photo of a digit one", "a photo of a Foto")
@@ -85,6 +87,20 @@ def predictor(owl, original):
     tokenizer = TextTokenizer(owl[0] / "tokenizer.json", spec)
     with OpenVocabularyPredictor(torch_runner(original), original.preprocess, spec, tokenizer) as made:
         yield made
+
+
+def test_shuffled_weights_are_not_the_originals(kit, original, owl, scenes):
+    other = load_model(Source(f"hf:{owl[0]}"))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in other.module.parameters():
+            parameter.copy_(parameter.ravel()[torch.randperm(parameter.numel())].reshape(parameter.shape))
+    data = kit.load(chosen(scenes), skip_bad=False, progress=silent)
+    ours, theirs = (kit.answers(torch_runner(each), data, lambda count: None) for each in (other, original))
+    found = kit.verify(ours, theirs, data)
+    for budget in (Budget(min_agreement=20), Budget(max_drop=1)):
+        assert accuracy_gate(found, budget).status != "pass", found
+    assert kit.verify(theirs, theirs, data).max_difference == 0
 
 
 def test_categories_become_texts_and_the_original_agrees_with_itself(kit, original, scenes):

@@ -11,6 +11,7 @@ import vitdeploy as vd
 from calibration.scenes.write import render
 from tests.command_line import command_line
 from tests.models.prompted import processor_of, save_prompted
+from tests.sabotage import require_unproven
 from vitdeploy.api.quantize import quantize
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.data.prompts import read_prompted
@@ -309,3 +310,7 @@ def test_masks_that_are_not_there_are_refused(scenes, tmp_path):
     with pytest.raises(DataError, match="not one pixel of an instance") as caught:
         next(iter(found.annotations.values())).load()
     assert caught.value.wanted == "pixels of value 99"
+
+
+def test_shuffled_weights_never_pass(exported, scenes, tmp_path):
+    require_unproven(exported, "image_encoder.onnx", scenes / "images/evaluation", tmp_path)

@@ -5,6 +5,8 @@ import typing
 import pytest
 
 import vitdeploy as vd
+from tests.conftest import REVERSE
+from tests.sabotage import require_unproven
 from tests.workflows.dense_graphs import HEADS, OTHERS, graph, picture
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.bundle.write import write_bundle
@@ -64,6 +66,10 @@ def test_models_with_shuffled_weights_never_pass(task, target, images, tmp_path)
     assert verified(ours, graphs[0], images).found.verified.diagnosis.startswith("the same function")
     right, wrong = golden(graphs[0], ours, other, images, tmp_path / "bundle")
     assert right.within_bounds and not wrong.ok
+
+
+def test_shuffled_weights_of_an_encoder_decoder_never_pass(sequence_export, tmp_path):
+    require_unproven(sequence_export, "encoder.onnx", REVERSE / "tokens.npz", tmp_path)
 
 
 def golden(file, ours, other, images, out):

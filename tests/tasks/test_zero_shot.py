@@ -12,6 +12,7 @@ import vitdeploy as vd
 from tests.command_line import command_line
 from tests.models.towers import DIGITS, save_towers
 from tests.references import reference
+from tests.sabotage import require_unproven
 from vitdeploy.api.quantize import quantize
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import CapabilityError, DataError, InputError, ManifestError, MissingFileError
@@ -347,3 +348,7 @@ def test_towers_that_cannot_be_reached_give_the_same(floats, pictures):
             found.append(runner.infer({runner.inputs[0].name: image})["logits"])
     assert found[0].shape == (3, 10)
     np.testing.assert_allclose(*found, atol=1e-4)
+
+
+def test_shuffled_weights_never_pass(exported, words, tmp_path):
+    require_unproven(exported, "image_tower.onnx", words, tmp_path)
