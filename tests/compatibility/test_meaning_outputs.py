@@ -363,7 +363,7 @@ def test_further_inputs_are_bound_to_a_number_or_a_file(tmp_path):
     onnx.save(b.model(scores, rank=2), str(file))
     with pytest.raises(VitdeployError, match="does not take one image") as caught:
         vd.model(file)
-    assert caught.value.fix.startswith("--bind NAME=VALUE")
+    assert caught.value.fix.startswith("vitdeploy export FILE --bind NAME=VALUE")
     mask = np.random.default_rng(1).integers(0, 2, (1, SIDE, SIDE)).astype(np.float32)
     np.save(tmp_path / "mask.npy", mask)
     np.savez(tmp_path / "both.npz", mask=mask[None], other=mask)
