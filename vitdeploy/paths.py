@@ -42,3 +42,8 @@ def name_bytes(text: str) -> bytes:
 def shown_name(text: str) -> str:
     """A name as messages and documents have it: bytes that are no UTF-8 as \\xff."""
     return name_bytes(text).decode("utf-8", "backslashreplace")
+
+
+def not_utf8(path: str) -> str:
+    """What is wrong with a path for libraries that take UTF-8 alone; "" if nothing is."""
+    return "" if shown_name(path) == path else "a path that is no UTF-8, which this library does not take: rename it"

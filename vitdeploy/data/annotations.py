@@ -18,7 +18,7 @@ from vitdeploy.data.folder import OWN_SPLIT, DataSplit, Sample, enough, has_own_
 from vitdeploy.data.label_file import DECIMAL, Repairs
 from vitdeploy.data.pixels import Skipped, skippable
 from vitdeploy.errors import DataError, ImageError, MissingFileError
-from vitdeploy.paths import is_file
+from vitdeploy.paths import is_file, name_bytes
 from vitdeploy.runtime.preprocess import Frame, image_frame
 
 # What the label lists of COCO models say for the ids that the data set does not use.
@@ -153,7 +153,7 @@ class AnnotatedSet(Generic[A]):
         total = hashlib.sha256(repr(self.categories).encode())
         for sample in samples:
             content = hashlib.sha256(self.annotations[sample.path].content()).hexdigest()
-            total.update(f"{sample.path.relative_to(self.folder).as_posix()}\t{content}\n".encode())
+            total.update(name_bytes(f"{sample.path.relative_to(self.folder).as_posix()}\t{content}\n"))
         return total.hexdigest()
 
 

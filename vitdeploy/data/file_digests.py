@@ -22,6 +22,7 @@ from vitdeploy.data.containers.held import Held
 from vitdeploy.data.containers.uris import mark_of
 from vitdeploy.data.folder import Sample
 from vitdeploy.errors import ImageError
+from vitdeploy.paths import name_bytes, shown_name
 
 # The database's name, beside the artifacts of a store: an image is hashed once for whoever asks.
 DIGESTS_FILE = "digests.sqlite"
@@ -152,7 +153,7 @@ class FileDigests:
                 return known
             recorded = time.time_ns()
             digest = file_sha256(Path(path))
-            if self._execute(_RECORDED, (_key(path),)) not in (None, digest):
+            if self._execute(_RECORDED, (shown_name(path),)) not in (None, digest):
                 self.changed.append(Path(path))
             if _stat(path) == stat:
                 self._record(path, stat, recorded, digest)
@@ -162,10 +163,10 @@ class FileDigests:
         return digest
 
     def _known(self, path: str, stat: Stat) -> str | None:
-        return self._execute(_FIND, (_key(path), *stat, RACY_NS))
+        return self._execute(_FIND, (shown_name(path), *stat, RACY_NS))
 
     def _record(self, path: str, stat: Stat, recorded: int, digest: str) -> None:
-        self._execute(_RECORD, (_key(path), *stat, recorded, digest))
+        self._execute(_RECORD, (shown_name(path), *stat, recorded, digest))
 
     def _execute(self, statement: str, values: tuple[object, ...]) -> str | None:
         """What it finds. Once the database fails it is left, and thrown away if it is damaged."""
@@ -212,7 +213,7 @@ def _marked(size: int, mark: str) -> Stat:
 
 
 def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+    return hashlib.sha256(name_bytes(text)).hexdigest()
 
 
 def _opened(file: Path) -> sqlite3.Connection:
@@ -253,8 +254,3 @@ def _stat(path: str) -> Stat:
 def _signed(number: int) -> int:
     """SQLite's integers have a sign."""
     return number - (1 << 64) if number >= 1 << 63 else number
-
-
-def _key(path: str) -> str:
-    """The path as SQLite takes it: what is no UTF-8 in it, escaped."""
-    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

@@ -225,7 +225,7 @@ def scan(folder: Path, labels: Labels) -> tuple[Samples, tuple[str, ...]]:
             wanted=f"files ending in {', '.join(sorted(SUFFIXES))}",
             fix="check the folder, or convert its files",
         )
-    return samples, classes
+    return samples, tuple(map(shown_name, classes))
 
 
 def list_images(path: Path, labels: Labels) -> tuple[Samples, Classes]:

@@ -18,6 +18,8 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.paths import name_bytes
+
 # Shards hold more than WINDOW names, 2 * WINDOW + 1 in the mean, and MOST at most.
 WINDOW, MOST = 256, 2048
 
@@ -46,7 +48,7 @@ def cut(names: Iterable[str], window: int = WINDOW, most: int = MOST) -> list[ra
 
 def _hashes(names: Iterable[str]) -> Hashes:
     """The first 64 bits of each name's BLAKE2b; what is no UTF-8 in a name counts by its bytes."""
-    digests = (hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest() for name in names)
+    digests = (hashlib.blake2b(name_bytes(name), digest_size=8).digest() for name in names)
     return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
 
 

@@ -11,7 +11,7 @@ from vitdeploy.data.annotations import AnnotatedSet, folder_images, located, oth
 from vitdeploy.data.folder import Sample
 from vitdeploy.data.label_file import Repairs
 from vitdeploy.errors import DataError, MissingFileError
-from vitdeploy.paths import is_file
+from vitdeploy.paths import is_file, name_bytes
 
 EXAMPLE = '[{"file_name": "line.png", "text": "what is written in it"}, ...]'
 
@@ -24,7 +24,7 @@ class WrittenText:
 
     def content(self) -> bytes:
         """Bytes that differ where two texts differ."""
-        return self.text.encode()
+        return name_bytes(self.text)
 
 
 TextSet = AnnotatedSet[WrittenText]

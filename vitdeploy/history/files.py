@@ -23,6 +23,7 @@ from vitdeploy.errors import InputError, MissingPackageError, UnsafeError
 from vitdeploy.history.place import Place
 from vitdeploy.history.row import FORMAT, FORMAT_KEY, ResultRow, defaults, schema
 from vitdeploy.limits import bounded
+from vitdeploy.paths import shown_name
 from vitdeploy.progress import Progress
 from vitdeploy.spec import encode
 
@@ -69,8 +70,12 @@ def append(place: Place, rows: Sequence[ResultRow], document: object) -> str:
         dataclasses.replace(row, sequence=sequence, document=text if number == 0 else None)
         for number, row in enumerate(rows)
     ]
+    columns = [
+        {name: shown_name(value) if isinstance(value, str) else value for name, value in vars(row).items()}
+        for row in stamped
+    ]
     buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist([vars(row) for row in stamped], schema()), buffer, compression="zstd")
+    pq.write_table(pa.Table.from_pylist(columns, schema()), buffer, compression="zstd")
     name = _name(sequence, run)
     place.write(name, buffer.getvalue())
     return name

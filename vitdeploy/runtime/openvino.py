@@ -14,6 +14,7 @@ import numpy as np
 
 from vitdeploy.errors import CapabilityError, ClosedError, EngineError, LimitError, MissingPackageError, TensorError
 from vitdeploy.limits import bounded, size_of
+from vitdeploy.paths import not_utf8
 from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
 from vitdeploy.runtime.host import default_threads
 from vitdeploy.runtime.openvino_operands import put_vectors_first
@@ -106,7 +107,8 @@ def compile_model(
         raise
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise EngineError(f"OpenVINO refuses {model_file}", found=(lines[-1] if lines else repr(error))[:300]) from None
+        found = not_utf8(str(model_file)) or (lines[-1] if lines else repr(error))[:300]
+        raise EngineError(f"OpenVINO refuses {model_file}", found=found) from None
 
 
 def set_batch(model: Any, batch: int | None) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from vitdeploy.errors import CapabilityError, EngineError, LimitError, MissingPackageError
 from vitdeploy.limits import bounded, size_of
+from vitdeploy.paths import not_utf8
 from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
 from vitdeploy.runtime.host import default_threads, usable_cores
 from vitdeploy.runtime.runner import Array, Runner
@@ -96,7 +97,7 @@ def open_session(
     except LimitError:
         raise
     except Exception as error:  # the bindings raise their own C++ exception types, without a common base
-        raise EngineError(f"ONNX Runtime refuses {shown}", found=first_line(error)) from None
+        raise EngineError(f"ONNX Runtime refuses {shown}", found=not_utf8(shown) or first_line(error)) from None
     if session.get_providers()[0] != CPU_PROVIDER:
         raise CapabilityError(
             "ONNX Runtime chose another provider", found=session.get_providers()[0], wanted=CPU_PROVIDER

@@ -18,6 +18,7 @@ from vitdeploy.data.label_file import read_texts
 from vitdeploy.data.pixels import Skipped, batches
 from vitdeploy.document.answers import Said
 from vitdeploy.errors import DataError
+from vitdeploy.paths import name_bytes
 from vitdeploy.progress import Progress
 from vitdeploy.quantization.image_checks import LEAST_IMAGES
 from vitdeploy.runtime.flow import FlowRunner
@@ -96,7 +97,7 @@ class TextKit(TaskAdapter):
 
     def with_texts(self, data: Data) -> Data:
         """The data, whose digests say of which texts."""
-        digest = hashlib.sha256("\n".join(data.classes).encode()).hexdigest()
+        digest = hashlib.sha256(name_bytes("\n".join(data.classes))).hexdigest()
         return replace(
             data,
             calibration_digest=data.calibration_digest + digest,

@@ -19,7 +19,7 @@ from vitdeploy.models.checkpoints.pickles import is_tar, read_pickle, refuse_tar
 from vitdeploy.models.checkpoints.safetensors_header import check_header
 from vitdeploy.models.checkpoints.shards import files_of, require_checkpoint
 from vitdeploy.models.checkpoints.unwrap import unwrap
-from vitdeploy.paths import is_dir, is_file, shown_name
+from vitdeploy.paths import is_dir, is_file, not_utf8
 
 _ZIP, _PICKLE, _LFS = b"PK\x03\x04", b"\x80", b"version https://git-lfs"
 MAX_HEADER = 100 << 20  # bytes, the safetensors library's own limit: what is longer is no such file
@@ -110,7 +110,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     check_header(path)
     try:
         # The library takes no path that is not UTF-8.
-        return load_file(path) if shown_name(str(path)) == str(path) else load(path.read_bytes())
+        return load(path.read_bytes()) if not_utf8(str(path)) else load_file(path)
     except (SafetensorError, ValueError, OverflowError) as error:
         raise CheckpointError(
             f"{path} is not a whole safetensors file",
