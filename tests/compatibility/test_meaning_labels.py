@@ -268,6 +268,7 @@ CASES: dict[str, tuple[Sequence[str], Model, Make]] = {
     "CSV: a label with a comma and without quotes": (WORDS, greys, listed(rows(["ant, red", "bee"]))),
     "CSV: some numbers with a decimal point": (WORDS, greys, listed(rows(["0.0", "1", "2.0", "3"]))),
     "CSV: a line twice": (WORDS, greys, listed("path,label\n0.png,ant\n1.png,bee\n./1.png,bee\n")),
+    "CSV: the first line without a label": (WORDS, greys, listed(rows(["", "bee", "cat", "dog"]))),
     "CSV: some numbers and some words": (("3", *WORDS[1:]), greys, listed(rows(["3", "bee", "cat", "dog"]))),
     "CSV: an image with two labels": (WORDS, greys, listed("path,label\n0.png,ant\n1.png,bee\n1.png,cat\n")),
     "metadata.csv beside the images": (WORDS, greys, listed(rows(WORDS[:4], "file_name,label"), name="metadata.csv")),

@@ -41,6 +41,7 @@ def test_whatever_the_order_of_the_labels_folders_are_found_by_their_names(label
         (["n01443537_goldfish"], ["n01440764", "n01443537"], [1]),
         (["ＣＡＴ"], PETS, [1]),
         (["n02012849_crane", "n03126707_crane"], ["n03126707 crane", "n02012849 crane"], [1, 0]),
+        (["01", "02", "10"], ["1", "10", "2"], [0, 2, 1]),
         (["CLASS_1_1", "class_11"], ["class 11", "class 1-1"], [1, 0]),
     ],
 )

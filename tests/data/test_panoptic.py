@@ -10,6 +10,10 @@ from vitdeploy.data.annotations import Category
 from vitdeploy.data.panoptic import VOID, read_panoptic
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import DataError, ImageError, MissingFileError
+from vitdeploy.progress import silent
+from vitdeploy.spec import PostprocessSpec, PreprocessSpec
+from vitdeploy.tasks.adapter import DataChoice, Setting
+from vitdeploy.tasks.adapters import make_adapter
 
 # 2 high, 3 wide; the ids need all three colours.
 IDS = np.array([[0, 5, 5], [70_000, 300, 300]])
@@ -149,3 +153,32 @@ def test_unreadable_images_are_an_error_or_left_out_and_listed(folder):
     skipped = Skipped([])
     assert read(folder, skipped).samples == ()
     assert skipped.paths == [str(folder / "images/x.jpg")]
+
+
+def test_a_repeated_annotation_counts_once_and_two_that_differ_are_refused(folder):
+    [annotation] = JSON["annotations"]
+    found = read(folder, annotations=[annotation, {**annotation}])
+    assert found.notes == ("labels: repeated annotations, counted once: 1 (first: annotations[1])",)
+    with pytest.raises(DataError, match="an image has two annotations that differ") as caught:
+        read(folder, annotations=[annotation, {**annotation, "segments_info": []}])
+    assert caught.value.found == "annotations[0] and annotations[1]"
+    segments = annotation["segments_info"]
+    with pytest.raises(DataError, match=r"segments_info\[3\] has an id that is there before") as caught:
+        read(folder, annotations=[{**annotation, "segments_info": [*segments, {"id": 5, "category_id": 92}]}])
+    assert caught.value.found == "id 5 of the categories 1 and 92"
+
+
+def test_copies_of_an_image_count_once(folder):
+    """x.jpg and y.jpg have the same bytes."""
+    [annotation] = JSON["annotations"]
+    draw(folder / "panoptic/y.png", IDS)
+    Image.new("RGB", (3, 2), "red").save(folder / "images/z.jpg")
+    third = {"id": 6, "file_name": "z.jpg", "width": 3, "height": 2}
+    more = [{**annotation, "image_id": id, "file_name": name} for id, name in ((5, "y.png"), (6, "y.png"))]
+    read(folder, images=[*JSON["images"], third], annotations=[annotation, *more])
+    setting = Setting(
+        "panoptic", PreprocessSpec((8, 8), (8, 8)), PostprocessSpec(), labels=("person", "banner"), classes=2
+    )
+    choice = DataChoice(folder / "images", "panoptic", folder / "panoptic.json", 0, "all", 0)
+    data = make_adapter(setting).load(choice, skip_bad=False, progress=silent)
+    assert (len(data.evaluation), data.copies.evaluation, data.copies.relabelled) == (2, 1, 0)

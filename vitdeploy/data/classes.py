@@ -284,8 +284,10 @@ def _known(name: str) -> _Name:
 
 
 def _spelt(text: str) -> str:
-    """The name without separators, except one between two digits: 1_12 and 11_2 differ."""
-    return re.sub(r"(?<!\d)_|_(?!\d)", "", re.sub(r"[\s_\-]+", "_", text))
+    """The name without separators, except one between two digits: 1_12 and 11_2 differ. A number is without leading
+    zeros."""
+    joined = re.sub(r"(?<!\d)_|_(?!\d)", "", re.sub(r"[\s_\-]+", "_", text))
+    return (joined.lstrip("0") or "0") if joined.isdecimal() else joined
 
 
 def _check_order(folders: Sequence[str]) -> None:

@@ -352,7 +352,7 @@ Told: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
 def without_copies(found: Found) -> tuple[DataSplit, dict[int, str], Copies | None, Told]:
     """The split with one image of each content to evaluate on, the first by its path; the `contents` of all its
     samples, by their ids; what was found, and `told_copies`."""
-    parts, truth = found.parts, found.truth
+    parts, known_of = found.parts, None if found.annotated is None else found.annotated.annotations
     calibration, evaluation = contents(parts.calibration), contents(parts.evaluation)
     order = sorted(range(len(evaluation)), key=lambda i: parts.evaluation[i].path.parts)
     firsts = first_of_copies([evaluation[i] for i in order]).tolist()
@@ -361,7 +361,7 @@ def without_copies(found: Found) -> tuple[DataSplit, dict[int, str], Copies | No
 
     def label(index: int) -> object:
         sample = parts.evaluation[index]
-        return sample.label if truth is None else truth[sample.path].content()
+        return sample.label if known_of is None else known_of[sample.path].content()
 
     pairs = [(i, first[i]) for i in range(len(evaluation)) if first[i] != i]
     relabelled = [pair for pair in pairs if label(pair[0]) != label(pair[1])]

@@ -228,9 +228,9 @@ def _read(path: Path, labelled: bool, seen: dict[str, str | None] | None) -> tup
 
 
 def has_labels(path: Path) -> bool:
-    """Whether the first image of a list has a label; errors as `list_uris`."""
+    """Whether an image of a list has a label; errors as `list_uris`."""
     with storage_errors(path):
-        return any(label for _, _, label in itertools.islice(_lines(path, Repairs(), labelled=True), 1))
+        return any(label for _, _, label in _lines(path, Repairs(), labelled=True))
 
 
 def beside(folder: Path) -> Path | None:
