@@ -347,7 +347,7 @@ def grey():
 def test_size_and_channels_of_a_recipe_are_those_of_a_module_of_ones_own(images, tmp_path, row, monkeypatch):
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     (tmp_path / "pixel_models.py").write_text(MODULES, encoding="utf-8")
-    with command_line(tmp_path, tmp_path / "store", short_bench=True) as run:
+    with command_line(tmp_path, tmp_path / "store") as run:
         recipe(tmp_path / "crop.yaml", images, {}, plain(28))
         crop = run("export", "crop.yaml", "--model", "pixel_models:Patches", "-o", "crop", "--json").document
         recipe(tmp_path / "grey.yaml", images, {}, plain(28, 1))
@@ -362,9 +362,8 @@ def test_size_and_channels_of_a_recipe_are_those_of_a_module_of_ones_own(images,
         refused = run("run", "wrong.yaml", "--model", "pixel_models:Patches", "-o", "out")
         assert refused.returncode == 2 and "--image-size" not in refused.stderr
         assert "--set 'source.image_size=[28, 28]'" in refused.stderr
-        fixed = ("--set", "source.image_size=[28, 28]")
-        assert run("run", "wrong.yaml", "--model", "pixel_models:Patches", *fixed, "-o", "out").returncode == 0
-        assert vd.load(tmp_path / "out").preprocess.crop == (28, 28)
+        fixed = ("--set", "source.image_size=[28, 28]", "--dry-run")
+        assert run("run", "wrong.yaml", "--model", "pixel_models:Patches", *fixed).returncode == 0
         # The number of channels is wrong: the fix names the one that works.
         recipe(tmp_path / "colour.yaml", images, {"image_size": 28}, None)
         refused = run("run", "colour.yaml", "--model", "pixel_models:grey", "-o", "grey-out")
