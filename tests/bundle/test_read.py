@@ -157,6 +157,14 @@ def test_nesting_at_the_limit_of_the_interpreter_is_refused_too(bundle):
     assert messages == {"VD3102"}
 
 
+@pytest.mark.parametrize("value", ["[" * 900 + "]" * 900, '{"a":' * 70 + "1" + "}" * 70, "1e400", "[-1e999]"])
+def test_what_cannot_be_written_again_is_refused_where_any_value_may_stand(bundle, value):
+    (bundle / MANIFEST_FILE).write_text(GOOD_TEXT.replace('"seed": 1', f'"seed": {value}'), encoding="utf-8")
+    error = refused(bundle)
+    assert error.code == "VD3102" and "$.provenance" in error.found
+    json.dumps(error.to_dict(), allow_nan=False)
+
+
 # --- the fields -------------------------------------------------------------------------------------------------------
 
 
@@ -215,7 +223,17 @@ def test_a_preprocessing_that_cannot_be_done_is_refused(bundle, change):
 
 
 @pytest.mark.parametrize(
-    "change", [{"batch": 0}, {"batch": -1}, {"files": []}, {"inputs": []}, {"outputs": []}, {"graph": "other.onnx"}]
+    "change",
+    [
+        {"batch": 0},
+        {"batch": -1},
+        {"batch": 2**63},
+        {"batch": 2**31},
+        {"files": []},
+        {"inputs": []},
+        {"outputs": []},
+        {"graph": "other.onnx"},
+    ],
 )
 def test_an_engine_that_cannot_run_is_refused(bundle, change):
     rewrite(bundle, lambda m: m["engines"][0].update(change))
@@ -409,6 +427,8 @@ def test_only_a_model_of_tokens_may_do_without_preprocessing(bundle):
     assert "does not say how images are prepared" in refused(bundle).message
     rewrite(bundle, lambda m: m.update(preprocess=None, task="sequence"))
     assert read_bundle(bundle).preprocess is None
+    rewrite(bundle, lambda m: m.update(task="sequence"))
+    assert "prepares images for tokens" in refused(bundle).message
 
 
 @pytest.mark.parametrize("task", ["detection", "panoptic"])

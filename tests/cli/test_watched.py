@@ -8,10 +8,13 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import TensorProto
 
+from tests.graph.builder import Builder
 from vitdeploy import limits
 from vitdeploy.errors import InputError
 from vitdeploy.limits import Board, Doing
@@ -63,10 +66,31 @@ def test_a_crash_of_a_native_library_is_told_with_the_phase():
     assert json.loads(out)["error"]["found"] == "a crash in a native library"
 
 
-def test_a_kill_while_a_file_is_read_names_the_file_and_its_bound():
-    code, _, error = ended(program("with bounded('read m.onnx'):\n    os.abort()", VITDEPLOY_MAX_SECONDS="7"))
-    assert code == 4 and "SIGABRT while it had to read m.onnx" in error and "it may take 7 s and" in error
+def test_a_crash_over_a_file_is_its_refusal_and_a_kill_names_it():
+    crash = program("with bounded('read m.onnx'):\n    os.abort()", "'--json'")
+    killed = program(
+        "with bounded('read m.onnx'):\n    os.kill(os.getpid(), signal.SIGKILL)", VITDEPLOY_MAX_SECONDS="7"
+    )
+    code, out, error = ended(crash)
+    assert code == 3 and "VD3108  to read m.onnx ended the command by SIGABRT" in error
+    assert json.loads(out)["error"]["found"] == "a crash in a native library"
+    code, _, error = ended(killed)
+    assert code == 4 and "SIGKILL while it had to read m.onnx" in error
     assert "somebody killed it" in ended(program("os.kill(os.getpid(), signal.SIGKILL)"))[2]
+
+
+def test_a_quotient_that_the_processor_traps_is_a_refusal_of_its_file(tmp_path):
+    """A classifier that adds -2^63 / -1 to its logits, where nothing but a run says what the divisor is."""
+    b = Builder(20)
+    logits = b.add("Flatten", b.add("GlobalAveragePool", b.input("x", ["batch", 3, 8, 8])))
+    nothing = b.add("Cast", b.add("Mul", logits, np.float32(0)), to=TensorProto.INT64)
+    divided = b.add("Div", np.full(3, -(2**63), np.int64), b.add("Sub", nothing, np.int64(1)))
+    model = b.model(b.add("Add", logits, b.add("Cast", divided, to=TensorProto.FLOAT)), rank=2)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    words = [sys.executable, "-m", "vitdeploy.cli.watched", "export", "m.onnx", "-o", "out"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 3 and "VD3108  to run m.onnx ended the command by SIGFPE" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_has_no_end_is_ended():

@@ -1,5 +1,6 @@
 """Hostile and damaged ONNX files end in a typed error, before anything large is allocated, or are admitted."""
 
+import json
 import os
 import resource
 
@@ -15,7 +16,7 @@ from vitdeploy.errors import GraphError, InputError, MissingFileError, UnsafeGra
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io import admit as gate
 from vitdeploy.graph.io import stored, wire
-from vitdeploy.graph.io.admit import admit
+from vitdeploy.graph.io.admit import admit, read_graph
 from vitdeploy.graph.io.files import METADATA_KEY, get_metadata
 
 
@@ -206,12 +207,48 @@ def test_an_input_without_a_shape_is_refused(tmp_path):
     refused(written(tmp_path, proto), GraphError, "no declared type and shape")
 
 
-@pytest.mark.parametrize("sizes", [[1 << 40, 3, 8, 8], [-1, 3, 8, 8]])
+@pytest.mark.parametrize("sizes", [[1 << 40, 3, 8, 8], [-1, 3, 8, 8], [0, 3, 1 << 62, 8], [1, 1 << 40, 0, 1]])
 def test_an_input_of_absurd_size_is_refused(tmp_path, sizes):
     proto = small()
     for dim, size in zip(proto.graph.input[0].type.tensor_type.shape.dim, sizes, strict=True):
         dim.dim_value = size
     refused(written(tmp_path, proto), UnsafeGraphError, "absurd shape")
+
+
+@pytest.mark.parametrize("sizes", [[0, 3, 8, 8], [1, 3, 0, 8]])
+def test_an_input_without_elements_is_refused(tmp_path, sizes):
+    proto = small()
+    for dim, size in zip(proto.graph.input[0].type.tensor_type.shape.dim, sizes, strict=True):
+        dim.dim_value = size
+    refused(written(tmp_path, proto), GraphError, "has no elements")
+
+
+@pytest.mark.parametrize("read", [admit, read_graph])
+def test_a_graph_without_nodes_is_refused(tmp_path, read):
+    proto = small()
+    del proto.graph.node[:]
+    with pytest.raises(GraphError, match="computes nothing"):
+        read(written(tmp_path, proto))
+
+
+IMAGES = {"resize": 8, "crop": [8, 8], "interpolation": "bilinear", "mean": [0.0], "std": [1.0]}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"task": "classification", "preprocess": None}, "do not fit the task classification"),
+        ({"task": "depth", "preprocess": None}, "do not fit the task depth"),
+        ({"task": "keypoints", "preprocess": IMAGES}, "do not fit the task keypoints"),
+        ({"task": "features", "preprocess": {**IMAGES, "std": [0.0]}}, "a preprocessing that is not allowed"),
+        ({"task": "features", "preprocess": {**IMAGES, "crop": [0, 8]}}, "a preprocessing that is not allowed"),
+    ],
+)
+def test_metadata_that_say_too_little_or_what_cannot_be_are_refused(tmp_path, metadata, message):
+    proto = small()
+    proto.metadata_props.add(key=METADATA_KEY, value=json.dumps({"name": "x", **metadata}))
+    with pytest.raises(GraphError, match=message):
+        get_metadata(admit(written(tmp_path, proto)), "model.onnx")
 
 
 # --- tensors ----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The self-check: an engine on the golden inputs of its bundle."""
 
 import dataclasses
+import io
 import json
 import shutil
 import sys
@@ -13,6 +14,7 @@ from tests.command_line import command_line
 from tests.golden_bundle import golden_small_bundle
 from vitdeploy.bundle.read import file_sha256, read_bundle
 from vitdeploy.errors import DigestError, InputError, ManifestError
+from vitdeploy.runtime import load
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import check_golden, comparable
 from vitdeploy.spec import PostprocessSpec
@@ -110,6 +112,29 @@ def test_what_is_no_golden_set_is_refused(spoilt, small_bundle, bundle, tmp_path
 def test_inputs_that_are_no_pictures_are_refused(spoilt, shape):
     with pytest.raises(ManifestError, match="golden inputs that are no pictures"):
         check(spoilt("inputs.npz", {"pixels": np.zeros(shape, np.uint8)}))
+
+
+@pytest.mark.parametrize("count", [65, 250_000])
+def test_more_samples_than_a_bundle_has_are_refused_before_one_is_run(spoilt, count):
+    packed = io.BytesIO()
+    np.savez_compressed(packed, pixels=np.zeros((count, 2, 2, 1), np.uint8))
+    with pytest.raises(ManifestError, match="too many golden samples") as caught:
+        check(spoilt("inputs.npz", packed.getvalue()))
+    assert (caught.value.found, caught.value.wanted[:10]) == (f"{count:,}", "at most 64")
+
+
+CLAIMS = {"features": None, "detection": {"scores": "softmax"}, "panoptic": {"scores": "sigmoid"}}
+
+
+@pytest.mark.parametrize("task", CLAIMS)
+def test_outputs_that_are_not_those_of_the_task_are_named(bundle, tmp_path, task):
+    folder = shutil.copytree(bundle, tmp_path / "claims")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest.update(task=task, postprocess=CLAIMS[task], labels=None)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ManifestError, match=f"not those of the task {task}") as caught, load(folder) as predictor:
+        predictor.predict(np.zeros((32, 32, 3), np.uint8))
+    assert caught.value.found.startswith("logits [")
 
 
 def test_files_that_are_no_arrays_are_refused(spoilt, tmp_path):

@@ -359,6 +359,13 @@ def test_damaged_bytes_raise_nothing_but_image_errors(kind, position, damage):
         assert error.code == "VD2302"
 
 
+@pytest.mark.parametrize("size", [(0, 8), (8, 0), (0, 0)])
+def test_an_image_without_pixels_is_refused(size):
+    with pytest.raises(ImageError, match="the PIL image has no pixels") as caught:
+        decode(Image.new("RGB", size), 3)
+    assert caught.value.found == f"{size[0]}x{size[1]}"
+
+
 @pytest.mark.parametrize("size", [(8001, 8000), (10_000, 10_000), (100_000, 100_000), (2**31 - 1, 1)])
 def test_a_bomb_is_refused_by_its_header(size):
     text = rejected(png_with_header(*size))

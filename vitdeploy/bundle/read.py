@@ -3,7 +3,7 @@
 Rules of the format, each with its error:
 - `manifest.json` is UTF-8 JSON of at most 8 MiB, without duplicate keys or NaN, and decodes as `spec.Manifest`.
 - `preprocess` has 1 or 3 channels with a std above 0 each, and sides of 1 to 8192 pixels.
-- every engine has a file, inputs and outputs, a batch of at least 1, and no runtime option but vitdeploy's own; so has
+- every engine has a file, inputs and outputs, a batch of 1 to 65,536, and no runtime option but vitdeploy's own; so has
   every part of one, and its files are among the engine's; the tensors of its parts fit the engine's flow.
 - every path is relative, of segments in `[A-Za-z0-9._-]`, none of them `.` or `..`, at most 240 characters.
 - every one of `sizes` is "HEIGHTxWIDTH", and names a bundle of its own in `sizes/`.
@@ -22,11 +22,12 @@ from typing import Any
 
 from vitdeploy.bundle.flow import mismatches, tensors_of
 from vitdeploy.bundle.layout import begins_with
-from vitdeploy.errors import DigestError, ManifestError, MissingFileError, quoted
+from vitdeploy.errors import DigestError, ManifestError, MissingFileError, VitdeployError, quoted
 from vitdeploy.paths import is_dir, is_file
 from vitdeploy.publish import restore
 from vitdeploy.spec import (
     MANIFEST_FORMAT,
+    MAX_BATCH,
     POSTPROCESS,
     DecodeError,
     EngineSpec,
@@ -148,9 +149,10 @@ def _printable(text: str) -> str:
 
 def _check_values(path: Path, manifest: Manifest) -> None:
     if manifest.preprocess is not None:
-        _check_preprocess(path, manifest.preprocess)
-    elif manifest.task != "sequence":
-        raise ManifestError(f"{path} does not say how images are prepared", wanted="preprocess")
+        check_preprocess(path, manifest.preprocess)
+    if (manifest.preprocess is None) != (manifest.task == "sequence"):
+        told = "does not say how images are prepared" if manifest.preprocess is None else "prepares images for tokens"
+        raise ManifestError(f"{path} {told}", wanted="preprocess of every task but sequence")
     if (wanted := POSTPROCESS.get(manifest.task)) is not None and not isinstance(manifest.postprocess, wanted):
         raise ManifestError(
             f"{path} does not say how the outputs are read", wanted=f"postprocess, for the task {manifest.task}"
@@ -164,7 +166,8 @@ def _check_values(path: Path, manifest: Manifest) -> None:
             raise ManifestError(f"{path} names no image size", found=_printable(repr(size)), wanted="such as 384x384")
 
 
-def _check_preprocess(path: Path, spec: PreprocessSpec) -> None:
+def check_preprocess(where: object, spec: PreprocessSpec, kind: type[VitdeployError] = ManifestError) -> None:
+    """Raise an error of a kind for a preprocessing out of a file from anybody that cannot be done."""
     sides = (*((spec.resize,) if isinstance(spec.resize, int) else spec.resize), *spec.crop)
     if (
         spec.channels not in (1, 3)
@@ -172,8 +175,8 @@ def _check_preprocess(path: Path, spec: PreprocessSpec) -> None:
         or min(spec.std) <= 0
         or not all(1 <= side <= MAX_SIDE for side in sides)
     ):
-        raise ManifestError(
-            f"{path} has a preprocessing that is not allowed",
+        raise kind(
+            f"{where} has a preprocessing that is not allowed",
             found=f"sides {sides}, mean {spec.mean[:4]}, std {spec.std[:4]}",
             wanted=f"sides of 1 to {MAX_SIDE} pixels, 1 or 3 channels, a std above 0 for each",
         )
@@ -181,11 +184,11 @@ def _check_preprocess(path: Path, spec: PreprocessSpec) -> None:
 
 def _check_engine(path: Path, engine: EngineSpec) -> None:
     unknown = sorted(set(engine.options) - ENGINE_OPTIONS)
-    if unknown or engine.batch < 1 or not (engine.files and engine.inputs and engine.outputs):
+    if unknown or not 1 <= engine.batch <= MAX_BATCH or not (engine.files and engine.inputs and engine.outputs):
         raise ManifestError(
             f"{path} has an engine that is not allowed",
             found=_printable(f"{len(engine.files)} files, batch {engine.batch}, options {unknown}"),
-            wanted=f"a file, inputs, outputs, a batch of at least 1, options among {sorted(ENGINE_OPTIONS)}",
+            wanted=f"a file, inputs, outputs, a batch of 1 to {MAX_BATCH:,}, options among {sorted(ENGINE_OPTIONS)}",
         )
     problems = mismatches(engine.flow, tensors_of(engine.parts)) if engine.flow is not None else []
     if problems:

@@ -12,6 +12,7 @@ from vitdeploy.cli.console import Console, Number, output_options
 from vitdeploy.cli.on import finish_devices, on_option
 from vitdeploy.cli.options import accept_option, expect_option, memory_options, trust_option, wait_option
 from vitdeploy.cli.sources import source_options, to_source
+from vitdeploy.spec import MAX_BATCH
 
 
 class Scenarios(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
@@ -122,8 +123,10 @@ def command(
     kind, the spread is shown; one that throttles, or differs, is named and not counted.
     """
     sizes = batch.split(",")
-    if not (1 <= len(sizes) <= 2 and all(size.isdecimal() and int(size) > 0 for size in sizes)):
-        raise click.BadParameter("wanted one or two numbers above 0, such as 1,8", param_hint="--batch")
+    if not (1 <= len(sizes) <= 2 and all(size.isdecimal() and 0 < int(size) <= MAX_BATCH for size in sizes)):
+        raise click.BadParameter(
+            f"wanted one or two numbers from 1 to {MAX_BATCH:,}, such as 1,8", param_hint="--batch"
+        )
     from vitdeploy.api.artifacts import Named
     from vitdeploy.api.bench import Benchmark, bench, bench_on
     from vitdeploy.api.history import recorded

@@ -13,6 +13,7 @@ from vitdeploy.cli.console import Console, command_line, output_options
 from vitdeploy.cli.on import on_option
 from vitdeploy.cli.options import accept_option, expect_option
 from vitdeploy.paths import is_dir
+from vitdeploy.spec import MAX_BATCH
 
 
 @click.command("compile")
@@ -24,7 +25,9 @@ from vitdeploy.paths import is_dir
     help="As `vitdeploy doctor` lists them: openvino-cpu, tensorrt ...",
 )
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for the engine.")
-@click.option("--batch", type=click.IntRange(min=1), help="The batch to compile at. Default: the graph's own, or 1.")
+@click.option(
+    "--batch", type=click.IntRange(1, MAX_BATCH), help="The batch to compile at. Default: the graph's own, or 1."
+)
 @click.option(
     "--precision",
     type=click.Choice(["fp32", "fp16", "bf16"]),

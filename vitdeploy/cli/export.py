@@ -16,6 +16,7 @@ from vitdeploy.cli.console import Console, command_line, output_options
 from vitdeploy.cli.sources import NAMES, source_options, to_source
 from vitdeploy.paths import is_file
 from vitdeploy.progress import Progress
+from vitdeploy.spec import MAX_BATCH
 
 if TYPE_CHECKING:
     from vitdeploy.api.model import Model
@@ -60,8 +61,8 @@ def command(
     _check_options(source[0] if source else "", options)
     if output is None:
         raise click.UsageError("Missing option '-o' / '--output'.")
-    if batch is not None and batch != "dynamic" and not (batch.isdecimal() and int(batch) > 0):
-        raise click.BadParameter("wanted a number above 0, or dynamic", param_hint="--batch")
+    if batch is not None and batch != "dynamic" and not (batch.isdecimal() and 0 < int(batch) <= MAX_BATCH):
+        raise click.BadParameter(f"wanted a number from 1 to {MAX_BATCH:,}, or dynamic", param_hint="--batch")
     from vitdeploy.api.folders import home_of
     from vitdeploy.stages.files import OUTPUT_NAMES
 

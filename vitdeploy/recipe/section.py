@@ -6,7 +6,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from vitdeploy.spec import MAX_BATCH
+
 Positive = Annotated[int, Field(ge=1)]
+Batch = Annotated[int, Field(ge=1, le=MAX_BATCH)]
 # Of a text: the longest path of Linux. What is longer names nothing, and errors would quote it.
 MAX_TEXT = 4096
 

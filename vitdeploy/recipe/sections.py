@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from vitdeploy.benchmark.protocol import Protocol, parse_scenario
-from vitdeploy.recipe.section import Positive, Section
+from vitdeploy.recipe.section import Batch, Positive, Section
 from vitdeploy.spec import (
     Boxes,
     Budget,
@@ -154,7 +154,7 @@ class ExportSection(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
     opset: Literal[18, 19, 20] = 20
-    batch: Literal["auto", "dynamic"] | Positive = "auto"
+    batch: Literal["auto", "dynamic"] | Batch = "auto"
     preprocess: bool = True
 
 
@@ -212,7 +212,7 @@ class BenchSection(Section):
     `duration`: seconds an artifact and scenario; see `benchmark.protocol.Protocol`."""
 
     scenarios: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] = Protocol.scenarios
-    batch: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=2, strict=False)] = Protocol.batch
+    batch: Annotated[tuple[Batch, ...], Field(min_length=1, max_length=2, strict=False)] = Protocol.batch
     duration: Annotated[float, Field(gt=0, le=3600)] = Protocol.duration
 
     @field_validator("scenarios")

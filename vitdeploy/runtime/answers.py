@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from vitdeploy.errors import ManifestError
 from vitdeploy.runtime.anomaly import ANOMALY
 from vitdeploy.runtime.depth import DEPTH
 from vitdeploy.runtime.detection import DETECTION
@@ -46,8 +48,26 @@ TASKS: Mapping[Task, RuntimeTask] = {
 
 
 def to_result(task: Task, outputs: Outputs, reading: Reading) -> Result:
-    """The answer for one image. outputs: by name, without the batch axis."""
-    return TASKS[task].answer(outputs, reading)
+    """The answer for one image. outputs: by name, without the batch axis.
+
+    Raises:
+        ManifestError: they are not those of the task.
+    """
+    with _outputs_of(task, outputs):
+        return TASKS[task].answer(outputs, reading)
+
+
+@contextlib.contextmanager
+def _outputs_of(task: Task, outputs: Outputs) -> Iterator[None]:
+    """Outputs of another task, which a manifest may claim, have other names and axes than what reads them expects."""
+    try:
+        yield
+    except (LookupError, ValueError, TypeError, AssertionError, AttributeError) as error:
+        raise ManifestError(
+            f"the outputs of the engine are not those of the task {task}",
+            found=", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items()),
+            wanted=f"outputs that can be read as {task}; these cannot: {type(error).__name__}",
+        ) from error
 
 
 def bound(
@@ -83,5 +103,6 @@ def count_same(
             count += bool(np.array_equal(a["tokens"], b["tokens"]))
         else:
             size = preprocess.crop[1], preprocess.crop[0]
-            count += TASKS[task].same(a, b, Reading(size, preprocess, postprocess))
+            with _outputs_of(task, a):
+                count += TASKS[task].same(a, b, Reading(size, preprocess, postprocess))
     return count

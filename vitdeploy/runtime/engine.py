@@ -7,7 +7,7 @@ from pathlib import Path
 from vitdeploy.errors import TargetError
 from vitdeploy.runtime.backend import RUNTIME, RunnerRequest
 from vitdeploy.runtime.runner import Runner
-from vitdeploy.spec import EngineSpec
+from vitdeploy.spec import MAX_BATCH, EngineSpec
 
 
 def make_runner(
@@ -38,6 +38,8 @@ def make_runner(
             fix="export with a dynamic batch, or with the batch that you need",
         )
     size = batch or engine.batch
+    if not 1 <= size <= MAX_BATCH:
+        raise TargetError(f"{engine.artifact} cannot run at batch {size}", wanted=f"a batch of 1 to {MAX_BATCH:,}")
     if engine.parts:
         return _flow_runner(folder, engine, size, threads, trust, spinning)
     request = RunnerRequest(folder, engine, size, threads, streams, trust, spinning)

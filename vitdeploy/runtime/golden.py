@@ -20,6 +20,9 @@ from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import EngineSpec, Manifest, PreprocessSpec
 from vitdeploy.zip_members import DAMAGED, members_of
 
+# A bundle has eight at most; each is run before the first answer, so this is a bound of time too.
+MAX_SAMPLES = 64
+
 
 @dataclass(frozen=True)
 class GoldenCheck:
@@ -152,9 +155,21 @@ def read_golden(
     own, names = golden.engines.get(engine.artifact), golden_files(manifest, engine)
     files = files or CheckedFiles(folder, manifest)
     inputs, original, *others = (_arrays(files, name) for name in names)
+    _require_few(files.folder / golden.inputs, inputs)
     if own is None:
         return GoldenSet(inputs, original, original, golden.tolerance[engine.target], 0)
     return GoldenSet(inputs, original, others[0], own.tolerance, own.least_same, own.proves_nothing or "")
+
+
+def _require_few(path: Path, inputs: Mapping[str, Array]) -> None:
+    """Raise ManifestError for more samples, the first of the inputs, than a bundle has."""
+    count = next((len(array) for array in inputs.values() if array.ndim), 0)
+    if count > MAX_SAMPLES:
+        raise ManifestError(
+            f"{path} has too many golden samples",
+            found=f"{count:,}",
+            wanted=f"at most {MAX_SAMPLES}, each of which is run",
+        )
 
 
 def _arrays(files: CheckedFiles, name: str) -> dict[str, Array]:

@@ -260,7 +260,10 @@ def _without_metadata(content: bytes | bytearray) -> bytes:
 
 
 def check_decodable(width: int, height: int, name: str) -> None:
-    """Raise ImageError for an image that takes more than is allowed to decode, of which only the header was read."""
+    """Raise ImageError for an image without pixels, or one that takes more than is allowed to decode, of which only the
+    header was read."""
+    if min(width, height) < 1:
+        raise ImageError(f"{name} has no pixels", found=f"{width}x{height}", wanted="a width and a height above 0")
     if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
         raise ImageError(
             f"{name} is too large to decode",

@@ -24,6 +24,7 @@ from vitdeploy.spec.instances import PAIRS_ASSUMED, QUERIES_ASSUMED, Candidates,
 from vitdeploy.spec.keypoints import HEATMAPS, Decoding, KeypointSpec
 from vitdeploy.spec.manifest import (
     MANIFEST_FORMAT,
+    MAX_BATCH,
     Budget,
     EngineSpec,
     FileEntry,
@@ -59,6 +60,7 @@ __all__ = [
     "INVERSE_ASSUMED",
     "MANIFEST_FORMAT",
     "MASKS_ASSUMED",
+    "MAX_BATCH",
     "PAIRS_ASSUMED",
     "POSTPROCESS",
     "QUERIES_ASSUMED",

@@ -15,6 +15,8 @@ from typing import Any, Literal, TypeVar
 
 # The metadata of a field that is written only where it does not have its default.
 SPARSE = {"sparse": True}
+# How many lists and objects may stand inside each other where a field takes any JSON value.
+DEEPEST = 64
 
 
 def encode(value: Any) -> Any:
@@ -60,7 +62,7 @@ def decode(cls: type[T], data: Any) -> T:
 def _decode(kind: Any, data: Any, path: str, problems: list[str]) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if kind in (Any, object):
-        return data
+        return _plain(data, path, problems)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _decode_dataclass(kind, data, path, problems)
     if origin is Literal:
@@ -108,6 +110,18 @@ def _decode(kind: Any, data: Any, path: str, problems: list[str]) -> Any:
     if kind is types.NoneType:
         return _expect(data is None, data, path, "null", problems)
     return _expect(type(data) is kind, data, path, _name(kind), problems)
+
+
+def _plain(data: Any, path: str, problems: list[str]) -> Any:
+    """Any JSON value, of which nothing is known: finite, and no deeper than what reads it can follow."""
+    pending = [(data, 0)]
+    while pending:
+        value, depth = pending.pop()
+        if depth > DEEPEST or (isinstance(value, float) and abs(value) > sys.float_info.max):
+            return _expect(False, value, path, f"finite numbers, at most {DEEPEST} lists or objects deep", problems)
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        pending += [(each, depth + 1) for each in inner]
+    return data
 
 
 def _decode_array(data: Any, path: str, problems: list[str]) -> Any:

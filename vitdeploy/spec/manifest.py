@@ -14,6 +14,8 @@ from vitdeploy.spec.tensors import TensorSpec
 from vitdeploy.spec.texts import SequenceSpec
 
 MANIFEST_FORMAT = 1
+# Of an engine: far above what any machine holds, and within what every runtime counts with.
+MAX_BATCH = 1 << 16
 
 # "int4": of the weights of linears; what flows between layers is float.
 Precision = Literal["fp32", "fp16", "bf16", "fp8", "int8", "mixed", "int4"]

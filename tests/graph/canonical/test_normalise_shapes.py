@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
+from onnxscript.optimizer import FOLDED_FROM_KEY
 
 from tests.graph.builder import Builder, census, checked, difference, run, values
 from vitdeploy.graph.canonical.normalise import normalise
@@ -315,3 +316,24 @@ def test_a_graph_in_canonical_form_is_not_changed_any_more():
     first = ir.to_proto(model).SerializeToString()
     assert set(normalise(model).passes.values()) == {0}
     assert ir.to_proto(model).SerializeToString() == first
+
+
+CHAINS = {
+    "Add": lambda b, y: b.add("Add", y, np.float32(1)),
+    "Mul and Sub": lambda b, y: b.add("Sub", b.add("Mul", y, np.float32(1)), np.float32(-1)),
+    "Transpose": lambda b, y: b.add("Add", b.add("Transpose", y, perm=[0]), np.float32(1)),
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_a_constant_of_a_chain_does_not_list_all_of_it(chain):
+    """Each would else hold the names of all before it: the square of the chain's length."""
+    b = Builder(20)
+    y = b.constant(np.zeros(3, np.float32))
+    for _ in range(40):
+        y = CHAINS[chain](b, y)
+    model = ir.from_proto(b.model(b.add("Add", b.input("x", ["batch", 3]), y)))
+    normalise(model)
+    [folded] = model.graph.initializers.values()
+    assert folded.const_value.numpy().tolist() == [40.0] * 3
+    assert len(folded.meta.get(FOLDED_FROM_KEY, ())) <= 2

@@ -210,6 +210,10 @@ def rotary(layers, operator, width=64):
             packed = np.zeros((width, width // 32, 16), np.uint8)
             facts = {"K": width, "N": width, "bits": 4, "block_size": 32}
             y = b.add(operator, x, packed, values(width * width // 32), domain="com.microsoft", **facts)
+        elif operator == "MatMulIntegerToFloat":
+            codes, scale, zero = np.zeros((width, width), np.int8), np.float32(0.1), np.uint8(128)
+            rows = b.add("QuantizeLinear", x, scale, zero)
+            y = b.add(operator, rows, codes, scale, scale, zero, np.int8(0), domain="com.microsoft")
         else:
             y = b.add(operator, x, values(width, width), domain="com.microsoft")
         heads = b.add("Transpose", b.add("Reshape", y, np.array([-1, 24, 2, 32], np.int64)), perm=[0, 2, 1, 3])
@@ -223,9 +227,20 @@ def rotary(layers, operator, width=64):
     return model
 
 
-@pytest.mark.parametrize("operator", ["MatMulNBits", "FusedMatMul"])
+@pytest.mark.parametrize("operator", ["MatMulNBits", "MatMulIntegerToFloat", "FusedMatMul"])
 def test_what_is_estimated_does_not_grow_with_the_layers(tmp_path, operator):
     assert len(read_graph(written(tmp_path, rotary(40, operator))).graph)
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32])
+@pytest.mark.parametrize("operator", ["Div", "Mod"])
+def test_a_quotient_of_constants_that_no_integer_holds_is_refused(tmp_path, kind, operator):
+    b = Builder(20)
+    least = np.full(1000, np.iinfo(kind).min, kind)
+    quotient = b.add(operator, least, kind(-1))
+    added = b.add("ReduceMean", b.add("Cast", quotient, to=FLOAT), keepdims=0)
+    with pytest.raises(GraphError, match="divides the least integer by -1"):
+        read_graph(written(tmp_path, unchecked(b, b.add("Add", image(b), added))))
 
 
 def test_only_a_digest_that_was_noted_when_it_was_written_says_that_a_graph_is_ours(tmp_path, monkeypatch):

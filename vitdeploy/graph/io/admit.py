@@ -246,6 +246,12 @@ def _check_limits(proto: onnx.ModelProto, name: str) -> None:
             found=", ".join(shown(function.name) for function in proto.functions[:5]),
             fix="write them out with onnx.inliner.inline_local_functions",
         )
+    if not proto.graph.node:
+        raise GraphError(
+            f"{name} computes nothing", found="a graph without nodes", wanted="a model", fix="export it again"
+        )
+    for value in (*proto.graph.input, *proto.graph.output):
+        _check_shape(value)
     nodes, level = 0, [proto.graph]
     for depth in range(MAX_SUBGRAPHS + 2):
         nodes += sum(len(graph.node) for graph in level)
@@ -258,6 +264,15 @@ def _check_limits(proto: onnx.ModelProto, name: str) -> None:
             )
     if nodes > MAX_NODES:
         raise UnsafeGraphError(f"{name} has too many nodes", found=f"{nodes:,}", wanted=f"at most {MAX_NODES:,}")
+
+
+def _check_shape(value: onnx.ValueInfoProto) -> None:
+    sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim if dim.HasField("dim_value")]
+    name, found = shown(value.name), shown(" x ".join(map(str, sizes)))
+    if not plausible(sizes):
+        raise UnsafeGraphError(f"the input or output {name} declares an absurd shape", found=found)
+    if 0 in sizes:
+        raise GraphError(f"the input or output {name} has no elements", found=found, fix="export the model again")
 
 
 def _check_attributes(proto: onnx.ModelProto) -> None:
@@ -364,11 +379,6 @@ def _check_inputs(proto: onnx.ModelProto) -> None:
         tensor, name = value.type.tensor_type, shown(value.name)
         if not value.type.HasField("tensor_type") or not tensor.HasField("shape") or not tensor.elem_type:
             raise GraphError(f"the input {name} has no declared type and shape", wanted="a tensor of known rank")
-        sizes = [dim.dim_value for dim in tensor.shape.dim if dim.HasField("dim_value")]
-        if not plausible(sizes):
-            raise UnsafeGraphError(
-                f"the input {name} declares an absurd shape", found=shown(" x ".join(map(str, sizes)))
-            )
         rank = len(tensor.shape.dim)
         readable += (rank == 4 and tensor.elem_type in IMAGE_TYPES) or (rank == 2 and tensor.elem_type in TOKEN_TYPES)
     if not readable:

@@ -9,10 +9,12 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
+from vitdeploy.bundle.read import check_preprocess
 from vitdeploy.errors import GraphError, quoted
 from vitdeploy.graph.io.admit import note_written, read_graph
 from vitdeploy.graph.values import weight_bytes
 from vitdeploy.spec import (
+    POSTPROCESS,
     DecodeError,
     GraphSpec,
     Postprocess,
@@ -146,9 +148,24 @@ def get_metadata(model: ir.Model, source: str) -> GraphMetadata:
             fix=f"vitdeploy export {quoted(source)} -o DIR brings an ONNX file of images into such a form",
         )
     try:
-        return decode(GraphMetadata, json.loads(text))
+        metadata = decode(GraphMetadata, json.loads(text))
     except (ValueError, RecursionError, DecodeError) as error:
         raise GraphError(f"{source} has metadata that cannot be read", found=str(error)[:200]) from None
+    if metadata.preprocess is not None:
+        check_preprocess(source, metadata.preprocess, GraphError)
+    # How objects are scored may still be said by a recipe.
+    optional = metadata.task in ("detection", "panoptic") and metadata.postprocess is None
+    wanted = None if optional else POSTPROCESS.get(metadata.task)
+    if (metadata.preprocess is None and metadata.task != "sequence") or (
+        wanted is not None and not isinstance(metadata.postprocess, wanted)
+    ):
+        raise GraphError(
+            f"{source} has metadata that do not fit the task {metadata.task}",
+            found=", ".join(key for key, value in encode(metadata).items() if value),
+            wanted="preprocess, and for all but classes, features and texts of tokens postprocess of the task",
+            fix="export the model again",
+        )
+    return metadata
 
 
 def read_metadata(file: Path) -> GraphMetadata:

@@ -32,8 +32,9 @@ def shown(text: str | bytes, most: int = SHOWN_CHARACTERS) -> str:
 
 
 def plausible(dims: Sequence[int]) -> bool:
-    """Whether sizes could be a tensor's: not negative, and no more elements than a machine could hold."""
-    return len(dims) <= MAX_RANK and all(size >= 0 for size in dims) and math.prod(dims) <= MAX_ELEMENTS
+    """Whether sizes could be a tensor's: not negative, and no more elements than a machine could hold; a tensor without
+    any would need no larger ones."""
+    return len(dims) <= MAX_RANK and all(size >= 0 for size in dims) and math.prod(filter(None, dims)) <= MAX_ELEMENTS
 
 
 def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
