@@ -106,7 +106,7 @@ RETURNS = {
     "dict of logits": ("{'logits': x.mean(1)}", "classification", ["logits"]),
     "one in a tuple": ("(x.mean(1),)", "classification", ["logits"]),
     "tokens": ("x", "features", ["features", "patch_features"]),
-    "feature map": ("self.stem(image).repeat(1, 8, 1, 1)", "features", ["features", "patch_features"]),
+    "feature map": ("self.stem(image)[..., ::2, ::2].repeat(1, 8, 1, 1)", "features", ["features", "patch_features"]),
     "features and tokens": ("(x.mean(1), x[..., :7])", "features", ["features", "patch_features"]),
     "pooled and hidden": (
         "{'pooler_output': x.mean(1), 'last_hidden_state': x}",

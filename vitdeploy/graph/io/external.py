@@ -42,8 +42,8 @@ from vitdeploy.spec import (
 
 IMAGE, SIZES = "image", "orig_target_sizes"
 _BIND = (
-    "vitdeploy export FILE --bind NAME=VALUE for each of the others, a number or a .npy file (source.bind: "
-    "{NAME: VALUE} in a recipe); or export it with one image input"
+    "vitdeploy export FILE --bind NAME=VALUE for each of the others, a number or a .npy file (in a recipe source.bind: "
+    "{NAME: VALUE}); or export it with one image input"
 )
 
 

@@ -87,7 +87,7 @@ def adapt(
     *,
     task: Task | None = None,
 ) -> tuple[nn.Module, Signature]:
-    """Wrap the module in `Adapted`; also returns what one run on two blank images shows about its outputs.
+    """Wrap the module in `Adapted`; also returns what one run on two images of noise shows about its outputs.
 
     Raises:
         CheckpointError: it does not run on such images, or its outputs are of no task, or of another than `task`.
