@@ -1,6 +1,7 @@
 """A process whose locale writes decimals with a comma, as desktop toolkits and plotting libraries set it."""
 
 import json
+import locale
 import os
 import re
 import shutil
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import vitdeploy as vd
+from tests.command_line import command_line
 from tests.golden_bundle import write_golden_bundle
 from vitdeploy.bundle.read import file_sha256
 from vitdeploy.compilation.engine import compile_engine
@@ -32,10 +35,6 @@ found = {}
 for target in ("openvino-cpu", "onnxruntime-cpu"):
     with vd.compile(graph, target, Path(out, target), progress=False).load() as predictor:
         found[target] = [predictor.predict(image).top[0].score for image in images]
-made = vd.deploy(graph, digits, Path(out, "deployed"), targets=["openvino-cpu"], precision="fp32",
-                 calibration=16, min_agreement=20, duration=0.1, progress=False)
-with made.load() as predictor:
-    found["deployed"] = [predictor.predict(image).top[0].score for image in images]
 assert locale.localeconv()["decimal_point"] == "," and locale.str(0.5) == "0,5"
 print(json.dumps(found))
 """
@@ -60,11 +59,8 @@ def decimal_commas(folder):
 
 
 def test_engines_of_such_a_process_are_those_of_any_other(with_commas, small_export, small_bundle, digits, tmp_path):
-    store = {"VITDEPLOY_STORE": str(tmp_path / "store")}
     argv = [sys.executable, "-c", PROGRAM, str(small_export / "model.onnx"), str(digits), str(tmp_path)]
-    done = subprocess.run(
-        argv, cwd=tmp_path, env=with_commas | store, capture_output=True, text=True, check=False, timeout=200
-    )
+    done = subprocess.run(argv, cwd=tmp_path, env=with_commas, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     with load(small_bundle) as predictor:
         images = sorted((digits / "evaluation").glob("*/*.png"))[:20]
@@ -73,6 +69,31 @@ def test_engines_of_such_a_process_are_those_of_any_other(with_commas, small_exp
         assert found == pytest.approx(wanted, abs=1e-4)
     assert not decimal_commas(tmp_path)
     assert list(tmp_path.rglob("model.xml"))
+
+
+def test_a_deployment_in_such_a_process(with_commas, small_export, digits, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCPATH", with_commas["LOCPATH"])
+    before = locale.setlocale(locale.LC_NUMERIC)
+    locale.setlocale(locale.LC_NUMERIC, LOCALE)
+    try:
+        with command_line(tmp_path, tmp_path / "store", short_bench=True):
+            made = vd.deploy(
+                small_export / "model.onnx",
+                digits,
+                targets=["openvino-cpu"],
+                precision="fp32",
+                calibration=16,
+                min_agreement=20,
+                duration=0.1,
+                progress=False,
+            )
+            with made.load() as predictor:
+                assert predictor.target == "openvino-cpu-fp32"
+        assert locale.str(0.5) == "0,5"
+    finally:
+        locale.setlocale(locale.LC_NUMERIC, before)
+    assert list(made.folder.rglob("model.xml"))
+    assert not decimal_commas(tmp_path)
 
 
 def test_only_the_thread_that_writes_has_decimal_points(with_commas, tmp_path):
