@@ -1,5 +1,5 @@
 # make demo: the digits recipe, from checkpoint to bundle.   make test: all tests.   Each sets up everything it needs.
-# make page: of that bundle a page to draw digits on; needs Node 18 or newer, with npm.
+# make page: of that bundle a page to draw digits on, after a demo where there is none; needs Node 18 or newer, with npm.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -11,7 +11,10 @@ COMPILE := build/lock/bin/uv pip compile --quiet pyproject.toml --constraint req
 demo: $(VENV)/.installed
 	$(BIN)/vitdeploy run recipes/digits.yaml -o out/digits
 
-page: demo
+out/digits/manifest.json: | $(VENV)/.installed
+	$(BIN)/vitdeploy run recipes/digits.yaml -o out/digits
+
+page: out/digits/manifest.json
 	rm -rf out/page
 	$(BIN)/vitdeploy embed out/digits --as web -o out/page
 	cd out/page && npm ci --ignore-scripts && npm run build && npm test

@@ -133,6 +133,13 @@ class UnknownTargetError(TargetError, KeyError):
     """A TargetError that a mapping may raise."""
 
 
+def near_target(name: object) -> str:
+    """The target that is meant by a name that none has, "" where none is near. A runtime alone means its CPU."""
+    if f"{name}-cpu" in (names := list(TARGETS)):
+        return f"{name}-cpu"
+    return next(iter(difflib.get_close_matches(str(name), names, n=1)), "")
+
+
 class _Targets(Mapping[str, Target]):
     """The targets by name: ours, then those of other packages."""
 
@@ -142,11 +149,11 @@ class _Targets(Mapping[str, Target]):
             return row
         if name in (others := entry_points_of(TARGETS_GROUP)):
             return load_row(others[name], Target)
-        near = difflib.get_close_matches(str(name), self, n=1)
+        near = near_target(name)
         raise UnknownTargetError(
             f"no target is called {name!r}",
             wanted=", ".join(self),
-            fix=f"did you mean {near[0]}?" if near else "`vitdeploy doctor` says which work on this machine",
+            fix=f"did you mean {near}?" if near else "`vitdeploy doctor` says which work on this machine",
         )
 
     def __iter__(self) -> Iterator[str]:

@@ -232,11 +232,17 @@ class HostError(VitdeployError):
 
 class MissingPackageError(HostError):
     """`extra` is that of vitdeploy which installs the package, "" for none. `target` is one that needs more than a
-    package, of which `vitdeploy doctor` says what is missing."""
+    package, of which `vitdeploy doctor` says what is missing. `error`: names the module that was not found, which may
+    be one that the package needs."""
 
     code = "VD4001"
 
-    def __init__(self, package: str, extra: str, why: str, target: str = "") -> None:
+    def __init__(
+        self, package: str, extra: str, why: str, target: str = "", error: ModuleNotFoundError | None = None
+    ) -> None:
+        missing = ((error and error.name) or "").partition(".")[0]
+        if missing and re.sub("[-_]", "", missing) not in re.sub("[-_]", "", package):  # what the package needs itself
+            why, package = f"{why} by {package}", missing
         further = f"; `vitdeploy doctor --target {target}` says what else is missing" if target else ""
         super().__init__(
             f"{why} needs the package {package}, which is not installed here",

@@ -104,6 +104,14 @@ def test_inspect_names_every_runtime_that_is_wrong_on_a_graph(resizing, tmp_path
     assert [each["id"] for each in document["known_bad"]["model"]] == [RESIZE]
 
 
+def test_inspect_says_apart_what_concerns_no_release_that_is_here(tmp_path):
+    document, lines = inspect(saved("tensorrt-10.13-grid-sample", tmp_path / "old"))
+    (entry,) = [each for each in document["known_bad"]["model"] if each["id"] == "tensorrt-10.13-grid-sample"]
+    assert entry["here"] is False
+    (line,) = [line for line in lines if "tensorrt-10.13-grid-sample" in line]
+    assert line.startswith("graph model: right here; known to be wrong on other releases and devices: ")
+
+
 def test_the_linter_has_the_entries_among_its_findings(tmp_path):
     folder = saved("tensorrt-10.3-rotary", tmp_path / "rotary")
     document, lines, findings = lint_graphs(folder, "tensorrt", "10.3")

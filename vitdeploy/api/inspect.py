@@ -89,19 +89,28 @@ def _graph(path: Path) -> tuple[dict[str, Any], list[str]]:
 def _known_bad(graphs: Mapping[str, Path]) -> tuple[dict[str, Any], list[str]]:
     """The entries of the table of runtimes known to be wrong that graphs show, on any runtime: by graph, and as lines.
     A device install has no package that reads graphs; then a line says so."""
+    from vitdeploy.api.doctor import known_bad
+
     try:
         from vitdeploy.graph.io.files import load_graph
         from vitdeploy.known_bad.find import matches
-        from vitdeploy.known_bad.words import described, match_lines
+        from vitdeploy.known_bad.words import described, match_lines, releases
     except ModuleNotFoundError as error:
         return {}, [f"graphs are not compared with runtimes known to be wrong: {error.name} is not installed here"]
     document, lines = {}, []
+    here = {name for entries in (known_bad() or {}).values() for name in entries}
     for name, file in graphs.items():
         found = matches(load_graph(file))
-        document[name] = [described(match) for match in found]
-        if found:
-            lines.append(f"graph {name}: runtimes that are known to compute it wrongly:")
-            lines += [f"  {line}" for match in found for line in match_lines(match)]
+        document[name] = [{**described(match), "here": match.entry.id in here} for match in found]
+        concern = [match for match in found if match.entry.id in here]
+        others = [f"{match.entry.id} ({releases(match.entry)})" for match in found if match.entry.id not in here]
+        if concern:
+            lines.append(f"graph {name}: runtimes here that are known to compute it wrongly:")
+            lines += [f"  {line}" for match in concern for line in match_lines(match)]
+        if others:
+            lines.append(
+                f"graph {name}: right here; known to be wrong on other releases and devices: {', '.join(others)}"
+            )
     return document, lines
 
 

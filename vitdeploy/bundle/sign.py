@@ -201,8 +201,8 @@ def _hashing(model_signing: ModuleType) -> Any:
 def _require(why: str) -> ModuleType:
     try:
         return importlib.import_module("model_signing")
-    except ModuleNotFoundError:
-        raise MissingPackageError("model-signing", "sign", why) from None
+    except ModuleNotFoundError as error:
+        raise MissingPackageError("model-signing", "sign", why, error=error) from None
 
 
 def _existing(path: Path) -> Path:

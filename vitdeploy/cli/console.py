@@ -18,6 +18,7 @@ import click
 from vitdeploy.api.reporter import Reporter
 from vitdeploy.api.tables import Line, human_bytes, printed
 from vitdeploy.errors import visible
+from vitdeploy.paths import is_dir
 from vitdeploy.spec import encode
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,6 +35,8 @@ class Console(Reporter):
         super().__init__(verbose=verbose, quiet=quiet)
         self.as_json = as_json
         self._started = time.perf_counter()
+        output = (click.get_current_context(silent=True) or click.Context(click.Command(""))).params.get("output")
+        self._replaced = output if isinstance(output, Path) and is_dir(output) and any(output.iterdir()) else None
 
     def finish(self, document: object, lines: Sequence[Line], path: Path | None, then: str = "") -> None:
         """The last lines: result, seconds, size, path, next command; or the JSON document, which may be a
@@ -45,6 +48,8 @@ class Console(Reporter):
             click.echo(visible(line), err=self.as_json)
         if self.quiet:
             return
+        if path is not None and path == self._replaced:
+            click.echo(f"replaced what was made in {path} before", err=self.as_json)
         size = f", {human_bytes(folder_bytes(path))} in {path}" if path else ""
         click.echo(f"done in {seconds:.1f} s{size}", err=self.as_json)
         if then:

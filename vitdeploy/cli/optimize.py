@@ -80,8 +80,7 @@ def command(
     """
     if len(dict(merging)) < len(merging):
         raise click.UsageError("--merge-tokens names a block twice")
-    from vitdeploy.api.graph import graph_file, optimize
-    from vitdeploy.stages.files import is_ours
+    from vitdeploy.api.graph import optimize
 
     made = optimize(
         graph,
@@ -95,6 +94,4 @@ def command(
         progress=console,
     )
     then = command_line("vitdeploy", "quantize", output, "--data", "DIR", "--target", "openvino-cpu", "-o", "DIR")
-    if not is_ours(graph_file(graph)):  # it does not say yet how its images are prepared
-        then = command_line("vitdeploy", "export", output / "model.onnx", "-o", "DIR")
     console.finish(dict(made.document), made.text, output, then)

@@ -51,6 +51,13 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
     help="MiB of embedded images that are kept for further prompts, of promptable segmentation.",
 )
 @click.option(
+    "--keep-alive",
+    type=click.IntRange(1, 86_400),
+    default=75,
+    show_default=True,
+    help="Seconds that a connection may be idle: more than the load balancer in front keeps its own.",
+)
+@click.option(
     "--monitor", is_flag=True, help="Watch images, answers and golden answers: metrics, and a line in the log."
 )
 @click.option(
@@ -82,6 +89,7 @@ def command(
     max_queue: int,
     max_body: float,
     max_kept: float,
+    keep_alive: int,
     monitor: bool,
     monitor_window: int,
     monitor_every: int,
@@ -105,7 +113,8 @@ def command(
         if (name := (error.name or "").partition(".")[0]) in MODULES:
             raise MissingPackageError(name, "serve", "the server") from None
         raise
-    settings = Settings(max_batch, max_delay_ms / 1e3, max_queue, int(max_body * MIB), kept=int(max_kept * MIB))
+    sizes = {"max_body": int(max_body * MIB), "kept": int(max_kept * MIB)}
+    settings = Settings(max_batch, max_delay_ms / 1e3, max_queue, **sizes, keep_alive=keep_alive)
     with bind(host, port) as taken:
         console.progress("loading and measuring the engine", 0, 1)
         with warnings.catch_warnings(record=True) as heard:

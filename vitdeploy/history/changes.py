@@ -155,8 +155,8 @@ def _segments(values: Values, *, count: int | None = None, penalty: float | None
     """The first index of each segment but the first one: of `count` changes, or of as many as pay their penalty."""
     try:
         import ruptures
-    except ModuleNotFoundError:
-        raise MissingPackageError("ruptures", "history", "finding where a series changed") from None
+    except ModuleNotFoundError as error:
+        raise MissingPackageError("ruptures", "history", "finding where a series changed", error=error) from None
     # The linear kernel's cost is the squared error around the mean.
     search = ruptures.KernelCPD(kernel="linear", min_size=LEAST_OF_LEVEL).fit(values[:, None])
     return [int(end) for end in search.predict(n_bkps=count, pen=penalty)[:-1]]

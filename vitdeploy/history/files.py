@@ -40,8 +40,8 @@ def require_packages() -> None:
     """Raise MissingPackageError unless Parquet files can be written and read here."""
     try:
         import pyarrow.parquet  # noqa: F401
-    except ModuleNotFoundError:
-        raise MissingPackageError("pyarrow", "history", "a history") from None
+    except ModuleNotFoundError as error:
+        raise MissingPackageError("pyarrow", "history", "a history", error=error) from None
 
 
 def of_one_result(rows: Sequence[ResultRow]) -> list[ResultRow]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from vitdeploy.backends import TARGETS
+from vitdeploy.backends import TARGETS, near_target
 from vitdeploy.compilation.build_options import BuildOptions, default_batches
 from vitdeploy.errors import RecipeError
 from vitdeploy.known_bad.entries import table
@@ -73,8 +72,7 @@ class Recipe(Section):
             raise ValueError(f"wanted at least one of {', '.join(TARGETS)}")
         for target in targets:
             if target not in TARGETS:
-                near = difflib.get_close_matches(target, TARGETS, n=1)
-                hint = f"; did you mean {near[0]}?" if near else ""
+                hint = f"; did you mean {near}?" if (near := near_target(target)) else ""
                 raise ValueError(f"{target!r} is not a target; there are {', '.join(TARGETS)}{hint}")
         if len(set(targets)) != len(targets):
             raise ValueError("a target is named twice")

@@ -168,6 +168,20 @@ def _why(
     return f"{engine.artifact}: " + "; ".join([reason, *passed])
 
 
+def _way_to(target: str) -> str:
+    """How to have an engine that a bundle lacks, named by its target, or as reports name it."""
+    name = max((each for each in TARGETS if target == each or target.startswith(f"{each}-")), key=len, default="")
+    precision = target.removeprefix(name).removeprefix("-")
+    if not name or (precision and precision not in TARGETS[name].precisions):
+        return "no such target; leave it out, and the best engine that works here is taken"
+    if precision in ("", "fp32", "fp16", "bf16"):
+        how = f" --precision {precision}" if precision else ""
+        return f"vitdeploy compile BUNDLE --target {name}{how} -o DIR"
+    return (
+        f"vitdeploy run RECIPE with `targets: [{name}]` and a budget that it meets, or --set bundle.include_failed=true"
+    )
+
+
 def select_engines(manifest: Manifest, target: str) -> list[EngineSpec]:
     """The engines of a target (or of all, for "auto") in the manifest's order, or the one with that name.
 
@@ -183,11 +197,10 @@ def select_engines(manifest: Manifest, target: str) -> list[EngineSpec]:
             fix="vitdeploy run RECIPE with another budget, or with --set bundle.include_failed=true",
         )
     if not chosen:
-        there = f"vitdeploy compile BUNDLE --target {target} -o DIR"
-        unknown = "no such target; leave it out, and the best engine that works here is taken"
         raise TargetError(
             f"the bundle {manifest.name} has no engine for {target}",
-            found=", ".join(engine.artifact for engine in manifest.engines) or "none",
-            fix="" if target == AUTO else there if target in TARGETS else unknown,
+            found=", ".join(engine.artifact for engine in manifest.engines),
+            wanted="an engine that the bundle has; its report lists those that were measured and do not ship, too",
+            fix=_way_to(target),
         )
     return chosen

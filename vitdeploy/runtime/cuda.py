@@ -40,8 +40,8 @@ def require() -> ModuleType:
     """
     try:
         return importlib.import_module("cuda.bindings.runtime")
-    except ModuleNotFoundError:
-        raise MissingPackageError("cuda-python", "tensorrt", "calling CUDA", "tensorrt") from None
+    except ModuleNotFoundError as error:
+        raise MissingPackageError("cuda-python", "tensorrt", "calling CUDA", "tensorrt", error=error) from None
     except (ImportError, OSError, RuntimeError) as error:
         raise EngineError(
             "cuda-python is installed but does not load",

@@ -64,8 +64,8 @@ def float_precision(options: Mapping[str, str]) -> str:
 def require() -> ModuleType:
     try:
         return importlib.import_module("openvino")
-    except ModuleNotFoundError:
-        raise MissingPackageError("openvino", "openvino", "running a graph on OpenVINO") from None
+    except ModuleNotFoundError as error:
+        raise MissingPackageError("openvino", "openvino", "running a graph on OpenVINO", error=error) from None
     except ImportError as error:
         raise EngineError(
             "openvino is installed but does not load",

@@ -59,7 +59,7 @@ def missing_device(target: str) -> str:
         core.get_versions(device)  # loads the plugin, which tells what it lacks
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return f"its plugin does not load: {lines[-1][-200:]}"
+        return f"its plugin does not load: {lines[-1][:400]}"
     return f"its plugin is here, and finds no {device}: devices are {', '.join(core.available_devices)}"
 
 

@@ -36,8 +36,10 @@ DTYPES = {
 def require() -> ModuleType:
     try:
         return importlib.import_module("onnxruntime")
-    except ModuleNotFoundError:
-        raise MissingPackageError("onnxruntime", "onnxruntime", "running a graph on ONNX Runtime") from None
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(
+            "onnxruntime", "onnxruntime", "running a graph on ONNX Runtime", error=error
+        ) from None
     except ImportError as error:
         raise EngineError(
             "onnxruntime is installed but does not load",

@@ -47,8 +47,10 @@ def require() -> str:
     """
     try:
         module = importlib.import_module("tensorrt")
-    except ModuleNotFoundError:
-        raise MissingPackageError("tensorrt", "tensorrt", "building or running a TensorRT engine", "tensorrt") from None
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(
+            "tensorrt", "tensorrt", "building or running a TensorRT engine", "tensorrt", error=error
+        ) from None
     except (ImportError, OSError, RuntimeError) as error:
         raise EngineError(
             "tensorrt is installed but does not load",

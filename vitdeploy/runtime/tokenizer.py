@@ -153,5 +153,5 @@ def _shown(text: str) -> str:
 def _require() -> Any:
     try:
         return importlib.import_module("tokenizers")
-    except ModuleNotFoundError:
-        raise MissingPackageError("tokenizers", "text", "turning texts into tokens") from None
+    except ModuleNotFoundError as error:
+        raise MissingPackageError("tokenizers", "text", "turning texts into tokens", error=error) from None

@@ -11,9 +11,12 @@ import json
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from vitdeploy.serve.settings import Settings
+
+OFFERS = (b"upgrade", b"http2-settings")
 
 
 class Connection(HttpToolsProtocol):
@@ -36,7 +39,7 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        super().data_received(data)
+        self._feed(data)
         if self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:
@@ -49,6 +52,36 @@ class Connection(HttpToolsProtocol):
         elif self._head_timer is None:
             self._expect_head()
 
+    def _feed(self, data: bytes) -> None:
+        """As uvicorn does, but an upgrade that is offered is declined: clients of the JDK offer HTTP/2 with every plain
+        request. The parser leaves what follows such a head to the other protocol, so it gets the head again without
+        the offer, and then the body."""
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offered:
+            if self.parser.get_method() == b"CONNECT":
+                self.send_400_response("CONNECT is for proxies")
+            else:
+                self._feed(self._head_without_upgrade() + data[offered.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        for name, value in self.headers:
+            if name == b"connection":
+                tokens = [token.strip() for token in value.split(b",")]
+                value = b", ".join(token for token in tokens if token.lower() not in OFFERS)
+            if value and name not in OFFERS:
+                lines.append(name + b": " + value)
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
@@ -59,6 +92,8 @@ class Connection(HttpToolsProtocol):
         if length > self._settings.max_head:
             self._too_long = True
             raise ValueError("a head that is too long")
+        if self.parser.should_upgrade():
+            return
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
+from urllib.parse import unquote
 
 import orjson
 from starlette.datastructures import UploadFile
@@ -20,6 +21,8 @@ from vitdeploy.serve.refusal import Refusal
 TOP, MAX_TOP = 5, 1000
 MAX_FIELDS = 8
 MASK_FORMS = get_args(MaskForm)
+OTHER_THAN_BASE64 = re.compile("[^A-Za-z0-9+/]")
+URL_SAFE = str.maketrans("-_", "+/")
 IMAGE_ID = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -160,12 +163,23 @@ FIELDS = tuple(READ)
 
 
 def _from_base64(found: Any) -> bytes | None:
+    """Also with line breaks, without padding, in the alphabet for URLs, as a data URL."""
     if found is None:
         return None
-    try:
-        return base64.b64decode(found, validate=True)
-    except (TypeError, ValueError):
-        raise Refusal(400, "image must be a file in Base64") from None
+    if not isinstance(found, str):
+        raise Refusal(400, f"image must be a file in Base64, a string; found: {type(found).__name__}")
+    text = found
+    if text[:5].lower() == "data:":
+        head, _, text = text.partition(",")
+        if not head.lower().endswith(";base64"):
+            raise Refusal(400, f"image is a data URL that is not in Base64; found: {head[:40]!r}")
+        text = unquote(text)
+    text = "".join(text.split()).translate(URL_SAFE).rstrip("=")
+    if other := OTHER_THAN_BASE64.search(text):
+        raise Refusal(400, f"image must be a file in Base64; found: {other[0]!r} after {other.start()} characters")
+    if len(text) % 4 == 1:
+        raise Refusal(400, f"image must be a file in Base64; found: {len(text)} characters, so some are missing")
+    return base64.b64decode(text + "=" * (-len(text) % 4))
 
 
 def _content_type(headers: Mapping[str, str]) -> str:

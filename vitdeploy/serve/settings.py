@@ -38,7 +38,7 @@ class Settings:
     header_time: float = 10.0
     body_time: float = 30.0
     deadline: float = 30.0
-    keep_alive: float = 30.0
+    keep_alive: float = 75.0
     write_time: float = 30.0
     linger: float = 2.0
     grace: float = 30.0

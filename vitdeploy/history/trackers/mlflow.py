@@ -31,8 +31,8 @@ class Mlflow(Tracker):
     def __init__(self, uri: str) -> None:
         try:
             from mlflow import MlflowClient
-        except ModuleNotFoundError:
-            raise MissingPackageError("mlflow", "mlflow", "sending results to MLflow") from None
+        except ModuleNotFoundError as error:
+            raise MissingPackageError("mlflow", "mlflow", "sending results to MLflow", error=error) from None
         self.name = f"mlflow:{shown_uri(uri)}" if uri else "mlflow"
         self._experiment_name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
         self._client: Any = self._ask(lambda: MlflowClient(uri or None))

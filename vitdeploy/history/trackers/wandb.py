@@ -35,8 +35,8 @@ class Wandb(Tracker):
     def __init__(self, place: str) -> None:
         try:
             import wandb
-        except ModuleNotFoundError:
-            raise MissingPackageError("wandb", "wandb", "sending results to Weights & Biases") from None
+        except ModuleNotFoundError as error:
+            raise MissingPackageError("wandb", "wandb", "sending results to Weights & Biases", error=error) from None
         self._wandb: Any = wandb
         entity, _, project = place.rpartition("/")
         self._entity, self._project = entity or None, project or os.environ.get("WANDB_PROJECT") or PROJECT

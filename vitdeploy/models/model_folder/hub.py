@@ -101,8 +101,8 @@ def _download(repository: str, revision: str | None) -> ModelFolder:
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError
-    except ModuleNotFoundError:
-        raise MissingPackageError("huggingface_hub", "hub", f"downloading {repository}") from None
+    except ModuleNotFoundError as error:
+        raise MissingPackageError("huggingface_hub", "hub", f"downloading {repository}", error=error) from None
     try:
         path = Path(snapshot_download(repository, revision=revision, allow_patterns=WANTED))
         if not any(path.glob("*.safetensors")):
