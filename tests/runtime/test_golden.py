@@ -13,7 +13,7 @@ import pytest
 from tests.command_line import command_line
 from tests.golden_bundle import golden_small_bundle
 from vitdeploy.bundle.read import file_sha256, read_bundle
-from vitdeploy.errors import DigestError, InputError, ManifestError
+from vitdeploy.errors import DigestError, InputError, ManifestError, TargetError
 from vitdeploy.runtime import load
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import check_golden, comparable
@@ -189,3 +189,12 @@ def test_of_a_detector_that_ranks_its_objects_only_scores_are_compared(bundle):
     assert comparable(ranked, outputs) == ["scores"]
     queries = dataclasses.replace(manifest, postprocess=PostprocessSpec(scores="sigmoid"))
     assert comparable(queries, ("logits", "boxes")) == ["logits", "boxes"]
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [{"batch": 2**63}, {"batch": 0}, {"batch": 1.5}, {"threads": 2**40}, {"threads": -1}, {"streams": 2**40}],
+)
+def test_numbers_that_no_engine_takes_are_refused(bundle, numbers):
+    with pytest.raises(TargetError, match=f"cannot run with {next(iter(numbers))}"):
+        load(bundle, **numbers)

@@ -9,6 +9,9 @@ from vitdeploy.runtime.backend import RUNTIME, RunnerRequest
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import MAX_BATCH, EngineSpec
 
+# Of one engine: above what any machine has cores.
+MAX_THREADS = 4096
+
 
 def make_runner(
     folder: Path,
@@ -28,8 +31,18 @@ def make_runner(
     have nothing to do wait awake for the next run, for some 30 ms; False leaves their cores to other processes.
 
     Raises:
-        TargetError: an unknown target, or a batch other than the one a static engine has.
+        TargetError: an unknown target, a batch other than the one a static engine has, or numbers that none takes.
     """
+    for what, number, least, most in (
+        ("batch", engine.batch if batch is None else batch, 1, MAX_BATCH),
+        ("threads", threads, 0, MAX_THREADS),
+        ("streams", streams, 1, MAX_THREADS),
+    ):
+        if not isinstance(number, int) or not least <= number <= most:
+            raise TargetError(
+                f"{engine.artifact} cannot run with {what} {number!r}",
+                wanted=f"a whole number from {least} to {most:,}",
+            )
     if batch is not None and batch != engine.batch and not engine.dynamic_batch:
         raise TargetError(
             f"{engine.artifact} cannot run at batch {batch}",
@@ -38,8 +51,6 @@ def make_runner(
             fix="export with a dynamic batch, or with the batch that you need",
         )
     size = batch or engine.batch
-    if not 1 <= size <= MAX_BATCH:
-        raise TargetError(f"{engine.artifact} cannot run at batch {size}", wanted=f"a batch of 1 to {MAX_BATCH:,}")
     if engine.parts:
         return _flow_runner(folder, engine, size, threads, trust, spinning)
     request = RunnerRequest(folder, engine, size, threads, streams, trust, spinning)
