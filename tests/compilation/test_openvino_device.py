@@ -71,9 +71,7 @@ def test_what_the_cpu_answers_is_no_float16(small_export, tmp_path):
     if HERE != ["CPU"] or "FP16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         pytest.skip("this machine has float16")
     with pytest.raises(CapabilityError, match="openvino-auto did not run the graph in fp16"):
-        compile_engine(
-            small_export / "model.onnx", tmp_path, target=device.AUTO, precision="fp16", batch=1, placed=0
-        )
+        compile_engine(small_export / "model.onnx", tmp_path, target=device.AUTO, precision="fp16", batch=1, placed=0)
 
 
 @CPU_ALONE

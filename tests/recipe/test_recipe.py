@@ -392,7 +392,7 @@ def test_what_editors_on_windows_write_is_accepted(load, content):
         (EXAMPLE.encode("utf-16"), "not UTF-8"),
         ("name: \x00\n", "not YAML"),
         *((LEAST + f"x: {number}\n", "a number of") for number in LONG_NUMBERS),
-        (LEAST + f"x: !!int \"{'7' * 5000}\"\n", "a number of 5,000 characters in line"),
+        (LEAST + f'x: !!int "{"7" * 5000}"\n', "a number of 5,000 characters in line"),
         ("[" + (MAX_BYTES // 2 - 1) * "a,", f"more than {MAX_VALUES:,} values"),
         (MAX_BYTES // 5 * "a: 1\n", f"more than {MAX_VALUES:,} values"),
         (MAX_BYTES // 2 * "-\n", f"more than {MAX_VALUES:,} values"),

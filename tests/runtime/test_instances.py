@@ -42,9 +42,7 @@ def library_instances(kind, outputs, size, threshold):
     names = ("logits", "pred_masks") if kind == "RfDetr" else ("class_queries_logits", "masks_queries_logits")
     both = SimpleNamespace(**dict(zip(names, (given["class_logits"], given["masks"]), strict=True)))
     more = {"size": {"shortest_edge": 64, "longest_edge": 64}} if kind == "Eomt" else {"return_binary_maps": True}
-    [found] = processor.post_process_instance_segmentation(
-        both, target_sizes=[size[::-1]], threshold=threshold, **more
-    )
+    [found] = processor.post_process_instance_segmentation(both, target_sizes=[size[::-1]], threshold=threshold, **more)
     return found["segmentation"].numpy(), found["segments_info"]
 
 

@@ -47,10 +47,7 @@ def measured(times, processes=4, machine=None):
     """Rounds with these medians that vary by 2 %, for each number of rows."""
     noise = np.random.default_rng(0).uniform(0.98, 1.02, (len(times), 16))
     return [
-        [
-            Round(1, np.array([ms * each]), 0.25, k * processes // 16, machine=machine)
-            for k, each in enumerate(noise[i])
-        ]
+        [Round(1, np.array([ms * each]), 0.25, k * processes // 16, machine=machine) for k, each in enumerate(noise[i])]
         for i, ms in enumerate(times.values())
     ]
 

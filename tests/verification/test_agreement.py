@@ -129,9 +129,7 @@ def test_arrays_that_cannot_be_compared_are_refused(ours, reference):
         compare(np.zeros(ours, np.float32), np.zeros(reference, np.float32), None)
 
 
-@given(
-    st.integers(0, 2**32 - 1), st.lists(st.integers(1, 60), max_size=5, unique=True), st.randoms(), st.booleans()
-)
+@given(st.integers(0, 2**32 - 1), st.lists(st.integers(1, 60), max_size=5, unique=True), st.randoms(), st.booleans())
 @settings(max_examples=50, deadline=None)
 def test_pieces_of_any_size_in_any_order_give_the_bytes_of_the_whole(seed, cuts, order, labelled):
     random = np.random.default_rng(seed)
@@ -139,8 +137,7 @@ def test_pieces_of_any_size_in_any_order_give_the_bytes_of_the_whole(seed, cuts,
     labels = random.integers(0, 7, 61) if labelled else None
     bounds = [0, *sorted(cuts), 61]
     pieces = [
-        tally(ours[a:b], reference[a:b], None if labels is None else labels[a:b])
-        for a, b in itertools.pairwise(bounds)
+        tally(ours[a:b], reference[a:b], None if labels is None else labels[a:b]) for a, b in itertools.pairwise(bounds)
     ]
     order.shuffle(pieces)
     assert functools.reduce(operator.add, pieces).agreement() == compare(ours, reference, labels)
