@@ -303,7 +303,7 @@ def test_bounds_are_the_smallest_of_three():
     )  # 3 by the fastest, 3.5 by order, 10 by CPU time
     assert bounds(ms=7.0, least=6.0, own=0.19) == (pytest.approx(0.85 * 2), None)  # 2 by CPU time
     assert bounds(ms=7.0, least=2.1) == (None, None)  # the fastest of both are alike
-    assert bounds(ms=7.0, least=6.0, rounds=6) == (None, None)  # too few rounds for a sign test of three looks
+    assert bounds(ms=7.0, least=6.0, rounds=6) == (None, None)  # too few rounds for a sign test of the first look
     assert bounds(ms=7.0, least=6.0, wild=1) == (None, None)  # one of seven says otherwise
     assert bounds() == (None, None)  # long queries, of which a thread may have waited in each
     both = bench_run(*(entry(name, [block(5.0, others=0.5)] * 7, made_for="GPU") for name in "ab"), protocol=LOOKS)

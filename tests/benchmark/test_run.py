@@ -209,6 +209,32 @@ def test_what_is_not_narrow_is_measured_again_in_other_processes(script, monkeyp
     assert [len(entry.rounds["single"]) for entry in alone.entries] == [3, 3]
 
 
+def test_a_run_ends_with_the_process_after_which_it_is_settled(script):
+    """What describes an artifact is measured once; what decides, until nothing can change."""
+    seen, totals = [], []
+
+    def settled(bench_run):
+        seen.append([len(entry.rounds["single"]) for entry in bench_run.entries])
+        return len(seen) == 2
+
+    protocol = Protocol(("single", "offline", "server:200"), (1, 4), 0.06, 0.02, 21, 0.0)
+    pair, tell = [script("one"), script("two")], lambda text, done, total: totals.append((done, total))
+    bench_run = run_benchmark(pair, protocol, tell, pairs=[("two", "one")], settled=settled)
+    assert seen == [[7, 7], [14, 14]]
+    for entry in bench_run.entries:
+        assert {name: len(blocks) for name, blocks in entry.rounds.items()} == {
+            "single": 14,
+            "offline": 4,
+            "server:200": 21,
+        }
+    assert totals[-1][0] == totals[-1][1] == 2 * (14 + 4 + 21)
+    measured = summarise(bench_run, [("two", "one")], (50,))
+    assert measured.protocol.processes == 2 and measured.results[0].warm_load_seconds is not None
+    served = dataclasses.replace(protocol, scenarios=("server:200",), min_rounds=3)
+    bench_run = run_benchmark(pair, served, settled=lambda found: False)  # nothing that rounds could decide
+    assert [len(entry.rounds["server:200"]) for entry in bench_run.entries] == [3, 3]
+
+
 def test_rounds_that_others_disturbed_are_measured_again(script, monkeypatch):
     """The first two of three; but not where nothing is quiet, nor for ever."""
     protocol = Protocol(("single",), (1,), 0.06, 0.02, 3, 0.0, processes=1, max_extension=1)

@@ -51,6 +51,7 @@ blocks = {"block_seconds": 0.1, "min_rounds": 3, "warmup": 0.1, "processes": 1}
 if short:
     blocks |= {"block_seconds": 0.02, "max_extension": 1}
 assemble.Protocol = functools.partial(Protocol, **blocks)
+assemble.RUN_ROUNDS = 3
 if file_bytes:
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
 recorded = recording(pathlib.Path(home), pathlib.Path(record)) if record else contextlib.nullcontext()

@@ -150,6 +150,25 @@ def test_what_is_not_decided_is_no_ratio_and_has_no_star():
     assert [row.ratio.value for row in selftest.engine_rows(model)] == ["–", "not decided"]
 
 
+@pytest.mark.parametrize("grade", ["recommended", "leading", "no ranking"])
+def test_a_grade_has_a_badge_and_reasons_are_folded_once(grade):
+    """Beside others: what holds at least is the number, and the page says one thing of the speed in one place."""
+    report, why = copy.deepcopy(REPORT), "only 0 of 7 rounds of single were undisturbed"
+    sure = grade == "recommended"
+    report["verdict"] |= {"grade": grade, "recommended": NAME if sure else None, "leading": NAME, "gate": "pass"}
+    report["bench"]["undecided"] = {NAME: why}
+    for ratio in report["bench"]["ratios"]:
+        ratio |= {"decided": False, "reason": why, "bounds": [None, 0.52] if sure else [None, None]}
+    text = Page(page_of(report, {})).text
+    assert "Answers: passed" in text and f"Speed: {grade}" in text
+    assert text.count(why) == 1 and text.index("Remarks and reasons") < text.index(why)
+    assert "Speed is not decided" not in text and "0.450 to 0.550" not in text
+    assert ("★" in text) is sure and ("≥ 1.9×" in text) is sure and ("at most 0.52" in text) is sure
+    assert (f"{NAME} in numbers, which leads" in text) is (grade == "leading")
+    limited = {**report["verdict"], "budget": "min_agreement 97, max_latency 3"}
+    assert "Budget: passed" in Page(page_of({**report, "verdict": limited}, {})).text
+
+
 def test_where_nothing_is_recommended_the_numbers_are_of_what_leads():
     report = copy.deepcopy(REPORT)
     report["verdict"] |= {"recommended": None, "leading": NAME}

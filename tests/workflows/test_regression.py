@@ -320,7 +320,7 @@ def test_the_command_writes_all_and_leaves_5(bundles, answered, tmp_path, shared
         done = here("compare", bundles / "old", bundles / "spoilt", "--max-drop", 1, *plain)
         assert done.returncode == 5 and "accuracy gate fail; drop" in done.stdout and "baseline 100.00 %" in done.stdout
         assert json.loads((tmp_path / "found" / "compare.json").read_text())["gate"]["status"] == "fail"
-        assert "Gate failed" in (tmp_path / "found" / "compare.html").read_text()
+        assert "Limits: failed" in (tmp_path / "found" / "compare.html").read_text()
         assert ElementTree.parse(tmp_path / "junit.xml").getroot().get("failures") == "1"  # noqa: S314
         same = here("compare", bundles / "old", bundles / "same")
         assert same.returncode == 0 and "the same files, so the same answers and the same times" in same.stdout

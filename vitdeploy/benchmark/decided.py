@@ -86,7 +86,6 @@ def _bounded(found: Judged, bench_run: BenchRun, pair: tuple[Entry, Entry], scen
     """
     numbers = awake([entry.rounds[scenario] for entry in pair])
     over, under = ([entry.rounds[scenario][number] for number in numbers] for entry in pair)
-    looks = bench_run.protocol.most_sessions * bench_run.protocol.starts
     cpus = max(1, len(pair[0].affinity))
     measures = [np.array([_measures(block) for block in rounds]) for rounds in (over, under)]
     if not all((each > 0).all() for each in measures):  # the CPU time is not known
@@ -94,8 +93,8 @@ def _bounded(found: Judged, bench_run: BenchRun, pair: tuple[Entry, Entry], scen
     logs = np.log(measures[0] / measures[1])
     order, cpu = np.median(logs, axis=1), math.exp(float(np.median(logs[:, 2])))
     middle = [float(np.median(order)), math.log(_typical(over) / _typical(under)), math.log(cpu)]
-    slower = _at_least(order, over, under, cpu, cpus, looks)
-    faster = _at_least(-order, under, over, 1 / cpu, cpus, looks)
+    slower = _at_least(order, over, under, cpu, cpus)
+    faster = _at_least(-order, under, over, 1 / cpu, cpus)
     agree = min(middle) > math.log(LEAST_CLAIM) or max(middle) < -math.log(LEAST_CLAIM)
     return replace(
         found,
@@ -105,15 +104,15 @@ def _bounded(found: Judged, bench_run: BenchRun, pair: tuple[Entry, Entry], scen
     )
 
 
-def _at_least(
-    order: Values, slow: Sequence[Round], fast: Sequence[Round], cpu: float, cpus: int, looks: int
-) -> float | None:
+def _at_least(order: Values, slow: Sequence[Round], fast: Sequence[Round], cpu: float, cpus: int) -> float | None:
     """How many times as fast one artifact is as another at least; None if nobody can say that it is faster. `order`:
     the logarithms of slow over fast, round by round."""
-    rank = _sign_rank(order.size, ONE_SIDED / looks)
+    processes = np.asarray([block.process for block in slow])
+    look = len(set(processes.tolist()))
+    # A run may end after any process. All looks share the level, however many they are: the sum of 1 / k (k + 1) is 1.
+    rank = _sign_rank(order.size, ONE_SIDED / (look * (look + 1)))
     if rank == 0:
         return None
-    processes = np.asarray([block.process for block in slow])
     of_each = min(float(np.median(order[processes == each])) for each in set(processes.tolist()))
     sure = min(float(np.sort(order)[rank - 1]), of_each)
     floor = min(float(block.latencies_ms.min()) for block in slow)

@@ -101,6 +101,8 @@ class Meter:
         for _ in range(wanted):
             number = self.rounds(name) + 1
             self._round(entries, workers, name, process, number, max(number, self._expected_rounds(process)))
+        if self._looks and name != self._protocol.deciding_scenario:
+            return
         while self._disturbed(entries, name, wanted) and self.rounds(name) < self._protocol.spare_of(process):
             # A machine that throttles gets no cooler while it goes on measuring.
             may_become_quiet = self.wait() and not mostly_slowed(entries, name)

@@ -124,7 +124,7 @@ def bench_job(job: Job, artifacts: Mapping[str, Artifact], progress: Progress, k
     pairs += [(c.artifact, f"{c.target}-int8") for c in contenders if c.precision == "mixed"]
     others = itertools.combinations([c.artifact for c in contenders], 2)
     pairs += [pair for pair in others if not {pair, pair[::-1]}.intersection(pairs)]
-    protocol = Protocol(bench.scenarios, bench.batch, bench.duration, min_rounds=RUN_ROUNDS)
+    protocol = Protocol(scenarios=bench.scenarios, batch=bench.batch, duration=bench.duration, min_rounds=RUN_ROUNDS)
     return measure(bench_candidates, protocol, pairs, progress, context=True, settled=functools.partial(settled, kept))
 
 

@@ -94,7 +94,7 @@ def summarise(
             tuple(protocol.scenarios),
             tuple(protocol.batch),
             protocol.threads,
-            protocol.processes,
+            len({block.process for entry in bench_run.entries for each in entry.rounds.values() for block in each}),
         ),
         tuple(results),
         tuple(found),

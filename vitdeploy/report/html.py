@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from vitdeploy.document.comparison import ComparisonDocument
 from vitdeploy.document.history import HistoryDocument
-from vitdeploy.document.report import Judgement, Report, RunVerdict, VerdictFacts
+from vitdeploy.document.report import Judgement, Report, VerdictFacts
 from vitdeploy.document.selftest import SelftestDocument
 from vitdeploy.document.sweep import SweepDocument
 from vitdeploy.document.tuning import TuneDocument
@@ -29,6 +29,7 @@ from vitdeploy.report.sweep import progressed
 from vitdeploy.report.table import Gate
 from vitdeploy.runtime.host import name_host
 from vitdeploy.search.sensitivity import Sensitivity
+from vitdeploy.spec import bound_words
 
 TEMPLATES = (Path(__file__).parent / "templates",)
 
@@ -142,7 +143,7 @@ def _judged(report: Judgement) -> dict[str, object]:
     facts, undecided = report.verdict, lookup.undecided(report)
     graded = facts.grade is not None
     verdict = Verdict(
-        table.gate(facts.gate, "Budget" if _bounds_more(report) else "Answers"),
+        table.gate(facts.gate, table.judges(report)),
         table.grade(facts),
         [*_reasons(facts), *(notes.by_reason(undecided) if graded else [])],
         table.headline(report),
@@ -150,12 +151,6 @@ def _judged(report: Judgement) -> dict[str, object]:
         facts.stands_for_all,
     )
     return {"report": report, "top": verdict, "notices": notes.notices(report.warnings, {} if graded else undecided)}
-
-
-def _bounds_more(report: Judgement) -> bool:
-    """Whether the budget bounds more than answers, which latency, size and memory are."""
-    budget = report.verdict.budget if isinstance(report.verdict, RunVerdict) else getattr(report, "budget", "")
-    return any(f"max_{kind} " in str(budget) for kind in ("latency", "size", "memory"))
 
 
 def _reasons(verdict: VerdictFacts) -> list[str]:
@@ -185,6 +180,7 @@ def _environment() -> Environment:
         counted=text.count,
         measured=measures.cell,
         badge=table.gate,
+        bound_words=bound_words,
         with_contents=_with_contents,
         soft_breaks=_soft_breaks,
     )

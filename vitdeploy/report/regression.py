@@ -8,6 +8,7 @@ from vitdeploy.document.comparison import ComparisonDocument, PairFacts, TimeRat
 from vitdeploy.report import notes, table, text
 from vitdeploy.report.measures import Cell
 from vitdeploy.report.table import Gate
+from vitdeploy.spec import bound_words
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def changed(document: ComparisonDocument) -> int:
 
 
 def _check(name: str, gate: Gate) -> Check:
-    return Check(name, gate, "no limit set" if gate.status == "none" else gate.words.removeprefix("Gate ").lower())
+    return Check(name, gate, "no limit set" if gate.status == "none" else gate.words.removeprefix("Gate: "))
 
 
 def _accuracy(candidate: float | None, baseline: float | None) -> Cell:
@@ -105,5 +106,5 @@ def _accuracy(candidate: float | None, baseline: float | None) -> Cell:
 def ratio_cell(ratio: TimeRatio) -> Cell:
     """A ratio with its interval and what that says, where it is decided."""
     if not ratio.decided:
-        return Cell("not decided", ratio.reason)
+        return Cell(bound_words(ratio.bounds) or "not decided", ratio.reason)
     return Cell(text.number(ratio.ratio, 3), f"{text.ratio_interval(ratio.ci95)}, {ratio.difference}")

@@ -61,7 +61,7 @@ def _engine(report: Report, engine: EngineFacts) -> str:
     parts = [
         f"{engine.artifact}, {engine.precision} on {engine.provider}, {text.megabytes(engine.bytes)} MB",
         "recommended" if starred else report.verdict.grade or "not recommended",
-        table.gate(engine.gate.status).words.lower(),
+        table.gate(engine.gate.status, table.judges(report)).words.lower(),
     ]
     return "; ".join(parts)
 

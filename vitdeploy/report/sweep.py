@@ -120,7 +120,7 @@ def _swept(each: SweptRecipe, first: int, series: int) -> Swept:
     return Swept(
         each.name,
         report.verdict.sentence + (f" Measured on {each.host}." if each.host is not None else ""),
-        table.gate(report.verdict.gate),
+        table.gate(report.verdict.gate, table.judges(report)),
         metric.title if metric else "",
         list(enumerate(table.main_rows(report), start=first)),
         f"{quote(each.name)}/report.html",

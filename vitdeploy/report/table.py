@@ -10,7 +10,7 @@ from vitdeploy.benchmark.row import Row as BenchRow
 from vitdeploy.document.bench import Ratio
 from vitdeploy.document.comparison import AccuracyChange
 from vitdeploy.document.engine import EngineFacts
-from vitdeploy.document.report import Judgement, VerdictFacts
+from vitdeploy.document.report import Judgement, RunVerdict, VerdictFacts
 from vitdeploy.report import lookup, measures, notes, text
 from vitdeploy.report.measures import Cell, Metric
 from vitdeploy.report.text import MISSING
@@ -75,7 +75,13 @@ _GRADES: dict[Grade, tuple[str, str]] = {
 }
 
 
-def gate(status: GateStatus, of: str = "Answers") -> Gate:
+def judges(report: Judgement) -> str:
+    """What the gates of a report judge: answers, or a budget that bounds latency, size or memory too."""
+    budget = report.verdict.budget if isinstance(report.verdict, RunVerdict) else getattr(report, "budget", "")
+    return "Budget" if any(f"max_{kind} " in str(budget) for kind in ("latency", "size", "memory")) else "Answers"
+
+
+def gate(status: GateStatus, of: str = "Gate") -> Gate:
     """The badge of a gate status; `of`: what the gate judges."""
     symbol, words = _GATES[status]
     return Gate(status, symbol, f"{of}: {words}")
@@ -124,7 +130,7 @@ def _row(report: Judgement, artifact: str) -> Row:
         series=lookup.colours(report)[artifact],
         original=original,
         recommended=artifact == lookup.starred(report),
-        gate=gate(engine.gate.status) if engine and engine.gate.status != "none" else None,
+        gate=gate(engine.gate.status, judges(report)) if engine and engine.gate.status != "none" else None,
         precision=Cell(
             (source and source.precision) or MISSING, _kernels(engine.kernels, engine.precision) if engine else ""
         ),

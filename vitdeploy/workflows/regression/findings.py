@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -44,12 +45,10 @@ def judge(found: Found, limits: Limits) -> tuple[PairFacts, Gate]:
 
 
 def _difference(ratio: TimeRatio) -> str:
-    """The meaning of the interval of candidate / baseline in words, if it is reliable."""
-    if not ratio.decided:
-        return "not decided"
-    low, high = ratio.ci95
+    """The meaning of the interval of candidate / baseline in words, or of its bounds if it is not reliable."""
+    low, high = ratio.ci95 if ratio.decided else (ratio.bounds[0] or 0.0, ratio.bounds[1] or math.inf)
     if low <= 1 <= high:
-        return "no difference"
+        return "no difference" if ratio.decided else "not decided"
     return "faster" if (high < 1) == (ratio.metric == "latency") else "slower"
 
 
