@@ -19,6 +19,7 @@ import vitdeploy as vd
 from tests.command_line import command_line
 from tests.compatibility_page import Page
 from tests.references import reference
+from vitdeploy.cli.sources import as_keys
 from vitdeploy.errors import CheckpointError, InputError, TensorError
 from vitdeploy.graph.io.files import read_metadata
 from vitdeploy.models.load import load_model
@@ -370,6 +371,22 @@ def test_size_and_channels_of_a_recipe_are_those_of_a_module_of_ones_own(images,
         assert refused.returncode == 2 and "preprocess: in a recipe, with mean and std of 1" in refused.stderr
     row("`--model` and `preprocess.crop` in a recipe", "the recipe's size")
     row("`--model` without a convolution, and one mean in a recipe", "grey images")
+
+
+@pytest.mark.parametrize(
+    ("fix", "keys"),
+    [
+        (
+            "--image-size 28x28 or 35x42: it runs",
+            "--set 'source.image_size=[28, 28]' or --set 'source.image_size=[35, 42]': it runs",
+        ),
+        ("--image-size HEIGHTxWIDTH, --heads N", "--set 'source.image_size=[HEIGHT, WIDTH]', --set source.heads=N"),
+        ("leave --image-size out", "leave source.image_size out"),
+        ("choose another --image-size", "choose another source.image_size"),
+    ],
+)
+def test_a_command_of_a_recipe_names_its_keys(fix, keys):
+    assert (as_keys(fix, "run"), as_keys(fix, "export")) == (keys, fix)
 
 
 def test_a_preprocessing_of_another_size_is_refused_where_sizes_are_said_twice():
