@@ -280,11 +280,18 @@ SETS: dict[str, tuple[Turned, str, str, str]] = {
     ),
     "depth of the stored pixels": (Turned(lambda i: (8, None)[i % 2], coordinates=True), "depth", "depth", "maps"),
 }
+# What the remark says, and how the page has it.
 SAID = {
-    "": "nothing: such an orientation says nothing",
-    "upright": "labels are of the upright image",
-    "stored": "the annotations of",
-    "maps": "of the size of the pixels as they are stored is turned with them",
+    "": ("", "no remark"),
+    "upright": ("labels are of the upright image", "a remark that labels are of the upright image"),
+    "stored": (
+        "are of the pixels as stored, and are turned with them",
+        "a remark that they are of the stored pixels, and why",
+    ),
+    "maps": (
+        "of the size of the pixels as they are stored is turned with them",
+        "a remark that maps of that size are turned with their images",
+    ),
 }
 REFUSED = {
     "COCO of another size than a turned image": "VD2301 names both sizes and EXIF's orientation",
@@ -300,7 +307,7 @@ FILES = {
     "10 pictures under 640 names": "10 images: agreement [72.25, 100.00], undecided",
     "copies with other labels": "the first counts; a warning names both",
     "copies in calibration and evaluation": "counted within each and between both, with a warning",
-    "names that are no UTF-8, of files, folders and classes": "read, and shown with \\xff",
+    "names that are no UTF-8, of files, folders and class folders": "read, and shown with \\xff",
 }
 PAGE = Page(
     "images",
@@ -352,10 +359,10 @@ def test_labels_belong_to_the_image_however_it_lies(sides, upright, tmp_path, ro
     assert numbers(found) == upright[labels, task]
     remarks = [each for each in found["remarks"] if "EXIF" in each]
     if said:
-        assert len(remarks) == 1 and SAID[said] in remarks[0] and "without an orientation" in remarks[0]
+        assert len(remarks) == 1 and SAID[said][0] in remarks[0] and "without an orientation" in remarks[0]
     else:
         assert not remarks
-    row(name, labels, "as the upright images; " + (f"a remark: {SAID[said]} ..." if said else SAID[said]))
+    row(name, labels, f"as the upright images; {SAID[said][1]}")
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -529,6 +536,11 @@ def test_a_name_that_is_no_utf8_is_read_everywhere(sides, work, tmp_path, file_r
     paths = classes(root, 12)
     renamed = [path.rename(path.with_name(os.fsdecode(b"\xfe") + path.name)) for path in paths]
     shutil.copy(renamed[1], renamed[1].with_name(os.fsdecode(b"copy \xe9.png")))
+    for kind in range(3):
+        save(coloured(kind, kind), tmp_path / "odd" / os.fsdecode(b"\xe9%d" % kind) / "a.png")
+    adapter = make_adapter(Setting("classification", PREPROCESS, classes=3))
+    data = adapter.load(DataChoice(tmp_path / "odd", "folders", None, 0, "all", 0), skip_bad=False, progress=silent)
+    assert data.classes == ("\\xe90", "\\xe91", "\\xe92")
     bundle, other = (str(work / f"classification-{name}") for name in (ENGINE, ORIGINAL))
     graph_file = root / f"{odd}.onnx"
     shutil.copy(work / f"classification-{ORIGINAL}.onnx", graph_file)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from vitdeploy.api.folders import unnamed_folder
 from vitdeploy.data.containers.listing import number_of
 from vitdeploy.errors import DataError
-from vitdeploy.runtime.preprocess import crop_start, decode, resize_and_crop
+from vitdeploy.runtime.preprocess import SUFFIXES, crop_start, decode, resize_and_crop
 from vitdeploy.runtime.runner import type_name
 from vitdeploy.spec import LabelKind
 
@@ -261,7 +261,8 @@ def _write(image: Any, home: Path, number: int, spec: PreprocessSpec) -> None:
     home.mkdir(parents=True, exist_ok=True)
     if isinstance(image, str | Path):
         path = Path(image).resolve()
-        (home / f"{number:07}{path.suffix}").symlink_to(path)
+        ending = path.suffix if path.suffix.lower() in SUFFIXES else ".png"  # what it is its bytes say
+        (home / f"{number:07}{ending}").symlink_to(path)
         return
     _opened(image, number, spec).save(home / f"{number:07}.png", compress_level=FASTEST)
 

@@ -67,8 +67,8 @@ def command(
     """Run a bundle on images, or on the token arrays of .npz files.
 
     INPUTS are files, folders (every image below them), quoted patterns such as 'shots/**/*.png', and - for an image on
-    standard input. JPEG, PNG, WebP, BMP, TIFF and GIF are read, and the first of several frames. Inputs that cannot be
-    read are named, the others are answered, and the exit code is 2.
+    standard input. JPEG, PNG, WebP, BMP, TIFF, GIF and PPM are read, and the first of several frames. Inputs that
+    cannot be read are named, the others are answered, and the exit code is 2.
 
     A bundle of two towers, such as CLIP's, says which --text fits best; without any, the texts are its labels. One of
     promptable segmentation, such as SAM's, needs --point or --box. One that reads writing, such as TrOCR's, searches

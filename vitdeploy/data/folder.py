@@ -28,7 +28,7 @@ from vitdeploy.data.containers.listing import Classes, ClassKind, Holder, Listin
 from vitdeploy.errors import DataError, ImageError, MissingFileError, quoted
 from vitdeploy.paths import is_dir, name_bytes, shown_name
 from vitdeploy.remote import shown_uri
-from vitdeploy.runtime.preprocess import SUFFIXES
+from vitdeploy.runtime.preprocess import SUFFIXES, image_frame
 from vitdeploy.runtime.topdown import Box
 
 # What lies beside images and is none.
@@ -391,12 +391,24 @@ def contents(samples: Sequence[Sample]) -> list[str]:
     return found
 
 
-def first_of_copies(contents: Iterable[str]) -> Ints:
-    """int64 [n], of each image the index of the first of the same content. Takes 8 bytes an image."""
+def first_of_copies(samples: Sequence[Sample], order: Ints, contents: Iterable[str]) -> Ints:
+    """int64 [n], of each image the index of the first of the same content in an `order` of all; `contents` in that
+    order. What is no image counts for itself. Takes some bytes an image."""
     digests = (hashlib.sha256(content.encode()).digest() for content in contents)
     marks = np.fromiter((int.from_bytes(digest[:8], "big") for digest in digests), np.uint64)
-    _, first, which = np.unique(marks, return_index=True, return_inverse=True)
-    return np.asarray(first[which], np.int64)
+    _, places, which = np.unique(marks, return_index=True, return_inverse=True)
+    every, first = np.arange(len(marks)), np.empty(len(marks), np.int64)
+    first[order] = np.asarray(order, np.int64)[places[which]]
+    broken = [index for index in np.unique(first[first != every]).tolist() if not _is_whole(samples[index])]
+    return np.where(np.isin(first, broken), every, first)
+
+
+def _is_whole(sample: Sample) -> bool:
+    try:
+        image_frame(sample.path if sample.held is None else sample.content(), sample.shown)
+    except (OSError, ImageError, MissingFileError):
+        return False
+    return True
 
 
 def digest(samples: Sequence[Sample], root: Path, known: Sequence[str] | None = None) -> str:

@@ -355,8 +355,8 @@ def without_copies(found: Found) -> tuple[DataSplit, dict[int, str], Copies | No
     parts, known_of = found.parts, None if found.annotated is None else found.annotated.annotations
     calibration, evaluation = contents(parts.calibration), contents(parts.evaluation)
     order = sorted(range(len(evaluation)), key=lambda i: parts.evaluation[i].path.parts)
-    firsts = first_of_copies([evaluation[i] for i in order]).tolist()
-    first = dict(zip(order, (order[i] for i in firsts), strict=True))
+    of_order = (evaluation[i] for i in order)
+    first = first_of_copies(parts.evaluation, np.array(order, np.int64), of_order).tolist()
     kept = [i for i in range(len(evaluation)) if first[i] == i]
 
     def label(index: int) -> object:

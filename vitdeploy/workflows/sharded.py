@@ -143,9 +143,7 @@ def _without_copies(listed: Listed) -> tuple[Listed, Copies | None]:
     order = np.argsort(images.places)
     with FileDigests(default_store().root / DIGESTS_FILE) as digests:
         chunks = (images.pick(order[start : start + MOST]) for start in range(0, len(order), MOST))
-        firsts = first_of_copies(digest for chunk in chunks for digest in digests.of(chunk))
-    first = np.empty_like(firsts)
-    first[order] = order[firsts]
+        first = first_of_copies(images, order, (digest for chunk in chunks for digest in digests.of(chunk)))
     kept = first == np.arange(len(first))
     if kept.all():
         return listed, None
