@@ -1,6 +1,7 @@
 """`vitdeploy run`, once, for both targets; the other tests look at what it made."""
 
 import hashlib
+import itertools
 import json
 import re
 import shutil
@@ -15,6 +16,7 @@ from PIL import Image
 
 from tests.command_line import command_line
 from tests.report_schema import FILE
+from vitdeploy.benchmark import quiet
 from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.document.read import read_report
 from vitdeploy.runtime import Monitor, load
@@ -91,6 +93,24 @@ def test_the_bundle_ships_what_was_asked_for_and_what_is_recommended(line):
     recommended = None if verdict["recommended"] == "original" else verdict["recommended"]
     assert manifest.recommended == recommended
     assert recommended in (None, verdict["ships"][0])
+
+
+def test_on_a_machine_that_is_never_quiet_the_grade_says_so_everywhere(line, monkeypatch, tmp_path):
+    """Three rounds prove nothing: without the option the answers pass, and the order of the recipe holds."""
+    with command_line(tmp_path, line.store, short_bench=True) as command:
+        monkeypatch.setattr(quiet, "_is_quiet", lambda *block: False)
+        done = command("run", line.recipe, "-o", "bundle", "--require-recommendation")
+        monkeypatch.undo()
+    report, manifest = read_report(tmp_path / "bundle" / "report.json"), read_bundle(tmp_path / "bundle")
+    grade = report.verdict.grade
+    assert grade in ("leading", "no ranking") and (manifest.grade, manifest.recommended) == (grade, None)
+    assert done.returncode == 5 and f"the verdict is '{grade}'" in done.stderr and "quiet machine" in done.stderr
+    assert report.verdict.gate == "pass" and report.verdict.rivals == manifest.rivals
+    assert f"Speed: {grade}" in (tmp_path / "bundle" / "report.html").read_text(encoding="utf-8")
+    if grade == "no ranking":
+        assert [engine.artifact for engine in manifest.engines] == ENGINES[:2]
+    with load(tmp_path / "bundle") as predictor:
+        assert ("ahead of the others" if grade == "leading" else "in a fixed order") in predictor.why
 
 
 def test_the_manifest_lists_every_file_with_its_digest(line):
@@ -196,6 +216,7 @@ def test_the_bench_has_a_row_for_each_and_a_ratio_for_each_pair(line):
         assert 0 < row["latency_ms"]["p50"] <= row["latency_ms"]["p90"] <= row["latency_ms"]["p99"]
     pairs = [(name, "original") for name in ENGINES]
     pairs += [(f"{target}-int8", f"{target}-fp32") for target in TARGETS]
+    pairs += [each for each in itertools.combinations(ENGINES, 2) if each not in pairs]
     assert [(ratio["a"], ratio["b"]) for ratio in bench["ratios"]] == pairs
     assert all(ratio["ci95"][0] <= ratio["ratio"] <= ratio["ci95"][1] for ratio in bench["ratios"])
 
