@@ -301,7 +301,7 @@ CASES = dict(
             (torchvision_half, "converted from bfloat16"),
             (averaged, "the model is what is below 'module.'"),
             (own_head, "typed"),
-            (torchscript, "typed"),
+            (torchscript, "saved again"),
             (whole_module, "saved again"),
             (omegaconf, "saved again"),
             (three_layers, "edited"),

@@ -68,7 +68,7 @@ def test_a_zip_of_other_files_and_an_exported_program_are_named(tmp_path):
         archive.writestr("model/models/model.json", b"{}")
     error = refused(tmp_path / "model.pt2")
     assert "an archive of torch.export" in error.message
-    assert "torch.export.load(" in error.fix
+    assert "load" not in error.fix
 
 
 @pytest.mark.parametrize(
@@ -185,12 +185,11 @@ def test_a_tar_archive_without_pickles_is_none(tmp_path):
     "make",
     [
         lambda path: torch.save({"model": {key: {"w": WEIGHT} for key in ("$(touch a)", "b")}}, path),
-        lambda path: torch.jit.save(torch.jit.script(nn.Linear(1, 1)), path),
         lambda path: path.write_bytes(b"\x08\x09\x12\x00" + bytes(64)),
         lambda path: (path.mkdir(), (path / "config.json").touch()),
         lambda path: (path.mkdir(), save_file({"w": WEIGHT}, path / "w.safetensors")),
     ],
-    ids=["several state dicts", "TorchScript", "ONNX", "a folder with config.json", "a folder"],
+    ids=["several state dicts", "ONNX", "a folder with config.json", "a folder"],
 )
 def test_a_name_runs_nothing_where_the_fix_is_pasted(make, tmp_path):
     path = tmp_path / "'$(touch b)' `c`"

@@ -20,6 +20,7 @@ import torch
 
 from vitdeploy.errors import CheckpointError, PickleError
 from vitdeploy.models.checkpoints.mismatch import listed
+from vitdeploy.models.checkpoints.unsupported import ALONE
 
 MAX_PICKLE = 64 << 20  # bytes that are searched for names
 MAX_PICKLES = 5  # in a file of the old format: magic number, version, system, the object, the keys of its storages
@@ -88,8 +89,7 @@ def refusal(path: Path, text: str) -> PickleError:
     refused = re.search(r"GLOBAL (\S+)", text)
     lines = text.split("WeightsUnpickler error:")[-1].strip().splitlines() or ["not readable by that"]
     shown = [name for name in names if not _PLAIN.fullmatch(name)] or [refused[1] if refused else lines[0][:200]]
-    alone = "where it was made, save the weights alone: torch.save(model.state_dict(), 'weights.pt')"
-    message, wanted, fix = "is a pickle that holds more than plain weights", "a state dict of tensors", alone
+    message, wanted, fix = "is a pickle that holds more than plain weights", "a state dict of tensors", ALONE
     if runs := [name for name in (*names, *shown) if _RUNS.fullmatch(name)]:
         shown = [*dict.fromkeys(runs), *(name for name in shown if name not in runs)]
         message = "is a pickle that runs commands when it is read"
@@ -97,7 +97,7 @@ def refusal(path: Path, text: str) -> PickleError:
     elif strings >= _MODULE:
         message = "is a whole pickled module, which only its own code can read"
         wanted = "a state dict of tensors, or the module as a function of yours"
-        fix = f"{alone}; a function build() of yours in my_model.py makes the module and loads them: vitdeploy export "
+        fix = f"{ALONE}; a function build() of yours in my_model.py makes the module and loads them: vitdeploy export "
         fix += "--model my_model:build -o exported"
     elif any(name.startswith(_SHARDED) for name in names):
         message, wanted = "is one part of a checkpoint that several processes wrote", "one state dict of whole tensors"

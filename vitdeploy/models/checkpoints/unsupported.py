@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-from vitdeploy.errors import CheckpointError, python_command, quoted
+from vitdeploy.errors import CheckpointError, quoted
 from vitdeploy.models.checkpoints.mismatch import listed, patterns
 from vitdeploy.zip_members import MAX_EXPANSION, members
 
@@ -25,7 +25,9 @@ _BEGINNINGS = (
 )
 _ONNX = re.compile(rb"\x08[\x03-\x1f][\x12\x1a\x22\x3a\x42]", re.DOTALL)
 _ZERO = ("zero_to_fp32.py", "mp_rank_*_model_states.pt", "*zero_pp_rank_*", "*/mp_rank_*_model_states.pt")
-_TO_FP32 = "in that folder: python zero_to_fp32.py . fp32; then --checkpoint fp32/pytorch_model.bin"
+_TO_FP32 = "where it was made, in that folder: python zero_to_fp32.py . fp32; then --checkpoint fp32/pytorch_model.bin"
+# What loads a program or a pickle may run what its maker put there: no fix proposes that here.
+ALONE = "where it was made, save the weights alone: torch.save(model.state_dict(), 'weights.pt')"
 _MERGE = "merge it where it was trained: model.merge_and_unload().save_pretrained('merged'); then hf:merged"
 # Keys that only such state dicts have, what they are, and what to do.
 _KEYS = (
@@ -71,14 +73,14 @@ def refuse_archive(path: Path) -> None:
             f"{path} is a TorchScript archive, a program with its weights",
             found="code/ and constants.pkl",
             wanted="a state dict of tensors",
-            fix=_saved(f"torch.jit.load({str(path)!r}, map_location='cpu').state_dict()"),
+            fix=ALONE,
         )
     if "models/model.json" in ends or "serialized_exported_program.json" in names:
         raise CheckpointError(
             f"{path} is an archive of torch.export, a program with its weights",
             found=listed(names),
             wanted="a state dict of tensors",
-            fix=_saved(f"dict(torch.export.load({str(path)!r}).state_dict)"),
+            fix=ALONE,
         )
     if names and not any(name.endswith("data.pkl") for name in names):
         raise CheckpointError(
@@ -87,11 +89,6 @@ def refuse_archive(path: Path) -> None:
             wanted="a checkpoint file",
             fix=f"unpack it, and name the file with the weights: unzip {quoted(path)}",
         )
-
-
-def _saved(expression: str) -> str:
-    command = python_command(f"import torch; torch.save({expression}, 'weights.pt')")
-    return f"{command}; then --checkpoint weights.pt"
 
 
 def refuse_beginning(path: Path, start: bytes) -> None:
@@ -120,8 +117,8 @@ def refuse_folder(path: Path) -> None:
         raise CheckpointError(
             f"{path} is a checkpoint of torch.distributed (FSDP), in one file a process",
             wanted="one state dict of whole tensors",
-            fix=f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {quoted(path)} weights.pt; then "
-            "--checkpoint weights.pt",
+            fix="where it was made: python -m torch.distributed.checkpoint.format_utils dcp_to_torch "
+            f"{quoted(path)} weights.pt; then --checkpoint weights.pt",
         )
     if (path / "adapter_config.json").is_file():
         raise CheckpointError(
