@@ -235,3 +235,68 @@ def test_reasons_say_what_they_bound_whatever_is_written_before_them():
     assert kinds_of(copy.deepcopy(found).reasons) == {"answers", "size"}
     assert json.dumps(encode(found)) == json.dumps({"status": "fail", "reasons": [str(each) for each in found.reasons]})
     assert unmet_fix(found.reasons).count("set another bound") == 2 and "latency" not in unmet_fix(found.reasons)
+
+
+def classifiers(*answers, labels=None):
+    """Classifiers of ten classes with these answers [n], sure of each, the second against the first."""
+    ours, reference = (np.eye(10, dtype=np.float32)[np.array(each)] for each in answers)
+    return compare(ours, reference, None if labels is None else np.array(labels))
+
+
+CONSTANT, TURNS = [3] * 400, [*range(10)] * 40
+# All but a few of one class, as of a detector of rare defects.
+RARE = [0] * 390 + [1] * 10
+
+
+@pytest.mark.parametrize(
+    ("ours", "reference", "status", "control"),
+    [
+        (CONSTANT, CONSTANT, "undecided", 100),
+        (RARE, RARE, "undecided", 95.1),
+        ([0] * 400, RARE, "undecided", 97.5),
+        (TURNS, TURNS, "pass", 9.8),
+        (TURNS[:1], TURNS[:1], "undecided", None),
+        (TURNS[1:] + TURNS[:1], TURNS, "fail", 10),
+    ],
+)
+def test_what_unrelated_answers_meet_too_proves_nothing(ours, reference, status, control):
+    """A bound of 95 % of equal answers, of which the control is exactly what a random other image gives."""
+    found = classifiers(ours, reference)
+    gate = accuracy_gate(found, Budget(min_agreement=95))
+    assert gate.status == status
+    assert ("proves nothing" in " ".join(gate.reasons)) == (status == "undecided")
+    assert (found.control and round(found.control.agreement, 1)) == control
+    by_agreement = accuracy_gate(found, Budget(max_drop=5), "agreement")
+    assert (by_agreement.status, len(by_agreement.reasons)) == (
+        status if status == "pass" else "undecided",
+        status != "pass",
+    )
+
+
+def test_a_rare_class_is_proven_by_the_guard_or_a_bound_above_the_control():
+    found = classifiers(RARE * 10, RARE * 10)
+    assert accuracy_gate(found, Budget(min_agreement=95), guard=95).status == "pass"
+    assert accuracy_gate(found, Budget(min_agreement=98)).status == "pass"
+    [reason] = accuracy_gate(found, Budget(min_agreement=95)).reasons
+    assert "a bound of 97.56 would prove it" in reason
+    alike = classifiers([0] * 4000, RARE * 10)  # equal to 97.5 % without telling anything apart
+    assert accuracy_gate(alike, Budget(min_agreement=95), guard=95).status == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("ours", "reference", "status"),
+    [
+        (TURNS, TURNS, "pass"),
+        (CONSTANT, CONSTANT, "undecided"),
+        (TURNS[3:] + TURNS[:3], TURNS[7:] + TURNS[:7], "undecided"),  # both at chance, on the other side of it
+    ],
+)
+def test_a_drop_of_a_model_at_chance_proves_nothing(ours, reference, status):
+    found = classifiers(ours, reference, labels=TURNS)
+    gate = accuracy_gate(found, Budget(max_drop=3))
+    assert gate.status == status
+    assert ("proves nothing: answers to other images would lose" in " ".join(gate.reasons)) == (status == "undecided")
+
+
+def test_any_answer_passes_where_a_user_says_so():
+    assert accuracy_gate(classifiers(CONSTANT, CONSTANT), Budget(min_agreement=0)).status == "pass"

@@ -16,11 +16,15 @@ _FIXES: dict[Kind, str] = {
     "memory": "a smaller batch (--set bench.batch=1), or another bound: --set budget.max_memory=BYTES",
     "size": "set another bound: --set budget.max_size=BYTES",
 }
+# Where unrelated answers meet a bound as well.
+NOTHING_SHOWN = "evaluate on images to which the original's answers differ, best with labels"
 
 
 def unmet_fix(reasons: Iterable[str]) -> str:
     """The means against all that these reasons of gates name."""
-    from vitdeploy.verification.gate import kinds_of
+    from vitdeploy.verification.gate import PROVES_NOTHING, kinds_of
 
+    reasons = list(reasons)
     found = kinds_of(reasons)
-    return "; ".join(fix for kind, fix in _FIXES.items() if kind in found)
+    fixes = [fix for kind, fix in _FIXES.items() if kind in found]
+    return "; ".join([NOTHING_SHOWN, *fixes] if any(PROVES_NOTHING in each for each in reasons) else fixes)

@@ -155,12 +155,14 @@ def command(
 
 
 def _unmet(found: Verification) -> GateError | None:
+    from vitdeploy.cli.unmet import NOTHING_SHOWN
     from vitdeploy.errors import GateError
+    from vitdeploy.verification.gate import proves_nothing
 
     if found.status not in ("fail", "undecided"):
         return None
     return GateError(
         "the gate is not met" if found.status == "fail" else "the gate is not provably met",
         found="; ".join(found.reasons),
-        fix="evaluate on more images, or raise the budget",
+        fix=f"{NOTHING_SHOWN if proves_nothing(found.found.gate) else 'evaluate on more images'}, or raise the budget",
     )

@@ -58,7 +58,8 @@ class Comparison:
         interval above these.
         """
         if self.control is None:
-            return "there is one image, so nothing shows how unrelated answers would score"
+            why = "there is one image" if self.n == 1 else "answers to other images are of other shapes"
+            return f"{why}, so nothing shows how unrelated answers would score"
         others = self.control.agreement
         if self.agreement > least_to_prove(self.control) and self.agreement_ci95[0] > others:
             return ""

@@ -106,7 +106,7 @@ def unprovable(perfect: Comparison, budget: Budget, noun: str = "image") -> list
         perfect: the original compared with itself.
     """
     lines = []
-    if perfect.proves_nothing and budget.min_agreement != 0:
+    if perfect.control is not None and perfect.proves_nothing and budget.min_agreement != 0:
         lines.append(f"nothing can be proven of answers on these {noun}s: the original's {perfect.proves_nothing}")
     if budget.max_drop is not None:
         lines += _of_drop(perfect, budget.max_drop, noun)
