@@ -267,10 +267,7 @@ def test_what_unrelated_answers_meet_too_proves_nothing(ours, reference, status,
     assert ("proves nothing" in " ".join(gate.reasons)) == (status == "undecided")
     assert (found.control and round(found.control.agreement, 1)) == control
     by_agreement = accuracy_gate(found, Budget(max_drop=5), "agreement")
-    assert (by_agreement.status, len(by_agreement.reasons)) == (
-        status if status == "pass" else "undecided",
-        status != "pass",
-    )
+    assert (by_agreement.status == "pass") == (status == "pass")
 
 
 def test_a_rare_class_is_proven_by_the_guard_or_a_bound_above_the_control():

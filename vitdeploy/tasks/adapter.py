@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -212,9 +213,11 @@ class TaskAdapter(ABC):
         found = self.compare(ours, reference, data)
         if found.control is not None or len(reference) < 2:
             return found
-        return controlled(
-            found, [self.compare(each, reference, data) for each in self.unrelated(ours, reference, data)]
-        )
+        others = []
+        for each in self.unrelated(ours, reference, data):
+            with contextlib.suppress(ValueError):  # of other shapes
+                others.append(self.compare(each, reference, data))
+        return controlled(found, others) if others else found
 
     def unrelated(self, ours: Answers, reference: Answers, data: Data) -> Iterator[Answers]:
         """Answers that have nothing to do with what an image shows: those to other images, half of all further on.
