@@ -246,6 +246,6 @@ def test_a_tensor_is_a_picture_only_where_it_is_asked_for():
     made = from_module(Same(), image_size=(8, 8), task="image-to-image")
     assert (made.signature.task, made.signature.outputs[0].name) == ("image-to-image", "reconstruction")
     assert made.signature.postprocess == ImageSpec()
-    assert from_module(Same(), image_size=(8, 8)).signature.task == "features"
+    assert from_module(Same(), image_size=(8, 8)).signature.task == "tensors"
     heat = from_module(Same(), image_size=(8, 8), task="keypoints")
     assert heat.signature.outputs[0].name == "heatmaps"
