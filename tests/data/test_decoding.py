@@ -51,7 +51,7 @@ def processes(monkeypatch):
     started, popen = [], subprocess.Popen
     monkeypatch.setattr(decoding, "FIRST_IMAGES", 2)
     monkeypatch.setattr(decoding, "WORTH_SECONDS", -1.0)
-    monkeypatch.setattr(decoding, "_cores", lambda: 2)
+    monkeypatch.setattr(decoding, "usable_cores", lambda: 2)
 
     def start(*arguments, **options):
         started.append(popen(*arguments, **options))

@@ -190,7 +190,7 @@ def test_images_that_are_not_there_are_skipped_where_that_is_asked_for(tmp_path,
     """In this process and in others."""
     monkeypatch.setattr(decoding, "FIRST_IMAGES", 1)
     monkeypatch.setattr(decoding, "WORTH_SECONDS", -1.0)
-    monkeypatch.setattr(decoding, "_cores", lambda: 2)
+    monkeypatch.setattr(decoding, "usable_cores", lambda: 2)
     rows = [f"{server}/ok/{i}.png" for i in range(4)]
     rows[2] = f"{server}/404/x.png"
     samples, _ = listed(tmp_path, "\n".join(rows), "none")

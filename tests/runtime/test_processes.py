@@ -21,7 +21,6 @@ import pytest
 from vitdeploy.errors import InputError
 from vitdeploy.runtime import load
 from vitdeploy.runtime.predictor import Predictor
-from vitdeploy.workflows.placement import compile_bundle
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60
@@ -32,6 +31,8 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has
 @pytest.fixture(scope="module")
 def bundles(small_bundle, small_export, tmp_path_factory):
     """The small model for each runtime on the CPU."""
+    from vitdeploy.workflows.placement import compile_bundle
+
     folder = tmp_path_factory.mktemp("openvino")
     if importlib.util.find_spec("openvino"):
         compile_bundle(small_export / "model.onnx", "openvino-cpu", None, None, folder)
