@@ -285,6 +285,13 @@ def test_a_partial_order_is_enough_and_what_is_open_is_said():
     # Of those that are proven to be faster than the original: a better estimate alone recommends nothing.
     verdict = decide(ALL, noisy_bench(TIMES, {(ORT8.artifact, ORIGINAL): (None, 0.3)}))
     assert verdict.recommended == ORT8.artifact and OV8.artifact in verdict.rivals
+    # What is faster than an engine that is faster than the original is so too; by how much, nobody knows.
+    bounds = {(ORT8.artifact, ORIGINAL): (None, 0.3), (OV8.artifact, ORT8.artifact): (None, 0.8)}
+    verdict = decide(ALL, noisy_bench(TIMES, bounds))
+    assert verdict.sentence == "Ship openvino-cpu-int8: how much faster than the original is not decided."
+    # Three pairs of rounds that contradict each other end in a verdict all the same.
+    circle = itertools.pairwise([OV8.artifact, ORT8.artifact, OV32.artifact, OV8.artifact])
+    assert decide(ALL[:3], noisy_bench(TIMES, dict.fromkeys(circle, (None, 0.8)))).grade == "no ranking"
 
 
 def test_what_leads_is_named_with_its_rivals():

@@ -15,7 +15,7 @@ from tests.documents import bench_of, ratio_of, row
 from tests.report.test_html import HOSTILE, REPORT, VERIFY, Page
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.bundle.read import read_bundle
-from vitdeploy.document.comparison import ComparisonDocument, Limits
+from vitdeploy.document.comparison import ComparisonDocument, Limits, TimeRatio
 from vitdeploy.errors import InputError, MissingFileError, TargetError
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.progress import silent
@@ -356,4 +356,23 @@ def test_the_page_escapes_what_reports_say(tmp_path):
     document, _ = compared(tmp_path, a_report(engine=HOSTILE), a_report(engine=HOSTILE))
     document = dataclasses.replace(document, candidate=HOSTILE, remarks=(HOSTILE,))
     html = render_regression(decode(ComparisonDocument, json.loads(json.dumps(encode(document)))))
-    assert "<script" not in html and "no difference" in html and "Gate" in html
+    assert "<script" not in html and "no difference" in html and "Limits: " in html
+
+
+@pytest.mark.parametrize(
+    ("metric", "bounds", "status", "difference"),
+    [
+        ("latency", (None, 0.8), "pass", "faster"),
+        ("latency", (1.3, None), "fail", "slower"),
+        ("latency", (None, None), "undecided", "not decided"),
+        ("throughput", (1.2, None), "pass", "faster"),
+        ("throughput", (None, 0.7), "fail", "slower"),
+        ("throughput", (None, None), "undecided", "not decided"),
+    ],
+)
+def test_what_holds_beside_others_decides_a_limit(metric, bounds, status, difference):
+    """Of a ratio without a reliable interval."""
+    ratio = TimeRatio(metric, 1.0, (0.5, 2.0), False, "others ran", bounds=bounds)
+    facts, gate = judge(Found("engine", None, [ratio]), Limits(None, 5.0))
+    assert (gate.status, facts.ratios[0].difference) == (status, difference)
+    assert "others ran" in gate.reasons[0] if status == "undecided" else "others ran" not in "".join(gate.reasons)

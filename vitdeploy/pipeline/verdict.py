@@ -150,8 +150,10 @@ def rank(names: Sequence[str], bench: Bench) -> Ranked:
     """Which of these engines, or the original, is best by the times, and how surely: the best by estimate of those that
     none conclusively beats, and that are conclusively faster than the original if any is."""
     times = relative_times(bench)
-    unbeaten = [name for name in names if not any(beats(bench, other, name) for other in names)]
-    faster = [name for name in unbeaten if beats(bench, name, ORIGINAL)]
+    # Each pair has rounds of its own: in theory three may beat each other in a circle.
+    unbeaten = [name for name in names if not any(beats(bench, other, name) for other in names)] or list(names)
+    proven = [name for name in names if beats(bench, name, ORIGINAL)]
+    faster = [name for name in unbeaten if name in proven or any(beats(bench, name, other) for other in proven)]
     best = min(faster or unbeaten, key=times.__getitem__)
     rivals = tuple(name for name in unbeaten if name != best and _is_open(between(bench, name, best)))
     against = between(bench, best, ORIGINAL)
