@@ -41,7 +41,14 @@ from vitdeploy.models.family import Family, Hints, Recognised, refuse_channels
 from vitdeploy.models.keys.open_clip import refuse_without_config
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.memory_bank import with_memory
-from vitdeploy.models.model_folder.config import model_config, stated_size, timm_config, vision_part
+from vitdeploy.models.model_folder.config import (
+    backbone_size,
+    model_config,
+    size_note,
+    stated_size,
+    timm_config,
+    vision_part,
+)
 from vitdeploy.models.model_folder.files import CONFIG, OPEN_CLIP, PREPROCESSOR, SAFETENSORS, ModelFolder, beside
 from vitdeploy.models.model_folder.hub import is_hub_name, locate
 from vitdeploy.models.model_folder.image_processor import (
@@ -252,7 +259,8 @@ def _from_folder(
         original = _timm(config["architecture"], config, state, source, file)
         return _noted(original, name, config, notes)
     if found is None:
-        size = source.size or told or detector_size(config, processor) or IMAGE_SIZE
+        size = source.size or told or detector_size(config, processor) or backbone_size(config) or IMAGE_SIZE
+        notes = (*notes, *size_note(config, size))
         spec, remarks = _folder_preprocess(source, folder, config, _told_channels(config), size)
         assumed, remarks = (HALF_ASSUMED, ()) if remarks == (HALF_ASSUMED,) else (None, remarks)
         own = folder.given or not (folder.path / SAFETENSORS).is_file()  # transformers reads no pickles

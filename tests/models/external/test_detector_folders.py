@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from tests.models.external.detectors import saved
+from tests.models.external.detectors import DETECTORS, saved
 from tests.references import reference
 from vitdeploy.errors import CheckpointError, ExportError
 from vitdeploy.exporter.lengths import lengths_as_sizes
 from vitdeploy.exporter.torch_onnx import export_graph
+from vitdeploy.models.external.module import described
 from vitdeploy.models.load import load_model
 from vitdeploy.models.source import Source
 from vitdeploy.spec import InstanceSpec, PostprocessSpec, PreprocessSpec
@@ -55,6 +56,42 @@ def test_the_processors_size_counts_before_the_backbones(light, tmp_path):
         load_model(Source(f"hf:{tmp_path}"))
     assert caught.value.found == "size {'max_height': 80, 'max_width': 80}"
     assert caught.value.wanted == "a number, height and width, or shortest_edge"
+
+
+def test_a_default_size_that_windows_do_not_divide_is_the_next_that_they_do(tmp_path):
+    """RF-DETR's own default, 518 pixels in windows of 56, in small; its processor's short side is no whole window."""
+    folder = saved(
+        "RF-DETR", tmp_path, backbone_config=DETECTORS["RF-DETR"].config["backbone_config"] | {"image_size": 74}
+    )
+    processor = {"image_processor_type": "RfDetrImageProcessor", "size": {"shortest_edge": 90, "longest_edge": 150}}
+    for _ in range(2):
+        original = load_model(Source(f"hf:{folder}"))
+        assert original.signature.image_size == original.preprocess.crop == (80, 80)
+        assert "image size 80x80: the config's 74x74, up to whole windows of 16 pixels" in original.notes
+        (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    image = torch.randn(2, 3, 80, 80, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        model = reference("transformers").RfDetrForObjectDetection.from_pretrained(folder).eval()
+        assert torch.equal(original.module(image)[0], model(image).logits)
+    assert described(model, "in memory", None).signature.image_size == (80, 80)
+
+
+def test_a_size_that_only_a_backbone_says_is_taken(tmp_path):
+    transformers = reference("transformers")
+    backbone = {"model_type": "vitpose_backbone", "image_size": [64, 48], "out_indices": [1]}
+    backbone |= {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = transformers.VitPoseForPoseEstimation(transformers.VitPoseConfig(num_labels=5, backbone_config=backbone))
+    model.eval().save_pretrained(tmp_path)
+    original = load_model(Source(f"hf:{tmp_path}"))
+    assert (original.signature.task, original.signature.image_size) == ("keypoints", (64, 48))
+    image = torch.randn(2, 3, 64, 48, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(original.module(image), model(image).heatmaps)
+    small = reference("timm").create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_classes=5)
+    wrapped = described(nn.Sequential(small), "in memory", None)
+    assert wrapped.signature.image_size == (32, 32)
+    assert wrapped.notes[0].startswith("the module does not say its image size: 32x32 is that of its parts")
+    assert described(model, "in memory", None).signature.image_size == (64, 48)
 
 
 def test_a_softmax_that_transformers_has_no_rule_for_is_asked_for(tmp_path):

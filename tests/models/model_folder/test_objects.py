@@ -79,6 +79,7 @@ def test_no_rule_is_guessed(config):
         ("rt_detr_v2", None, {}, (640, 640)),
         ("rf_detr", None, {"image_size": 384}, (384, 384)),
         ("rf_detr", None, {}, (800, 800)),
+        ("rf_detr", None, {"image_size": 518, "patch_size": 14, "num_windows": 4}, (560, 560)),
         ("conditional_detr", {"size": {"shortest_edge": 480, "longest_edge": 800}}, {}, (480, 480)),
         ("conditional_detr", {"size": 600, "max_size": 1000}, {}, (600, 600)),
         ("vit", None, {"image_size": 384}, None),

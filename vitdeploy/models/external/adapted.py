@@ -29,7 +29,7 @@ from vitdeploy.models.external.libraries import where
 from vitdeploy.models.external.outputs import ROWS, map_of, other_tasks, recognised
 from vitdeploy.models.external.sizes import nearest_sizes, runs
 from vitdeploy.models.family import Signature
-from vitdeploy.models.model_folder.config import sides
+from vitdeploy.models.model_folder.config import backbone_size, sides
 from vitdeploy.runtime.tensors import last_resort
 from vitdeploy.spec import INVERSE_ASSUMED, Task, TensorSpec
 
@@ -76,6 +76,15 @@ def size_of(model: nn.Module, pretrained: Mapping[str, Any]) -> tuple[int, int] 
         pretrained.get("input_size"),
     )
     return next(filter(None, map(sides, found)), None)
+
+
+def size_within(model: nn.Module) -> tuple[int, int] | None:
+    """The image size, (height, width), that the parts of a module say, where all that say one say the same."""
+    to_dict = getattr(getattr(model, "config", None), "to_dict", None)
+    if callable(to_dict) and (size := backbone_size(to_dict())) is not None:
+        return size
+    sizes = {size_of(part, {}) or sides(getattr(part, "img_size", None)) for part in model.modules()} - {None}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def adapt(

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from vitdeploy.errors import CheckpointError, UserCodeError
-from vitdeploy.models.external.adapted import IMAGE_SIZE, adapt, size_of
+from vitdeploy.models.external.adapted import IMAGE_SIZE, adapt, size_of, size_within
 from vitdeploy.models.external.own_scaling import with_own_scaling
 from vitdeploy.models.libraries import last_line
 from vitdeploy.models.loaded import LoadedModel
@@ -101,8 +101,9 @@ def described(
     told = list(notes)
     own = getattr(model, "pretrained_cfg", None) or {}
     known = size_of(model, own)
+    within = None if known else size_within(model)
     chosen = image_size or (preprocess.crop if preprocess is not None else None)
-    size = chosen or known or IMAGE_SIZE
+    size = chosen or known or within or IMAGE_SIZE
     channels = preprocess.channels if preprocess is not None else _channels(model)
     if preprocess is not None and preprocess.crop != size:
         raise CheckpointError(
@@ -112,8 +113,10 @@ def described(
             fix="change the crop, or leave the image size out",
         )
     if chosen is None and known is None:
-        assumption = f"{size[0]}x{size[1]} is assumed (--image-size; source.image_size in a recipe)"
-        told.append(f"the module does not say its image size: {assumption}")
+        assumption = f"{size[0]}x{size[1]} is {'that of its parts' if within else 'assumed'}"
+        told.append(
+            f"the module does not say its image size: {assumption} (--image-size; source.image_size in a recipe)"
+        )
     adapted, signature = adapt(model, size, channels, name, task=task)
     if isinstance(signature.postprocess, PostprocessSpec):
         scores = signature.postprocess.scores

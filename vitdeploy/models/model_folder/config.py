@@ -54,9 +54,31 @@ def stated_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def backbone_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """The image size, (height, width), that transformers' config of a detector's backbone says, if it says one."""
+    """The image size, (height, width), that transformers' config of a backbone says, if it says one; up to the next
+    whole windows, where it has them: RF-DETR's 518 pixels in windows of 56 are the 560 of its repository."""
+    size, step = sides(_backbone(config).get("image_size")), window_step(config)
+    return None if size is None else (-(-size[0] // step) * step, -(-size[1] // step) * step)
+
+
+def size_note(config: Mapping[str, Any], size: tuple[int, int]) -> tuple[str, ...]:
+    """A note where `size` is `backbone_size`, and not what the config says."""
+    stated = sides(_backbone(config).get("image_size"))
+    if stated is None or stated == size or backbone_size(config) != size:
+        return ()
+    windows = f"whole windows of {window_step(config)} pixels"
+    return (f"image size {size[0]}x{size[1]}: the config's {stated[0]}x{stated[1]}, up to {windows}",)
+
+
+def window_step(config: Mapping[str, Any]) -> int:
+    """What a backbone's windows of patches need both sides of an image to be a multiple of; 1 without windows."""
+    patch, windows = (_backbone(config).get(key) for key in ("patch_size", "num_windows"))
+    whole = all(type(value) is int and value > 0 for value in (patch, windows))
+    return int(patch) * int(windows) if whole else 1  # type: ignore[arg-type]
+
+
+def _backbone(config: Mapping[str, Any]) -> Mapping[str, Any]:
     inner = config.get("backbone_config")
-    return sides(inner.get("image_size")) if isinstance(inner, Mapping) else None
+    return inner if isinstance(inner, Mapping) else {}
 
 
 def sides(size: Any) -> tuple[int, int] | None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitdeploy.errors import CheckpointError
-from vitdeploy.models.model_folder.config import backbone_size
+from vitdeploy.models.model_folder.config import backbone_size, window_step
 from vitdeploy.models.model_folder.image_processor import fixed_size, processor_name, short_side
 from vitdeploy.spec import PostprocessSpec
 
@@ -50,13 +50,14 @@ def detector_size(config: Mapping[str, Any], processor: Mapping[str, Any] | None
     """The image size, (height, width), of a detector whose config.json tells none; None for other models.
 
     It is that of its processor's file, of its backbone, or of its processor's class. A processor that keeps the aspect
-    has one side, which both become.
+    has one side, which both become; not one that the windows of the backbone do not divide.
     """
     usual = usual_processor(config)
     if usual is None:
         return None
     square = [short_side(each) if each is not None else None for each in (processor, usual)]
-    own, default = ((side, side) if side is not None else None for side in square)
+    step = window_step(config)
+    own, default = ((side, side) if side is not None and side % step == 0 else None for side in square)
     return own or backbone_size(config) or fixed_size(usual) or default
 
 
