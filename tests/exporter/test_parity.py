@@ -9,6 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from vitdeploy.errors import ExportError
 from vitdeploy.exporter.parity import check_parity, compare_graphs, relative_difference, worst_difference
+from vitdeploy.exporter.ties import answers_of_choices
 from vitdeploy.models.load import load_model
 from vitdeploy.models.source import Source
 from vitdeploy.models.torch_runner import TorchRunner
@@ -193,3 +194,29 @@ def test_other_outputs_are_found(tmp_path):
     with pytest.raises(ExportError, match="has other outputs") as caught:
         compare_graphs(before, after)
     assert "name='z'" in caught.value.found
+
+
+@pytest.mark.parametrize(
+    ("taken", "allowed"),
+    [([3, 1], True), ([1, 3], True), ([1, 2], True), ([1, 4], False), ([0, 5], False)],  # 2 and 3 tie at the cut
+)
+def test_a_choice_is_of_the_highest_scores_or_it_is_none(taken, allowed, tmp_path):
+    nodes = [
+        helper.make_node("TopK", ["scores", "two"], ["best", "cells"]),
+        helper.make_node("GatherElements", ["values", "cells"], ["found"], axis=1),
+    ]
+    shape = ["batch", 6]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("scores", "values")]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 2]) for name in ("found", "best")]
+    two = numpy_helper.from_array(np.array([2]), "two")
+    graph = helper.make_graph(nodes, "choice", inputs, outputs, [two])
+    model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
+    onnx.save(model, tmp_path / "choice.onnx")
+    scores = np.array([[0.1, 3, 2, 2 + 1e-6, 1.9, 0]], np.float32)
+    values = np.arange(6, dtype=np.float32)[None]
+    feeds, choices = [{"scores": scores, "values": values}], [[np.array([taken])]]
+    found = answers_of_choices(tmp_path / "choice.onnx", feeds, choices, 1e-4)
+    assert (found is not None) == allowed
+    if found is not None:
+        assert found[0]["found"].tolist() == [taken]
+        assert found[0]["best"].tolist() == scores[:, taken].tolist()

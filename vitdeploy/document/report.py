@@ -74,7 +74,8 @@ class ModelFacts:
 class ParityRow:
     """max|a - b| / max|b| of the exported graph and the original, at one batch size; of sequences also with what length
     of the source, and after how many steps; of one of several graphs its name. `unproven`: outputs that are all but the
-    same for all inputs, of which the difference proves nothing."""
+    same for all inputs, of which the difference proves nothing. `tied`: scores tie by which the model chooses its
+    queries; compared is what both give for the same choice."""
 
     batch: int
     max_relative_difference: float
@@ -82,6 +83,7 @@ class ParityRow:
     steps: int | None = field(default=None, metadata=SPARSE)
     graph: str | None = field(default=None, metadata=SPARSE)
     unproven: tuple[str, ...] | None = field(default=None, metadata=SPARSE)
+    tied: bool | None = field(default=None, metadata=SPARSE)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,10 @@ LEAST_CHANGE = 10 * TOLERANCE
 _MANY_QUERIES = 100
 _OTHER_KEYS = 1e-2  # what two keys of many that are others change in the answers of all others
 SEED = 0
+TIED = (
+    "scores by which the model chooses its queries are equal up to rounding: the export was compared for the same "
+    "choice, and on the same image another runtime may choose, and find, others"
+)
 FREE_BATCH = (
     "in the model, take the batch from x.shape[0] or len(x): int(x.shape[0]) and TorchScript make a plain number of "
     "it; or export with a fixed --batch"
@@ -34,11 +38,13 @@ class Parity:
     """max|a - b| / max|b|, the worst of all outputs, of one batch; a the graph on ONNX Runtime, b the original.
 
     unproven: outputs that are all but the same for all inputs, of which that says nothing; None where there is none.
+    tied: True where scores tie by which the model chooses, so that the graph was compared for the original's choice.
     """
 
     batch: int
     max_relative_difference: float
     unproven: tuple[str, ...] | None = None
+    tied: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +56,12 @@ class GraphParity(Parity):
 
 @dataclass(frozen=True)
 class Asked:
-    """uint8 pixels [batch, height, width, channels], and what the original gives for them, by output."""
+    """uint8 pixels [batch, height, width, channels], what the original gives for them, by output, and the indices that
+    its `torch.topk` took."""
 
     pixels: npt.NDArray[np.uint8]
     outputs: Mapping[str, np.ndarray]
+    choices: Sequence[np.ndarray] = ()
 
 
 def check_parity(
@@ -75,13 +83,16 @@ def ask(reference: Runner, preprocess: PreprocessSpec, fixed_batch: int | None) 
     Raises:
         ExportError: the original itself does not run at a batch, or gives two answers to the same images.
     """
+    from vitdeploy.exporter.ties import Choices
+
     generator = np.random.default_rng(SEED)
     name, (height, width), asked = reference.inputs[0].name, preprocess.crop, []
     takes_pixels = reference.inputs[0].dtype == "uint8"
     for batch in BATCHES if fixed_batch is None else (fixed_batch,) * len(BATCHES):
         pixels = generator.integers(0, 256, (batch, height, width, preprocess.channels), dtype=np.uint8)
         try:
-            outputs = reference.infer({name: pixels if takes_pixels else normalise(pixels, preprocess)})
+            with Choices() as choices:
+                outputs = reference.infer({name: pixels if takes_pixels else normalise(pixels, preprocess)})
         except Exception as error:  # the user's own module, which may raise anything
             raise ExportError(
                 f"the original does not run at batch {batch}",
@@ -89,15 +100,17 @@ def ask(reference: Runner, preprocess: PreprocessSpec, fixed_batch: int | None) 
                 wanted="every batch size" if fixed_batch is None else f"batch {batch}",
                 fix=FREE_BATCH,
             ) from error
-        asked.append(Asked(pixels, outputs))
+        asked.append(Asked(pixels, outputs, choices.taken))
     _refuse_random(reference, asked[0], preprocess)
     return asked
 
 
 def _refuse_random(reference: Runner, asked: Asked, preprocess: PreprocessSpec) -> None:
-    tensor = reference.inputs[0]
-    feed = asked.pixels if tensor.dtype == "uint8" else normalise(asked.pixels, preprocess)
-    refuse_two_answers(reference.infer({tensor.name: feed}), asked.outputs)
+    refuse_two_answers(reference.infer(_feed(reference.inputs[0], asked, preprocess)), asked.outputs)
+
+
+def _feed(tensor: TensorSpec, asked: Asked, preprocess: PreprocessSpec) -> dict[str, np.ndarray]:
+    return {tensor.name: asked.pixels if tensor.dtype == "uint8" else normalise(asked.pixels, preprocess)}
 
 
 def refuse_two_answers(second: Mapping[str, np.ndarray], first: Mapping[str, np.ndarray]) -> None:
@@ -119,9 +132,8 @@ def check_graph(graph: Path, asked: Sequence[Asked], preprocess: PreprocessSpec)
         tensor = runner.inputs[0]
         for each in asked:
             batch, theirs = len(each.pixels), each.outputs
-            feed = each.pixels if tensor.dtype == "uint8" else normalise(each.pixels, preprocess)
             try:
-                ours = runner.infer({tensor.name: feed})
+                ours = runner.infer(_feed(tensor, each, preprocess))
             except (EngineError, TensorError) as error:
                 raise _baked(batch, error.found) from None
             for name, wanted in theirs.items():
@@ -129,8 +141,25 @@ def check_graph(graph: Path, asked: Sequence[Asked], preprocess: PreprocessSpec)
                     raise _baked(batch, f"{name} {list(ours[name].shape)}, wanted {list(wanted.shape)}")
             worst = worst_difference(ours, theirs)
             rows.append(Parity(batch=batch, max_relative_difference=worst, unproven=unproven))
+    if not all(row.max_relative_difference <= TOLERANCE for row in rows) and asked[0].choices:
+        feeds = [_feed(tensor, each, preprocess) for each in asked]
+        rows = _at_the_choice(graph, asked, feeds, rows)
     _refuse_different(rows)
     return rows
+
+
+def _at_the_choice(
+    graph: Path, asked: Sequence[Asked], feeds: Sequence[Mapping[str, np.ndarray]], rows: list[Parity]
+) -> list[Parity]:
+    """The rows of what the graph gives for the choices that the original made among scores; `rows` where it would make
+    others though nothing ties."""
+    from vitdeploy.exporter.ties import answers_of_choices
+
+    answers = answers_of_choices(graph, feeds, [each.choices for each in asked], TOLERANCE)
+    if answers is None:
+        return rows
+    worst = [worst_difference(ours, each.outputs) for ours, each in zip(answers, asked, strict=True)]
+    return [replace(row, max_relative_difference=apart, tied=True) for row, apart in zip(rows, worst, strict=True)]
 
 
 def _refuse_different(rows: Sequence[Parity]) -> None:
@@ -152,10 +181,11 @@ def all_but_constant(answers: Sequence[Mapping[str, np.ndarray]]) -> tuple[str, 
 
 
 def unproven_told(parity: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A sentence on the `unproven` outputs of the rows of export.json, if there are any."""
+    """A sentence each on the `unproven` outputs and on ties in the rows of export.json, if there are any."""
     names = ", ".join(dict.fromkeys(name for row in parity for name in row.get("unproven") or ()))
     told = f"that the export computes {names} as the original does is not shown: all inputs give all but the same there"
-    return [told] if names else []
+    tied = [TIED] if any(row.get("tied") for row in parity) else []
+    return [told, *tied] if names else tied
 
 
 def _change(arrays: Sequence[np.ndarray]) -> float:

@@ -2,6 +2,7 @@
 
 import json
 
+import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
@@ -10,12 +11,15 @@ from tests.models.external.detectors import DETECTORS, saved
 from tests.references import reference
 from vitdeploy.errors import CheckpointError, ExportError
 from vitdeploy.exporter.lengths import lengths_as_sizes
+from vitdeploy.exporter.parity import TIED, ask, check_graph, unproven_told
 from vitdeploy.exporter.torch_onnx import export_graph
+from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.models.external.module import described
 from vitdeploy.models.load import load_model
 from vitdeploy.models.source import Source
 from vitdeploy.spec import InstanceSpec, PostprocessSpec, PreprocessSpec
-from vitdeploy.stages.reference_model import Overrides, find_reference_model
+from vitdeploy.stages.export import ExportConfig, export
+from vitdeploy.stages.reference_model import Overrides, find_reference_model, reference_runner
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +127,30 @@ def test_depth_of_zoedepth_is_refused_by_name(tmp_path):
     with pytest.raises(CheckpointError, match="does not take transformers' ZoeDepthForDepthEstimation") as caught:
         load_model(Source(f"hf:{tmp_path}"))
     assert "mirrors the borders" in caught.value.found and "DPTForDepthEstimation" in caught.value.fix
+
+
+@pytest.mark.parametrize(("family", "name"), [("RT-DETRv2", "RTDetrV2"), ("DEIMv2", "Deimv2")])
+def test_queries_of_tied_scores_are_compared_for_the_same_choice(family, name, tmp_path):
+    """With the library's own first weights all cells have one score. PyTorch and ONNX Runtime then take others."""
+    transformers = reference("transformers")
+    _, config, size, _ = DETECTORS[family]
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}ForObjectDetection")(getattr(transformers, f"{name}Config")(**config))
+    model.eval().save_pretrained(tmp_path)
+    original = find_reference_model(Source(f"hf:{tmp_path}", image_size=size))
+    export(original, ExportConfig("tied", 20, None, True), tmp_path)
+    rows = json.loads((tmp_path / "export.json").read_text())["parity"]
+    assert [(row["batch"], row["tied"]) for row in rows] == [(1, True), (2, True), (5, True)]
+    assert max(row["max_relative_difference"] for row in rows) < 1e-5
+    assert TIED in unproven_told(rows)
+    with reference_runner(original.source) as runner:
+        asked = ask(runner, original.images, None)
+    graph = load_graph(tmp_path / "model.onnx")  # another function is refused as before
+    head = next(each for name, each in graph.graph.initializers.items() if "decoder.class_embed.1" in name)
+    head.const_value = ir.tensor(head.const_value.numpy() * 1.01)
+    save_graph(graph, tmp_path / "other.onnx")
+    with pytest.raises(ExportError, match="not the same function"):
+        check_graph(tmp_path / "other.onnx", asked, original.images)
 
 
 class Looping(nn.Module):
