@@ -96,6 +96,30 @@ def refuse_channels(channels: int, *, grey: bool = True) -> None:
         )
 
 
+def few_tokens(
+    what: str, size: tuple[int, int], tokens: int, queries: int, smallest: tuple[int, int] | None
+) -> CheckpointError:
+    """Of an image of (height, width) `size`, whose tokens are fewer than the queries that are taken of them."""
+    larger = f"--image-size {smallest[0]}x{smallest[1]}" if smallest else "a larger --image-size"
+    return CheckpointError(
+        f"{what} has fewer tokens than queries at {size[0]}x{size[1]}",
+        found=f"{tokens} tokens for {queries} queries",
+        wanted=f"an image of at least {queries} tokens",
+        fix=f"{larger} (in a recipe source.image_size, or the crop)",
+    )
+
+
+def refuse_few_tokens(
+    what: str, size: tuple[int, int], queries: int, tokens: Callable[[tuple[int, int]], int], unit: int
+) -> None:
+    """Raise CheckpointError with the next size that has enough, in steps of `unit` on both sides."""
+    larger = size
+    while tokens(larger) < queries:
+        larger = larger[0] + unit, larger[1] + unit
+    if larger != size:
+        raise few_tokens(what, size, tokens(size), queries, larger)
+
+
 @dataclass(frozen=True)
 class Family:
     """One architecture family. A config is a frozen dataclass of the family's own.

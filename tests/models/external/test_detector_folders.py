@@ -37,14 +37,19 @@ def test_without_a_processor_the_size_is_the_backbones_and_the_rest_its_classs(l
     assert any("the defaults of RfDetrImageProcessor are assumed" in note for note in original.notes)
 
 
-@pytest.mark.parametrize(
-    ("asked", "nearest"),
-    [((64, 88), "64x80 or 80x96"), ((12, 12), "32x32")],  # the latter: fewer than 12 patches are less than its queries
-)
-def test_a_size_that_windows_do_not_divide_is_answered_with_the_nearest_that_they_do(light, asked, nearest):
-    with pytest.raises(CheckpointError, match=f"does not run on an image of {asked[0]}x{asked[1]}") as caught:
-        load_model(Source(f"hf:{light}", image_size=asked))
-    assert caught.value.fix == f"--image-size {nearest}: it runs on these"
+def test_a_size_that_windows_do_not_divide_is_answered_with_the_nearest_that_they_do(light):
+    with pytest.raises(CheckpointError, match="does not run on an image of 64x88") as caught:
+        load_model(Source(f"hf:{light}", image_size=(64, 88)))
+    assert caught.value.fix == "--image-size 64x80 or 80x96: it runs on these"
+
+
+def test_fewer_tokens_than_queries_are_told_with_the_smallest_size(light, tmp_path):
+    found = []
+    for folder, size in ((light, (16, 16)), (saved("RT-DETR", tmp_path), (32, 32))):
+        with pytest.raises(CheckpointError, match="has fewer tokens than queries") as caught:
+            load_model(Source(f"hf:{folder}", image_size=size))
+        found.append((caught.value.found, caught.value.fix.split()[1]))
+    assert found == [("4 tokens for 12 queries", "32x32"), ("5 tokens for 12 queries", "56x56")]
 
 
 def test_the_processors_size_counts_before_the_backbones(light, tmp_path):

@@ -141,3 +141,11 @@ def test_a_size_that_windows_do_not_divide_is_refused():
         FAMILY.resize(NAMES["rfdetr_base"], {}, (560, 600))
     assert caught.value.found == "an image of 560x600, of which 56 does not divide both sides"
     assert caught.value.fix == "--image-size 560x616"
+
+
+def test_a_size_of_fewer_tokens_than_queries_is_refused_with_the_next_that_has_enough():
+    with pytest.raises(CheckpointError, match="fewer tokens than queries at 64x96") as caught:
+        FAMILY.resize(NAMES["rfdetr_nano"], {}, (64, 96))
+    assert caught.value.found == "24 tokens for 300 queries"
+    assert caught.value.fix.startswith("--image-size 288x320 ")  # 18 x 20; 256x288 has 288
+    FAMILY.resize(NAMES["rfdetr_nano"], {}, (288, 320))

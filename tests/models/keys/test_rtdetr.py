@@ -249,6 +249,10 @@ def test_a_size_that_strides_do_not_divide_is_refused():
         FAMILY.resize(NAMES["dfine_n"], {}, (650, 400))
     assert caught.value.found == "an image of 650x400, of which 32 does not divide both sides"
     assert caught.value.fix == "--image-size 640x384"
+    with pytest.raises(CheckpointError, match="fewer tokens than queries at 96x96") as caught:
+        FAMILY.resize(NAMES["rtdetr_r18vd"], {}, (96, 96))
+    assert caught.value.found == "189 tokens for 300 queries"  # 12 x 12, 6 x 6 and 3 x 3
+    assert caught.value.fix.startswith("--image-size 128x128 ")
 
 
 def test_transformers_of_before_these_names_is_refused(monkeypatch):

@@ -53,6 +53,10 @@ class RFDETRConfig:
         """What both sides of an image are multiples of."""
         return self.patch_size * self.windows
 
+    def tokens(self, size: tuple[int, int]) -> int:
+        """The tokens of an image (height, width), of which the queries are taken."""
+        return (size[0] // self.patch_size) * (size[1] // self.patch_size)
+
     def settings(self) -> dict[str, Any]:
         """What a config.json of transformers says of it."""
         return {

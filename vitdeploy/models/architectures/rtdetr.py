@@ -129,6 +129,10 @@ class RTDETRConfig:
     def strides(self) -> tuple[int, ...]:
         return STRIDES[-self.maps :]
 
+    def tokens(self, size: tuple[int, int]) -> int:
+        """The cells of all maps of an image (height, width), of which the queries are taken."""
+        return sum((size[0] // stride) * (size[1] // stride) for stride in self.strides)
+
     def settings(self) -> dict[str, Any]:
         """What a config.json of transformers says of it."""
         last = [4 - self.maps + 1 + index for index in range(self.maps)]

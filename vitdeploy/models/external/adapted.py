@@ -27,8 +27,8 @@ from vitdeploy.models.external.dense_outputs import sizes_of_patches
 from vitdeploy.models.external.endings import Watched, watched
 from vitdeploy.models.external.libraries import where
 from vitdeploy.models.external.outputs import ROWS, map_of, other_tasks, recognised
-from vitdeploy.models.external.sizes import nearest_sizes, runs
-from vitdeploy.models.family import Signature
+from vitdeploy.models.external.sizes import FewTokens, QueriesTaken, nearest_sizes, runs, smallest_size
+from vitdeploy.models.family import Signature, few_tokens
 from vitdeploy.models.model_folder.config import backbone_size, sides
 from vitdeploy.runtime.tensors import last_resort
 from vitdeploy.spec import INVERSE_ASSUMED, Task, TensorSpec
@@ -106,8 +106,12 @@ def adapt(
     image = torch.rand(2, channels, *image_size, generator=torch.Generator().manual_seed(SEED))
     try:
         # Not inference_mode: what a module keeps from this run must still be usable when it is exported.
-        with torch.no_grad():
+        with torch.no_grad(), QueriesTaken():
             returned, watch = watched(module.model, lambda: module.returned(image))
+    except FewTokens as error:
+        tokens, queries = error.args
+        smallest = smallest_size(module.model, image_size, channels, module.arguments, queries / tokens)
+        raise few_tokens(what, image_size, tokens, queries, smallest) from None
     except Exception as error:
         raise CheckpointError(
             f"{what} does not run on an image of {image_size[0]}x{image_size[1]} with {channels} channels",

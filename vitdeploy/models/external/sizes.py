@@ -12,11 +12,47 @@ import torch
 from torch import nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 # What sizes of published models are multiples of: patches and strides, with windows of 2 to 8 of them.
 UNITS = (8, 12, 14, 16, 24, 28, 32, 48, 56, 64, 96, 112, 128, 224, 256)
 # Sizes that are tried before there is no answer.
 TRIALS = 24
+
+
+class FewTokens(Exception):
+    """More is to be taken than there is: how many there are, and how many are wanted."""
+
+
+class QueriesTaken(TorchFunctionMode):
+    """Inside it a `torch.topk` of more than there is raises `FewTokens`."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = {**dict(zip(("input", "k", "dim"), args, strict=False)), **(kwargs or {})}
+        if func in (torch.topk, torch.Tensor.topk) and isinstance(options.get("k"), int):
+            tokens = options["input"].shape[options.get("dim", -1)]
+            if 0 < tokens < options["k"]:
+                raise FewTokens(tokens, options["k"])
+        return func(*args, **(kwargs or {}))
+
+
+def smallest_size(
+    model: nn.Module, size: tuple[int, int], channels: int, arguments: Mapping[str, Any], share: float
+) -> tuple[int, int] | None:
+    """The smallest (height, width) of about the same aspect that the module takes; it needs `share` times the tokens
+    that it has at `size`."""
+    least = [side * share**0.5 for side in size]
+    units = [(unit, up) for unit in UNITS for up in (0, 1)]
+    sizes = {(int(least[0] // unit + up) * unit, int(least[1] // unit + up) * unit) for unit, up in units}
+    sizes = {each for each in sizes if min(each) > 0 and max(each) > max(size)}
+    return next(
+        (
+            each
+            for each in sorted(sizes, key=lambda each: (each[0] * each[1], each))
+            if runs(model, each, channels, arguments)
+        ),
+        None,
+    )
 
 
 def nearest_sizes(

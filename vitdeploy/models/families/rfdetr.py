@@ -16,7 +16,7 @@ from torch import Tensor
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.architectures.rfdetr import RFDETR, RFDETRConfig, cross_heads
 from vitdeploy.models.checkpoints.mismatch import listed, patterns
-from vitdeploy.models.family import Family, Hints, Recognised, Signature
+from vitdeploy.models.family import Family, Hints, Recognised, Signature, refuse_few_tokens
 from vitdeploy.models.keys.rfdetr import RULES
 from vitdeploy.models.keys.rules import apply, count_below
 from vitdeploy.models.model_folder.image_processor import IMAGENET_MEAN, IMAGENET_STD
@@ -76,10 +76,10 @@ def resize(
     """The same weights at another image size: the module scales its positions itself.
 
     Raises:
-        CheckpointError: windows of whole patches do not divide both sides.
+        CheckpointError: windows of whole patches do not divide both sides, or there are fewer tokens than queries.
     """
     try:
-        return replace(config, image_size=image_size), dict(state)
+        resized = replace(config, image_size=image_size)
     except ValueError as error:
         unit = config.multiple
         near = "x".join(str(max(1, round(side / unit)) * unit) for side in image_size)
@@ -89,6 +89,8 @@ def resize(
             wanted=f"a height and a width that are multiples of {unit}",
             fix=f"--image-size {near}",
         ) from None
+    refuse_few_tokens("RF-DETR", image_size, config.queries, config.tokens, config.multiple)
+    return resized, dict(state)
 
 
 def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:

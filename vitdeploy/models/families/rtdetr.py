@@ -29,7 +29,7 @@ from vitdeploy.models.architectures.rtdetr import (
     square_of,
 )
 from vitdeploy.models.checkpoints.mismatch import listed, patterns
-from vitdeploy.models.family import Family, Hints, Recognised, Signature
+from vitdeploy.models.family import Family, Hints, Recognised, Signature, refuse_few_tokens
 from vitdeploy.models.keys.rtdetr import COMPUTED, TRAINING, renamed
 from vitdeploy.models.keys.rules import count_below
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, TensorSpec
@@ -171,10 +171,10 @@ def resize(
     """The same weights at another image size: none of them depends on it.
 
     Raises:
-        CheckpointError: 32 does not divide both sides.
+        CheckpointError: 32 does not divide both sides, or there are fewer tokens than queries.
     """
     try:
-        return replace(config, image_size=image_size), dict(state)
+        resized = replace(config, image_size=image_size)
     except ValueError as error:
         near = "x".join(str(max(32, round(side / 32) * 32)) for side in image_size)
         raise CheckpointError(
@@ -183,6 +183,8 @@ def resize(
             wanted="a height and a width that are multiples of 32",
             fix=f"--image-size {near}",
         ) from None
+    refuse_few_tokens("RT-DETR or D-FINE", image_size, config.queries, config.tokens, 32)
+    return resized, dict(state)
 
 
 def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
