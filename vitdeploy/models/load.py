@@ -26,7 +26,7 @@ from vitdeploy.graph.io.meanings import ONE_NUMBER, of_problem
 from vitdeploy.models import catalog, names
 from vitdeploy.models.architectures.positions import RESAMPLING
 from vitdeploy.models.checkpoints.load_state import load_state
-from vitdeploy.models.checkpoints.read import read_checkpoint
+from vitdeploy.models.checkpoints.read import class_names, read_checkpoint
 from vitdeploy.models.checkpoints.shards import files_of
 from vitdeploy.models.config_check import check_config, named_config
 from vitdeploy.models.external.adapted import IMAGE_SIZE
@@ -73,6 +73,7 @@ SEED = 0
 SEEDED = "no checkpoint given: the weights are seeded random numbers, and so is every accuracy"
 
 HALF_ASSUMED = f"no {PREPROCESSOR}: mean = std = 0.5 and a plain resize are assumed"
+UNUSED = "__background__"  # what RF-DETR's repository calls the last column of a head
 HEADLESS = "no classification head: a feature extractor"
 
 
@@ -376,7 +377,28 @@ def _recognised(source: Source, found: Recognised, notes: tuple[str, ...]) -> Lo
     family = catalog.family_named(found.family)
     file = f"{source.checkpoint} ({found.style}'s keys of a {family.name})"
     preprocess = family.preprocess(found.config)
-    return _built(source, family, found.config, found.state, preprocess, (*notes, *found.notes), file=file)
+    original = _built(source, family, found.config, found.state, preprocess, (*notes, *found.notes), file=file)
+    return (
+        _with_trained_names(original, source.checkpoint) if family.name == "rfdetr" and source.checkpoint else original
+    )
+
+
+def _with_trained_names(original: LoadedModel, checkpoint: Path) -> LoadedModel:
+    """RF-DETR with the class names that its repository saves beside the weights; its head has one column more."""
+    names, columns = class_names(checkpoint), original.signature.outputs[0].shape[-1]
+    if not names:
+        return original
+    whole = {len(names): names, len(names) + 1: (*names, UNUSED)}
+    if columns not in whole:
+        note = (
+            f"{len(names)} class names in the checkpoint's arguments, for {columns} columns: classes are without names"
+        )
+        return dataclasses.replace(original, notes=(*original.notes, note))
+    assumed = f"class names of the checkpoint's arguments: {names[0]} is column 0"
+    unused = f"; column {len(names)}, {UNUSED}, is unused" if len(names) < columns else ""
+    note = f"{assumed}{unused} (--labels FILE where training counted classes from 1)"
+    labels = tuple(" ".join(name.split()) for name in whole[columns])
+    return dataclasses.replace(original, labels=labels, notes=(*original.notes, note))
 
 
 def _seeded(source: Source, family: Family, config: Any) -> LoadedModel:

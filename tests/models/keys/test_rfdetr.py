@@ -149,3 +149,22 @@ def test_a_size_of_fewer_tokens_than_queries_is_refused_with_the_next_that_has_e
     assert caught.value.found == "24 tokens for 300 queries"
     assert caught.value.fix.startswith("--image-size 288x320 ")  # 18 x 20; 256x288 has 288
     FAMILY.resize(NAMES["rfdetr_nano"], {}, (288, 320))
+
+
+@pytest.mark.parametrize(
+    ("trained", "labels", "told"),
+    [
+        (["car", "bus\n"], ("car", "bus", "__background__"), "column 2, __background__, is unused"),
+        (["car", "bus", "van"], ("car", "bus", "van"), "car is column 0 (--labels FILE"),
+        (["car"], (), "1 class names in the checkpoint's arguments, for 3 columns"),
+    ],
+)
+def test_class_names_are_those_of_the_arguments_of_training(names, trained, labels, told, tmp_path):
+    reference("transformers")
+    shapes = {key: [3, *shape[1:]] if "class_embed." in key else shape for key, shape in names["rfdetr_nano"].items()}
+    state = {key: each.clone() for key, each in checkpoint(shapes, weights=False).items()}
+    saved = {"model": state, "args": argparse.Namespace(class_names=trained, num_classes=2), "epoch": 3}
+    torch.save(saved, tmp_path / "checkpoint.pth")
+    original = load_model(Source(checkpoint=tmp_path / "checkpoint.pth"))
+    assert original.labels == labels
+    assert any(told in note for note in original.notes)

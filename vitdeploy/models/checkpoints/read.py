@@ -59,6 +59,15 @@ def read_tensors(path: Path, *shards: Path) -> tuple[dict[str, Tensor], tuple[st
             raise CheckpointError(said, found=error.found, wanted=error.wanted, fix=error.fix) from None
 
 
+def class_names(path: Path) -> tuple[str, ...]:
+    """The names of classes in the arguments of training beside the weights (`args.class_names`); () where none are."""
+    loaded = _loaded(path)
+    arguments = loaded.get("args") if isinstance(loaded, Mapping) else None
+    named = arguments if isinstance(arguments, Mapping) else getattr(arguments, "__dict__", {})
+    names = named.get("class_names")
+    return tuple(names) if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names) else ()
+
+
 def _loaded(path: Path) -> object:
     if is_dir(path):
         unsupported.refuse_folder(path)
