@@ -475,7 +475,7 @@ def quantize(small_export):
 
 def test_an_empty_image_folder(refused, quantize, tmp_path):
     (tmp_path / "images").mkdir()
-    says = ["images holds no images", "found:  no file", "wanted: files ending in .bmp, .gif"]
+    says = ["images holds no images", "found:  no file", "wanted: files ending in .apng, .bmp, .gif"]
     refused(2, "VD2301", *quantize, "images", says=says)
 
 
@@ -773,14 +773,14 @@ def test_models_of_which_none_says_how_images_are_prepared(refused, images):
 def test_a_batch_for_bench_that_is_no_batch(run, small_bundle, value):
     done = run("bench", small_bundle, f"--batch={value}")
     assert done.returncode == 2
-    assert "Invalid value for --batch: wanted one or two numbers above 0, such as 1,8" in done.stderr
+    assert "Invalid value for --batch: wanted one or two numbers from 1 to 65,536, such as 1,8" in done.stderr
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "many", "2.5", "²"])
 def test_a_batch_for_export_that_is_no_batch(run, tmp_path, value):
     done = run("export", MODEL, "-o", "out", f"--batch={value}")
     assert done.returncode == 2
-    assert "wanted a number above 0, or dynamic" in done.stderr
+    assert "wanted a number from 1 to 65,536, or dynamic" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

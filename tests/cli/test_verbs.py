@@ -143,8 +143,8 @@ def test_optimize_names_a_next_command_that_works_for_a_graph_of_somebody_elses(
     assert done.returncode == 0, done.stderr
     [then] = [line for line in done.stdout.splitlines() if line.startswith("next: vitdeploy ")]
     command = then.removeprefix("next: vitdeploy ").replace("DIR", "exported").split()
-    assert command[0] == "export"
-    assert document(here(*command, "--json"))["model"]["task"] == "classification"
+    # Not `export`: it is exported, and what it says of itself is not asked for again.
+    assert command[0] == "quantize"
 
 
 def test_a_graph_of_any_image_size_is_optimized_and_exported_at_the_one_asked_for(here, tmp_path):
@@ -219,10 +219,7 @@ def test_verify_tells_how_many_answers_are_kept(here, compiled, small_checkpoint
     assert found["drop_ci95"][0] < 0 < found["drop_ci95"][1]
     assert found["kl"] < 1e-6
     assert found["diagnosis"].startswith("the same function: largest difference ")
-    # Seeded weights call all digits one class: any model that does so has as many of the answers.
-    assert (done.returncode, found["gate"]["status"], found["control"]["agreement"]) == (5, "undecided", 100)
-    assert "proves nothing: answers to other images would lose 0.00 points" in found["gate"]["reasons"][0]
-    assert "images to which the original's answers differ" in done.stderr
+    assert (done.returncode, found["gate"]["status"]) == (0, "pass") and 5 < found["control"]["agreement"] < 15
 
 
 def test_a_difference_of_preprocessing_is_told_as_such(here, compiled, digits, tmp_path):
@@ -259,7 +256,7 @@ def test_without_labels_answers_are_compared_and_a_gate_may_stay_unproven(here, 
     assert (found["n"], found["top1"], found["drop"], found["agreement"]) == (32, None, None, 100.0)
     assert (done.returncode, found["gate"]["status"]) == (5, "undecided")
     assert "VD5001  the gate is not provably met" in done.stderr
-    assert "the original's answers differ, best with labels, or raise the budget" in done.stderr
+    assert "evaluate on more images, or raise the budget" in done.stderr
 
 
 @pytest.fixture(scope="module")

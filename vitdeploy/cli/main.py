@@ -247,9 +247,10 @@ def _locate(error: VitdeployError) -> None:
 
 def _name_keys(error: VitdeployError) -> None:
     """Say a fix by the keys of a recipe where that is what the command reads."""
-    from vitdeploy.cli.sources import as_keys
+    with contextlib.suppress(OSError):  # where no more files can be opened
+        from vitdeploy.cli.sources import as_keys
 
-    error.fix = as_keys(error.fix, _command_of(sys.argv[1:]))
+        error.fix = as_keys(error.fix, _command_of(sys.argv[1:]))
 
 
 def _print_error(error: dict[str, object]) -> None:
