@@ -192,22 +192,30 @@ def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def trained() -> torch.nn.Module:
-    """SMALL_MODEL after some epochs on all digits, as it is for tests alone: it answers 9 of 10 of them rightly."""
+def seeded() -> torch.nn.Module:
+    """SMALL_MODEL with 10 classes and 1 channel, and seeded weights."""
     import dataclasses
 
-    import numpy as np
     import torch
-    from PIL import Image
 
     from vitdeploy.models.catalog import find_or_raise
 
     torch.manual_seed(1)
     family, config = find_or_raise(SMALL_MODEL)
-    model = family.build(dataclasses.replace(config, num_classes=10, in_channels=1)).train()
+    model = family.build(dataclasses.replace(config, num_classes=10, in_channels=1))
     with torch.no_grad():  # a fresh model's weights are so small that all logits are nearly equal
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
+    return model
+
+
+def trained() -> torch.nn.Module:
+    """The same after some epochs on all digits, as it is for tests alone: it answers 9 of 10 of them rightly."""
+    import numpy as np
+    import torch
+    from PIL import Image
+
+    model = seeded().train()
     files = sorted(DIGITS.glob("*/*/*.png"))
     large = [np.asarray(Image.open(file).resize((32, 32), Image.Resampling.BICUBIC), np.float32) for file in files]
     pixels = torch.tensor(np.stack(large))[:, None] / 127.5 - 1
@@ -224,14 +232,29 @@ def trained() -> torch.nn.Module:
 @pytest.fixture(scope="session")
 def small_export(tmp_path_factory: pytest.TempPathFactory, small_checkpoint: Path) -> Path:
     """A folder with SMALL_MODEL's model.onnx (opset 20, dynamic batch, uint8 NHWC in) and export.json."""
+    return export_of(small_checkpoint, tmp_path_factory.mktemp("export"))
+
+
+@pytest.fixture(scope="session")
+def seeded_export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of seeded weights, among which one layer's errors can be planted."""
+    import torch
+    from safetensors.torch import save_file
+
+    path = tmp_path_factory.mktemp("seeded") / "seeded.safetensors"
+    with torch.random.fork_rng(devices=()):
+        save_file(seeded().state_dict(), path)
+    return export_of(path, path.parent)
+
+
+def export_of(checkpoint: Path, out: Path) -> Path:
     from vitdeploy.models.source import Source
     from vitdeploy.spec import PreprocessSpec
     from vitdeploy.stages.export import ExportConfig, export
     from vitdeploy.stages.reference_model import Overrides, find_reference_model
 
-    out = tmp_path_factory.mktemp("export")
     preprocess = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))
-    reference_model = find_reference_model(Source(SMALL_MODEL, small_checkpoint), Overrides(preprocess))
+    reference_model = find_reference_model(Source(SMALL_MODEL, checkpoint), Overrides(preprocess))
     export(reference_model, ExportConfig("small", opset=20, batch=None, in_graph=True), out)
     return out
 

@@ -207,18 +207,10 @@ def test_class_names_lie_beside_the_graph_where_there_are_any(fixed_export, smal
     assert not (small_export / "labels.txt").exists()
 
 
-@pytest.mark.parametrize(
-    ("spec", "found"),
-    [
-        (dataclasses.replace(PREPROCESS, crop=(24, 24)), "crop 24x24, 1 channels"),
-        (PreprocessSpec(32, (32, 32)), "crop 32x32, 3 channels"),
-    ],
-    ids=["size", "channels"],
-)
-def test_preprocessing_that_does_not_fit_the_model_is_refused(tmp_path, small_checkpoint, spec, found):
+def test_preprocessing_that_does_not_fit_the_model_is_refused(tmp_path, small_checkpoint):
     with pytest.raises(CheckpointError, match="preprocessing does not fit") as caught:
-        export_small(small_checkpoint, tmp_path, preprocess=spec)
-    assert (caught.value.found, caught.value.wanted) == (found, "crop 32x32, 1 channels")
+        export_small(small_checkpoint, tmp_path, preprocess=PreprocessSpec(32, (32, 32)))
+    assert (caught.value.found, caught.value.wanted) == ("crop 32x32, 3 channels", "crop 32x32, 1 channels")
     assert not list(tmp_path.iterdir())
 
 

@@ -38,7 +38,7 @@ preprocess: {{resize: 32, crop: 32, mean: [0.5], std: [0.5]}}
 data: {{path: {data}, labels: folders, calibration: {{images: 16}}, evaluation: {{images: 40}}}}
 precision: int8
 targets: [onnxruntime-cpu]
-budget: {{min_agreement: 10}}
+budget: {{min_agreement: 0}}
 bench: {{scenarios: [single], batch: [1], duration: 0.5}}
 """
 

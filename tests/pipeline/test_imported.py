@@ -239,7 +239,7 @@ def own(tmp_path, monkeypatch, digits):
     values = {
         **{"vitdeploy": 1, "name": "own", "data": data, "targets": ["onnxruntime-cpu"], "precision": "fp32"},
         "preprocess": {"resize": 32, "crop": 32, "mean": [0.5], "std": [0.5]},
-        "budget": {"min_agreement": 50},
+        "budget": {"min_agreement": 0},
     }
     (tmp_path / "r.yaml").write_text(json.dumps(values), encoding="utf-8")
     monkeypatch.setattr(sys, "dont_write_bytecode", True)

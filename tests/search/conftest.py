@@ -25,10 +25,10 @@ def calibration_pixels(digits):
 
 
 @pytest.fixture(scope="session")
-def planted_file(tmp_path_factory, small_export):
+def planted_file(tmp_path_factory, seeded_export):
     """The small model, whose layer PLANTED cannot be computed in INT8."""
     path = tmp_path_factory.mktemp("planted") / "model.onnx"
-    save_graph(plant(load_graph(small_export / "model.onnx"), PLANTED), path)
+    save_graph(plant(load_graph(seeded_export / "model.onnx"), PLANTED), path)
     return path
 
 

@@ -6,6 +6,7 @@ import itertools
 import pytest
 
 from vitdeploy.document.comparison import AccuracyChange, Limits, TimeRatio
+from vitdeploy.verification.comparison import Control
 from vitdeploy.workflows.regression.findings import Found, judge
 
 LIMITS = Limits(max_drop=1.0, max_slowdown=5.0)
@@ -22,7 +23,9 @@ def ratio(metric, slower, spread=0.01, decided=True):
 
 
 def accuracy(low, high):
-    return AccuracyChange("measured", 1000, "top-1", 98.0, 97.0, (low + high) / 2, (low, high), 99.0, (98.0, 99.5))
+    interval, control = (low, high), Control(10.0, 10.0, 1.0)
+    drop, agreement = (low + high) / 2, (98.0, 99.5)
+    return AccuracyChange("measured", 1000, "top-1", 98.0, 97.0, drop, interval, 99.0, agreement, control)
 
 
 def checks(found, limits=LIMITS):

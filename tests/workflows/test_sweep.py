@@ -85,7 +85,7 @@ def test_a_module_of_ones_own_in_recipes_that_name_no_model(tmp_path, shared_sto
         **{"vitdeploy": 1, "name": "own", "targets": ["onnxruntime-cpu"], "precision": "fp32"},
         "data": {"path": str(digits), "calibration": {"images": 4}, "evaluation": {"images": 8}},
         "preprocess": {"resize": 32, "crop": 32, "mean": [0.5], "std": [0.5]},
-        "budget": {"min_agreement": 10},
+        "budget": {"min_agreement": 0},
     }
     (tmp_path / "own.yaml").write_text(json.dumps(values))
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))

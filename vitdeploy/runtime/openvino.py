@@ -185,7 +185,7 @@ class OpenVinoRunner(Runner):
         found = zip(map(_spec, self.compiled.outputs), names, strict=True)
         self.outputs = tuple(dataclasses.replace(spec, name=name) for spec, name in found)
         self.provider = "+".join(self.compiled.get_property("EXECUTION_DEVICES"))
-        if self.provider == "CPU":
+        if "INFERENCE_NUM_THREADS" in self.compiled.get_property("SUPPORTED_PROPERTIES"):  # not of AUTO
             self.engine_threads = max(1, int(self.compiled.get_property("INFERENCE_NUM_THREADS")) // self.at_once)
 
     def _require_loaded(self, call: str) -> None:
