@@ -69,7 +69,7 @@ def verified(data, pair, task, labelled=True, skip_bad=False, executor=None, pro
 
 def without_control(document):
     """A control pairs images of one shard, so it is not that of all images at once."""
-    numbers = re.sub(r'"control": \{[^}]*\},|(?<=other images )(agree to|would lose) [-\d.]+', "", document)
+    numbers = re.sub(r'"control": \{[^}]*\},|((?<=agree to )|(?<=would lose )|(?<=a bound of ))[-\d.]+', "", document)
     assert numbers != document
     return numbers
 
