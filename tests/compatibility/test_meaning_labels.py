@@ -401,7 +401,7 @@ def happens(model: Path, made: Made) -> str:
         data = vd.images(path, kind, annotations=annotations)
         found = vd.verify(model, model, data, progress=False).found
     except VitdeployError as error:
-        return f"refused, {error.code}: {error.message}; found {error.found}; {error.fix}"
+        return f"refused, {error.code}: {error.message}; found {error.found}; {error.fix}".rstrip("; ")
     said = [*found.remarks, *(f"warning: {text}" for text in found.warnings)]
     return "; ".join([f"{found.verified.metric} {found.verified.value:.2f} %", *said])
 
