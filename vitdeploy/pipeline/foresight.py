@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitdeploy.data.folder import USUAL_CALIBRATION, has_own_split, usual_calibration
 from vitdeploy.errors import GateError
-from vitdeploy.pipeline.job import Job
 from vitdeploy.spec import Budget
 from vitdeploy.tasks.adapter import Data, TaskAdapter
 from vitdeploy.verification.collect import Answers
 from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.feasible import Criterion, criterion_to_prove, perfect_answers, unprovable
+
+if TYPE_CHECKING:
+    from vitdeploy.pipeline.job import Job
 
 # The tasks whose answers are right or wrong, so that their number alone bounds what can be proven.
 COUNTED_TASKS = ("classification", "zero-shot")
