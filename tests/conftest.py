@@ -236,15 +236,21 @@ def small_export(tmp_path_factory: pytest.TempPathFactory, small_checkpoint: Pat
 
 
 @pytest.fixture(scope="session")
-def seeded_export(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same of seeded weights, among which one layer's errors can be planted."""
+def seeded_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Seeded weights of SMALL_MODEL, which know nothing of the digits."""
     import torch
     from safetensors.torch import save_file
 
     path = tmp_path_factory.mktemp("seeded") / "seeded.safetensors"
     with torch.random.fork_rng(devices=()):
         save_file(seeded().state_dict(), path)
-    return export_of(path, path.parent)
+    return path
+
+
+@pytest.fixture(scope="session")
+def seeded_export(tmp_path_factory: pytest.TempPathFactory, seeded_checkpoint: Path) -> Path:
+    """As `small_export`, of seeded weights: one layer's errors can be planted among them."""
+    return export_of(seeded_checkpoint, tmp_path_factory.mktemp("export"))
 
 
 def export_of(checkpoint: Path, out: Path) -> Path:

@@ -131,20 +131,26 @@ def test_optimize_merges_tokens_and_says_that_this_is_not_exact(here, small_expo
     assert "attention to 17 and 12 tokens" in twice.stderr
 
 
-def test_optimize_names_a_next_command_that_works_for_a_graph_of_somebody_elses(here, tmp_path):
+def test_optimize_names_a_next_command_that_works_for_a_graph_of_somebody_elses(here, digits, tmp_path):
     tensors = [
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in SHAPES.items()
     ]
-    nodes = [onnx.helper.make_node("GlobalAveragePool", ["x"], ["p"]), onnx.helper.make_node("Flatten", ["p"], ["y"])]
-    graph = onnx.helper.make_graph(nodes, "g", tensors[:1], tensors[1:])
+    weight = onnx.numpy_helper.from_array(np.random.default_rng(0).normal(size=(3, 3)).astype(np.float32), "w")
+    bias = onnx.numpy_helper.from_array(np.zeros(3, np.float32), "b")
+    nodes = [
+        onnx.helper.make_node("GlobalAveragePool", ["x"], ["p"]),
+        onnx.helper.make_node("Flatten", ["p"], ["f"]),
+        onnx.helper.make_node("Gemm", ["f", "w", "b"], ["y"]),
+    ]
+    graph = onnx.helper.make_graph(nodes, "g", tensors[:1], tensors[1:], [weight, bias])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8)
     onnx.save(model, tmp_path / "external.onnx")
     done = here("optimize", "external.onnx", "-o", "out")
     assert done.returncode == 0, done.stderr
     [then] = [line for line in done.stdout.splitlines() if line.startswith("next: vitdeploy ")]
-    command = then.removeprefix("next: vitdeploy ").replace("DIR", "exported").split()
-    # Not `export`: it is exported, and what it says of itself is not asked for again.
-    assert command[0] == "quantize"
+    command = then.removeprefix("next: vitdeploy ").replace("--data DIR", f"--data {digits}").replace("DIR", "int8")
+    made = document(here(*command.split(), "--num-samples", 16, "--json"))
+    assert command.split()[0] == "quantize" and len(made["int8"]) == 1
 
 
 def test_a_graph_of_any_image_size_is_optimized_and_exported_at_the_one_asked_for(here, tmp_path):

@@ -174,6 +174,18 @@ def test_an_original_that_knows_its_classes_is_not_doubted(line):
     assert line.report["warnings"] == []
 
 
+def test_an_original_that_knows_nothing_is_doubted_before_the_verdict(tmp_path, digits, seeded_checkpoint):
+    text = RECIPE.format(checkpoint=seeded_checkpoint, digits=digits).replace("min_agreement: 80", "min_agreement: 0")
+    (tmp_path / "recipe.yaml").write_text(text.replace("precision: int8", "precision: fp32"), encoding="utf-8")
+    with command_line(tmp_path, tmp_path / "store", short_bench=True) as command:
+        done = command("run", "recipe.yaml", "-o", "bundle", "--set", "targets=[onnxruntime-cpu]", "--json")
+    report = json.loads((tmp_path / "bundle" / "report.json").read_text(encoding="utf-8"))
+    [warning] = report["warnings"]
+    assert re.match(r"the original's top-1 is [\d.]+ % of 64 images, and chance is 10 %: ", warning)
+    lines = done.stderr.splitlines()
+    assert lines.index(f"warning: {warning}") < lines.index(report["verdict"]["sentence"])
+
+
 def test_the_report_says_what_became_of_the_answers(line, digits):
     found, examples = line.report["answers"], line.report["examples"]
     assert set(found["changed"]) == set(ENGINES)
