@@ -204,6 +204,10 @@ def test_the_model_of_a_bank(tmp_path):
     assert [list(each.shape[1:]) for each in found] == [list(spec.shape[1:]) for spec in original.signature.outputs]
     assert "a memory bank of 20 of 200 normal patches, cut from 30 (" in original.notes[-1]
     assert original.signature.postprocess.threshold == 2.0 and original.labels == ()
+    assert any("are looked at, of one of 16:9" in note for note in original.notes)
+    whole = dataclasses.replace(original.preprocess, resize=original.preprocess.crop, fit="stretch")
+    source = Source(CLASSIFIER, task="anomaly", memory=tmp_path / "memory.npz", preprocess=whole)
+    assert not any("looked at" in note for note in load_model(source).notes)
 
 
 def test_a_bank_of_another_model_is_refused(tmp_path):

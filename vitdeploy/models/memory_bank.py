@@ -10,6 +10,7 @@ normal patches is taken off, as |t|^2 - 2 t m + |m|^2 would else be the small di
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,13 @@ from torch import Tensor, nn
 from vitdeploy.errors import CheckpointError, MissingFileError
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.patch_tokens import PatchTokens, patch_tokens
-from vitdeploy.spec import AnomalySpec, TensorSpec
+from vitdeploy.runtime.geometry import input_window
+from vitdeploy.spec import AnomalySpec, PreprocessSpec, TensorSpec
 from vitdeploy.spec.anomaly import DISTANCES, NEIGHBOURS
 from vitdeploy.zip_members import DAMAGED
 
 Floats = npt.NDArray[np.float32]
+LEAST_SEEN = 0.98  # of an image's area; below it, a note says that the rest is never looked at
 
 
 @dataclass(frozen=True)
@@ -155,9 +158,21 @@ def with_memory(original: LoadedModel, path: Path) -> LoadedModel:
     head = AnomalySpec(bank.threshold, bank.pixel_threshold)
     signature = dataclasses.replace(original.signature, task="anomaly", outputs=outputs, postprocess=head, notes=())
     module = AnomalyModel(features, bank).eval()
-    return dataclasses.replace(
-        original, module=module, signature=signature, labels=(), notes=(*original.notes, told(bank))
-    )
+    notes = (*original.notes, *_unseen(original.preprocess), told(bank))
+    return dataclasses.replace(original, module=module, signature=signature, labels=(), notes=notes)
+
+
+def _unseen(preprocess: PreprocessSpec) -> Iterator[str]:
+    """A note where images are cropped: what lies outside is never looked at."""
+    seen = []
+    for width, height in ((1000, 1000), (1600, 900)):
+        window = input_window((width, height), preprocess)
+        seen.append((window.right - window.left) * (window.bottom - window.top) / (width * height))
+    if min(seen) < LEAST_SEEN:
+        yield (
+            f"of a square image {seen[0]:.0%} are looked at, of one of 16:9 {seen[1]:.0%}: no defect in the rest, its "
+            "border, is ever found (preprocess with resize [height, width] of the crop and fit: stretch sees it all)"
+        )
 
 
 def told(bank: MemoryBank) -> str:
