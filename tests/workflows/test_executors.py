@@ -148,7 +148,7 @@ def test_another_name_is_refused(text):
 
 
 def test_another_vitdeploy_on_a_node_is_refused(cluster, monkeypatch):
-    monkeypatch.setattr(ray_pool, "code_of", lambda function: "another")
+    monkeypatch.setattr(ray_pool, "code_version", lambda everything: "another")
     (error,) = dict(RayCluster(cluster).map(pieces.squared, [1])).values()
     assert isinstance(error, WorkerError) and "has another vitdeploy" in error.message
 

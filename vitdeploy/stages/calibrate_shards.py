@@ -35,7 +35,7 @@ from vitdeploy.stages.unfinished import load_arrays, save_arrays
 from vitdeploy.stages.workers import Workers
 from vitdeploy.store.key import artifact_key, canonical_json
 from vitdeploy.store.places import shared_store, store_folder
-from vitdeploy.store.sources import source_digest
+from vitdeploy.store.sources import code_version
 from vitdeploy.store.store import Store
 
 # Shards have more than WINDOW images, 2 * WINDOW + 1 in the mean, and MOST at most.
@@ -283,7 +283,7 @@ def _digests(samples: Sequence[Sample], store: Store | None) -> list[str]:
 
 @functools.cache
 def _tools() -> dict[str, str]:
-    return {**package_versions(("onnxruntime", "pillow", "numpy")), "code": source_digest((__name__,))}
+    return {**package_versions(("onnxruntime", "pillow", "numpy")), "code": code_version()}
 
 
 def _stored(store: Store | None, key: str, *, resume: bool) -> Arrays | None:

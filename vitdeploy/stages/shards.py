@@ -24,7 +24,7 @@ from vitdeploy.stages.answers import ANSWERS_FILE, read_answers
 from vitdeploy.stages.files import Facts, read_json, write_json
 from vitdeploy.stages.tools import package_versions
 from vitdeploy.store.key import artifact_key, canonical_json
-from vitdeploy.store.sources import source_digest
+from vitdeploy.store.sources import code_version
 from vitdeploy.store.store import Artifact, Store
 from vitdeploy.tasks.adapter import Data
 from vitdeploy.tasks.counted import CountedKit, Truth
@@ -59,7 +59,7 @@ class Identity:
 @functools.cache
 def _shard_tools(task: str) -> dict[str, str]:
     packages = package_versions(("pillow", "numpy", "scipy", "pycocotools"))
-    return {**packages, "shards": source_digest((__name__, task))}
+    return {**packages, "shards": code_version(), "task": task}
 
 
 def digests_of(samples: Samples, truth: Truth | None, files: FileDigests) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vitdeploy.spec import Precision
 from vitdeploy.store.key import artifact_key
-from vitdeploy.store.sources import source_digest
+from vitdeploy.store.sources import code_version
 
 if TYPE_CHECKING:
     from vitdeploy.store.store import Artifact
@@ -35,8 +35,8 @@ class Step:
     `packages` are the versions of what computes it, and the machine if that matters.
 
     `write` takes the inputs' folders, the empty folder to fill, and a progress; if the step is `resumable` also
-    `scratch`: a folder for its key, which keeps what an interrupted run needs to resume. The version of a stage is the
-    source code that `write` can run; there is no version number to raise.
+    `scratch`: a folder for its key, which keeps what an interrupted run needs to resume. There is no version
+    number to raise: the source code of the package is part of the key.
     `measured`: it holds times of this device, whose reuse is reported. `shared_out`: the process that runs `write` has
     workers, and gives them pieces of it. `usable` tells whether this user may use a stored folder; otherwise the folder
     is made again.
@@ -65,8 +65,8 @@ class Step:
 
     @property
     def tools(self) -> dict[str, str]:
-        """The versions of its packages, and the digest of our own code."""
-        return {**self.packages, "code": source_digest(self.modules)}
+        """The versions of its packages, that of our own code, and which of it `write` begins with."""
+        return {**self.packages, "code": code_version(), "modules": " ".join(sorted(self.modules))}
 
     def outline(self) -> Outline:
         """The step without its work."""

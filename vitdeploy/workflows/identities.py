@@ -10,9 +10,7 @@ from vitdeploy.stages.reference_model import ReferenceModel
 from vitdeploy.stages.shards import Identity
 from vitdeploy.stages.target_tools import target_tools
 from vitdeploy.stages.tools import package_versions
-from vitdeploy.store.sources import source_digest
-
-LOADS, COMPILES = "vitdeploy.runtime.engine", "vitdeploy.workflows.placement"
+from vitdeploy.store.sources import code_version
 
 
 def engine_identity(manifest: Manifest, engine: EngineSpec, *, compiled: bool) -> Identity:
@@ -29,13 +27,12 @@ def engine_identity(manifest: Manifest, engine: EngineSpec, *, compiled: bool) -
     if compiled:
         made = {name for name in files if not name.startswith(graphs)}
         inputs = {name: digest for name, digest in inputs.items() if name not in made}
-    code = source_digest((LOADS, COMPILES) if compiled else (LOADS,))
+    code = code_version(everything=compiled)
     return Identity({"engine": encode(engine)}, inputs, {**target_tools(engine.target), "code": code})
 
 
 def original_identity(reference_model: ReferenceModel) -> Identity:
     """The identity of an original."""
     packages = package_versions(("torch", "timm", "transformers", "onnxruntime"))
-    code = source_digest(("vitdeploy.stages.reference_model",))
-    tools = {**packages, "host": str(describe_host()), "code": code}
+    tools = {**packages, "host": str(describe_host()), "code": code_version()}
     return Identity(reference_model.identity(), dict(reference_model.digests), tools)

@@ -8,7 +8,6 @@ none begins before it ends.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import socket
 from collections import deque
@@ -20,7 +19,7 @@ from typing import TypeVar
 from vitdeploy.document.errors import ErrorFacts
 from vitdeploy.errors import WorkerError
 from vitdeploy.stages.workers import STARTS
-from vitdeploy.store.sources import source_digest
+from vitdeploy.store.sources import code_version
 from vitdeploy.workflows.executors import Piece, died, error_of, guarded
 
 T = TypeVar("T")
@@ -99,7 +98,7 @@ class RayPool:
 
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
         work = self._ray.remote(**options)(run_task)
-        code, environment = code_of(piece.function), _environment(alone=piece.alone)
+        code, environment = code_version(everything=True), _environment(alone=piece.alone)
         reference = work.remote(piece.function, piece.item, code, environment, str(Path.cwd()))
         self._running[reference] = piece, node
 
@@ -139,21 +138,11 @@ def _environment(*, alone: bool) -> dict[str, str | None]:
     return {**own, THREADS: os.environ.get(THREADS)} if alone else own
 
 
-def code_of(function: Callable[..., object]) -> str:
-    """The digest of the source code that a function runs."""
-    return _digest(function.__module__)
-
-
-@functools.cache
-def _digest(module: str) -> str:
-    return source_digest({module})
-
-
 def run_task(
     function: Callable[[T], R], item: T, code: str, environment: Mapping[str, str | None], folder: str
 ) -> R | ErrorFacts:
     """Runs on a node, with the environment and in the folder of the command."""
-    if (found := code_of(function)) != code:
+    if (found := code_version(everything=True)) != code:
         return ErrorFacts.of(
             WorkerError(
                 f"the node {socket.gethostname()} has another vitdeploy",

@@ -17,7 +17,7 @@ from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.stages.step import Outline
 from vitdeploy.stages.tools import package_versions
 from vitdeploy.store.key import canonical_json
-from vitdeploy.store.sources import source_digest
+from vitdeploy.store.sources import code_version
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def outline(entry: Entry, recipe: Recipe, jobs: Sequence[Job]) -> Outlined:
     """What the `jobs` of an entry, which `Entry.prepare` gives, would make."""
     plans = tuple(tuple(step.outline() for step in make_plan(job)) for job in jobs)
     steps = [planned_keys(plan) for plan in plans]
-    tools = {"code": source_digest({"vitdeploy.workflows.sweeps.measure"}), **package_versions(TOOLS)}
+    tools = {"code": code_version(everything=True), **package_versions(TOOLS)}
     parts = {"recipe": recipe.model_dump(mode="json"), "steps": steps, "tools": tools}
     return Outlined(entry, recipe, plans, hashlib.sha256(canonical_json(parts).encode()).hexdigest())
 
