@@ -93,11 +93,7 @@ def test_a_plugin_that_does_not_load_is_quoted_from_the_start(monkeypatch):
         def get_versions(self, device):
             raise RuntimeError(f"Exception from core.cpp:100:\n{text}\n")
 
-    class Package:
-        def Core(self):
-            return Core()
-
-    monkeypatch.setattr(openvino_device, "require", Package)
+    monkeypatch.setattr(openvino_device, "the_core", Core)
     assert openvino_device.missing_device("openvino-gpu") == f"its plugin does not load: {text}"
 
 

@@ -218,6 +218,16 @@ class Answers:
         return self.predictor.predict(self.images[index]).index
 
 
+@pytest.fixture
+def signals_of_children():
+    """PyTorch's data loader leaves a handler behind. Whatever has ended a stack for signals in this thread, as an
+    `openvino.Core` of another test may have, would make the end of any later child a SIGSEGV."""
+    before = signal.getsignal(signal.SIGCHLD)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.usefixtures("signals_of_children")
 def test_workers_of_a_data_loader(small_bundle, image, answers):
     data = pytest.importorskip("torch.utils.data")
     with load(small_bundle) as predictor, warnings.catch_warnings():
@@ -265,3 +275,28 @@ def test_gunicorn_with_the_application_loaded_before_its_workers(bundles, image,
             server.kill()
         log.seek(0)
         assert "loaded before this process was forked" in log.read()
+
+
+@pytest.mark.parametrize("ends", ["in another thread", "first made, first closed"])
+def test_a_signal_after_an_engine_of_openvino_has_ended(bundles, image, ends):
+    """Whose thread's stack for signals ended with it, so that Ctrl-C ended the process with SIGSEGV."""
+    pytest.importorskip("openvino")
+    code = """
+        import gc, os, signal, sys, threading
+        from vitdeploy.runtime import load
+        signal.signal(signal.SIGUSR1, lambda *_: print("handled", flush=True))
+        predictors = [load(sys.argv[1]) for _ in range(2)]
+        predictors[0].predict(sys.argv[2])
+        def end():
+            while predictors:
+                predictors.pop(0).close()
+                gc.collect()
+        if sys.argv[3] == "in another thread":
+            thread = threading.Thread(target=end)
+            thread.start()
+            thread.join()
+        else:
+            end()
+        os.kill(os.getpid(), signal.SIGUSR1)
+    """
+    assert script(code, bundles["openvino"], image, ends).split() == ["handled"]

@@ -16,7 +16,7 @@ from vitdeploy.benchmark.layers import profiled_layer, repeat
 from vitdeploy.benchmark.worker import random_feeds
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime.host import default_threads
-from vitdeploy.runtime.openvino import KERNEL_PRECISIONS, PRECISION_HINTS, OpenVinoRunner, require
+from vitdeploy.runtime.openvino import KERNEL_PRECISIONS, PRECISION_HINTS, OpenVinoRunner, require, the_core
 
 # Operators that multiply matrices, alone or fused.
 PRODUCTS = ("MatMul", "FullyConnected", "Convolution", "GroupConvolution", "Deconvolution", "ScaledDotProduct")
@@ -46,7 +46,7 @@ def profile(request: ProfileRequest) -> Profile:
         nodes = {node.get_friendly_name(): node for node in runner.compiled.get_runtime_model().get_ops()}
         kinds = {
             op.get_friendly_name(): op.get_type_name()
-            for op in require().Core().read_model(str(request.file)).get_ops()
+            for op in the_core().read_model(str(request.file)).get_ops()
         }
         counters = inference.profiling_info
         medians = [statistics.median(column) for column in zip(*times, strict=True)]
@@ -98,8 +98,7 @@ def _after(node: Any, kinds: Mapping[str, str]) -> str:
 
 def products(rows: int, width: int, precision: str, threads: int) -> tuple[Query, str]:
     """A query, and the kernel of its products as the compiled model names it."""
-    runtime = require()
-    core = runtime.Core()
+    runtime, core = require(), the_core()
     available = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     if precision.upper() not in available:  # a hint for a type that the CPU lacks is accepted, and computed in another
         raise CapabilityError(f"this CPU has no {precision} for OpenVINO", found=", ".join(available))

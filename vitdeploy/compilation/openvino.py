@@ -26,6 +26,7 @@ from vitdeploy.runtime.openvino import (
     needed_options,
     require,
     set_batch,
+    the_core,
 )
 from vitdeploy.runtime.openvino_operands import put_vectors_first
 from vitdeploy.spec import EngineSpec, Precision
@@ -77,7 +78,7 @@ def write_ir(graph: Path) -> Any:
     size = REST_BYTES + sum(file.stat().st_size for file in graph.parent.glob(f"{graph.name}*"))
     with native_writes(graph.parent, size):
         try:
-            model = openvino.Core().read_model(str(graph))
+            model = the_core().read_model(str(graph))
             put_vectors_first(model)  # in the file too, which apps in other languages load
             openvino.save_model(model, str(graph.parent / IR_FILES[0]), compress_to_fp16=False)
         except Exception as error:
@@ -88,7 +89,7 @@ def write_ir(graph: Path) -> Any:
 
 def require_precision(precision: str) -> None:
     """Raise CapabilityError if OpenVINO does not support this precision on this CPU."""
-    available = require().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    available = the_core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     if precision in CAPABILITIES and CAPABILITIES[precision] not in available:
         here = [name for name in ("bf16", "fp16") if CAPABILITIES[name] in available]
         raise CapabilityError(
@@ -131,7 +132,7 @@ def _kernels(compiled: Any) -> dict[str, int]:
 def probe(target: str) -> TargetState:
     """Compile and run a graph of one Relu."""
     openvino = require()
-    core = openvino.Core()
+    core = the_core()
     capabilities = {each.lower() for each in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")}
     parameter = openvino.opset13.parameter([2], np.float32)
     model = openvino.Model([openvino.opset13.relu(parameter)], [parameter], "probe")

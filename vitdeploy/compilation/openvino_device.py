@@ -12,7 +12,7 @@ from vitdeploy.compilation.openvino import IR_FILES, write_ir
 from vitdeploy.errors import CapabilityError, EngineError, MissingPackageError
 from vitdeploy.runtime import openvino_device as device
 from vitdeploy.runtime.host import describe_host
-from vitdeploy.runtime.openvino import KERNEL_PRECISIONS, require
+from vitdeploy.runtime.openvino import KERNEL_PRECISIONS, require, the_core
 from vitdeploy.spec import EngineSpec, Precision
 
 # Of PCI: the vendor, and the classes of display controllers and of processing accelerators.
@@ -71,7 +71,7 @@ def _kernels(compiled: Any) -> dict[str, int]:
 
 def _driver(ran: str) -> dict[str, str]:
     """The version of the NPU's driver, and the name of the device."""
-    core, facts = require().Core(), {}
+    core, facts = the_core(), {}
     for kind in ran.split("+"):
         for name in ("FULL_DEVICE_NAME", "NPU_DRIVER_VERSION"):
             try:
@@ -100,7 +100,7 @@ def findings(target: str) -> list[Finding]:
     except (MissingPackageError, EngineError) as error:
         return [Finding("OpenVINO", False, error.message, error.fix)]
     why = device.missing_device(target)
-    seen = ", ".join(require().Core().available_devices)
+    seen = ", ".join(the_core().available_devices)
     wanted = device.DEVICES[target]
     found = Finding(wanted, not why, why or f"devices are {seen}", device.FIXES[target] if why else "")
     return [Finding("OpenVINO", True, version), found]
@@ -113,7 +113,7 @@ def probe(target: str) -> TargetState:
     if not last.ok:
         fix = "" if _absent(kind) else last.fix
         return TargetState(False, None, (), f"not here: {last.detail}", fix)
-    has = {str(each).lower() for each in require().Core().get_property(kind, "OPTIMIZATION_CAPABILITIES")}
+    has = {str(each).lower() for each in the_core().get_property(kind, "OPTIMIZATION_CAPABILITIES")}
     usable = tuple(each for each in ("fp32", "fp16", "int8") if each in has)
     version = require().get_version().split("-")[0]
     return TargetState(True, version, usable, f"{version}, {last.detail}; {', '.join(usable)}", "")

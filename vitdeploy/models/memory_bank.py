@@ -162,8 +162,10 @@ def with_memory(original: LoadedModel, path: Path) -> LoadedModel:
     return dataclasses.replace(original, module=module, signature=signature, labels=(), notes=notes)
 
 
-def _unseen(preprocess: PreprocessSpec) -> Iterator[str]:
+def _unseen(preprocess: PreprocessSpec | None) -> Iterator[str]:
     """A note where images are cropped: what lies outside is never looked at."""
+    if preprocess is None:
+        return
     seen = []
     for width, height in ((1000, 1000), (1600, 900)):
         window = input_window((width, height), preprocess)

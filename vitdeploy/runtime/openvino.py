@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from queue import SimpleQueue
@@ -43,6 +44,7 @@ KERNEL_PRECISIONS = {
     "u4": "int4",
     "i4": "int4",
 }
+_cores: dict[int, Any] = {}  # by process: a forked child has that of its parent, whose threads it lacks
 
 
 def hint_of(precision: str, float_rest: FloatRest = "fp32") -> str:
@@ -52,7 +54,7 @@ def hint_of(precision: str, float_rest: FloatRest = "fp32") -> str:
 
 def has_bf16() -> bool:
     """Whether OpenVINO computes in bf16 on this CPU."""
-    return "BF16" in require().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return "BF16" in the_core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 def float_precision(options: Mapping[str, str]) -> str:
@@ -74,6 +76,19 @@ def require() -> ModuleType:
         ) from None
 
 
+def the_core() -> Any:
+    """The `openvino.Core` of this process, which lives as long as it does.
+
+    A Core gives the thread that makes it a stack for signals, on CPUs with AVX-512. Where it ends in another thread, or
+    before one that was made earlier, OpenVINO 2026.4 leaves the thread with a stack that is gone: the next signal that
+    Python handles, such as Ctrl-C, ends the process with SIGSEGV. A forked child makes one of its own.
+    """
+    openvino, process = require(), os.getpid()
+    if process not in _cores:
+        _cores[process] = openvino.Core()
+    return _cores[process]
+
+
 def compile_model(
     model_file: str | Path, *, batch: int | None, options: Mapping[str, str], threads: int = 0, streams: int = 1
 ) -> tuple[Any, tuple[str, ...]]:
@@ -89,14 +104,13 @@ def compile_model(
     Raises:
         EngineError: OpenVINO cannot read or compile the model.
     """
-    openvino = require()
+    core = the_core()
     config = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32", **options}
     if streams > 1:
         config |= {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": str(streams)}
     if threads := threads or default_threads():
         config["INFERENCE_NUM_THREADS"] = str(threads)
     try:
-        core = openvino.Core()
         with bounded(f"open {Path(model_file).name}", size_of(Path(model_file), Path(model_file).with_suffix(".bin"))):
             model = core.read_model(str(model_file))
             set_batch(model, batch)

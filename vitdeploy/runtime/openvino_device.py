@@ -15,7 +15,7 @@ from typing import Any
 
 from vitdeploy.errors import CapabilityError, EngineError, StorageError, UnsafeError
 from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
-from vitdeploy.runtime.openvino import OpenVinoRunner, needed_options, require, set_batch
+from vitdeploy.runtime.openvino import OpenVinoRunner, needed_options, set_batch, the_core
 from vitdeploy.runtime.openvino_operands import put_vectors_first
 from vitdeploy.runtime.private import private_folder
 from vitdeploy.runtime.runner import Runner
@@ -52,7 +52,7 @@ def kind_of(device: str) -> str:
 
 def missing_device(target: str) -> str:
     """Why OpenVINO does not see the target's device on this machine; "" where it does."""
-    core, device = require().Core(), DEVICES[target]
+    core, device = the_core(), DEVICES[target]
     if device == "AUTO" or device in map(kind_of, core.available_devices):
         return ""
     try:
@@ -79,7 +79,7 @@ def compile_on(target: str, model_file: Path, batch: int, options: Mapping[str, 
         EngineError: OpenVINO cannot read or compile the model, or it has a free size besides the batch.
     """
     require_device(target)
-    core, device = require().Core(), DEVICES[target]
+    core, device = the_core(), DEVICES[target]
     config = {"PERFORMANCE_HINT": "LATENCY", **options}
     if device != "AUTO":
         config |= _cache()
