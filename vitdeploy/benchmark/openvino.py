@@ -45,8 +45,7 @@ def profile(request: ProfileRequest) -> Profile:
         latencies = repeat(query, request.seconds, read)
         nodes = {node.get_friendly_name(): node for node in runner.compiled.get_runtime_model().get_ops()}
         kinds = {
-            op.get_friendly_name(): op.get_type_name()
-            for op in the_core().read_model(str(request.file)).get_ops()
+            op.get_friendly_name(): op.get_type_name() for op in the_core().read_model(str(request.file)).get_ops()
         }
         counters = inference.profiling_info
         medians = [statistics.median(column) for column in zip(*times, strict=True)]
