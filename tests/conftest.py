@@ -3,7 +3,6 @@ cluster."""
 
 from __future__ import annotations
 
-import functools
 import gc
 import importlib.util
 import os
@@ -11,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -99,50 +98,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def read_once() -> None:
-    """PyTorch's exporter reads the source and the signatures of its 500 translations at every export, and names all
-    operators a dozen times: half of the time of a small one. They are the same at each, so they are read once."""
-    import torch._export.utils
-    from torch.onnx._internal._lazy_import import onnxscript_apis
-    from torch.onnx._internal.exporter import _schemas
-
-    readers = (
-        (onnxscript_apis, "get_torchlib_ops"),
-        (_schemas, "op_signature_from_function"),
-        (torch._export.utils, "_materialize_cpp_cia_ops"),
-    )
-    for module, name in readers:
-        setattr(module, name, functools.cache(getattr(module, name)))
-
-
-def match_where_it_can() -> None:
-    """onnxscript tries each of its rules at every node of a graph, and lists the whole graph each time for those that
-    have two outputs. Here a rule is tried where its operator is that of the node; elsewhere its answer is no, as there.
-    """
-    from onnxscript.rewriter._basics import MatchResult
-    from onnxscript.rewriter._matcher import SimplePatternMatcher
-
-    match = SimplePatternMatcher.match
-
-    def quick(self: Any, model: object, graph: object, node: Any, **options: Any) -> MatchResult:
-        wanted = self.pattern.output_nodes[0].op_identifier()
-        if wanted is not None and wanted[1] != node.op_type:
-            return MatchResult().fail("another operator", node)
-        return match(self, model, graph, node, **options)
-
-    SimplePatternMatcher.match = quick
-
-
 def pytest_collection_finish() -> None:
-    """Nothing that is loaded by now goes, so no garbage collection needs to look at it.
-
-    Not where no test has loaded PyTorch: that takes longer than what it spares.
-    """
+    """Nothing that is loaded by now goes, so no garbage collection needs to look at it."""
     gc.collect()
     gc.freeze()
-    if "torch" in sys.modules:
-        read_once()
-        match_where_it_can()
     if "onnxruntime" in sys.modules:
         import onnxruntime
 

@@ -1,7 +1,9 @@
 """What an export looks like, at every opset; its preprocessing; what cannot be exported."""
 
+import contextlib
 import dataclasses
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -11,7 +13,10 @@ import pytest
 import torch
 from torch import nn
 
+import vitdeploy.stages.export as stage
+from tests.conftest import export_of
 from vitdeploy.errors import CheckpointError, ExportError
+from vitdeploy.exporter import torch_onnx
 from vitdeploy.exporter.parity import check_parity
 from vitdeploy.exporter.torch_onnx import PixelsIn, export_graph, opsets
 from vitdeploy.graph.io.files import get_metadata, graph_spec, load_graph, save_graph
@@ -20,6 +25,7 @@ from vitdeploy.models.load import load_model
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.source import Source
 from vitdeploy.models.torch_runner import TorchRunner
+from vitdeploy.progress import silent
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, TensorSpec
@@ -49,11 +55,11 @@ class Exported:
         return json.loads((self.folder / "export.json").read_text())
 
 
-def export_small(checkpoint, out, *, opset=20, batch=None, in_graph=True, **overrides):
+def export_small(checkpoint, out, *, opset=20, batch=None, in_graph=True, progress=silent, **overrides):
     reference_model = find_reference_model(
         Source(MODEL, checkpoint), Overrides(**{"preprocess": PREPROCESS, **overrides})
     )
-    export(reference_model, ExportConfig("small", opset, batch, in_graph), out)
+    export(reference_model, ExportConfig("small", opset, batch, in_graph), out, progress)
     return Exported(opset, out)
 
 
@@ -194,6 +200,21 @@ def test_preprocessing_inside_the_graph_is_the_numpy_reference(order):
     np.testing.assert_allclose(inside, normalise(images, spec), rtol=0, atol=2e-6)
 
 
+def test_work_that_is_done_once_gives_the_same_bytes(small_export, small_checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch_onnx, "_no_work_twice", contextlib.nullcontext)
+    export_of(small_checkpoint, tmp_path)
+    assert (tmp_path / "model.onnx").read_bytes() == (small_export / "model.onnx").read_bytes()
+
+
+def test_a_long_export_says_so_at_its_start(small_checkpoint, tmp_path, monkeypatch):
+    lines = []
+    monkeypatch.setattr(stage, "SAID_SECONDS", 0.0)
+    export_small(small_checkpoint, tmp_path, progress=lambda text, *_: lines.append(text))
+    [line] = [line for line in lines if "where nothing else runs" in line]
+    assert re.fullmatch(r"export to ONNX: about \d+ s where nothing else runs", line)
+    assert lines.index(line) < lines.index("compare with the original")
+
+
 def test_a_fixed_batch_is_a_static_shape(fixed_export):
     [tensor], [output] = fixed_export.proto.graph.input, fixed_export.proto.graph.output
     assert shape_of(tensor) == [3, 32, 32, 1]
@@ -212,6 +233,14 @@ def test_preprocessing_that_does_not_fit_the_model_is_refused(tmp_path, small_ch
         export_small(small_checkpoint, tmp_path, preprocess=PreprocessSpec(32, (32, 32)))
     assert (caught.value.found, caught.value.wanted) == ("crop 32x32, 3 channels", "crop 32x32, 1 channels")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_crop_of_another_size_resizes_the_model_and_the_notes_say_how(tmp_path, small_checkpoint):
+    crop = dataclasses.replace(PREPROCESS, crop=(24, 24))
+    made = export_small(small_checkpoint, tmp_path, preprocess=crop)
+    assert shape_of(made.proto.graph.input[0]) == ["batch", 24, 24, 1]
+    notes = find_reference_model(Source(MODEL, small_checkpoint), Overrides(crop)).notes
+    assert any("position" in note and "resized" in note for note in notes), notes
 
 
 # --- modules that are not what they must be ---------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from vitdeploy.errors import ExportError, GraphError
 from vitdeploy.exporter.parity import FREE_BATCH, TOLERANCE, ask, check_graph
-from vitdeploy.exporter.torch_onnx import export_graph
+from vitdeploy.exporter.torch_onnx import expected_seconds, export_graph
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.bound import without_folders
 from vitdeploy.graph.io.files import GraphMetadata, fixed_batch, get_metadata, graph_spec, save_graph, set_metadata
@@ -30,6 +30,8 @@ from vitdeploy.stages.step import EXPORT, Folders, Step
 from vitdeploy.stages.tools import package_versions
 from vitdeploy.stages.towers import export_towers
 
+# An export that takes longer says at its start how long.
+SAID_SECONDS = 20.0
 PACKAGES = ("torch", "onnx", "onnxscript", "onnx-ir", "numpy", "timm", "transformers")
 
 
@@ -87,6 +89,9 @@ def _export_image_model(
     if original is None:
         graph = _imported(reference_model, config)
     else:
+        seconds = expected_seconds(original.module, reference_model.channels, reference_model.image_size)
+        if seconds > SAID_SECONDS:
+            progress(f"export to ONNX: about {seconds:.0f} s where nothing else runs", 1, 3)
         graph = export_graph(
             original.module,
             name=config.name,
