@@ -20,7 +20,7 @@ import torch._export.utils as _export_utils
 from onnxscript.rewriter._basics import MatchResult
 from onnxscript.rewriter._matcher import SimplePatternMatcher
 from torch import Tensor, nn
-from torch.onnx._internal._lazy_import import onnxscript_apis
+from torch.onnx._internal._lazy_import import onnxscript_apis  # type: ignore[attr-defined]
 from torch.onnx._internal.exporter import _schemas
 from torch.utils._python_dispatch import TorchDispatchMode
 
