@@ -234,6 +234,8 @@ def table(contests: Sequence[dict[str, Any]]) -> list[str]:
 def demos(work: Path, count: int, loops: int) -> Iterator[str]:
     """`make demo` so many times beside busy loops: the grade of each verdict, and the seconds of its bench."""
     grades: list[str] = []
+    alone: dict[str, float] = {}
+    true: list[bool] = []
     for number in range(count + 1):
         busy = [subprocess.Popen([sys.executable, "-c", LOOP]) for _ in range(loops if number else 0)]
         out, start = work / "demo", time.monotonic()
@@ -247,15 +249,21 @@ def demos(work: Path, count: int, loops: int) -> Iterator[str]:
         found = json.loads((out / "report.json").read_text(encoding="utf-8"))
         verdict, facts = found["verdict"], found["bench"]
         first = verdict["recommended"] or verdict["leading"]
+        latencies = [ratio for ratio in facts["ratios"] if ratio["metric"] == "latency"]
+        ratios = {ratio["a"]: ratio for ratio in latencies if ratio["b"] == "original"}
         if number == 0:
-            yield f"alone: {verdict['sentence']}"
+            alone = {name: 1 / ratio["ratio"] for name, ratio in ratios.items()}
+            yield f"alone: {verdict['sentence']} {', '.join(f'{name} {times:.2f}' for name, times in alone.items())}"
             continue
+        claimed = 1 / ratios[first]["bounds"][1] if first and ratios[first]["bounds"][1] else 0.0
+        true.append(claimed <= alone[first] if first else True)
         grades.append(verdict["grade"])
         yield (
-            f"{number}: {verdict['grade']}: {first}; {verdict['sentence']} ({seconds:.0f} s, "
+            f"{number}: {verdict['grade']}: {first}, at least {claimed:.2f}; {verdict['sentence']} ({seconds:.0f} s, "
             f"{facts['protocol']['rounds']} rounds)"
         )
     yield f"{len(grades) - grades.count('no ranking')} of {len(grades)} recommend or name a leader, beside {loops}"
+    yield f"{sum(true)} of {len(true)} claim no more than what holds alone"
 
 
 if __name__ == "__main__":

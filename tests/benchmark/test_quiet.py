@@ -293,18 +293,18 @@ def test_bounds_are_the_smallest_of_three():
     def bounds(ms=20.0, least=20.0, own=0.95, rounds=7, wild=0):
         slow = [block(ms, others=0.5, own=own, waited=0.25, queries=10) for _ in range(rounds)]
         slow = [dataclasses.replace(each, latencies_ms=np.array([least, *each.latencies_ms[1:]])) for each in slow]
-        slow[:wild] = [block(2.0, others=0.5, own=0.1, queries=10)] * wild
-        fast = [block(2.0, others=0.5, own=0.95, queries=100) for _ in range(rounds)]
+        slow[:wild] = [block(0.8, others=0.5, own=0.1, queries=10)] * wild
+        fast = [block(0.8, others=0.5, own=0.95, queries=100) for _ in range(rounds)]
         return judged(bench_run(entry("a", slow), entry("b", fast), protocol=LOOKS), "a", "b", "single").bounds
 
-    assert bounds(ms=7.0, least=6.0) == (
+    assert bounds(ms=2.8, least=2.4) == (
         pytest.approx(0.85 * 3),
         None,
     )  # 3 by the fastest, 3.5 by order, 10 by CPU time
-    assert bounds(ms=7.0, least=6.0, own=0.19) == (pytest.approx(0.85 * 2), None)  # 2 by CPU time
-    assert bounds(ms=7.0, least=2.1) == (None, None)  # the fastest of both are alike
-    assert bounds(ms=7.0, least=6.0, rounds=6) == (None, None)  # too few rounds for a sign test of the first look
-    assert bounds(ms=7.0, least=6.0, wild=1) == (None, None)  # one of seven says otherwise
+    assert bounds(ms=2.8, least=2.4, own=0.19) == (pytest.approx(0.85 * 2), None)  # 2 by CPU time
+    assert bounds(ms=2.8, least=0.84) == (None, None)  # the fastest of both are alike
+    assert bounds(ms=2.8, least=2.4, rounds=6) == (None, None)  # too few rounds for a sign test of the first look
+    assert bounds(ms=2.8, least=2.4, wild=1) == (None, None)  # one of seven says otherwise
     assert bounds() == (None, None)  # long queries, of which a thread may have waited in each
     both = bench_run(*(entry(name, [block(5.0, others=0.5)] * 7, made_for="GPU") for name in "ab"), protocol=LOOKS)
     assert judged(both, "a", "b", "single").bounds == (None, None)  # it ran elsewhere

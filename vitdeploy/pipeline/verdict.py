@@ -296,7 +296,8 @@ def sentence(recommended: str, ratios: Sequence[Ratio]) -> str:
         return f"Ship {recommended}."
     high = ratio.sure[1]
     if not ratio.decided and high < 1:
-        return f"Ship {recommended}: {bound_words((1 / high, None))} times as fast as the original."
+        # What else ran may slow the original more than an engine, so alone the factor can be smaller.
+        return f"Ship {recommended}: beside other work {bound_words((1 / high, None))} times the original's speed."
     if not ratio.decided:
         return f"Ship {recommended}: how much faster than the original is not decided."
     low, high = 1 / ratio.ci95[1], 1 / ratio.ci95[0]

@@ -256,7 +256,7 @@ def speed(ratio: Ratio) -> Cell:
     value, bounds = ratio.ratio, ratio.ci95
     if not ratio.decided and ratio.sure[1] < 1:
         least = bound_words((1 / ratio.sure[1], None)).removeprefix("at least ")
-        return Cell(f"≥ {least}×", "as fast as the original, at least: the machine was not quiet")
+        return Cell(f"≥ {least}×", "as fast as the original, at least, beside what else ran: the machine was not quiet")
     if not ratio.decided:
         return Cell(bound_words(ratio.bounds) or "not decided", "how fast it is against the original")
     how = f"by the blocks that they took in turns{detail}"
