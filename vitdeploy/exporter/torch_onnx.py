@@ -35,6 +35,8 @@ from vitdeploy.graph.io.files import BATCH, GraphMetadata, set_metadata
 from vitdeploy.spec import Postprocess, PreprocessSpec, Task, TensorSpec
 
 INPUT = "image"
+# Where the batch is dynamic: torch.export treats sizes 0 and 1 as constants.
+EXAMPLE_BATCH = 2
 LOGGERS = ("torch.onnx", "torch.export", "torch.fx.experimental.symbolic_shapes", "onnxscript", "onnx_ir")
 
 
@@ -98,8 +100,7 @@ def export_graph(
         ExportError: the model cannot be exported.
     """
     height, width = image_size
-    # Export with batch 2 where it is dynamic: torch.export treats sizes 0 and 1 as constants.
-    example_batch = batch or 2
+    example_batch = batch or EXAMPLE_BATCH
     if in_graph:
         wrapped: nn.Module = PixelsIn(model, preprocess)
         example = torch.zeros(example_batch, height, width, preprocess.channels, dtype=torch.uint8)
@@ -116,10 +117,11 @@ def export_graph(
     return graph
 
 
-def expected_seconds(model: nn.Module, channels: int, image_size: tuple[int, int]) -> float:
+def expected_seconds(model: nn.Module, channels: int, image_size: tuple[int, int], batch: int | None) -> float:
     """How long export and comparison of a model of images will take on this machine with nothing else on it, from one
-    run with one image: its operators, of which a trace takes some 10 ms each, and its time, which three batch sizes in
-    two runtimes take some 28 times. Five models of 67 to 2,776 operators took 0.8 to 1.3 times as long."""
+    run with the batch that it is exported with: its operators, of which a trace takes some 10 ms each, and the time of
+    an image, which three batch sizes in two runtimes take some 28 times. Five models of 67 to 2,776 operators took 0.8
+    to 1.3 times as long."""
 
     class Count(TorchDispatchMode):
         operators = 0
@@ -128,10 +130,10 @@ def expected_seconds(model: nn.Module, channels: int, image_size: tuple[int, int
             self.operators += 1
             return operator(*args, **(kwargs or {}))
 
-    count, started = Count(), time.perf_counter()
+    count, images, started = Count(), batch or EXAMPLE_BATCH, time.perf_counter()
     with torch.no_grad(), count:
-        model.eval()(torch.zeros(1, channels, *image_size))
-    return 1 + count.operators / 100 + 28 * (time.perf_counter() - started)
+        model.eval()(torch.zeros(images, channels, *image_size))
+    return 1 + count.operators / 100 + 28 * (time.perf_counter() - started) / images
 
 
 class TokensIn(nn.Module):

@@ -89,7 +89,8 @@ def _export_image_model(
     if original is None:
         graph = _imported(reference_model, config)
     else:
-        seconds = expected_seconds(original.module, reference_model.channels, reference_model.image_size)
+        images = reference_model.channels, reference_model.image_size, config.batch
+        seconds = expected_seconds(original.module, *images)
         if seconds > SAID_SECONDS:
             progress(f"export to ONNX: about {seconds:.0f} s where nothing else runs", 1, 3)
         graph = export_graph(
