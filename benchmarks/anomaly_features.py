@@ -22,15 +22,14 @@ from calibration.scenes.stream import stream
 from calibration.scenes.write import SIZES, render
 from vitdeploy.data.folder import scan
 from vitdeploy.models.load import load_features
-from vitdeploy.models.memory_bank import AnomalyModel
-from vitdeploy.models.patch_tokens import patch_tokens
+from vitdeploy.models.memory_bank import AnomalyModel, patch_tokens
 from vitdeploy.models.source import Source
 from vitdeploy.progress import silent
 from vitdeploy.runtime.anomaly import anomaly_map, image_score
 from vitdeploy.runtime.preprocess import load_pixels, normalise
 from vitdeploy.spec import AnomalySpec
 from vitdeploy.stages.fit import FitOptions, distinct, fit
-from vitdeploy.verification.anomaly import auroc, auroc_of_counts, count_pixels
+from vitdeploy.tasks.anomaly import auroc, auroc_of_counts, count_pixels
 
 NORMAL, SIDE = 64, SIZES["anomaly"][0]
 

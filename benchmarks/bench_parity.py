@@ -25,10 +25,9 @@ from pathlib import Path
 
 from protocol import compiled
 
-from vitdeploy.benchmark.candidate import engine_candidate
 from vitdeploy.benchmark.process import WorkerProcess
 from vitdeploy.benchmark.protocol import SETTLE_SECONDS
-from vitdeploy.benchmark.run import started
+from vitdeploy.benchmark.run import engine_candidate, started
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.spec import EngineSpec
 from vitdeploy.verification.intervals import log_ratio

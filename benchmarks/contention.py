@@ -31,10 +31,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.benchmark.candidate import engine_candidate
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.results import BenchRun
-from vitdeploy.benchmark.run import run_benchmark
+from vitdeploy.benchmark.run import engine_candidate, run_benchmark
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.pipeline.measure import ratios
 from vitdeploy.verification.intervals import wilson

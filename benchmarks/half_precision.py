@@ -27,7 +27,7 @@ import numpy as np
 
 def child(graph: Path, folder: Path, times: float, count: int) -> dict[str, Any]:
     from vitdeploy.data.folder import scan
-    from vitdeploy.graph.half.residual_scale import scale_residual
+    from vitdeploy.graph.half.half import scale_residual
     from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph
     from vitdeploy.stages.place import PlaceConfig
     from vitdeploy.stages.typed import Images, place_typed
@@ -59,7 +59,7 @@ def child(graph: Path, folder: Path, times: float, count: int) -> dict[str, Any]
 def typed_as_it_is(graph: Path) -> Path | None:
     """The graph in FP16 without the range pass; None where a constant alone is beyond the range."""
     from vitdeploy.errors import GraphError
-    from vitdeploy.graph.half.typed import type_graph
+    from vitdeploy.graph.half.half import type_graph
     from vitdeploy.graph.io.files import load_graph, save_graph
     from vitdeploy.quantization.half import lift_masks
 
@@ -75,7 +75,7 @@ def typed_as_it_is(graph: Path) -> Path | None:
 
 def answers(graph: Path, pixels: list[np.ndarray]) -> list[np.ndarray]:
     """Every output for all images, flattened to [images, numbers], in float32 or as its types would give them."""
-    from vitdeploy.graph.half.emulated import emulate
+    from vitdeploy.graph.half.half import emulate
     from vitdeploy.graph.io.files import load_graph, save_graph
     from vitdeploy.runtime.ort import OnnxRuntimeRunner
 

@@ -53,7 +53,7 @@ def chain(width: int, layers: int, file: Path) -> None:
 
 def placed(file: Path, target: str, precision: str, out: Path, width: int) -> None:
     """The graph of one target in one precision, by the ranges of 64 seeded rows."""
-    from vitdeploy.graph.analysis.linears import find_linears
+    from vitdeploy.graph.analysis.rows import find_linears
     from vitdeploy.graph.edit import drop_unused
     from vitdeploy.graph.io.files import load_graph, save_graph
     from vitdeploy.quantization.four_bits import place_four_bits

@@ -21,11 +21,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.benchmark.candidate import engine_candidate
-from vitdeploy.benchmark.percentiles import nearest_rank
 from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.benchmark.results import BenchRun
-from vitdeploy.benchmark.run import run_benchmark
+from vitdeploy.benchmark.results import BenchRun, nearest_rank
+from vitdeploy.benchmark.run import engine_candidate, run_benchmark
 from vitdeploy.benchmark.summary import rows
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.pipeline.measure import ratios

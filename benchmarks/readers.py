@@ -2,7 +2,7 @@
 
     python benchmarks/readers.py --data DIR --resize 248 --crop 224 --interpolation bicubic
 
-`vitdeploy.runtime.reduced`, and what was tried and not kept: simplejpeg's decoding, OpenCV's resizing, and OpenVINO's
+`vitdeploy.runtime.geometry`, and what was tried and not kept: simplejpeg's decoding, OpenCV's resizing, and OpenVINO's
 modes that follow Pillow. Wants simplejpeg and opencv-python-headless.
 Grey levels, of the cropped pixels: the mean over files of each file's mean, 99th percentile and maximum. CPU time of
 one thread, as a share of the reference's, in turns file by file.
@@ -22,8 +22,8 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
+from vitdeploy.runtime.geometry import decode_reduced, resize_reduced
 from vitdeploy.runtime.preprocess import Pixels, crop_resized, load_pixels, resize_and_crop, resized_size
-from vitdeploy.runtime.reduced import decode_reduced, resize_reduced
 from vitdeploy.spec import PreprocessSpec
 
 Read = Callable[[bytes, PreprocessSpec], Pixels]

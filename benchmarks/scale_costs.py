@@ -195,7 +195,7 @@ def shard(size: int, folder: Path) -> Found:
     from vitdeploy.tasks.adapter import Data, Setting
     from vitdeploy.tasks.classification import ClassificationKit
     from vitdeploy.verification.agreement import tally
-    from vitdeploy.verification.collect import Answers
+    from vitdeploy.verification.records import Answers
 
     generator = np.random.default_rng(0)
     logits = generator.normal(size=(SHARD, size)).astype(np.float32)
@@ -260,7 +260,7 @@ def history(size: int, folder: Path) -> Found:
     """A history of `size` files, each of a bench of one engine: one more written, and all of them read."""
     from tests.history.made import bench_document, bench_rows
     from vitdeploy.history.files import append, read_rows
-    from vitdeploy.history.place import open_place
+    from vitdeploy.history.row import open_place
     from vitdeploy.history.series import history_document
     from vitdeploy.progress import silent
 
@@ -300,7 +300,7 @@ def sweep(size: int, folder: Path) -> Found:
     from vitdeploy.document.sweep import SweepDocument, SweptRecipe
     from vitdeploy.report.html import render_sweep
     from vitdeploy.runtime.host import describe_host
-    from vitdeploy.stages.files import json_text
+    from vitdeploy.stages.step import json_text
 
     one = report()
     rows = tuple(SweptRecipe(f"recipe-{number}", "recipe.yaml", one, None) for number in range(size))
@@ -326,7 +326,7 @@ def sweep(size: int, folder: Path) -> Found:
 def ray(size: int, folder: Path) -> Found:
     """`size` tasks that do nothing, on a cluster of this machine that is started for them."""
     from tests.workflows.pieces import squared
-    from vitdeploy.workflows.ray_cluster import RayCluster
+    from vitdeploy.workflows.executors import RayCluster
 
     os.environ["RAY_AUTH_TOKEN_PATH"] = str(folder / "token")
     (folder / "token").write_text("0123456789abcdef" * 4)

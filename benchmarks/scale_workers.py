@@ -33,7 +33,7 @@ TIMED_IMAGES, REPEATS = 256, 3
 ASK = """
 import json, resource, sys, time
 from pathlib import Path
-import vitdeploy.workflows.shard_work
+import vitdeploy.workflows.sharded
 from vitdeploy.data.decoding import decode_each
 from vitdeploy.data.folder import scan
 from vitdeploy.models.source import Source

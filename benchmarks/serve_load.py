@@ -32,10 +32,9 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.benchmark.candidate import engine_candidate
-from vitdeploy.benchmark.paired import paired_ratio
+from vitdeploy.benchmark.evidence import paired_ratio
 from vitdeploy.benchmark.protocol import SETTLE_SECONDS
-from vitdeploy.benchmark.run import started
+from vitdeploy.benchmark.run import engine_candidate, started
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.verification.intervals import student
 

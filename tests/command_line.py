@@ -53,7 +53,9 @@ def _short(protocol: Callable[..., Any]) -> Callable[..., Any]:
 def undisturbed(folder: Path) -> Iterator[None]:
     """Whatever else runs, benches of this process are decided and wait for no other: they are too short to say
     anything, and tests run beside each other. `tests/benchmark` has a look at the load. The lock is in `folder`."""
-    from vitdeploy.benchmark import decided, machine_lock, quiet
+    from vitdeploy.benchmark import evidence as quiet
+    from vitdeploy.benchmark import machine as machine_lock
+    from vitdeploy.benchmark import summary as decided
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine_lock, "lock_file", lambda: folder / machine_lock.LOCK_NAME)
@@ -74,8 +76,9 @@ def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Ite
     from vitdeploy.benchmark import process, protocol
     from vitdeploy.cli.main import main
     from vitdeploy.pipeline import assemble
-    from vitdeploy.search import alternatives, latency
-    from vitdeploy.stages import screen
+    from vitdeploy.search import high_precision as alternatives
+    from vitdeploy.search import latency
+    from vitdeploy.stages import search as screen
     from vitdeploy.workflows.tuning import tuner
 
     before = signal.getsignal(signal.SIGTERM)

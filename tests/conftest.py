@@ -308,7 +308,7 @@ def cli(shared_store: Path, tmp_path: Path) -> Cli:
 @pytest.fixture(scope="session")
 def token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The token of a Ray cluster, and ways of these tests: no address is asked without one."""
-    from vitdeploy.workflows.ray_cluster import MODE, TOKEN
+    from vitdeploy.workflows.executors import MODE, TOKEN
 
     path = tmp_path_factory.mktemp("token") / "token"
     path.write_text("0123456789abcdef" * 4)
@@ -326,7 +326,7 @@ def cluster(token: Path) -> Iterator[str]:
     pytest.importorskip("ray", reason=NO_RAY)
     from ray.cluster_utils import Cluster
 
-    from vitdeploy.workflows.ray_pool import DEVICE
+    from vitdeploy.workflows.executors import DEVICE
 
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     nodes.add_node(num_cpus=1, resources={DEVICE: 1})

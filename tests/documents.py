@@ -1,6 +1,6 @@
 """Documents for tests: made of JSON values as files have them, or of a few numbers."""
 
-from vitdeploy.benchmark.row import BatchSizes, Latency, Row
+from vitdeploy.benchmark.summary import BatchSizes, Latency, Row
 from vitdeploy.document.bench import Bench, ProtocolFacts, Ratio
 from vitdeploy.document.report import Report
 from vitdeploy.report.html import render_html

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from vitdeploy.benchmark.machine_lock import LOCK_NAME
+from vitdeploy.benchmark.machine import LOCK_NAME
 
 HOLD = """
 import fcntl, sys

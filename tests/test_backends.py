@@ -5,10 +5,10 @@ import importlib
 import pytest
 
 from vitdeploy.backends import TARGETS, BackendTable, Target
-from vitdeploy.benchmark.backend import BENCH
+from vitdeploy.benchmark.context import BENCH
 from vitdeploy.compilation.backend import COMPILE
 from vitdeploy.errors import MissingPackageError, TargetError
-from vitdeploy.quantization.backend import QUANTIZE
+from vitdeploy.quantization.placement import QUANTIZE
 from vitdeploy.runtime.backend import RUNTIME, require_runtime
 
 TABLES = (RUNTIME, COMPILE, QUANTIZE, BENCH)

@@ -8,8 +8,7 @@ import pytest
 
 from vitdeploy.errors import HostError
 from vitdeploy.extensions import entry_points_of, extension_versions, load_row
-from vitdeploy.stages.target_tools import target_tools
-from vitdeploy.stages.tools import backend_versions
+from vitdeploy.stages.step import backend_versions, target_tools
 
 GROUP = "vitdeploy.toys"
 

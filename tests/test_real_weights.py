@@ -18,7 +18,7 @@ from vitdeploy.runtime.preprocess import load_image
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.reference_model import find_reference_model
 from vitdeploy.verification.agreement import compare
-from vitdeploy.verification.collect import collect
+from vitdeploy.verification.records import collect
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(os.environ.get("VITDEPLOY_TEST_DATA", ROOT.parent / "shared" / "data"))

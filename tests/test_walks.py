@@ -24,7 +24,7 @@ from tests.dense_models import save
 from tests.references import reference
 from tests.serve.conftest import FORM, Running, form
 from vitdeploy.bundle.read import read_bundle, verify_files
-from vitdeploy.graph.analysis.linears import unplaced_weights
+from vitdeploy.graph.analysis.rows import unplaced_weights
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.serve.engines import load_engines
 

@@ -9,7 +9,7 @@ from child import Payload, serve
 from worker import make_runner
 
 from vitdeploy.spec import PreprocessSpec, decode
-from vitdeploy.verification.collect import collect
+from vitdeploy.verification.records import collect
 
 
 def work(payload: Payload) -> Payload:

@@ -18,8 +18,7 @@ from worker import make_runner
 
 from vitdeploy.benchmark.worker import random_feeds
 from vitdeploy.runtime.openvino import KERNEL_PRECISIONS, OpenVinoRunner
-from vitdeploy.runtime.ort import OnnxRuntimeRunner, open_session
-from vitdeploy.runtime.ort_profile import FLOAT_CONVOLUTIONS, FLOAT_PRODUCTS, INT8_KERNELS
+from vitdeploy.runtime.ort import FLOAT_CONVOLUTIONS, FLOAT_PRODUCTS, INT8_KERNELS, OnnxRuntimeRunner, open_session
 from vitdeploy.runtime.runner import Runner
 
 # One linear or convolution: its precision, and rows x k x n multiplications.

@@ -16,9 +16,7 @@ from vitdeploy.pipeline.run import run_plan
 from vitdeploy.progress import silent
 from vitdeploy.search.rows import RowTable, measure_rows
 from vitdeploy.spec import decode, encode
-from vitdeploy.stages.engines import read_engine
-from vitdeploy.stages.files import MODEL_FILE
-from vitdeploy.stages.step import Step
+from vitdeploy.stages.step import MODEL_FILE, Step, read_engine
 from vitdeploy.store.store import Store
 
 

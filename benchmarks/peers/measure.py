@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.benchmark.candidate import BenchCandidate
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.results import BenchRun, Entry, Round
-from vitdeploy.benchmark.run import run_benchmark
+from vitdeploy.benchmark.run import BenchCandidate, run_benchmark
 from vitdeploy.benchmark.summary import block_medians, rows
 from vitdeploy.spec import encode
 from vitdeploy.verification.intervals import log_ratio

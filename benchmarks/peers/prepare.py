@@ -11,16 +11,15 @@ import onnx
 from child import Payload, serve
 from kernels import float_macs
 
+from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import Sample
-from vitdeploy.data.pixels import batches
-from vitdeploy.pipeline.job import Job
+from vitdeploy.pipeline.job import Job, export_config_of
 from vitdeploy.pipeline.job import prepare as prepare_job
-from vitdeploy.pipeline.resolve import export_config_of
 from vitdeploy.progress import silent
 from vitdeploy.recipe.load import validate
 from vitdeploy.spec import encode
 from vitdeploy.stages.export import export
-from vitdeploy.stages.files import MODEL_FILE
+from vitdeploy.stages.step import MODEL_FILE
 from vitdeploy.tasks.images import labels_in
 
 

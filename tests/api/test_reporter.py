@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from vitdeploy.api import reporter
-from vitdeploy.api.reporter import Reporter
+from vitdeploy.api import values as reporter
+from vitdeploy.api.values import Reporter
 
 
 def test_a_long_phase_says_that_it_goes_on_and_a_short_one_does_not(capsys, monkeypatch):

@@ -13,7 +13,7 @@ pytest.importorskip("onnxruntime", reason="pip install 'vitdeploy[onnxruntime]'"
 MODEL = "vit_w32d2h2_patch8_32"
 
 
-@pytest.mark.parametrize("name", ["compare", "sweep", "sweep_plan"])
+@pytest.mark.parametrize("name", ["compare", "sweep"])
 def test_the_examples_in_docstrings_are_true(workplace, digits, name):
     recipe = {
         "vitdeploy": 1,

@@ -14,7 +14,7 @@ from PIL import Image
 
 import vitdeploy as vd
 from tests.conftest import ROOT, SMALL_MODEL
-from vitdeploy.api.reporter import Reporter
+from vitdeploy.api.values import Reporter
 from vitdeploy.data.folder import scan
 from vitdeploy.errors import CheckpointError, InputError, TargetError, UnknownModelError, UserCodeError
 from vitdeploy.runtime.preprocess import load_image

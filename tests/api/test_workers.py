@@ -16,8 +16,7 @@ from vitdeploy.stages import calibrate as stage
 from vitdeploy.stages import calibrate_shards as shards
 from vitdeploy.stages.workers import Workers
 from vitdeploy.store.store import Store
-from vitdeploy.workflows.executors import Processes
-from vitdeploy.workflows.ray_cluster import RayCluster
+from vitdeploy.workflows.executors import Processes, RayCluster
 
 TARGET, RECIPE = "onnxruntime-cpu", ROOT / "recipes" / "digits.yaml"
 

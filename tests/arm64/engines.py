@@ -14,9 +14,9 @@ from vitdeploy.devices.registry import Device
 from vitdeploy.devices.runner import RemoteRunner
 from vitdeploy.devices.shipment import Shipment, entries
 from vitdeploy.errors import CapabilityError
-from vitdeploy.graph.analysis.linears import count_int8
+from vitdeploy.graph.analysis.rows import count_int8
 from vitdeploy.graph.io.files import load_graph
-from vitdeploy.pipeline.golden import TOLERANCE
+from vitdeploy.pipeline.assemble import TOLERANCE
 from vitdeploy.runtime.answers import count_same
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import GoldenSet, comparable, engine_outputs, largest_difference, read_golden

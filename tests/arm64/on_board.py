@@ -13,8 +13,8 @@ import numpy as np
 
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.runtime import load, unpack
-from vitdeploy.runtime.emulation import emulator
 from vitdeploy.runtime.golden import read_golden
+from vitdeploy.runtime.host import emulator
 
 packed, target, folder = sys.argv[1:]
 unpack(packed, folder)

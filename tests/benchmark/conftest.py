@@ -2,7 +2,8 @@
 
 import pytest
 
-from vitdeploy.benchmark import decided, quiet
+from vitdeploy.benchmark import evidence as quiet
+from vitdeploy.benchmark import summary as decided
 
 # As they are when tests are collected: `undisturbed`, for all other tests, comes after that.
 NAMES = ((quiet, "TAKEN_SHARE"), (decided, "WILD_SPREAD"), (decided, "APART_REACH"))

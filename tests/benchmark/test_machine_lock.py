@@ -11,15 +11,15 @@ import time
 
 import pytest
 
-from vitdeploy.benchmark import machine_lock as machine_lock_module
-from vitdeploy.benchmark.machine_lock import LOCK_NAME, MACHINE, described, holder, machine_lock
+from vitdeploy.benchmark import machine as machine_lock_module
+from vitdeploy.benchmark.machine import LOCK_NAME, MACHINE, described, holder, machine_lock
 from vitdeploy.errors import CapabilityError
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs flock")
 
 # That of the product: other tests have one of their own.
 LOCK_FILE = machine_lock_module.lock_file
-IMPORTS = "import sys; from vitdeploy.benchmark.machine_lock import MACHINE"
+IMPORTS = "import sys; from vitdeploy.benchmark.machine import MACHINE"
 HOLD = f"{IMPORTS}; print(MACHINE.take(), flush=True); sys.stdin.read()"
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from vitdeploy.benchmark.paired import (
+from vitdeploy.benchmark.evidence import (
     PairedRatio,
     clustered,
     paired_ratio,

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from vitdeploy.benchmark.percentiles import least_rank, nearest_rank, over_latency, percentiles, queries_needed
+from vitdeploy.benchmark.results import least_rank, nearest_rank, over_latency, percentiles, queries_needed
 
 
 @pytest.mark.parametrize(("percent", "needed"), [(50, 11), (90, 64), (95, 130), (99, 662), (99.9, 6636)])

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from vitdeploy.benchmark import probes
+from vitdeploy.benchmark import machine as probes
 from vitdeploy.benchmark.energy import EnergyMeter
 
 STAT = """cpu  100 0 0 900 0 0 0 0 0 0

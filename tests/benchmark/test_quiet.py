@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 
 from tests.documents import ratio_of
-from vitdeploy.benchmark.candidate import BenchCandidate
-from vitdeploy.benchmark.decided import judged
-from vitdeploy.benchmark.expected import expected, spelt
-from vitdeploy.benchmark.patience import Others, Patience, watched
+from vitdeploy.benchmark.evidence import quiet, quiet_together, unrest
+from vitdeploy.benchmark.load import Others, Patience, watched
 from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.benchmark.quiet import quiet, quiet_together, unrest
 from vitdeploy.benchmark.results import BenchRun, Entry, Machine, Round
-from vitdeploy.benchmark.summary import block_medians, rows
+from vitdeploy.benchmark.run import BenchCandidate, expected, spelt
+from vitdeploy.benchmark.summary import block_medians, judged, rows
 from vitdeploy.pipeline.measure import NOT_DECIDED, ratios, summarise, undecided
 
 CPUS = (0, 1)
@@ -331,7 +329,7 @@ def test_a_machine_that_slept_meanwhile_decides_by_the_other_rounds():
 def test_waiting_ends_with_the_load_or_the_patience(monkeypatch):
     loads, told = [1.9, 1.9, 0.0, 1.9], []
     monkeypatch.setattr(
-        "vitdeploy.benchmark.patience.watched",
+        "vitdeploy.benchmark.load.watched",
         lambda root: Others(loads.pop(0) if loads else 1.9, 2, ("make 7: 95 %",)),
     )
     patience = Patience(1.0, told.append)

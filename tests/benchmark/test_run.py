@@ -18,15 +18,14 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import vitdeploy
-from vitdeploy.benchmark import process, session, summary
+from vitdeploy.benchmark import process, summary
 from vitdeploy.benchmark import run as run_module
-from vitdeploy.benchmark.candidate import BenchCandidate
+from vitdeploy.benchmark import run as session
+from vitdeploy.benchmark.evidence import PairedRatio
 from vitdeploy.benchmark.load import PoissonLoad
-from vitdeploy.benchmark.paired import PairedRatio
 from vitdeploy.benchmark.protocol import Protocol, Scenario, parse_scenario
-from vitdeploy.benchmark.row import Row
-from vitdeploy.benchmark.run import run_benchmark
-from vitdeploy.benchmark.session import running_order
+from vitdeploy.benchmark.run import BenchCandidate, run_benchmark, running_order
+from vitdeploy.benchmark.summary import Row
 from vitdeploy.benchmark.worker import SEED, random_feeds
 from vitdeploy.errors import EngineError, MissingPackageError, TargetError, TensorError, VitdeployError, WorkerError
 from vitdeploy.pipeline.measure import summarise
@@ -357,7 +356,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path, script):
     parent = tmp_path / "parent.py"
     parent.write_text(
         "from vitdeploy.benchmark.run import run_benchmark\n"
-        "from vitdeploy.benchmark.candidate import BenchCandidate\n"
+        "from vitdeploy.benchmark.run import BenchCandidate\n"
         "from vitdeploy.benchmark.protocol import Protocol\n"
         f"one = BenchCandidate('orphan', 'numpy', 'fp32', {candidate.argv!r}, {{}})\n"
         "run_benchmark([one], Protocol(duration=0, min_rounds=1200))\n"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vitdeploy.benchmark import summary
-from vitdeploy.benchmark.precision import percentile_interval
+from vitdeploy.benchmark.evidence import percentile_interval
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.results import BenchRun, Entry, Machine, Round
 from vitdeploy.spec import encode

@@ -8,12 +8,12 @@ import pytest
 
 from tests.targets import CPU_TARGETS
 from vitdeploy.benchmark import gemm, memory, survey
-from vitdeploy.benchmark.candidate import BenchCandidate, engine_candidate
 from vitdeploy.benchmark.context import Context, Memory
 from vitdeploy.benchmark.gemm import best_rate
 from vitdeploy.benchmark.memory import copy_rate, last_level_cache
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.results import BenchRun
+from vitdeploy.benchmark.run import BenchCandidate, engine_candidate
 from vitdeploy.benchmark.survey import plan, precisions_of, surveyed
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime.openvino import require

@@ -6,13 +6,11 @@ import pytest
 
 from tests.benchmark.test_probes import plant
 from tests.benchmark.test_quiet import bench_run, block, entry
-from vitdeploy.benchmark.decided import judged
+from vitdeploy.benchmark.evidence import quiet, undisturbed
+from vitdeploy.benchmark.machine import Reading, Throttle, clock_limit_mhz, firmware_bits, slowed_between
 from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.benchmark.quiet import quiet, undisturbed
-from vitdeploy.benchmark.results import Machine, Round
-from vitdeploy.benchmark.slowed import mostly_slowed
-from vitdeploy.benchmark.summary import rows
-from vitdeploy.benchmark.throttling import Reading, Throttle, clock_limit_mhz, firmware_bits, slowed_between
+from vitdeploy.benchmark.results import Machine, Round, mostly_slowed
+from vitdeploy.benchmark.summary import judged, rows
 
 # Paths of Raspberry Pi OS: on a Raspberry Pi 4, and on a 5.
 PI_4 = "sys/devices/platform/soc/soc:firmware/get_throttled"

@@ -21,9 +21,8 @@ from hypothesis import strategies as st
 
 from tests.bundle.test_read import FILES, GOOD
 from tests.command_line import command_line
-from vitdeploy.bundle.archive import packed_order, read_packed
 from vitdeploy.bundle.layout import Member, directory, local_header
-from vitdeploy.bundle.pack import pack_bundle, unlisted_files
+from vitdeploy.bundle.pack import pack_bundle, packed_order, read_packed, unlisted_files
 from vitdeploy.bundle.read import MANIFEST_FILE, is_packed, read_bundle
 from vitdeploy.bundle.sign import SIGNATURE_FILE
 from vitdeploy.errors import (

@@ -5,9 +5,8 @@ import shutil
 
 import pytest
 
-from vitdeploy.bundle.pack import pack_bundle
+from vitdeploy.bundle.pack import pack_bundle, unpack
 from vitdeploy.bundle.read import MANIFEST_FILE
-from vitdeploy.bundle.unpack import unpack
 from vitdeploy.errors import ArchiveError, DigestError, InputError, MissingFileError, OutputError, SignatureError
 from vitdeploy.runtime import load
 

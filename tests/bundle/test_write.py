@@ -152,8 +152,8 @@ def sequence_bundle(tmp_path_factory, sequence_export):
     """A bundle of two graphs with an engine for every target that is installed."""
     from vitdeploy.graph.io.files import get_metadata, graph_spec, load_graph
     from vitdeploy.stages.compile import compile_graphs
-    from vitdeploy.stages.files import graphs_in
     from vitdeploy.stages.place import PlaceConfig, place_graphs
+    from vitdeploy.stages.step import graphs_in
 
     engines = []
     for target in CPU_TARGETS:

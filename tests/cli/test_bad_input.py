@@ -154,7 +154,7 @@ def placed(tmp_path_factory, small_export):
     """A placement of the small model, with ranges out of the air: nothing runs it."""
     from dataclasses import replace
 
-    from vitdeploy.graph.analysis.linears import find_linears
+    from vitdeploy.graph.analysis.rows import find_linears
     from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph, set_metadata
     from vitdeploy.quantization.placement import place
     from vitdeploy.quantization.ranges import Range

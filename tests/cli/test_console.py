@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console as Terminal
 
 from vitdeploy.api.live import Live, spell
-from vitdeploy.api.tables import Column, Table, printed, wrapped
-from vitdeploy.cli.console import Console, command_line
+from vitdeploy.api.values import Column, Table, printed, wrapped
+from vitdeploy.cli.options import Console, command_line
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

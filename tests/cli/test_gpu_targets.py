@@ -118,7 +118,7 @@ def test_an_emulated_bundle_is_checked_as_any_other(run, bundle, small_export, d
 )
 def test_options_that_make_no_engine_are_refused(run, small_export, options, says, monkeypatch):
     monkeypatch.setattr("vitdeploy.pipeline.available.require_runtime", lambda target: None)
-    monkeypatch.setattr("vitdeploy.runtime.tensorrt_api.require", lambda: "11.4.0")
+    monkeypatch.setattr("vitdeploy.runtime.tensorrt.require", lambda: "11.4.0")
     done = run("compile", small_export, "--target", "tensorrt", "-o", "out", *options)
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr

@@ -12,7 +12,7 @@ from vitdeploy.api.bench import Benchmark
 from vitdeploy.api.history import read_history, record, recorded
 from vitdeploy.errors import AnswersError, GateError, MissingPackageError, StorageError
 from vitdeploy.history.files import append, read_rows
-from vitdeploy.history.place import open_place
+from vitdeploy.history.row import open_place
 from vitdeploy.known_bad.entries import Table
 from vitdeploy.spec import decode
 

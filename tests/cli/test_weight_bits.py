@@ -96,7 +96,7 @@ def test_doctor_says_whether_the_cpu_has_vnni(here, cpu, flags, expected):
 
 
 def test_a_bisection_proposes_weights_that_fit_the_cpu(cpu, bundles):
-    from vitdeploy.search.fix import Fix, fixed_bits
+    from vitdeploy.search.bisect import Fix, fixed_bits
     from vitdeploy.workflows.bisection import BisectionFormatter
 
     eight, seven = (read_bundle(bundles[bits][0]).engines[0] for bits in (8, 7))

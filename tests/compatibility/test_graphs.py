@@ -15,14 +15,14 @@ from tests.compatibility_page import Page
 from tests.quantization.test_families import pictures
 from vitdeploy.exporter.parity import TOLERANCE, relative_difference
 from vitdeploy.graph.analysis.attention import find_attentions
-from vitdeploy.graph.analysis.linears import find_linears, unplaced_weights
+from vitdeploy.graph.analysis.rows import find_linears, unplaced_weights
 from vitdeploy.graph.analysis.work import count_work
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
 from vitdeploy.quantization import place_openvino
 from vitdeploy.quantization.observers import observe
-from vitdeploy.quantization.scores import separate_scores
+from vitdeploy.quantization.ranges import separate_scores
 from vitdeploy.quantization.statistics import save_statistics
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.preprocess import normalise

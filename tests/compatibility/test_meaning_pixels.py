@@ -19,11 +19,11 @@ import vitdeploy as vd
 from tests.command_line import command_line
 from tests.compatibility_page import Page
 from tests.references import reference
-from vitdeploy.cli.sources import as_keys
+from vitdeploy.cli.options import as_keys
 from vitdeploy.errors import CheckpointError, InputError, TensorError
 from vitdeploy.graph.io.files import read_metadata
 from vitdeploy.models.load import load_model
-from vitdeploy.pipeline.resolve import overrides_of, source_of
+from vitdeploy.pipeline.job import overrides_of, source_of
 from vitdeploy.recipe.load import load_recipe
 from vitdeploy.runtime.preprocess import load_pixels, normalise
 from vitdeploy.spec import PreprocessSpec

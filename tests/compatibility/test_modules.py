@@ -19,13 +19,13 @@ from tests.references import reference
 from vitdeploy.errors import ExportError
 from vitdeploy.exporter.parity import TOLERANCE, relative_difference
 from vitdeploy.graph.analysis.attention import find_attentions
-from vitdeploy.graph.analysis.linears import count_int8
+from vitdeploy.graph.analysis.rows import count_int8
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
 from vitdeploy.quantization import place_openvino
 from vitdeploy.quantization.observers import observe
-from vitdeploy.quantization.scores import separate_scores
+from vitdeploy.quantization.ranges import separate_scores
 from vitdeploy.quantization.statistics import save_statistics
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.preprocess import normalise

@@ -10,7 +10,8 @@ import onnx_ir as ir
 import pytest
 
 from tests.targets import CPU_TARGETS
-from vitdeploy.benchmark.layers import LEAST_RUNS, profile
+from vitdeploy.benchmark.gemm import LEAST_LAYER_RUNS as LEAST_RUNS
+from vitdeploy.benchmark.gemm import profile
 from vitdeploy.bundle.read import ENGINE_OPTIONS
 from vitdeploy.compilation.backend import COMPILE
 from vitdeploy.compilation.engine import compile_engine
@@ -29,11 +30,10 @@ from vitdeploy.spec import EngineSpec, PreprocessSpec, TensorSpec, TensorsSpec
 from vitdeploy.stages.calibrate import calibrate
 from vitdeploy.stages.capability import check_precision
 from vitdeploy.stages.compile import compile_graph, compile_graphs
-from vitdeploy.stages.engines import read_engine
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.place import PlaceConfig, place_graph, place_graphs
 from vitdeploy.stages.reference_model import find_reference_model
-from vitdeploy.stages.step import Candidate
+from vitdeploy.stages.step import Candidate, read_engine
 
 REVERSE = Path(__file__).parent.parent.parent / "calibration" / "reverse"
 LAYERS = 4 * 2 + 2

@@ -15,8 +15,8 @@ from vitdeploy.errors import CapabilityError
 from vitdeploy.graph.io.files import save_graph
 from vitdeploy.runtime import ort, ort_gpu
 from vitdeploy.runtime.nvidia import find_driver
+from vitdeploy.runtime.ort import run_profiled
 from vitdeploy.runtime.ort_gpu import CUDA, SHAPE_NODES, TENSORRT
-from vitdeploy.runtime.ort_profile import run_profiled
 
 pytest.importorskip("onnxruntime", reason="pip install 'vitdeploy[onnxruntime]'")
 PROVIDER = ort_gpu.PROVIDERS[CUDA]

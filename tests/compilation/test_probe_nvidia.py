@@ -15,7 +15,7 @@ from vitdeploy.compilation.probe import examine, probe_target
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime import nvidia
 from vitdeploy.runtime.nvidia import Gpu, describe_gpu, find_driver
-from vitdeploy.stages.target_tools import target_tools
+from vitdeploy.stages.step import target_tools
 
 GPU_TARGETS = [name for name, row in TARGETS.items() if row.device == "GPU"]
 # As the driver's library answers: a driver for CUDA 13.0, one GPU of compute capability 8.6 with 24 of 25 GB free.

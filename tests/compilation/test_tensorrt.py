@@ -18,8 +18,7 @@ from vitdeploy.compilation.tensorrt_layers import count_layers
 from vitdeploy.errors import CapabilityError, EngineError, MissingPackageError, TargetError
 from vitdeploy.runtime import cuda
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.runtime.tensorrt import TensorRtRunner
-from vitdeploy.runtime.tensorrt_api import Messages, version_numbers
+from vitdeploy.runtime.tensorrt import Messages, TensorRtRunner, version_numbers
 from vitdeploy.spec import EngineSpec, TensorSpec, decode, encode
 
 # Layers as TensorRT's inspector writes them with all details: the forms of 10.x seen in NVIDIA/TensorRT's issues 4397,
@@ -244,7 +243,7 @@ except VitdeployError as error:
 NO_CUDA = """
 import json, sys
 from vitdeploy.errors import VitdeployError
-from vitdeploy.runtime.tensorrt_identity import fingerprint
+from vitdeploy.runtime.tensorrt import fingerprint
 sys.modules["cuda.bindings.runtime"] = None
 try:
     fingerprint()
@@ -279,7 +278,7 @@ OBJECTS = """
 import json
 import tensorrt as trt
 from vitdeploy.compilation.tensorrt_build import _make_monitor
-from vitdeploy.runtime import tensorrt_api
+from vitdeploy.runtime import tensorrt as tensorrt_api
 logger, messages = tensorrt_api.make_logger()
 logger.log(trt.ILogger.Severity.WARNING, "a warning")
 logger.log(trt.ILogger.Severity.ERROR, "an error\\n")

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitdeploy.data import decoded, decoding
+from vitdeploy.data import decoding
+from vitdeploy.data import decoding as decoded
 from vitdeploy.data.containers.reading import load_held
-from vitdeploy.data.decoded import Decoded, DecodedSet
-from vitdeploy.data.decoding import decode_images
+from vitdeploy.data.decoding import Decoded, DecodedSet, Skipped, decode_images
 from vitdeploy.data.folder import Sample
-from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import DataError, ImageError, StorageError
 from vitdeploy.runtime.preprocess import load_image
 from vitdeploy.spec import PreprocessSpec

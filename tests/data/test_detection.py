@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vitdeploy.data.annotations import Category
+from vitdeploy.data.decoding import Skipped
 from vitdeploy.data.detection import read_detection
-from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import DataError, ImageError, MissingFileError
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitdeploy.data.decoding import Skipped
 from vitdeploy.data.folder import digest
 from vitdeploy.data.mvtec import normal_folder, read_mvtec, split_mvtec
-from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import DataError, ImageError, MissingFileError
 
 

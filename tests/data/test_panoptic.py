@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from vitdeploy.data.annotations import Category
+from vitdeploy.data.decoding import Skipped
 from vitdeploy.data.panoptic import VOID, read_panoptic
-from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import DataError, ImageError, MissingFileError
 from vitdeploy.progress import silent
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec

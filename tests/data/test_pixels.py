@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitdeploy.data.decoding import Skipped, batches, readable
 from vitdeploy.data.folder import Sample
-from vitdeploy.data.pixels import Skipped, batches, readable
 from vitdeploy.errors import DataError, ImageError
 from vitdeploy.spec import PreprocessSpec
 

@@ -9,12 +9,15 @@ pa = pytest.importorskip("pyarrow", reason="pip install 'vitdeploy[datasets]'")
 pq = pytest.importorskip("pyarrow.parquet")
 
 from tests.data.made import features, picture, table  # noqa: E402
-from vitdeploy.data.containers import rows  # noqa: E402
+from vitdeploy.data.containers import listing as rows  # noqa: E402
 from vitdeploy.data.containers.listing import Classes  # noqa: E402
 from vitdeploy.data.containers.reading import read_written  # noqa: E402
-from vitdeploy.data.decoded import DecodedSet, reading_order  # noqa: E402
+from vitdeploy.data.decoding import (  # noqa: E402
+    DecodedSet,
+    Skipped,
+    reading_order,
+)
 from vitdeploy.data.folder import has_container_labels, list_images  # noqa: E402
-from vitdeploy.data.pixels import Skipped  # noqa: E402
 from vitdeploy.errors import DataError, ImageError, MissingPackageError  # noqa: E402
 from vitdeploy.runtime.preprocess import load_pixels  # noqa: E402
 from vitdeploy.spec import PreprocessSpec  # noqa: E402

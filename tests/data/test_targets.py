@@ -3,8 +3,8 @@
 import pytest
 from PIL import Image
 
-from vitdeploy.data.targets import read_targets
 from vitdeploy.errors import DataError, MissingFileError
+from vitdeploy.tasks.image_to_image import read_targets
 
 
 def save(folder, name, size):

@@ -13,10 +13,9 @@ from vitdeploy.data import decoding  # noqa: E402
 from vitdeploy.data.containers import uris  # noqa: E402
 from vitdeploy.data.containers.listing import Classes  # noqa: E402
 from vitdeploy.data.containers.uris import Uri, mark_of  # noqa: E402
-from vitdeploy.data.decoding import decode_images  # noqa: E402
+from vitdeploy.data.decoding import Skipped, decode_images  # noqa: E402
 from vitdeploy.data.file_digests import FileDigests  # noqa: E402
 from vitdeploy.data.folder import digest, has_container_labels, list_images  # noqa: E402
-from vitdeploy.data.pixels import Skipped  # noqa: E402
 from vitdeploy.errors import DataError, ImageError, MissingPackageError, StorageError  # noqa: E402
 from vitdeploy.spec import PreprocessSpec  # noqa: E402
 

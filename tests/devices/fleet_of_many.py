@@ -26,7 +26,7 @@ import pytest
 
 from tests.devices.shop import Shop, releases_of, shop_of
 from tests.faults.devices.model import make_small
-from vitdeploy.api.fleet import Deployed, roll_out, standing
+from vitdeploy.api.deploy import Deployed, roll_out, standing
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.bundle.read import file_sha256
 from vitdeploy.devices import connection

@@ -19,7 +19,7 @@ from vitdeploy.devices.agent.documents import (
     SwitchOptions,
     Tried,
 )
-from vitdeploy.devices.deployed import check_deployments, check_missing, judge
+from vitdeploy.devices.client import check_deployments, check_missing, judge
 from vitdeploy.errors import DeviceResultError, InputError, StorageError
 from vitdeploy.spec import GoldenEngine, GoldenSpec
 from vitdeploy.workflows.rollout import parse_stages
@@ -135,7 +135,7 @@ def test_stages_are_numbers_of_devices_whatever_they_are_said_in():
 
 
 def test_what_is_known_here_survives_and_a_broken_file_is_told(tmp_path, monkeypatch):
-    from vitdeploy.devices.fleet import Fleet, Member, fleet_folder, read_fleet, read_fleets, write_fleet
+    from vitdeploy.devices.registry import Fleet, Member, fleet_folder, read_fleet, read_fleets, write_fleet
 
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert read_fleets() == {} and read_fleet("small") == Fleet("small")

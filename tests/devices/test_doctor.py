@@ -6,9 +6,9 @@ import time
 import pytest
 
 from tests.runtime.boards import plant, write
-from vitdeploy.benchmark.throttling import Reading
+from vitdeploy.benchmark.machine import Reading
 from vitdeploy.compilation.backend import TargetState
-from vitdeploy.devices.advice import Seen, advice_lines, advise, fastest_mode
+from vitdeploy.devices.advice import Seen, advice_lines, advise, described, diagnose, fastest_mode
 from vitdeploy.devices.agent.board import (
     BoardState,
     debian_versions,
@@ -18,8 +18,6 @@ from vitdeploy.devices.agent.board import (
     tegra_release,
 )
 from vitdeploy.devices.agent.documents import Probe
-from vitdeploy.devices.doctor import diagnose
-from vitdeploy.devices.jetpack import described
 from vitdeploy.devices.registry import Device
 from vitdeploy.runtime.host import describe_host
 

@@ -18,18 +18,17 @@ from tests.held import held
 from vitdeploy.backends import TARGETS
 from vitdeploy.compilation.backend import TargetState
 from vitdeploy.devices import call as call_module
-from vitdeploy.devices.advice import Seen
+from vitdeploy.devices.advice import Seen, _mend
 from vitdeploy.devices.agent import beat
 from vitdeploy.devices.agent.beat import BEAT, Beats
 from vitdeploy.devices.agent.board import BoardState
 from vitdeploy.devices.agent.documents import FORMAT, Job, Placed, PlacedGraph, Probe, Status
-from vitdeploy.devices.bounds import problem_of
 from vitdeploy.devices.call import Call, Interrupted
 from vitdeploy.devices.client import Client
-from vitdeploy.devices.doctor import _mend
 from vitdeploy.devices.patience import Clock, Patience, spelled
 from vitdeploy.devices.registry import Device
 from vitdeploy.devices.results import parse
+from vitdeploy.devices.shipment import problem_of
 from vitdeploy.devices.transport import Unresponsive
 from vitdeploy.errors import DeviceError, DeviceResultError
 

@@ -24,9 +24,9 @@ from tests.known_bad.test_commands import RESIZE, kept
 from tests.test_imports import device_python  # noqa: F401  # a Python with numpy and Pillow only
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.bundle.read import read_bundle, verify_files
+from vitdeploy.devices.advice import diagnose
 from vitdeploy.devices.agent.documents import FORMAT, Result
 from vitdeploy.devices.client import Client, Interrupted
-from vitdeploy.devices.doctor import diagnose
 from vitdeploy.devices.package import agent_package
 from vitdeploy.devices.patience import Patience
 from vitdeploy.devices.registry import Device

@@ -16,8 +16,8 @@ from vitdeploy.exporter.parity import worst_difference
 from vitdeploy.graph.io.files import fixed_batch, graph_spec, load_graph
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
+from vitdeploy.pipeline.job import export_config_of
 from vitdeploy.pipeline.reference_worker import make_runner
-from vitdeploy.pipeline.resolve import export_config_of
 from vitdeploy.recipe.load import validate
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.spec import PreprocessSpec

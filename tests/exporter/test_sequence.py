@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from tests.parity import BATCHES, ENGINES, engine_runner
 from vitdeploy.errors import ExportError
 from vitdeploy.exporter.sequence import SequenceParity, check_sequence_parity, export_decoder_step, export_sequence
-from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.models.architectures.transformer import Transformer, TransformerConfig
 from vitdeploy.runtime.sequence import SequenceDecoder

@@ -10,8 +10,7 @@ import pytest
 
 from tests.command_line import command_line
 from tests.extending.installed import install
-from vitdeploy.benchmark.gemm import best_rate
-from vitdeploy.benchmark.layers import profile
+from vitdeploy.benchmark.gemm import best_rate, profile
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import CapabilityError
 from vitdeploy.extensions import entry_points_of

@@ -14,13 +14,11 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from vitdeploy.backends import Target
-from vitdeploy.benchmark.backend import BenchBackend, ProfileRequest
-from vitdeploy.benchmark.context import Layer, Profile
+from vitdeploy.benchmark.context import BenchBackend, Layer, Profile, ProfileRequest
 from vitdeploy.compilation.backend import CompileBackend, CompileRequest, TargetState
 from vitdeploy.errors import CapabilityError
-from vitdeploy.quantization.backend import PlacementBackend
 from vitdeploy.quantization.fold import GainThreshold
-from vitdeploy.quantization.insert import Quantizers, dequantized_weight
+from vitdeploy.quantization.placement import PlacementBackend, Quantizers, dequantized_weight
 from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.runner import Runner

@@ -8,10 +8,9 @@ Source: cross-layer equalization (arXiv 1906.04721, section 4.1), here with Smoo
 import numpy as np
 
 from vitdeploy.graph.edit import Editor
-from vitdeploy.quantization.channel_split import hidden_first
+from vitdeploy.quantization.channel_split import balanced, hidden_first
 from vitdeploy.quantization.fold import Fold
 from vitdeploy.quantization.products import expected_error
-from vitdeploy.quantization.smoothing import balanced
 
 
 def equalise_relu(model, statistics, request):

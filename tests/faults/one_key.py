@@ -149,7 +149,7 @@ def _queue(home: Path, number: int) -> float:
     os.environ.update(HOME=str(home), TMPDIR=str(home))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitdeploy.devices.agent.turn.LOOK_SECONDS", 0.01)
-        patch.setattr("vitdeploy.benchmark.machine_lock.lock_file", lambda: home / "lock")
+        patch.setattr("vitdeploy.benchmark.machine.lock_file", lambda: home / "lock")
         with turn("job", lambda other: None):
             began = time.monotonic()
             time.sleep(0.02)

@@ -21,12 +21,11 @@ import vitdeploy.store.store as store
 from vitdeploy.devices.agent.releases import Deployment
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.progress import silent
-from vitdeploy.runtime.atomic import write_atomic
+from vitdeploy.runtime.trust import write_atomic
 from vitdeploy.spec import MANIFEST_FORMAT, FileEntry, Manifest, encode
 from vitdeploy.stages.step import Step
 from vitdeploy.stages.unfinished import load_state, save_state
-from vitdeploy.store.key import artifact_key
-from vitdeploy.store.record import Made
+from vitdeploy.store.key import Made, artifact_key
 from vitdeploy.store.store import RECORD_FILE, Store
 
 Files = Mapping[str, bytes]

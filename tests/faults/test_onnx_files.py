@@ -15,7 +15,8 @@ from tests.graph.builder import Builder, values
 from vitdeploy.errors import GraphError, InputError, MissingFileError, UnsafeGraphError, VitdeployError
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io import admit as gate
-from vitdeploy.graph.io import stored, wire
+from vitdeploy.graph.io import admit as wire
+from vitdeploy.graph.io import stored
 from vitdeploy.graph.io.admit import admit, read_graph
 from vitdeploy.graph.io.files import METADATA_KEY, get_metadata
 

@@ -11,14 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.graph.builder import Builder, checked, difference, run, values
-from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.edit import Names
-from vitdeploy.graph.half.emulated import emulate
-from vitdeploy.graph.half.typed import type_graph
+from vitdeploy.graph.half.half import emulate, type_graph
 from vitdeploy.graph.io.inputs import take_pixels
 from vitdeploy.graph.passes.optimize import OptimizeOptions, optimize
-from vitdeploy.quantization.extremes import LARGEST, LOST, with_extremes
+from vitdeploy.quantization.observers import LARGEST, LOST, with_extremes
 from vitdeploy.quantization.placement import place, shape
 from vitdeploy.quantization.ranges import Range
 from vitdeploy.spec import PreprocessSpec

@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.documents import as_report, bench_of, row
 from tests.report.test_html import REPORT
-from vitdeploy.benchmark.row import Latency, LatencyIntervals
+from vitdeploy.benchmark.summary import Latency, LatencyIntervals
 from vitdeploy.document.bench import BenchDocument
 from vitdeploy.document.context import Omission
 from vitdeploy.errors import AnswersError

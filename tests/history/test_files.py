@@ -16,8 +16,7 @@ from tests.history.made import bench_document, bench_rows
 from vitdeploy.errors import InputError, MissingFileError, MissingPackageError, StorageError
 from vitdeploy.history import files
 from vitdeploy.history.files import append, read_rows
-from vitdeploy.history.place import open_place
-from vitdeploy.history.row import FORMAT_KEY, schema
+from vitdeploy.history.row import FORMAT_KEY, open_place, schema
 from vitdeploy.remote import shown_uri
 
 
@@ -171,7 +170,7 @@ def test_other_files_and_folders_in_it_are_no_concern(tmp_path):
 
 def test_a_file_that_is_too_large_is_not_read(where, monkeypatch):
     add(where)
-    monkeypatch.setattr("vitdeploy.history.place.MAX_BYTES", 100)
+    monkeypatch.setattr("vitdeploy.history.row.MAX_BYTES", 100)
     rows, (left_out,) = read(where)
     assert rows == [] and "is too large" in left_out.why
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from tests.graph.builder import Builder, run, values
 from vitdeploy.bundle.write import Golden, GoldenAnswers, write_bundle
 from vitdeploy.graph.io.files import GraphMetadata, graph_spec, save_graph, set_metadata
-from vitdeploy.pipeline.golden import TOLERANCE
+from vitdeploy.pipeline.assemble import TOLERANCE
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import engine_outputs
 from vitdeploy.spec import PreprocessSpec, TensorsSpec

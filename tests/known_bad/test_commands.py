@@ -12,14 +12,12 @@ from click.testing import CliRunner
 
 import vitdeploy as vd
 from tests.known_bad.graphs import CASES
-from vitdeploy.api.doctor import diagnose, known_lines
-from vitdeploy.api.inspect import inspect
-from vitdeploy.api.lint import lint_graphs
+from vitdeploy.api.inspect import diagnose, inspect, known_lines, lint_graphs
 from vitdeploy.cli.main import cli
 from vitdeploy.compilation.build_options import BuildOptions
 from vitdeploy.errors import InputError, KnownBadError, RecipeError
 from vitdeploy.graph.io.files import GraphMetadata, save_graph, set_metadata
-from vitdeploy.known_bad.engine import accepted_of
+from vitdeploy.known_bad.find import accepted_of
 from vitdeploy.recipe.load import load_recipe
 from vitdeploy.spec import PreprocessSpec, TensorsSpec
 from vitdeploy.stages.compile import compile_step

@@ -9,8 +9,7 @@ from tests.known_bad.graphs import CASES
 from tests.known_bad.page import PAGE, written
 from vitdeploy.errors import InputError, KnownBadError, KnownBadTableError
 from vitdeploy.known_bad.entries import TABLE_FILE, digest_of, read_table, table
-from vitdeploy.known_bad.find import check_ids, matches, matches_on, refuse_known_bad
-from vitdeploy.known_bad.lint import known_findings
+from vitdeploy.known_bad.find import check_ids, known_findings, matches, matches_on, refuse_known_bad
 from vitdeploy.known_bad.platform import Platform, concerns, entries_for, platform_here, platform_of
 from vitdeploy.spec import EngineSpec
 

@@ -13,7 +13,7 @@ from onnx import TensorProto
 from tests.graph.builder import Builder, checked, run
 from tests.lint.cases import ALL, CASES, FP8, GOOD, attention, image
 from vitdeploy.errors import GraphError, TargetError
-from vitdeploy.graph.passes.pixel_cast import cast_pixels_first
+from vitdeploy.graph.passes.folds import cast_pixels_first
 from vitdeploy.lint.linter import RULES, counts, lint, refuse, rule_table
 from vitdeploy.lint.support import VERSIONS
 from vitdeploy.runtime.profiles import Range

@@ -14,7 +14,7 @@ from tests.models.test_load_folders import LABELS, SHAPE, SWIN, VIT, of_classes,
 from tests.references import reference
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.load import load_model
-from vitdeploy.models.model_folder.config import model_config
+from vitdeploy.models.model_folder.folder import model_config
 from vitdeploy.models.source import Source
 
 

@@ -11,11 +11,18 @@ from torch import nn
 
 from tests.references import reference
 from vitdeploy.errors import CheckpointError, MissingFileError
-from vitdeploy.models.coreset import k_centres, nearest_entries
 from vitdeploy.models.external.module import from_module
 from vitdeploy.models.load import load_model
-from vitdeploy.models.memory_bank import AnomalyModel, BankDistances, MemoryBank, features_of, with_memory
-from vitdeploy.models.patch_tokens import patch_tokens
+from vitdeploy.models.memory_bank import (
+    AnomalyModel,
+    BankDistances,
+    MemoryBank,
+    features_of,
+    k_centres,
+    nearest_entries,
+    patch_tokens,
+    with_memory,
+)
 from vitdeploy.models.source import Source
 
 DEEP = pytest.mark.skipif("VITDEPLOY_TEST_DEPTH" not in os.environ, reason="slow import; VITDEPLOY_TEST_DEPTH=1")

@@ -12,7 +12,8 @@ from vitdeploy.models.families import vit
 from vitdeploy.models.family import Hints, Signature
 from vitdeploy.models.keys import vit_transformers
 from vitdeploy.models.loaded import LoadedModel
-from vitdeploy.models.zero_shot import SCALE, with_text_features
+from vitdeploy.models.towers import ZERO_SHOT_SCALE as SCALE
+from vitdeploy.models.towers import with_text_features
 from vitdeploy.spec import PreprocessSpec, TensorSpec
 
 CLASSES, PROJECTION = 9, 24

@@ -9,21 +9,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitdeploy.data.decoded import DecodedSet
+from vitdeploy.data.decoding import DecodedSet
 from vitdeploy.data.folder import Sample
 from vitdeploy.data.panoptic import PanopticMap
-from vitdeploy.document.answers import ChangedCounts, Marks
-from vitdeploy.pipeline.answers import answer_facts
-from vitdeploy.report.classes import class_headline
+from vitdeploy.pipeline.plan import answer_facts
+from vitdeploy.report.accuracy import class_headline
 from vitdeploy.runtime.postprocess import softmax
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, encode
-from vitdeploy.tasks.adapter import Data, Setting, thumbnail
+from vitdeploy.tasks.adapter import CHANGED, UNSURE, USUAL, Chosen, Data, Setting, choose, example, thumbnail
 from vitdeploy.tasks.adapters import make_adapter
-from vitdeploy.tasks.examples import CHANGED, UNSURE, USUAL, Chosen, choose, example
+from vitdeploy.tasks.answers import ChangedCounts, Marks
 from vitdeploy.tasks.sequence import Pair
 from vitdeploy.verification.changes import map_changes, object_changes
 from vitdeploy.verification.classes import LISTED_ROWS, MATRIX_CLASSES, Classified, by_class, confusion, reliability
-from vitdeploy.verification.collect import Answers
+from vitdeploy.verification.records import Answers
 
 PREPROCESS = PreprocessSpec(resize=32, crop=(32, 32), mean=(0.5,), std=(0.5,))
 N, CLASSES = 200, 10

@@ -15,8 +15,7 @@ from vitdeploy.models.memory_bank import MemoryBank
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline import fitted as module
 from vitdeploy.pipeline.fitted import fitted, refuse_known
-from vitdeploy.pipeline.job import prepare
-from vitdeploy.pipeline.resolve import source_of
+from vitdeploy.pipeline.job import prepare, source_of
 from vitdeploy.progress import silent
 from vitdeploy.recipe.load import validate
 from vitdeploy.runtime.anomaly import image_score, smoothed

@@ -14,19 +14,16 @@ from tests.command_line import command_line
 from vitdeploy.errors import CheckpointError, DataError, GraphError, InputError, RecipeError
 from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph, set_metadata
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.job import prepare
-from vitdeploy.pipeline.resolve import source_of
+from vitdeploy.pipeline.job import prepare, source_of
 from vitdeploy.progress import silent
-from vitdeploy.recipe.load import load_recipe
-from vitdeploy.recipe.text import recipe_text
-from vitdeploy.runtime.labels import read_labels
+from vitdeploy.recipe.load import load_recipe, recipe_text
+from vitdeploy.runtime.values import read_labels
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 from vitdeploy.stages.beside import ASSUMED
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.reference_model import Overrides, find_reference_model, reference_runner
 from vitdeploy.workflows.placement import compile_bundle
-from vitdeploy.workflows.sides import settings_of
-from vitdeploy.workflows.subjects import find_subjects, opened
+from vitdeploy.workflows.subjects import find_subjects, opened, settings_of
 from vitdeploy.workflows.sweeps.entries import Entry
 from vitdeploy.workflows.tuning.prepare import begin_search, prepare_search
 

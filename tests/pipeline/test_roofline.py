@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import documents
-from vitdeploy.api.context_lines import context_lines
+from vitdeploy.api.values import context_lines
 from vitdeploy.benchmark.context import Context, Layer, LeftOut, Memory, Profile, Rate
 from vitdeploy.graph.analysis.work import Work
-from vitdeploy.pipeline.roofline import context_facts
+from vitdeploy.pipeline.measure import context_facts
 from vitdeploy.spec import encode
 
 GIGA = 10**9

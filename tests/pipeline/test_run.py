@@ -11,9 +11,7 @@ from vitdeploy.pipeline.run import preview, run_plan
 from vitdeploy.progress import silent
 from vitdeploy.runtime.trust import is_trusted, register, registry
 from vitdeploy.spec import EngineSpec, encode
-from vitdeploy.stages.engines import may_load
-from vitdeploy.stages.files import write_json
-from vitdeploy.stages.step import Step
+from vitdeploy.stages.step import Step, may_load, write_json
 from vitdeploy.store.store import Store
 
 ENGINE = EngineSpec("tensorrt", "fp16", "graph.onnx", ("engine.plan",), 1, True, "TensorRT", (), ())

@@ -12,8 +12,7 @@ from vitdeploy.progress import silent
 from vitdeploy.recipe.load import load_recipe
 from vitdeploy.runtime import host
 from vitdeploy.spec import EngineSpec, encode
-from vitdeploy.stages.files import write_json
-from vitdeploy.stages.step import Candidate
+from vitdeploy.stages.step import Candidate, write_json
 from vitdeploy.store.store import Artifact
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "digits.yaml"

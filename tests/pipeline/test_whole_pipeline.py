@@ -17,7 +17,8 @@ from PIL import Image
 
 from tests.command_line import command_line
 from tests.report_schema import FILE
-from vitdeploy.benchmark import decided, quiet
+from vitdeploy.benchmark import evidence as quiet
+from vitdeploy.benchmark import summary as decided
 from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.document.read import read_report
 from vitdeploy.runtime import Monitor, load

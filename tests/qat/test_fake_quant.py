@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vitdeploy.qat.fake_quant import LearnedStep, fake_quantize
+from vitdeploy.qat.layers import LearnedStep, fake_quantize
 
 
 @pytest.fixture

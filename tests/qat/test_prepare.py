@@ -13,7 +13,7 @@ from tests.qat.conftest import PREPROCESS, TARGETS
 from vitdeploy import qat
 from vitdeploy.graph.edit import drop_unused
 from vitdeploy.graph.io.files import load_graph, save_graph
-from vitdeploy.qat.source import placed_file
+from vitdeploy.qat.trained import placed_file
 from vitdeploy.runtime.preprocess import normalise
 
 

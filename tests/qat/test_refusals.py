@@ -16,8 +16,8 @@ from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.qat import float_graph as float_graph_of
 from vitdeploy.qat import prepared as preparing
 from vitdeploy.qat.check import check_same
-from vitdeploy.qat.match import Piece
-from vitdeploy.qat.source import placed_file
+from vitdeploy.qat.layers import Piece
+from vitdeploy.qat.trained import placed_file
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from tests.graph.small_graphs import (
     run,
     sequence_first,
 )
-from vitdeploy.quantization.attention_onnxruntime import fuse_attention
-from vitdeploy.quantization.scores import separate_scores
+from vitdeploy.quantization.place_onnxruntime import fuse_attention
+from vitdeploy.quantization.ranges import separate_scores
 
 TOKENS = 5
 

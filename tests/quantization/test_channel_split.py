@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.graph.small_graphs import Builder, difference, random_feeds, run_in_double
-from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.quantization.channel_split import _copies, best_split, smooth_hidden
 from vitdeploy.quantization.fold import FoldRequest, GainThreshold
 from vitdeploy.quantization.ranges import activation_scale, range_of

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.graph.small_graphs import Builder, difference, random_feeds, run, run_in_double
-from vitdeploy.graph.analysis.linears import find_linears
-from vitdeploy.graph.passes.image_norm import image_bounds
+from vitdeploy.graph.analysis.rows import find_linears
+from vitdeploy.graph.passes.folds import image_bounds
 from vitdeploy.quantization.channels import scale_channels
 from vitdeploy.quantization.fold import FoldRequest, GainThreshold
 from vitdeploy.quantization.observer import Observer

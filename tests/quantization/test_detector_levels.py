@@ -5,7 +5,7 @@ import onnx_ir as ir
 import pytest
 
 from tests.graph.small_graphs import Builder
-from vitdeploy.graph.analysis.linears import count_int8, find_linears
+from vitdeploy.graph.analysis.rows import count_int8, find_linears
 from vitdeploy.quantization.placement import place, shape
 from vitdeploy.quantization.ranges import Range
 from vitdeploy.runtime.openvino import OpenVinoRunner

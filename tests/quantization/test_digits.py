@@ -13,13 +13,13 @@ import pytest
 
 from tests.targets import CPU_TARGETS
 from vitdeploy.data.folder import split
-from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.analysis.work import layer_macs
-from vitdeploy.graph.half.emulated import emulate
+from vitdeploy.graph.half.half import emulate
 from vitdeploy.graph.io.files import get_metadata, load_graph, serialised
 from vitdeploy.models.source import Source
 from vitdeploy.quantization import place_openvino
-from vitdeploy.quantization.backend import QUANTIZE
+from vitdeploy.quantization.placement import QUANTIZE
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import load_image
@@ -31,7 +31,7 @@ from vitdeploy.stages.place import PlaceConfig, place_graph
 from vitdeploy.stages.reference_model import Overrides, find_reference_model
 from vitdeploy.stages.typed import place_typed
 from vitdeploy.verification.agreement import compare
-from vitdeploy.verification.collect import collect
+from vitdeploy.verification.records import collect
 
 ROOT = Path(__file__).parent.parent.parent
 PREPROCESS = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))
@@ -134,7 +134,7 @@ import json, sys
 from pathlib import Path
 import numpy as np
 from vitdeploy.data.folder import scan
-from vitdeploy.data.pixels import batches
+from vitdeploy.data.decoding import batches
 from vitdeploy.graph.io.files import get_metadata, load_graph
 from vitdeploy.quantization.observers import observe
 

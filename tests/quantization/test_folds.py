@@ -9,18 +9,24 @@ from hypothesis import strategies as st
 
 from tests.graph.small_graphs import FORMS, WIDTH, Builder, block, difference, random_feeds, run, run_in_double
 from vitdeploy.graph.analysis.attention import find_attentions
-from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.edit import Editor, drop_unused
-from vitdeploy.quantization.channel_split import smooth_hidden
+from vitdeploy.quantization.channel_split import smooth_hidden, smooth_norms, smooth_values
 from vitdeploy.quantization.fold import FoldRequest, GainThreshold
 from vitdeploy.quantization.observer import Observer
 from vitdeploy.quantization.prepare import FOLDS, prepare
 from vitdeploy.quantization.probe import with_outputs
 from vitdeploy.quantization.products import expected_error
-from vitdeploy.quantization.ranges import activation_scale, quantize_weight, range_of
+from vitdeploy.quantization.ranges import (
+    activation_scale,
+    find_scores,
+    quantize_weight,
+    range_of,
+    score_tensors,
+    separate_scores,
+    smooth_scores,
+)
 from vitdeploy.quantization.rounding import round_weight
-from vitdeploy.quantization.scores import find_scores, score_tensors, separate_scores, smooth_scores
-from vitdeploy.quantization.smoothing import smooth_norms, smooth_values
 from vitdeploy.quantization.statistics import FIELDS, Statistics
 
 TOKENS = 5

@@ -13,7 +13,7 @@ from vitdeploy.compilation.backend import check_placed
 from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.data.folder import split
 from vitdeploy.errors import CapabilityError, GraphError
-from vitdeploy.graph.analysis.linears import count_int4, find_linears
+from vitdeploy.graph.analysis.rows import count_int4, find_linears
 from vitdeploy.graph.analysis.work import count_work
 from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph
 from vitdeploy.graph.values import array_of

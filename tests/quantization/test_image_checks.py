@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import split
-from vitdeploy.data.pixels import batches
 from vitdeploy.errors import DataError
-from vitdeploy.quantization.image_checks import ImageChecks
+from vitdeploy.quantization.prepare import ImageChecks
 from vitdeploy.spec import PreprocessSpec
 
 NAMES = [f"{i}.png" for i in range(20)]

@@ -5,12 +5,12 @@ import pytest
 
 from tests.targets import CPU_TARGETS
 from vitdeploy.compilation.engine import compile_engine
+from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import split
-from vitdeploy.data.pixels import batches
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.graph.passes.optimize import OptimizeOptions, optimize
-from vitdeploy.quantization.attention_onnxruntime import fuse_attention
-from vitdeploy.quantization.scores import separate_scores
+from vitdeploy.quantization.place_onnxruntime import fuse_attention
+from vitdeploy.quantization.ranges import separate_scores
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.spec import PreprocessSpec
 from vitdeploy.stages.calibrate import calibrate

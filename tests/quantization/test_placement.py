@@ -12,17 +12,16 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.targets import CPU_TARGETS
 from vitdeploy.backends import TARGETS
 from vitdeploy.compilation.engine import compile_engine
+from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import split
-from vitdeploy.data.pixels import batches
 from vitdeploy.errors import GraphError, TargetError
-from vitdeploy.graph.analysis.linears import count_int8, find_linears
+from vitdeploy.graph.analysis.rows import count_int8, find_linears
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.graph.passes.optimize import optimize
 from vitdeploy.graph.values import floats_of
 from vitdeploy.quantization.observers import observe
 from vitdeploy.quantization.placement import place, shape
-from vitdeploy.quantization.ranges import Range, activation_scale, range_of
-from vitdeploy.quantization.scores import separate_scores
+from vitdeploy.quantization.ranges import Range, activation_scale, range_of, separate_scores
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.openvino import OpenVinoRunner
 from vitdeploy.spec import PreprocessSpec

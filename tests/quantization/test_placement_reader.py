@@ -6,9 +6,9 @@ import onnxruntime
 import pytest
 
 from tests.targets import CPU_TARGETS
+from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import split
-from vitdeploy.data.pixels import batches
-from vitdeploy.graph.analysis.linears import count_int8, find_linears
+from vitdeploy.graph.analysis.rows import count_int8, find_linears
 from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.graph.passes.optimize import OptimizeOptions, optimize

@@ -5,9 +5,9 @@ import pytest
 
 from tests.targets import CPU_TARGETS
 from vitdeploy.compilation.engine import compile_engine
+from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import split
-from vitdeploy.data.pixels import batches
-from vitdeploy.graph.analysis.linears import count_int8
+from vitdeploy.graph.analysis.rows import count_int8
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.graph.passes.optimize import OptimizeOptions, optimize
 from vitdeploy.runtime.engine import make_runner

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.graph.small_graphs import Builder
-from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.quantization import rounding
 from vitdeploy.quantization.ranges import quantize_weight
 from vitdeploy.quantization.rounding import round_linear, round_weight

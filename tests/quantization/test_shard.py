@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from tests.quantization.test_observers import BRIGHT, DARK, PREPROCESS, TINY_IMAGE, root_model
+from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import split
-from vitdeploy.data.pixels import batches
 from vitdeploy.errors import DataError
 from vitdeploy.graph.io.files import load_graph
-from vitdeploy.quantization.bounds import Bounds
-from vitdeploy.quantization.image_checks import ImageChecks
 from vitdeploy.quantization.observer import BOUNDS
 from vitdeploy.quantization.observers import Observation
+from vitdeploy.quantization.prepare import ImageChecks
 from vitdeploy.quantization.probe import Probe
+from vitdeploy.quantization.ranges import Bounds
 from vitdeploy.quantization.shard import Shard, in_order, observe_shard
 
 IMAGES, HEAD = 72, 32

@@ -5,9 +5,9 @@ import onnx_ir as ir
 import pytest
 
 from tests.graph.small_graphs import WIDTH, Builder, attention_model, weights
-from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.analysis.rows import find_linears
+from vitdeploy.quantization.channel_split import balanced, smooth_norms, smooth_values
 from vitdeploy.quantization.fold import FoldRequest, GainThreshold
-from vitdeploy.quantization.smoothing import balanced, smooth_norms, smooth_values
 from vitdeploy.quantization.statistics import Statistics
 
 TOKENS = 5

@@ -9,14 +9,12 @@ from tests.graph.small_graphs import Builder, difference, random_feeds, run
 from vitdeploy.backends import TARGETS
 from vitdeploy.data.folder import split
 from vitdeploy.errors import CapabilityError, DataError, GraphError
-from vitdeploy.graph.analysis.linears import find_linears
-from vitdeploy.graph.half.emulated import emulate
-from vitdeploy.graph.half.residual_scale import scale_residual
-from vitdeploy.graph.half.typed import type_graph
+from vitdeploy.graph.analysis.rows import find_linears
+from vitdeploy.graph.half.half import emulate, scale_residual, type_graph
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.pipeline.available import check_placed
-from vitdeploy.quantization.extremes import Extremes, with_extremes
 from vitdeploy.quantization.half import HEADROOM, LARGEST, LIMIT, HalfPlan, plan_half
+from vitdeploy.quantization.observers import Extremes, with_extremes
 from vitdeploy.quantization.place_tensorrt import _grid, write
 from vitdeploy.quantization.ranges import Range, quantize_weight
 from vitdeploy.spec import PreprocessSpec

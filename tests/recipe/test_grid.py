@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 import vitdeploy
 from vitdeploy.api.sweep import write_recipes
 from vitdeploy.errors import InputError, MissingFileError, OutputError, RecipeError
-from vitdeploy.recipe.cell_names import value_name
 from vitdeploy.recipe.grid import MAX_CELLS, is_grid, load_grid
-from vitdeploy.recipe.load import load_recipe
+from vitdeploy.recipe.load import load_recipe, value_name
 from vitdeploy.yaml_values import Lines, read_yaml, yaml_text
 
 BASE = """

@@ -11,15 +11,15 @@ import pytest
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.compilation.build_options import BuildOptions
 from vitdeploy.graph.passes.optimize import OptimizeOptions
-from vitdeploy.pipeline.resolve import rewrites_of
+from vitdeploy.pipeline.job import rewrites_of
 from vitdeploy.recipe.sections import (
     BenchSection,
     BudgetSection,
     OptimizeSection,
     PostprocessSection,
     PreprocessSection,
+    TensorRtSection,
 )
-from vitdeploy.recipe.tensorrt import TensorRtSection
 from vitdeploy.spec import Budget, PostprocessSpec, PreprocessSpec
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from vitdeploy.compilation.build_options import BuildOptions
 from vitdeploy.errors import MissingFileError, RecipeError, VitdeployError
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.resolve import at_sizes, choice_of, export_config_of, overrides_of, rewrites_of, source_of
+from vitdeploy.pipeline.job import at_sizes, choice_of, export_config_of, overrides_of, rewrites_of, source_of
 from vitdeploy.recipe.load import MAX_BYTES, MAX_PROBLEMS, given_recipe, load_recipe, validate
 from vitdeploy.spec import (
     Budget,

@@ -17,8 +17,7 @@ from tests.report.test_quantization import MIXED, PLACED, SENSITIVITY
 from tests.report.test_tuning import DOCUMENT as TUNED
 from vitdeploy.document.comparison import ComparisonDocument
 from vitdeploy.document.selftest import SelftestDocument
-from vitdeploy.document.sweep import SweepDocument
-from vitdeploy.document.tuning import TuneDocument
+from vitdeploy.document.sweep import SweepDocument, TuneDocument
 from vitdeploy.report.html import (
     render_history,
     render_regression,
@@ -27,7 +26,7 @@ from vitdeploy.report.html import (
     render_sweep,
     render_tuning,
 )
-from vitdeploy.search.sensitivity import Sensitivity
+from vitdeploy.search.mixed import Sensitivity
 from vitdeploy.spec import decode
 
 TARGETS = ("openvino-cpu", "onnxruntime-cpu", "onnxruntime-tensorrt", "tensorrt")

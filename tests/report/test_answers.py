@@ -13,10 +13,15 @@ from tests.report.test_html import ALLOWED, HOSTILE, REPORT, Page
 from vitdeploy.document.comparison import TimeRatio
 from vitdeploy.document.selftest import SelftestModel
 from vitdeploy.document.sweep import SweepDocument
-from vitdeploy.report import changed, classes, lookup, notes, regression, reliability, selftest, summary, table
+from vitdeploy.report import accuracy as classes
+from vitdeploy.report import context as reliability
+from vitdeploy.report import context as selftest
+from vitdeploy.report import lookup, regression, summary, table
+from vitdeploy.report import page as notes
+from vitdeploy.report import summary as changed
 from vitdeploy.report.examples import examples
 from vitdeploy.report.html import render_sweep
-from vitdeploy.report.notes import notices
+from vitdeploy.report.page import notices
 from vitdeploy.report.sweep import sweep_plots, swept
 from vitdeploy.spec import decode
 from vitdeploy.verification.classes import Drops, LostClasses, Reliability

@@ -8,7 +8,7 @@ from tests.pipeline.test_roofline import LAYERS, MEMORY, RATES, row, work
 from tests.report.test_html import ALLOWED, HOSTILE, REPORT, Page
 from vitdeploy.benchmark.context import Context, LeftOut, Profile
 from vitdeploy.document.bench import Bench
-from vitdeploy.pipeline.roofline import context_facts
+from vitdeploy.pipeline.measure import context_facts
 from vitdeploy.report.context import context_view
 from vitdeploy.spec import decode, encode
 

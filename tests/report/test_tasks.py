@@ -12,12 +12,12 @@ from vitdeploy.data.detection import Boxes
 from vitdeploy.data.panoptic import PanopticMap
 from vitdeploy.document.verified import diagnosed
 from vitdeploy.spec import encode
+from vitdeploy.tasks.features import compare_features
+from vitdeploy.tasks.panoptic import compare_panoptic
+from vitdeploy.tasks.sequence import compare_sequences
 from vitdeploy.verification.agreement import compare
 from vitdeploy.verification.average_precision import Objects
 from vitdeploy.verification.detection import compare_detections
-from vitdeploy.verification.features import compare_features
-from vitdeploy.verification.panoptic import compare_panoptic
-from vitdeploy.verification.sequence import compare_sequences
 
 N = 12
 

@@ -3,7 +3,7 @@
 import copy
 
 from tests.report.test_html import HOSTILE, REPORT, Page
-from vitdeploy.document.tuning import TuneDocument
+from vitdeploy.document.sweep import TuneDocument
 from vitdeploy.report import tuning
 from vitdeploy.report.html import render_tuning
 from vitdeploy.report.lookup import colours

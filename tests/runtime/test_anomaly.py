@@ -10,7 +10,7 @@ from vitdeploy.runtime.anomaly import ANOMALY, anomaly_map, gaussian, image_scor
 from vitdeploy.runtime.drawing import DRAWINGS, draw_heat
 from vitdeploy.runtime.task import Reading
 from vitdeploy.spec import AnomalySpec, DecodeError, PreprocessSpec, decode
-from vitdeploy.spec.anomaly import GIVEN
+from vitdeploy.spec.tasks import GIVEN
 
 HEAD = AnomalySpec(threshold=2.0, pixel_threshold=1.5, sigma=1.0)
 WHOLE = PreprocessSpec((12, 16), (12, 16), "bilinear", (0.5,) * 3, (0.5,) * 3)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from vitdeploy.errors import TensorError
-from vitdeploy.runtime import dlpack
-from vitdeploy.runtime.device_array import DeviceArray, borrow
+from vitdeploy.runtime import device_memory as dlpack
+from vitdeploy.runtime.device_memory import DeviceArray, borrow
 
 DTYPES = ["float32", "float16", "int8", "uint8", "int32", "int64", "bool"]
 HOST = (dlpack.CPU, 0)

@@ -11,8 +11,8 @@ from vitdeploy.runtime.depth import Depth
 from vitdeploy.runtime.detection import Detection, Detections
 from vitdeploy.runtime.drawing import DRAWINGS, OPACITY, colours, depth_picture
 from vitdeploy.runtime.instances import Instance, Instances
+from vitdeploy.runtime.masks import RunLengths
 from vitdeploy.runtime.panoptic import Panoptic, Segment
-from vitdeploy.runtime.run_lengths import RunLengths
 from vitdeploy.runtime.segmentation import NONE, Segmentation, areas
 from vitdeploy.runtime.upsample import bands, bicubic, enlarged
 from vitdeploy.spec import PreprocessSpec

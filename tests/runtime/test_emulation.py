@@ -6,9 +6,8 @@ from vitdeploy.benchmark import run
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.errors import CapabilityError
 from vitdeploy.pipeline.early import check_recipe
-from vitdeploy.runtime import emulation
-from vitdeploy.runtime.emulation import emulator
-from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime import host as emulation
+from vitdeploy.runtime.host import describe_host, emulator
 
 ARM, ARM64, X86, X86_64, RISCV = 40, 183, 3, 62, 243
 

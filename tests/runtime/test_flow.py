@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from vitdeploy.bundle.flow import PartTensors, mismatches
+from vitdeploy.bundle.layout import PartTensors, mismatches
 from vitdeploy.errors import ClosedError, TargetError, TensorError
 from vitdeploy.runtime.flow import FlowRunner, FlowView
 from vitdeploy.runtime.flows import flow_of_graphs

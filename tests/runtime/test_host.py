@@ -8,10 +8,17 @@ import subprocess
 import pytest
 
 from tests.runtime.boards import NAMES, auxiliary_vector, plant, write
-from vitdeploy.api.doctor import _host_lines
-from vitdeploy.runtime import arm
-from vitdeploy.runtime.arm_cores import CORES, core_name
-from vitdeploy.runtime.host import cpu_quota, default_threads, describe_host, quota_waits, usable_cores
+from vitdeploy.api.inspect import _host_lines
+from vitdeploy.runtime import host as arm
+from vitdeploy.runtime.host import (
+    CORES,
+    core_name,
+    cpu_quota,
+    default_threads,
+    describe_host,
+    quota_waits,
+    usable_cores,
+)
 
 # By machine: its cores and instruction sets, as its vendor describes the chip.
 EXPECTED = {

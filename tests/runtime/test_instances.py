@@ -10,7 +10,7 @@ import torch
 from tests.references import reference
 from vitdeploy.runtime.answers import count_same
 from vitdeploy.runtime.instances import candidates, overlaps, segment_instances
-from vitdeploy.runtime.run_lengths import RunLengths
+from vitdeploy.runtime.masks import RunLengths
 from vitdeploy.runtime.upsample import nearest
 from vitdeploy.spec import InstanceSpec, PreprocessSpec, decode, encode
 from vitdeploy.spec.tasks import Postprocess

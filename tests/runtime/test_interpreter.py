@@ -2,7 +2,7 @@
 
 import subprocess
 
-from vitdeploy.benchmark.candidate import ENGINE_WORKER
+from vitdeploy.benchmark.run import ENGINE_WORKER
 from vitdeploy.runtime.interpreter import module_argv
 
 

@@ -14,7 +14,7 @@ from tests.golden_bundle import write_golden_bundle
 from vitdeploy.bundle.read import file_sha256, read_bundle
 from vitdeploy.errors import InputError, ManifestError
 from vitdeploy.runtime import Monitor, MonitorWarning, load
-from vitdeploy.runtime.control_limits import control_limits
+from vitdeploy.runtime.host import control_limits
 from vitdeploy.runtime.monitor import Monitoring, Watched
 from vitdeploy.runtime.monitor_reference import (
     input_names,

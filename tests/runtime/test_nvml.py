@@ -6,7 +6,7 @@ import pytest
 
 from vitdeploy.benchmark.energy import GpuMeter
 from vitdeploy.errors import CapabilityError
-from vitdeploy.runtime.nvml import NO_PERMISSION, GpuEnergy
+from vitdeploy.runtime.nvidia import NO_PERMISSION, GpuEnergy
 
 BUS = "00000000:3B:00.0"
 NOT_SUPPORTED = 3

@@ -6,8 +6,7 @@ import pytest
 from tests.graph.builder import Builder, run, values
 from tests.known_bad.graphs import masked
 from vitdeploy.compilation.openvino import write_ir
-from vitdeploy.runtime.openvino import OpenVinoRunner
-from vitdeploy.runtime.openvino_operands import put_vectors_first
+from vitdeploy.runtime.openvino import OpenVinoRunner, put_vectors_first
 
 openvino = pytest.importorskip("openvino")
 

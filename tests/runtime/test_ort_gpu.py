@@ -19,7 +19,7 @@ from vitdeploy.runtime.backend import require_runtime
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.ort_gpu import CUDA, SHAPE_NODES, TENSORRT, OnnxRuntimeGpuRunner
-from vitdeploy.runtime.private import private_folder
+from vitdeploy.runtime.trust import private_folder
 from vitdeploy.spec import EngineSpec, TensorSpec
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'vitdeploy[onnxruntime]'")

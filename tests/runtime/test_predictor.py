@@ -27,12 +27,12 @@ from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.detection import Detections
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.features import Features
-from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.panoptic import Panoptic
 from vitdeploy.runtime.postprocess import best_classes, classify, softmax
 from vitdeploy.runtime.preprocess import load_pixels
 from vitdeploy.runtime.runner import Runner
+from vitdeploy.runtime.values import number_of_classes
 from vitdeploy.spec import GraphSpec, PostprocessSpec, PreprocessSpec, TensorSpec
 
 PREPROCESS = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))

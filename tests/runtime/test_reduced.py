@@ -8,8 +8,8 @@ from PIL import Image
 
 from vitdeploy.errors import ImageError, InputError, MissingFileError
 from vitdeploy.runtime import load
+from vitdeploy.runtime.geometry import OVERSAMPLING, decode_reduced, resize_reduced
 from vitdeploy.runtime.preprocess import load_pixels
-from vitdeploy.runtime.reduced import OVERSAMPLING, decode_reduced, resize_reduced
 from vitdeploy.spec import PreprocessSpec
 from vitdeploy.workflows.placement import compile_bundle
 

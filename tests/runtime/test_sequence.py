@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from vitdeploy.data.tokens import read_tokens
 from vitdeploy.errors import ClosedError, TensorError
 from vitdeploy.models.architectures.transformer import Transformer
-from vitdeploy.models.checkpoints.load_state import load_state
+from vitdeploy.models.checkpoints.fit import load_state
 from vitdeploy.models.families.transformer import parse
 from vitdeploy.runtime.openvino import OpenVinoRunner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner

@@ -3,7 +3,7 @@
 import pytest
 
 from vitdeploy.errors import EngineError
-from vitdeploy.runtime.tensorrt_identity import HARDWARE, VERSIONS, differences, refuse_other_device
+from vitdeploy.runtime.tensorrt import HARDWARE, VERSIONS, differences, refuse_other_device
 
 HERE = {
     "tensorrt": "11.4.0.106",

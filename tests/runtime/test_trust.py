@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.faults.forking import in_child
 from vitdeploy.errors import MissingFileError, StorageError, UnsafeError, UntrustedEngineError
 from vitdeploy.runtime import trust
-from vitdeploy.runtime.atomic import write_atomic
+from vitdeploy.runtime.trust import write_atomic
 
 PLAN = bytes(range(256)) * 4
 

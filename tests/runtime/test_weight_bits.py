@@ -3,7 +3,7 @@
 import pytest
 
 from vitdeploy.runtime.host import saturates
-from vitdeploy.runtime.weight_bits import bits_for, bits_of, saturation_warning, weight_remarks
+from vitdeploy.runtime.values import bits_for, bits_of, saturation_warning, weight_remarks
 from vitdeploy.spec import EngineSpec, decode, encode
 
 HASWELL, SKYLAKE_X, CASCADE_LAKE, ALDER_LAKE, SAPPHIRE_RAPIDS, ARM = (

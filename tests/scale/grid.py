@@ -11,7 +11,7 @@ from tests.command_line import command_line, undisturbed
 from tests.scale.cluster import two_nodes as cluster_of_two
 from tests.scale.commands import DIGITS, SMALL_MODEL, kept, small_model
 from tests.scale.row import Row
-from vitdeploy.store.log import read_log
+from vitdeploy.store.store import read_log
 
 AXES = {"precision": ["fp32", "int8"], "targets": [["onnxruntime-cpu"], ["openvino-cpu"]]}
 # What measured times decide, and what a runtime writes of an engine.

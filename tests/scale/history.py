@@ -20,7 +20,7 @@ NOISE = (0.02, 0.3, 0.3)
 def slowdown(full: bool, work: Path, row: Row) -> None:
     """Of each result one row for each series; a new runtime comes with the slowdown of one of them."""
     from vitdeploy.history.files import append, require_packages
-    from vitdeploy.history.place import open_place
+    from vitdeploy.history.row import open_place
 
     try:
         require_packages()

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from vitdeploy.workflows.ray_pool import run_task
+from vitdeploy.workflows.executors import run_task
 
 
 def processes_below(root: int) -> dict[int, str]:

@@ -3,13 +3,13 @@
 import pytest
 
 from tests.search.planted_layer import IMAGES, PLANTED, plant
+from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import split
-from vitdeploy.data.pixels import batches
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.quantization.observers import observe
-from vitdeploy.quantization.scores import separate_scores
+from vitdeploy.quantization.ranges import separate_scores
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.search.reference_outputs import ReferenceOutputs
+from vitdeploy.search.graphs import ReferenceOutputs
 from vitdeploy.search.trials import opened
 from vitdeploy.spec import PreprocessSpec
 

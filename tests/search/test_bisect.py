@@ -12,8 +12,8 @@ from tests.graph.small_graphs import Builder
 from tests.targets import CPU_TARGETS
 from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.errors import DataError
-from vitdeploy.graph.analysis.cuts import single_cuts
-from vitdeploy.graph.analysis.linears import count_int8
+from vitdeploy.graph.analysis.prunable import single_cuts
+from vitdeploy.graph.analysis.rows import count_int8
 from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.io.files import save_graph
 from vitdeploy.quantization.observers import observe
@@ -21,10 +21,8 @@ from vitdeploy.quantization.placement import choose, place
 from vitdeploy.quantization.prepare import prepare
 from vitdeploy.quantization.ranges import range_of
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.search.bisect import bisect
-from vitdeploy.search.fix import find_fix
-from vitdeploy.search.reference_outputs import ReferenceOutputs
-from vitdeploy.search.splice import Splice
+from vitdeploy.search.bisect import bisect, find_fix
+from vitdeploy.search.graphs import ReferenceOutputs, Splice
 from vitdeploy.spec import PreprocessSpec
 
 PREPROCESS = PreprocessSpec(8, (8, 8), "bicubic", (0.5,), (0.5,))

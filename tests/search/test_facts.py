@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitdeploy.search.facts import facts_of
+from vitdeploy.search.graphs import facts_of
 
 
 @settings(max_examples=40, deadline=None)

@@ -15,16 +15,14 @@ from vitdeploy.errors import DeviceResultError
 from vitdeploy.pipeline.plan import LEAST_PARAMETERS, candidates
 from vitdeploy.runtime import openvino as runtime
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.search import alternatives
-from vitdeploy.search.float_rest import FloatRestTable
-from vitdeploy.search.rest_timing import _interval
+from vitdeploy.search import high_precision as alternatives
+from vitdeploy.search.high_precision import FloatRestTable, _interval
 from vitdeploy.spec import decode, encode
-from vitdeploy.stages import float_rest as stage
-from vitdeploy.stages.asked_rest import AskedRest, read_float_rest, rest_of
+from vitdeploy.stages import search as stage
 from vitdeploy.stages.calibrate import calibrate
 from vitdeploy.stages.compile import compile_graphs
-from vitdeploy.stages.float_rest import FloatRestConfig, find_float_rest, has_half_rest
-from vitdeploy.stages.place import PlaceConfig, place_graph
+from vitdeploy.stages.place import AskedRest, PlaceConfig, place_graph, read_float_rest, rest_of
+from vitdeploy.stages.search import FloatRestConfig, find_float_rest, has_half_rest
 from vitdeploy.stages.step import Candidate
 
 openvino = pytest.importorskip("openvino")

@@ -7,13 +7,10 @@ import pytest
 
 from vitdeploy.quantization.ranges import Range
 from vitdeploy.search.expected import Expected
-from vitdeploy.search.latency import FORMAT, LatencyTable, Timing
-from vitdeploy.search.layer_graph import Shape
-from vitdeploy.search.mixed import choose_mends, shapes_to_time
-from vitdeploy.search.overrides import PrecisionOverride
-from vitdeploy.search.sensitivity import Cost, Guilt, Sensitivity
-from vitdeploy.search.switched import Choice
-from vitdeploy.search.trials import Layer
+from vitdeploy.search.graphs import Choice
+from vitdeploy.search.latency import FORMAT, LatencyTable, Shape, Timing
+from vitdeploy.search.mixed import Cost, Guilt, Sensitivity, choose_mends, shapes_to_time
+from vitdeploy.search.trials import Layer, PrecisionOverride
 from vitdeploy.spec import Budget
 
 IMAGES = 10

@@ -6,10 +6,9 @@ import pytest
 
 from tests.graph.small_graphs import Builder
 from vitdeploy.search.expected import Expected
-from vitdeploy.search.high_precision import MACS_SHARE, choose_rung, high_precision_layers, ladder
-from vitdeploy.search.overrides import Reached
-from vitdeploy.search.raised import Rung
-from vitdeploy.search.sensitivity import Cost, Guilt, Sensitivity
+from vitdeploy.search.high_precision import MACS_SHARE, Rung, choose_rung, high_precision_layers, ladder
+from vitdeploy.search.mixed import Cost, Guilt, Sensitivity
+from vitdeploy.search.trials import Reached
 
 WIDTHS = {"small": 2, "sensitive": 8, "large": 100, "harmless": 20, "other": 70}
 

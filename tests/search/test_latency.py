@@ -7,12 +7,21 @@ import pytest
 
 from tests.runtime.boards import plant
 from vitdeploy.errors import CapabilityError, InputError, MissingFileError, TargetError
-from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.io.files import save_graph
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.search import latency
-from vitdeploy.search.latency import FORMAT, LatencyTable, Timing, fingerprint, load_table, measure_latencies
-from vitdeploy.search.layer_graph import Convolution, Shape, layer_graph
+from vitdeploy.search.latency import (
+    FORMAT,
+    Convolution,
+    LatencyTable,
+    Shape,
+    Timing,
+    fingerprint,
+    layer_graph,
+    load_table,
+    measure_latencies,
+)
 
 LINEAR = Shape(16, 32, 48)
 CONVOLUTION = Shape(16, 12, 8, Convolution(3, 8, 8, (2, 2), (2, 2), (0, 0, 0, 0), (1, 1), 1))

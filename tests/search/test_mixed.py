@@ -10,10 +10,8 @@ from vitdeploy.errors import InputError
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.quantization.placement import choose, place, shape
 from vitdeploy.quantization.prepare import prepare
-from vitdeploy.search.mixed import choose_mends
-from vitdeploy.search.overrides import Mixed, PrecisionOverride, Reached, Taken
-from vitdeploy.search.sensitivity import measure_sensitivity
-from vitdeploy.search.trial import answers_of
+from vitdeploy.search.mixed import choose_mends, measure_sensitivity
+from vitdeploy.search.trials import Mixed, PrecisionOverride, Reached, Taken, answers_of
 from vitdeploy.spec import Budget, decode, encode
 
 

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 from tests.search.conftest import BATCH, PREPROCESS
+from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import split
-from vitdeploy.data.pixels import batches
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.analysis.prunable import find_prunable
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.search.expected import Expected
+from vitdeploy.search.graphs import ReferenceOutputs
 from vitdeploy.search.pruning import (
     Part,
     Parts,
@@ -24,8 +25,7 @@ from vitdeploy.search.pruning import (
     whole_macs,
     widths_to_try,
 )
-from vitdeploy.search.reference_outputs import ReferenceOutputs
-from vitdeploy.stages.pruning import input_moments
+from vitdeploy.stages.rows import input_moments
 
 
 def part(name, count, macs, *tried):

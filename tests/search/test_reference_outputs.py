@@ -5,15 +5,15 @@ import pytest
 import scipy.special
 import scipy.stats
 
+from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import split
-from vitdeploy.data.pixels import batches
 from vitdeploy.graph.io.files import get_metadata, load_graph
 from vitdeploy.quantization.observers import observe
 from vitdeploy.quantization.placement import choose, place, shape
 from vitdeploy.quantization.prepare import prepare
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.search.reference_outputs import ReferenceOutputs
-from vitdeploy.search.trial import answers_of
+from vitdeploy.search.graphs import ReferenceOutputs
+from vitdeploy.search.trials import answers_of
 from vitdeploy.spec import PreprocessSpec
 
 IMAGES = 10

@@ -17,16 +17,18 @@ from vitdeploy.errors import CapabilityError, GraphError
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.progress import silent
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.search import alternatives, parts, row_parts
+from vitdeploy.search import high_precision as alternatives
+from vitdeploy.search import latency as parts
+from vitdeploy.search import rows as row_parts
 from vitdeploy.search.latency import fingerprint
 from vitdeploy.spec import decode, encode
 from vitdeploy.stages.calibrate import calibrate
 from vitdeploy.stages.compile import compile_graphs
 from vitdeploy.stages.place import PlaceConfig, place_graph
-from vitdeploy.workflows import rows_there
+from vitdeploy.workflows import on_devices as rows_there
 from vitdeploy.workflows.device_artifact import find_device_artifacts
+from vitdeploy.workflows.on_devices import measure_row_parts_there
 from vitdeploy.workflows.placement import place_graphs
-from vitdeploy.workflows.rows_there import measure_row_parts_there
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vitdeploy.benchmark.paired import ratio_of_rounds
+from vitdeploy.benchmark.evidence import ratio_of_rounds
 from vitdeploy.benchmark.results import Machine, Round
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.io.files import load_graph, save_graph
-from vitdeploy.graph.passes.row_alignment import align_rows
-from vitdeploy.search import alternatives, rows
+from vitdeploy.graph.passes.rows import align_rows
+from vitdeploy.search import high_precision as alternatives
+from vitdeploy.search import rows
 from vitdeploy.search.latency import fingerprint
 from vitdeploy.spec import decode, encode
 

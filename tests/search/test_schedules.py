@@ -8,13 +8,12 @@ import pytest
 from tests.search.conftest import BATCH, PREPROCESS
 from vitdeploy.errors import GraphError, InputError
 from vitdeploy.graph.io.files import load_graph, save_graph
-from vitdeploy.graph.passes.token_merging import merge_tokens
+from vitdeploy.graph.passes.tokens import merge_tokens
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.search.expected import Expected
-from vitdeploy.search.latency import LatencyTable, Timing
-from vitdeploy.search.layer_graph import Shape
-from vitdeploy.search.reference_outputs import ReferenceOutputs
-from vitdeploy.search.schedules import (
+from vitdeploy.search.graphs import ReferenceOutputs
+from vitdeploy.search.latency import LatencyTable, Shape, Timing
+from vitdeploy.search.rows import (
     Schedule,
     Tokens,
     counts_to_time,

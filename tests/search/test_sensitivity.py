@@ -8,11 +8,11 @@ import pytest
 from scipy import stats
 
 from tests.search.planted_layer import IMAGES, PLANTED
-from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.quantization.fold import Fold, Hidden
 from vitdeploy.quantization.statistics import Statistics
-from vitdeploy.search.sensitivity import Sensitivity, groups_of, mean_interval, measure_sensitivity
+from vitdeploy.search.mixed import Sensitivity, groups_of, mean_interval, measure_sensitivity
 from vitdeploy.search.trials import opened
 from vitdeploy.spec import decode, encode
 

@@ -8,14 +8,13 @@ import pytest
 
 from tests.search.planted_layer import PLANTED
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.quantization.placement import choose, place, shape
 from vitdeploy.quantization.prepare import Overrides, prepare
-from vitdeploy.search.layer_graph import Shape, shapes_of
-from vitdeploy.search.switched import Choice
-from vitdeploy.search.trial import answers_of
-from vitdeploy.search.trials import SCALED, opened
+from vitdeploy.search.graphs import Choice
+from vitdeploy.search.latency import Shape, shapes_of
+from vitdeploy.search.trials import SCALED, answers_of, opened
 
 FLOAT = Choice(None)
 

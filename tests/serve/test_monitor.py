@@ -11,7 +11,7 @@ from tests.serve.test_server import INFER, JSON, message
 from vitdeploy.runtime.monitor import Monitor
 from vitdeploy.runtime.monitor_reference import input_statistics, output_names, output_statistics, reference_text
 from vitdeploy.serve.engines import load_engines
-from vitdeploy.serve.logs import LOGGER, JsonFormatter, log_event
+from vitdeploy.serve.settings import LOGGER, JsonFormatter, log_event
 from vitdeploy.spec import PreprocessSpec
 
 SPEC = PreprocessSpec(8, (8, 8), "bicubic", (0.5,), (0.5,))

@@ -115,7 +115,7 @@ def test_a_wrong_bundle_or_target_is_told(served_bundle, tmp_path):
 
 def test_without_the_packages_the_command_says_which_extra(served_bundle, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "vitdeploy.serve.connection", raising=False)
+    monkeypatch.delitem(sys.modules, "vitdeploy.serve.server", raising=False)
     monkeypatch.delitem(sys.modules, "vitdeploy.serve.server", raising=False)
     error = serve(served_bundle, "--port", 0)
     assert isinstance(error, MissingPackageError)

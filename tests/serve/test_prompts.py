@@ -19,8 +19,8 @@ from tests.serve.test_server import until
 from vitdeploy.errors import ClosedError, InputError
 from vitdeploy.runtime import Monitor, load
 from vitdeploy.runtime.flows import IMAGE_ENCODER
-from vitdeploy.runtime.run_lengths import RunLengths
-from vitdeploy.serve.embeddings import Embeddings
+from vitdeploy.runtime.masks import RunLengths
+from vitdeploy.serve.answering import Embeddings
 from vitdeploy.serve.engines import load_engines
 
 JSON = {"Content-Type": "application/json"}

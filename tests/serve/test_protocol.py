@@ -8,9 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from vitdeploy.serve.protocol import InferRequest, Model, encode_infer, load_json, model_metadata, parse_infer
+from vitdeploy.serve.protocol import (
+    DATATYPES,
+    InferRequest,
+    Model,
+    encode_infer,
+    from_binary,
+    from_json,
+    load_json,
+    model_metadata,
+    parse_infer,
+    to_binary,
+    to_json,
+)
 from vitdeploy.serve.refusal import Refusal
-from vitdeploy.serve.tensors import DATATYPES, from_binary, from_json, to_binary, to_json
 from vitdeploy.spec import TensorSpec
 
 MODEL = Model(

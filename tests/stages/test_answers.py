@@ -9,18 +9,16 @@ from PIL import Image
 from tests.conftest import SMALL_MODEL
 from vitdeploy.errors import ImageError
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.answers import answer_facts
+from vitdeploy.pipeline.plan import answer_facts
 from vitdeploy.pipeline.setting import reference_setting
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.spec import encode
 from vitdeploy.stages import answers as stage
-from vitdeploy.stages.answers import read_answers, write_answers
+from vitdeploy.stages.answers import judge, read_answers, write_answers
 from vitdeploy.stages.reference_model import find_reference_model, reference_runner
-from vitdeploy.stages.verify import judge
-from vitdeploy.tasks.adapter import DataChoice
+from vitdeploy.tasks.adapter import DataChoice, choose
 from vitdeploy.tasks.adapters import make_adapter
-from vitdeploy.tasks.examples import choose
-from vitdeploy.verification import collect
+from vitdeploy.verification import records as collect
 
 IMAGES = 75
 

@@ -11,8 +11,8 @@ from vitdeploy.graph.io.files import load_graph, read_metadata
 from vitdeploy.quantization.placement_reader import reject_quantized
 from vitdeploy.quantization.statistics import load_statistics
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.stages.calibrate_parts import calibrate_parts
-from vitdeploy.stages.files import graphs_in
+from vitdeploy.stages.calibrate import calibrate_parts
+from vitdeploy.stages.step import graphs_in
 from vitdeploy.tasks.adapter import DataChoice, Setting
 from vitdeploy.tasks.sequence import Decoding, SequenceKit
 from vitdeploy.workflows.placement import compile_bundle

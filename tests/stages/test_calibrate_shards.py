@@ -16,12 +16,11 @@ from vitdeploy.stages import calibrate as stage
 from vitdeploy.stages import calibrate_shards as shards
 from vitdeploy.stages.calibrate import calibrate, calibrate_step
 from vitdeploy.stages.calibrate_shards import Batch, GraphFile, Piece, observe_piece
-from vitdeploy.stages.files import read_json
+from vitdeploy.stages.step import read_json
 from vitdeploy.stages.workers import HERE, Workers
 from vitdeploy.store.store import Store
 from vitdeploy.tasks.adapter import Data
-from vitdeploy.workflows.executors import Processes
-from vitdeploy.workflows.ray_cluster import RayCluster
+from vitdeploy.workflows.executors import Processes, RayCluster
 
 IMAGES = 96
 

@@ -10,9 +10,10 @@ from vitdeploy.compilation.build_options import BuildOptions
 from vitdeploy.data.folder import split
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.io.files import load_graph, save_graph
-from vitdeploy.graph.passes.pixel_cast import cast_pixels_first
+from vitdeploy.graph.passes.folds import cast_pixels_first
 from vitdeploy.lint.linter import lint
-from vitdeploy.runtime import tensorrt, tensorrt_api
+from vitdeploy.runtime import tensorrt
+from vitdeploy.runtime import tensorrt as tensorrt_api
 from vitdeploy.runtime.backend import loads_here
 from vitdeploy.runtime.trust import register
 from vitdeploy.spec import EngineSpec

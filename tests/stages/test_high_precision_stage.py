@@ -9,18 +9,18 @@ from tests.graph.small_graphs import Builder
 from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.data.folder import split
 from vitdeploy.errors import CapabilityError, GraphError
-from vitdeploy.graph.analysis.linears import count_int8, find_linears
+from vitdeploy.graph.analysis.rows import count_int8, find_linears
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.quantization.placement import place
 from vitdeploy.quantization.ranges import quantize_weight
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.search import alternatives
-from vitdeploy.search.raised import Raised
+from vitdeploy.search import high_precision as alternatives
+from vitdeploy.search.high_precision import Raised
 from vitdeploy.spec import encode
-from vitdeploy.stages import high_precision
+from vitdeploy.stages import search as high_precision
 from vitdeploy.stages.calibrate import calibrate
-from vitdeploy.stages.high_precision import HighPrecisionConfig, find_high_precision, form_of, raises_precision
 from vitdeploy.stages.place import PlaceConfig, place_graph, read_high_precision
+from vitdeploy.stages.search import HighPrecisionConfig, find_high_precision, form_of, raises_precision
 
 GROUP = 32
 

@@ -12,8 +12,8 @@ from vitdeploy.graph.analysis.attention import find_attentions
 from vitdeploy.graph.io.files import METADATA_KEY, load_graph
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.graph.values import dim
-from vitdeploy.stages.files import is_ours
 from vitdeploy.stages.optimize import optimize
+from vitdeploy.stages.step import is_ours
 
 
 def of_others():

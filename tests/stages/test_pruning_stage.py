@@ -17,7 +17,7 @@ from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.search.pruning import prunable_parts
 from vitdeploy.stages.optimize import optimize
-from vitdeploy.stages.pruning import check_prune, find_prunings, input_moments, prune, read_prunings
+from vitdeploy.stages.rows import check_prune, find_prunings, input_moments, prune, read_prunings
 
 RECIPE = """
 vitdeploy: 1

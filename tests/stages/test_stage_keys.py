@@ -10,14 +10,9 @@ from vitdeploy.pipeline.plan import make_plan
 from vitdeploy.progress import silent
 from vitdeploy.recipe.load import load_recipe
 from vitdeploy.spec import EngineSpec, encode
-from vitdeploy.stages.files import write_json
-from vitdeploy.stages.float_rest import float_rest_step
-from vitdeploy.stages.high_precision import high_precision_step
-from vitdeploy.stages.rows import rows_step
-from vitdeploy.stages.schedules import schedules_step
-from vitdeploy.stages.score import score_step
-from vitdeploy.stages.screen import screen_step
-from vitdeploy.stages.step import Candidate, Step
+from vitdeploy.stages.rows import rows_step, schedules_step
+from vitdeploy.stages.search import float_rest_step, high_precision_step, score_step, screen_step
+from vitdeploy.stages.step import Candidate, Step, write_json
 from vitdeploy.stages.typed import typed_step
 from vitdeploy.store.store import Artifact
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from vitdeploy.stages.tools import package_versions
+from vitdeploy.stages.step import package_versions
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from tests.conftest import ROOT
-from vitdeploy.store.sources import ABOVE, PACKAGE, code_version
+from vitdeploy.store.key import ABOVE, PACKAGE, code_version
 
 version = code_version.__wrapped__
 

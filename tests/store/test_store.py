@@ -15,8 +15,7 @@ import vitdeploy.publish as publish
 import vitdeploy.store.store as module
 from tests.faults.forking import in_child
 from vitdeploy.errors import StorageError
-from vitdeploy.store.log import LOG_FILE
-from vitdeploy.store.store import RECORD_FILE, Store, files_digest, list_files
+from vitdeploy.store.store import LOG_FILE, RECORD_FILE, Store, files_digest, list_files
 
 ROOT = Path(__file__).parent.parent.parent
 KEY = hashlib.sha256(b"a stage").hexdigest()

@@ -13,7 +13,7 @@ from vitdeploy.runtime.anomaly import anomaly_map
 from vitdeploy.spec import AnomalySpec, PreprocessSpec
 from vitdeploy.tasks.adapter import DataChoice, Setting
 from vitdeploy.tasks.adapters import make_adapter
-from vitdeploy.verification.collect import Answers
+from vitdeploy.verification.records import Answers
 
 SPEC = PreprocessSpec((32, 32), (32, 32), "bilinear", (0.5,) * 3, (0.5,) * 3)
 HEAD = AnomalySpec(threshold=2.0, pixel_threshold=2.0, sigma=0.0)

@@ -20,7 +20,7 @@ from vitdeploy.runtime import Monitor, load
 from vitdeploy.runtime.text import to_text
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.reference_model import find_reference_model
-from vitdeploy.verification.texts import compare_texts
+from vitdeploy.tasks.image_to_text import compare_texts
 from vitdeploy.workflows.placement import compile_bundle
 
 transformers = reference("transformers")
@@ -202,7 +202,7 @@ def test_beams_are_for_bundles_that_write(small_bundle, pictures):
 
 def predict_with_beams(bundle, picture):
     from vitdeploy.api.predict import Input, predict
-    from vitdeploy.api.reporter import Reporter
+    from vitdeploy.api.values import Reporter
 
     return predict(
         bundle, lambda tokens: [Input(str(picture))], top=1, beams=2, trust=None, reporter=Reporter(quiet=True)

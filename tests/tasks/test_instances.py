@@ -20,7 +20,7 @@ from tests.references import reference
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.runtime import load
 from vitdeploy.runtime.instances import overlaps
-from vitdeploy.runtime.run_lengths import RunLengths
+from vitdeploy.runtime.masks import RunLengths
 from vitdeploy.spec import InstanceSpec
 
 SIZE, QUERIES, CLASSES, IMAGES, CALIBRATION = (80, 48), 6, 3, 16, 6

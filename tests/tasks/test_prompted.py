@@ -14,7 +14,6 @@ from tests.models.prompted import processor_of, save_prompted
 from tests.sabotage import require_unproven
 from vitdeploy.api.quantize import quantize
 from vitdeploy.bundle.read import read_bundle
-from vitdeploy.data.prompts import read_prompted
 from vitdeploy.errors import CapabilityError, DataError, InputError, ManifestError, MissingFileError
 from vitdeploy.models.source import Source
 from vitdeploy.runtime import load
@@ -25,6 +24,7 @@ from vitdeploy.runtime.preprocess import load_pixels, normalise
 from vitdeploy.runtime.prompts import Prompt, prompt_arrays
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.reference_model import find_reference_model, reference_runner
+from vitdeploy.tasks.prompted import read_prompted
 from vitdeploy.workflows.placement import compile_bundle
 
 PARTS = ["image_encoder", "prompt_decoder"]

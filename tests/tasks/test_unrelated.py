@@ -13,7 +13,7 @@ from vitdeploy.bundle.write import write_bundle
 from vitdeploy.errors import AnswersError
 from vitdeploy.graph.io.files import graph_spec, load_graph
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.golden import golden_set
+from vitdeploy.pipeline.assemble import golden_set
 from vitdeploy.progress import silent
 from vitdeploy.runtime.canary import require_golden_answers
 from vitdeploy.runtime.engine import make_runner

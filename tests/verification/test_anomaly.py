@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vitdeploy.verification.anomaly import (
+from vitdeploy.tasks.anomaly import (
     STEPS,
     anomaly_changes,
     auroc,

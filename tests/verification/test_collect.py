@@ -14,7 +14,7 @@ from vitdeploy.errors import EngineError
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import PreprocessSpec, TensorSpec
-from vitdeploy.verification.collect import Answers, collect, everything, gather
+from vitdeploy.verification.records import Answers, collect, everything, gather
 
 SPEC = PreprocessSpec(2, (2, 2), "bicubic", (0.5,), (0.5,))
 

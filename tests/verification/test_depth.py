@@ -8,15 +8,15 @@ import pytest
 from PIL import Image
 from sklearn.linear_model import LinearRegression
 
-from vitdeploy.data.depth import read_depth
 from vitdeploy.errors import DataError, ImageError
 from vitdeploy.runtime.depth import Depth, alike_share
-from vitdeploy.verification.depth import (
+from vitdeploy.tasks.depth import (
     DepthError,
     aligned_depth,
     compare_depth,
     depth_changes,
     depth_error,
+    read_depth,
 )
 
 RANDOM = np.random.default_rng(0)

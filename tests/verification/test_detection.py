@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from vitdeploy.data.detection import Boxes, read_detection
 from vitdeploy.errors import DataError, MissingPackageError
 from vitdeploy.verification.average_precision import Objects, average_precision, match
-from vitdeploy.verification.bootstrap import draws
 from vitdeploy.verification.detection import compare_detections, iou, pair
+from vitdeploy.verification.intervals import draws
 
 DATA = Path(os.environ.get("VITDEPLOY_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 DETECTOR = DATA / "weights" / "deimv2_hgnetv2_atto_coco.onnx"

@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 
 from vitdeploy.spec import Budget
+from vitdeploy.tasks.features import compare_features
 from vitdeploy.verification.agreement import compare
 from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.feasible import (
+from vitdeploy.verification.gate import (
+    accuracy_gate,
     criterion_to_prove,
     drop_by_agreement,
+    drop_gate,
     drop_to_judge,
     images_for_agreement,
     images_for_drop,
@@ -16,8 +19,6 @@ from vitdeploy.verification.feasible import (
     provable_drop,
     unprovable,
 )
-from vitdeploy.verification.features import compare_features
-from vitdeploy.verification.gate import accuracy_gate, drop_gate
 
 DIGITS, RIGHT = 640, 629  # of the original in `make demo`
 

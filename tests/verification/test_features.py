@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitdeploy.verification import features as module
-from vitdeploy.verification.features import compare_features
+from vitdeploy.tasks import features as module
+from vitdeploy.tasks.features import compare_features
 from vitdeploy.verification.intervals import paired_difference, wilson
 
 # Four directions: 0 and 1 are near each other, 2 and 3 too.

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from vitdeploy.cli.unmet import unmet_fix
+from vitdeploy.cli.options import unmet_fix
 from vitdeploy.spec import Budget, encode
 from vitdeploy.verification.agreement import Agreement, compare
 from vitdeploy.verification.gate import Gate, accuracy_gate, bound_gate, combine, join, kinds_of

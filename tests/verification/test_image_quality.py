@@ -7,7 +7,7 @@ from scipy import stats
 
 from tests.references import reference
 from vitdeploy.runtime.image_to_image import psnr
-from vitdeploy.verification.image_quality import compare_pictures, mean_with_interval, ssim
+from vitdeploy.tasks.image_to_image import compare_pictures, mean_with_interval, ssim
 
 
 def picture(seed, height=24, width=31, channels=3):

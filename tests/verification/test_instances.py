@@ -8,8 +8,8 @@ import pytest
 
 from vitdeploy.data.instances import Outlines
 from vitdeploy.errors import DataError
-from vitdeploy.runtime.run_lengths import RunLengths
-from vitdeploy.verification.instances import Masks, compare_instances, instance_changes
+from vitdeploy.runtime.masks import RunLengths
+from vitdeploy.tasks.instance_segmentation import Masks, compare_instances, instance_changes
 
 SIZE, CLASSES, IMAGES = (40, 30), 3, 8
 RANDOM = np.random.default_rng(0)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vitdeploy.data.keypoints import COCO_SIGMAS, LabelledObject
-from vitdeploy.verification.keypoints import Objects, Points, compare_keypoints
+from vitdeploy.tasks.keypoints import Objects, Points, compare_keypoints
 
 N, K = 24, 17
 

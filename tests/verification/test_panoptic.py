@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from tests.references import reference
 from vitdeploy.data.panoptic import PanopticMap
 from vitdeploy.errors import DataError
-from vitdeploy.verification.panoptic import compare_panoptic
-from vitdeploy.verification.panoptic_quality import Quality, quality, segments_of, tally
+from vitdeploy.tasks.panoptic import Quality, compare_panoptic, quality, segments_of, tally
 
 CLASSES, THINGS = 5, (0, 1, 2)
 

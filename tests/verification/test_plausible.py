@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vitdeploy.models.model_folder.model_card import claimed_accuracy
-from vitdeploy.verification.plausible import Claim, accuracy_in_best_order, doubt_accuracy, doubt_value, least_accuracy
+from vitdeploy.verification.comparison import Claim, accuracy_in_best_order, doubt_accuracy, doubt_value, least_accuracy
 
 
 def answered(classes, n, accuracy, order=None, seed=0):

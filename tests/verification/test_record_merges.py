@@ -6,18 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.verification.test_detection import random_set
-from vitdeploy.verification import bootstrap
-from vitdeploy.verification.bootstrap import draws, replicates
-from vitdeploy.verification.collect import Answers
-from vitdeploy.verification.counts import joined
-from vitdeploy.verification.depth import DepthError, compare_depth, depth_comparison, depth_records
-from vitdeploy.verification.detection import compare_detections, detection_comparison, detection_records
-from vitdeploy.verification.differences import differences, worst_of
-from vitdeploy.verification.segmentation import (
+from vitdeploy.tasks.depth import DepthError, compare_depth, depth_comparison, depth_records
+from vitdeploy.tasks.segmentation import (
     compare_segmentation,
     segmentation_comparison,
     segmentation_records,
 )
+from vitdeploy.verification import intervals as bootstrap
+from vitdeploy.verification.changes import joined
+from vitdeploy.verification.comparison import differences, worst_of
+from vitdeploy.verification.detection import compare_detections, detection_comparison, detection_records
+from vitdeploy.verification.intervals import draws, replicates
+from vitdeploy.verification.records import Answers
 
 N, CLASSES = 14, 6
 

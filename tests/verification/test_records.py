@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitdeploy.verification.counts import joined
+from vitdeploy.verification.changes import joined
 from vitdeploy.verification.records import Records, Table
 
 

@@ -7,7 +7,7 @@ from sklearn.metrics import jaccard_score
 
 from vitdeploy.data.masks import read_masks
 from vitdeploy.errors import DataError, ImageError, MissingFileError
-from vitdeploy.verification.segmentation import compare_segmentation, mean_iou, segmentation_changes, tally
+from vitdeploy.tasks.segmentation import compare_segmentation, mean_iou, segmentation_changes, tally
 
 CLASSES = 5
 RANDOM = np.random.default_rng(0)

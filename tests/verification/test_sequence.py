@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitdeploy.errors import DataError
+from vitdeploy.tasks.sequence import compare_sequences
 from vitdeploy.verification.intervals import wilson
-from vitdeploy.verification.sequence import compare_sequences
 
 PAD = 0
 

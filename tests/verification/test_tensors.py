@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from vitdeploy.runtime.tensors import Tensors, equal_share, last_resort, signal_to_noise
-from vitdeploy.verification.tensors import LEAST_SNR, compare_tensors, tensor_changes
+from vitdeploy.runtime.values import Tensors, equal_share, last_resort, signal_to_noise
+from vitdeploy.tasks.tensors import LEAST_SNR, compare_tensors, tensor_changes
 
 RANDOM = np.random.default_rng(0)
 MAPS = tuple(RANDOM.standard_normal((4, 6, 5)).astype(np.float32))

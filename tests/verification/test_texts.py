@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.references import reference
 from vitdeploy.errors import DataError
-from vitdeploy.verification.texts import compare_texts, edit_distance, text_changes
+from vitdeploy.tasks.image_to_text import compare_texts, edit_distance, text_changes
 
 TEXTS = st.text("ABC 1é猫", max_size=12)
 

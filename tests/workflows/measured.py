@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.command_line import command_line, undisturbed
 from vitdeploy.workflows.sweeps.entries import Entry
-from vitdeploy.workflows.sweeps.measure import MeasuredThere, measure_there
+from vitdeploy.workflows.sweeps.sweep import MeasuredThere, measure_there
 
 
 def measured_shortly(entry: Entry) -> MeasuredThere:

@@ -10,8 +10,8 @@ import uuid
 from pathlib import Path
 
 from vitdeploy.errors import DataError
-from vitdeploy.workflows import shard_work
-from vitdeploy.workflows.making.stage import StageDone, StageTask, make_stage
+from vitdeploy.workflows import sharded as shard_work
+from vitdeploy.workflows.making.making import StageDone, StageTask, make_stage
 
 
 def squared(number: int) -> int:

@@ -11,12 +11,11 @@ from vitdeploy.errors import CapabilityError, DataError, GraphError, WorkerError
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.progress import silent
 from vitdeploy.stages.workers import Workers
-from vitdeploy.store.log import read_log
-from vitdeploy.store.store import Store
+from vitdeploy.store.store import Store, read_log
 from vitdeploy.workflows.executors import InPool, Processes
-from vitdeploy.workflows.making.ahead import Ahead, Wanted
-from vitdeploy.workflows.tuning.left_out import why_not
+from vitdeploy.workflows.making.making import Ahead, Wanted
 from vitdeploy.workflows.tuning.variants import Variant
+from vitdeploy.workflows.tuning.write import why_not
 
 
 class Search:

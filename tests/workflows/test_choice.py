@@ -7,8 +7,8 @@ import pytest
 from tests.documents import bench_of, ratio_of, row
 from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.gate import Gate
-from vitdeploy.workflows.tuning.choice import Finalist, choose
 from vitdeploy.workflows.tuning.variants import Variant
+from vitdeploy.workflows.tuning.write import Finalist, choose
 
 PASS, FAIL = Gate("pass"), Gate("fail", ("drop 3.00 points [2.00, 4.00], budget 1",))
 UNDECIDED = Gate("undecided", ("drop 0.90 points; undecided: needs about 9,000 images",))

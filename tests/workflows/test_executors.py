@@ -11,11 +11,9 @@ import pytest
 from tests.conftest import NO_RAY, ROOT
 from tests.workflows import pieces
 from vitdeploy.errors import DataError, InputError, MissingPackageError, WorkerError
-from vitdeploy.workflows import ray_cluster, ray_pool
-from vitdeploy.workflows.executors import Processes
-from vitdeploy.workflows.named_executor import executor_of
-from vitdeploy.workflows.ray_cluster import MODE, TOKEN, RayCluster
-from vitdeploy.workflows.ray_pool import DEVICE
+from vitdeploy.workflows import executors as ray_cluster
+from vitdeploy.workflows import executors as ray_pool
+from vitdeploy.workflows.executors import DEVICE, MODE, TOKEN, Processes, RayCluster, executor_of
 
 
 @pytest.fixture(scope="module", params=["processes", "ray"])
@@ -110,7 +108,7 @@ def test_a_cluster_of_this_machine_is_started_and_ended_for_a_user_who_has_no_to
     pytest.importorskip("ray", reason=NO_RAY)
     code = """
 from tests.workflows.pieces import squared
-from vitdeploy.workflows.ray_cluster import RayCluster
+from vitdeploy.workflows.executors import RayCluster
 assert dict(RayCluster().map(squared, [2])) == {0: 4}
 import ray
 assert not ray.is_initialized()
@@ -182,7 +180,7 @@ import sys
 from tests.conftest import NO_RAY, ROOT
 from tests.workflows import pieces
 from vitdeploy.errors import WorkerError
-from vitdeploy.workflows.ray_cluster import RayCluster
+from vitdeploy.workflows.executors import RayCluster
 try:
     list(RayCluster(sys.argv[1]).map(pieces.squared, [1]))
 except WorkerError as error:

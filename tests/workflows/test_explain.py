@@ -12,8 +12,8 @@ from vitdeploy.document.explanation import Explanation
 from vitdeploy.errors import GraphError, InputError, OutputError
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.passes.optimize import optimize
-from vitdeploy.graph.passes.row_alignment import align_rows
-from vitdeploy.graph.passes.token_merging import merge_tokens
+from vitdeploy.graph.passes.rows import align_rows
+from vitdeploy.graph.passes.tokens import merge_tokens
 from vitdeploy.spec import decode, encode
 from vitdeploy.workflows.explain import explain
 
@@ -202,7 +202,7 @@ def test_the_command_prints_one_document_and_writes_the_picture_alone(cli, tmp_p
 def test_of_a_real_model_the_weights_that_are_drawn_sum_to_one(small_export, tmp_path, digits):
     """Through export, rewrites and bundle, as a user does."""
     from vitdeploy.attention.instrumented import run_instrumented
-    from vitdeploy.graph.analysis.attention_views import token_views
+    from vitdeploy.graph.analysis.attention import token_views
     from vitdeploy.graph.passes.optimize import OptimizeOptions
     from vitdeploy.runtime.preprocess import load_pixels
     from vitdeploy.stages import optimize as stage

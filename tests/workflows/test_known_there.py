@@ -9,7 +9,7 @@ from vitdeploy.compilation.backend import TargetState
 from vitdeploy.devices.agent.documents import Probe
 from vitdeploy.errors import KnownBadError
 from vitdeploy.workflows.device_artifact import placed_shipment
-from vitdeploy.workflows.known_there import suspects_of
+from vitdeploy.workflows.on_devices import suspects_of
 from vitdeploy.workflows.placement import place_graphs
 
 ATTENTION, PADS = "openvino-constant-attention", "onnxruntime-sme-unequal-pads"

@@ -20,15 +20,13 @@ from vitdeploy.errors import InputError, MissingFileError, TargetError
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.progress import silent
 from vitdeploy.report.html import render_regression
-from vitdeploy.report.junit import render_junit
+from vitdeploy.report.text import render_junit
 from vitdeploy.runtime import load
 from vitdeploy.spec import decode, encode
 from vitdeploy.tasks.adapter import DataChoice
 from vitdeploy.workflows.placement import compile_bundle
-from vitdeploy.workflows.regression.compare import compare
-from vitdeploy.workflows.regression.findings import Found, judge
-from vitdeploy.workflows.regression.measured import _timed
-from vitdeploy.workflows.regression.pairs import Pair, pair_up
+from vitdeploy.workflows.regression.compare import _timed, compare
+from vitdeploy.workflows.regression.findings import Found, Pair, judge, pair_up
 from vitdeploy.workflows.regression.reports import NOT_IN_TURNS
 
 ENGINE = "openvino-cpu-int8"

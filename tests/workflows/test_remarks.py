@@ -2,8 +2,8 @@
 
 import pytest
 
-from vitdeploy.workflows.tuning.remarks import Traits, four_bits_remarks, remarks
 from vitdeploy.workflows.tuning.variants import Variant
+from vitdeploy.workflows.tuning.write import Traits, four_bits_remarks, remarks
 
 FP32, BF16, INT8 = (Variant("openvino-cpu", precision) for precision in ("fp32", "bf16", "int8"))
 MERGED = Variant("openvino-cpu", "int8", ((1, 192), (6, 128)))

@@ -10,15 +10,14 @@ from hypothesis import strategies as st
 
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.devices.agent.documents import Deployed, Golden, Missing, StageOptions
-from vitdeploy.devices.client import Client
-from vitdeploy.devices.deployed import Trial
-from vitdeploy.devices.fleet import read_fleet
-from vitdeploy.devices.registry import Device
+from vitdeploy.devices.client import Client, Trial
+from vitdeploy.devices.registry import Device, read_fleet
 from vitdeploy.devices.transport import ConnectionLost
 from vitdeploy.errors import DeviceError, GateError, StorageError
 from vitdeploy.progress import silent
 from vitdeploy.spec import MANIFEST_FORMAT, Manifest
-from vitdeploy.workflows import rollout, standing
+from vitdeploy.workflows import rollout
+from vitdeploy.workflows import rollout as standing
 from vitdeploy.workflows.on_devices import Outcome
 from vitdeploy.workflows.release import Release
 

@@ -8,8 +8,8 @@ import pytest
 from tests.command_line import command_line, undisturbed
 from tests.workflows.pieces import stage_at_second_try
 from tests.workflows.stored import check_made_beside, copy_times, stored
-from vitdeploy.store.log import read_log
-from vitdeploy.workflows.making import make
+from vitdeploy.store.store import read_log
+from vitdeploy.workflows.making import making as make
 
 RECIPE = {
     "vitdeploy": 1,

@@ -24,7 +24,7 @@ from vitdeploy.runtime import nvidia
 from vitdeploy.spec import encode
 from vitdeploy.store.store import Store
 from vitdeploy.workflows.selftest.cases import Case, default_cases
-from vitdeploy.workflows.selftest.run import REPORT_NAMES, run_selftest
+from vitdeploy.workflows.selftest.selftest import REPORT_NAMES, run_selftest
 from vitdeploy.workflows.selftest.torch_worker import make_runner
 
 CPU = "onnxruntime-cpu"
@@ -160,7 +160,7 @@ def test_an_engine_with_other_answers_fails_the_self_test(recipe, small_checkpoi
 
 @pytest.mark.parametrize(("code", "status"), [("VD5001", 5), ("VD4201", 4), (None, 0)])
 def test_the_exit_code_tells_wrong_answers_from_what_does_not_run(code, status, tmp_path, monkeypatch, shared_store):
-    from vitdeploy.workflows.selftest import run
+    from vitdeploy.workflows.selftest import selftest as run
 
     def told(target, cases, work, store, *, protocol, progress):
         (work / "doctor.txt").write_text("ok\n")

@@ -22,9 +22,9 @@ from vitdeploy.errors import DataError, ImageError, StorageError, WorkerError
 from vitdeploy.stages.shards import Identity
 from vitdeploy.store.places import SHARED_VARIABLE, STORE_VARIABLE
 from vitdeploy.store.store import Store
-from vitdeploy.workflows import portable, sharded
-from vitdeploy.workflows.executors import Processes
-from vitdeploy.workflows.ray_cluster import RayCluster
+from vitdeploy.workflows import sharded
+from vitdeploy.workflows import subjects as portable
+from vitdeploy.workflows.executors import Processes, RayCluster
 
 
 class Through:

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.faults.devices.documents import _bench_run, _engine, _result
-from vitdeploy.api.bench import Benchmark
-from vitdeploy.api.spread import spread_of
-from vitdeploy.api.tables import printed
+from vitdeploy.api.bench import Benchmark, spread_of
+from vitdeploy.api.values import printed
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.results import BenchRun
 from vitdeploy.devices.registry import Device

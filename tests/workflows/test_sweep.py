@@ -16,8 +16,7 @@ from vitdeploy.document.report import SizeRow
 from vitdeploy.errors import InputError, MissingFileError, WorkerError
 from vitdeploy.stages.step import Step
 from vitdeploy.workflows.executors import Processes
-from vitdeploy.workflows.making.given import AtSize
-from vitdeploy.workflows.making.stage import StageTask, make_stage
+from vitdeploy.workflows.making.making import AtSize, StageTask, make_stage
 from vitdeploy.workflows.sweeps.entries import Entry, load_all, unmeasured
 
 

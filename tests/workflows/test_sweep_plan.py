@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitdeploy.api.sweep_plan import SweepPlan
-from vitdeploy.document.sweep_plan import Estimate, PlannedRecipe, PlannedStage, PlanTotal, SweepPlanDocument
+from vitdeploy.api.sweep import SweepPlan
+from vitdeploy.document.sweep import Estimate, PlannedRecipe, PlannedStage, PlanTotal, SweepPlanDocument
 from vitdeploy.stages.step import Outline
-from vitdeploy.store.log import LOG_FILE, Line, append, made_now, read_log
-from vitdeploy.store.record import Record
-from vitdeploy.workflows.sweeps.cost import Costs, added
-from vitdeploy.workflows.sweeps.entries import planned_keys
+from vitdeploy.store.key import Record
+from vitdeploy.store.store import LOG_FILE, Line, append, made_now, read_log
+from vitdeploy.workflows.sweeps.entries import Costs, added, planned_keys
 
 ABOUT = {"parameters": 1000, "pixels": 1024, "samples": 100}
 

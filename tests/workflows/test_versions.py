@@ -18,10 +18,9 @@ from vitdeploy.document.bench import Ratio
 from vitdeploy.document.versions import AnswersFacts, ReleaseFacts
 from vitdeploy.errors import HubError, InputError
 from vitdeploy.progress import silent
-from vitdeploy.workflows.versions import compare
-from vitdeploy.workflows.versions.compare import compare_versions
+from vitdeploy.workflows.versions import versions as compare
 from vitdeploy.workflows.versions.environments import Environment, Environments, NotInstalled
-from vitdeploy.workflows.versions.ranges import parse_releases
+from vitdeploy.workflows.versions.versions import compare_versions, parse_releases
 
 DEEP = pytest.mark.skipif("VITDEPLOY_TEST_DEPTH" not in os.environ, reason="installs releases: VITDEPLOY_TEST_DEPTH=1")
 SHORT = Protocol.of_singles(block_seconds=0.02, warmup=0.0, rounds=3)

@@ -1,25 +1,171 @@
-"""Latency and throughput, measured: one process per artifact, in alternating blocks."""
+"""Benches."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from vitdeploy.api.artifacts import ArtifactLike, artifact_name, check_early, opened
-from vitdeploy.api.bench_lines import bench_lines
-from vitdeploy.api.plots import latency_plots
-from vitdeploy.api.reporter import Reporter, reporting
-from vitdeploy.api.shown import Shown
-from vitdeploy.api.tables import Line
+from vitdeploy.api.bundle import ArtifactLike, artifact_name, check_early, opened
+from vitdeploy.api.values import (
+    Column,
+    Line,
+    Reporter,
+    Shown,
+    Table,
+    context_lines,
+    human_bytes,
+    interval,
+    latency_plots,
+    reporting,
+)
+from vitdeploy.benchmark.summary import quota_remarks
 from vitdeploy.errors import InputError
+from vitdeploy.spec import bound_words, encode
 
 if TYPE_CHECKING:
     from vitdeploy.benchmark.protocol import Protocol
-    from vitdeploy.document.bench import BenchDocument, Ratio
+    from vitdeploy.benchmark.summary import Claim, Row, ScenarioResult, StageTimes
+    from vitdeploy.document.bench import BenchDocument, DeviceBench, Ratio
+    from vitdeploy.document.comparison import TimeRatio
     from vitdeploy.workflows.on_devices import Outcome
+
+
+# --- Print a bench for people: one line per artifact, then results other than latency, then the comparisons -----------
+
+
+STAGES = ("decode", "preprocess", "copy_in", "execute", "copy_out", "infer", "postprocess")
+
+
+def bench_lines(found: BenchDocument) -> list[Line]:
+    """The tables of a bench, as `pipeline.comparison.bench_subjects` gives it."""
+    results = found.results
+    lines: list[Line] = [_latencies(results)]
+    for row in results:
+        lines += [f"{row.artifact}: {text}" for text in _special(row.scenarios)]
+        lines += [f"{row.artifact}: {text}" for text in quota_remarks(row.machine)]
+    lines.append(_sides(results))
+    for row in results:
+        if row.stages_ms is not None:
+            lines.append(f"{row.artifact}: {_stages(row.stages_ms)}")
+        if row.parts_ms:
+            parts = ", ".join(f"{name} {value:.2f}" for name, value in row.parts_ms.items())
+            lines.append(f"{row.artifact}: graphs in ms: {parts}; all of one query {row.latency_ms.p50:.2f}")
+    lines += context_lines(found.context)
+    lines += [f"{ratio.metric} {ratio.a} / {ratio.b}: {_compared(ratio)}" for ratio in found.ratios]
+    lines += [f"{artifact}: not decided: {reason}" for artifact, reason in found.undecided.items()]
+    return [*lines, *found.remarks]
+
+
+def ratio_text(ratio: Ratio | TimeRatio, digits: int = 2) -> str:
+    """A ratio with its interval where it is decided, or else what it is at least or at most."""
+    return interval(ratio.ratio, ratio.ci95, digits) if ratio.decided else bound_words(ratio.bounds) or "not decided"
+
+
+def _compared(ratio: Ratio) -> str:
+    if not ratio.decided and ratio.bounds == (None, None):
+        return ratio.verdict
+    if not ratio.decided:
+        return f"{ratio_text(ratio)}: {ratio.verdict} (the machine was not quiet)"
+    beside = f"{ratio.a_ms:.4g} and {ratio.b_ms:.4g} ms a query, side by side"
+    return f"{ratio_text(ratio, 3)}: {ratio.verdict} ({beside})"
+
+
+def claim(percentile: Claim, digits: int = 3) -> str:
+    """A percentile as it may be claimed: ">=" where too few queries were measured for more than that."""
+    if percentile.value is None:
+        return "-"
+    return f"{'>=' if percentile.at_least else ''}{percentile.value:.{digits}f}"
+
+
+def claims_of(row: Row) -> Sequence[Claim]:
+    """The percentiles of the scenario that a row's latency is of."""
+    scenarios = row.scenarios
+    return scenarios.get("single", next(iter(scenarios.values()))).percentiles
+
+
+def _latencies(results: Sequence[Row]) -> Table:
+    names = [f"{each.name} ms" for each in claims_of(results[0])]
+    columns = (
+        Column("artifact"),
+        *(Column(name, 100 if not index else 60 - index, least=9) for index, name in enumerate(names)),
+        Column("mean ms", 20, least=9),
+        Column("images/s", 80, least=9),
+        Column("flags", 90, left=True),
+    )
+    rows = [
+        (
+            row.artifact,
+            *map(claim, claims_of(row)),
+            f"{row.latency_ms.mean:.3f}",
+            f"{row.throughput:.1f}",
+            " ".join(row.flags),
+        )
+        for row in results
+    ]
+    return Table(columns, tuple(rows))
+
+
+def _special(scenarios: Mapping[str, ScenarioResult]) -> list[str]:
+    """Results of "server" and "sustain" other than percentiles, and blocks in which the machine throttled."""
+    lines = []
+    for name, found in scenarios.items():
+        if found.unanswered is not None and found.busy is not None:
+            latencies = ", ".join(f"{each.name} {claim(each)}" for each in found.percentiles)
+            lines.append(
+                f"{name}: {latencies} ms from arrival; {found.queries - found.unanswered} of {found.queries} "
+                f"queries answered in {found.seconds:.1f} s, busy {100 * found.busy:.0f} % of the time"
+            )
+        if found.bins is not None:
+            lines.append(
+                f"{name}: {found.first:.1f} images/s at first, {found.last:.1f} at last ({found.last_over_first:.3f})"
+            )
+        if found.throttled is not None:
+            lines.append(f"{name}: {found.throttled}")
+    return lines
+
+
+def _sides(results: Sequence[Row]) -> Table:
+    """Loading, memory and energy."""
+    columns = (
+        Column("artifact"),
+        Column("load s", 80),
+        Column("again s", 40),
+        Column("first ms", 60, least=8),
+        Column("peak memory", 90),
+        Column("threads", 30),
+        Column("energy an image", 50, left=True),
+    )
+    rows = []
+    for row in results:
+        again, memory = row.warm_load_seconds, row.peak_memory_bytes
+        joules, source = row.energy.joules_per_image, row.energy.source
+        rows.append(
+            (
+                row.artifact,
+                f"{row.load_seconds:.2f}",
+                "" if again is None else f"{again:.2f}",
+                f"{row.first_inference_ms:.2f}",
+                "unknown" if memory is None else human_bytes(memory),
+                str(row.machine.engine_threads or "") if row.machine is not None else "",
+                source if joules is None else f"{joules:.3g} J ({source})",
+            )
+        )
+    return Table(columns, tuple(rows))
+
+
+def _stages(stages: StageTimes) -> str:
+    parts = ", ".join(f"{name} {value:.2f}" for name in STAGES if (value := getattr(stages, name)) is not None)
+    return (
+        f"from a uint8 image of 640x480 to the answer {stages.end_to_end:.2f} ms "
+        f"(p90 {stages.end_to_end_p90:.2f}); stages in ms: {parts}; copies {stages.copies}"
+    )
+
+
+# --- Latency and throughput, measured: one process per artifact, in alternating blocks --------------------------------
+
 
 PERCENTILES = (50.0, 90.0, 99.0)
 
@@ -164,3 +310,34 @@ def bench_on(
         )
         for each in outcomes
     ]
+
+
+# --- Prints how far devices of one kind are apart ---------------------------------------------------------------------
+
+
+def spread_of(outcomes: Sequence[Outcome[Benchmark]]) -> tuple[dict[str, Any], list[Line]]:
+    """What a document of `bench --on` has besides the devices, and its lines: nothing where no two are of one kind."""
+    from vitdeploy.document.bench import DeviceBench
+    from vitdeploy.workflows.spread import kinds_of
+
+    found: dict[str, DeviceBench] = {}
+    for outcome in outcomes:
+        if outcome.found is not None and isinstance(outcome.found.document, DeviceBench):
+            found[outcome.device.name] = outcome.found.document
+    kinds = kinds_of(found)
+    lines: list[Line] = []
+    for kind in kinds:
+        lines.append(
+            f"{len(kind.devices)} of {len(kind.devices) + len(kind.quarantined)} devices of one kind, {kind.name}:"
+        )
+        columns = ("artifact", "p50 ms", "least", "most", "spread", "fastest", "slowest")
+        rows = tuple(
+            (
+                *(each.artifact, f"{each.median_ms:.3g}", f"{each.least_ms:.3g}", f"{each.most_ms:.3g}"),
+                *(f"{100 * each.spread:.1f} %", each.fastest, each.slowest),
+            )
+            for each in kind.artifacts
+        )
+        lines += [Table(tuple(Column(name, 9 - index) for index, name in enumerate(columns)), rows)] if rows else []
+        lines += [f"quarantined: {each.device}: {each.reason}" for each in kind.quarantined]
+    return {"kinds": [encode(kind) for kind in kinds]}, lines

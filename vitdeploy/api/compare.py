@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitdeploy.api.bench_lines import ratio_text
+from vitdeploy.api.bench import ratio_text
 from vitdeploy.api.bundle import Bundle
 from vitdeploy.api.images import Images, ImagesLike, images
-from vitdeploy.api.reporter import Reporter, reporting
-from vitdeploy.api.shown import Shown
-from vitdeploy.api.tables import Line, interval, unrelated
+from vitdeploy.api.values import Line, Reporter, Shown, interval, reporting, unrelated
 from vitdeploy.spec import GateStatus
 
 if TYPE_CHECKING:
@@ -94,9 +92,9 @@ def compare(
     from vitdeploy.document.comparison import Limits
     from vitdeploy.publish import replacing, storage_errors
     from vitdeploy.report.html import render_regression
-    from vitdeploy.report.junit import render_junit
-    from vitdeploy.runtime.atomic import write_atomic
-    from vitdeploy.stages.files import write_json
+    from vitdeploy.report.text import render_junit
+    from vitdeploy.runtime.trust import write_atomic
+    from vitdeploy.stages.step import write_json
     from vitdeploy.workflows.regression.compare import compare as compare_paths
 
     reporter = reporting(progress)

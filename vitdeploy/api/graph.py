@@ -10,11 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vitdeploy.api.folders import filling, home_of
 from vitdeploy.api.model import Model, ModelLike, labelled, model, preprocess_lines
-from vitdeploy.api.reporter import Reporter, reporting
-from vitdeploy.api.shown import Shown
-from vitdeploy.api.tables import Line
+from vitdeploy.api.values import Line, Reporter, Shown, filling, home_of, reporting
 from vitdeploy.errors import InputError
 from vitdeploy.spec import PreprocessSpec, Task
 
@@ -48,7 +45,7 @@ class Graph(Shown):
     @functools.cached_property
     def file(self) -> Path:
         """The ONNX file; the encoder's of an encoder-decoder."""
-        from vitdeploy.stages.files import find_graph
+        from vitdeploy.stages.step import find_graph
 
         return find_graph(self.folder)
 
@@ -71,7 +68,7 @@ class Graph(Shown):
     @property
     def labels(self) -> tuple[str, ...]:
         """Its class names in the order of its outputs, () if it has none."""
-        from vitdeploy.stages.files import known_labels
+        from vitdeploy.stages.step import known_labels
 
         return known_labels(self.file, self.metadata)
 
@@ -84,7 +81,7 @@ GraphLike = Graph | str | Path
 
 def graph_file(graph: GraphLike) -> Path:
     """The ONNX file of a graph, of its folder, or itself; errors as `find_graph`."""
-    from vitdeploy.stages.files import find_graph
+    from vitdeploy.stages.step import find_graph
 
     return graph.file if isinstance(graph, Graph) else find_graph(Path(graph))
 
@@ -119,7 +116,7 @@ def export(
     True
     """
     from vitdeploy.stages.export import ExportConfig
-    from vitdeploy.stages.files import OUTPUT_NAMES
+    from vitdeploy.stages.step import OUTPUT_NAMES
 
     home = home_of(folder, "graph", OUTPUT_NAMES)
     read = model(source)
@@ -135,7 +132,7 @@ def export_sizes(
     from vitdeploy.bundle.read import SIZES_FOLDER
     from vitdeploy.stages.batches import settle_batch
     from vitdeploy.stages.export import export as export_graph
-    from vitdeploy.stages.files import OUTPUT_NAMES
+    from vitdeploy.stages.step import OUTPUT_NAMES
 
     found: list[tuple[Model, dict[str, Any]]] = []
     with reporter, filling(home, OUTPUT_NAMES) as work:
@@ -223,7 +220,7 @@ def optimize(
     'classification'
     """
     from vitdeploy.runtime.flows import PARTS
-    from vitdeploy.stages.files import OUTPUT_NAMES, graphs_in
+    from vitdeploy.stages.step import OUTPUT_NAMES, graphs_in
 
     if unknown := [name for name in without if name not in REWRITES]:
         raise InputError(f"no rewrite is called {', '.join(unknown)}", wanted=", ".join(REWRITES))

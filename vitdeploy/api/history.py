@@ -1,23 +1,242 @@
-"""A memory of results: each is one more file of a history, and a history says where its series changed."""
+"""Histories."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitdeploy.api.history_lines import history_lines
-from vitdeploy.api.history_rows import Result, graph_of, named_engine, rows_of, this_machine
-from vitdeploy.api.reporter import Reporter, reporting
-from vitdeploy.api.shown import Shown
-from vitdeploy.api.tables import Line
-from vitdeploy.errors import AnswersError, VitdeployError
+from vitdeploy.api.bench import Benchmark
+from vitdeploy.api.compare import Compared
+from vitdeploy.api.deploy import Deployment
+from vitdeploy.api.sweep import Swept
+from vitdeploy.api.values import Column, Line, Reporter, Shown, Table, interval, reporting
+from vitdeploy.errors import AnswersError, MissingPackageError, VitdeployError
 
 if TYPE_CHECKING:
-    from vitdeploy.document.history import ChangeFacts, HistoryDocument, SeriesFacts
-    from vitdeploy.history.trackers.outcome import Outcome
+    from vitdeploy.document.history import ChangeFacts, HistoryDocument, PointFacts, SeriesFacts
+    from vitdeploy.history.of_documents import Machine, Measured
+    from vitdeploy.history.row import ResultRow
+    from vitdeploy.history.trackers.trackers import Attached, Outcome, Sent
+
+
+# --- Print a history for people: one line per series, then where each changed -----------------------------------------
+
+
+def history_lines(document: HistoryDocument) -> list[Line]:
+    """A table of the series, then each change in words, then remarks."""
+    several = f"{document.results} results of {len(document.series)} series at {document.place}"
+    lines: list[Line] = [several, *([_table(document)] if document.series else [])]
+    for number, series in enumerate(document.series, 1):
+        lines += [line for change in series.changes for line in change_lines(number, change)]
+        lines += [f"series {number}: {text}" for text in _remarks(series)]
+    for canary in document.canaries:
+        lines.append(f"wrong answers: {canary.sentence}")
+        if canary.proposal is not None:
+            lines.append("    --json has an entry for the table of runtimes known to be wrong (docs/known-bad.md)")
+    return [*lines, *(f"left out: {each.what}: {each.why}" for each in document.left_out)]
+
+
+def _table(document: HistoryDocument) -> Table:
+    columns = (
+        Column("no."),
+        Column("model", 95, left=True),
+        Column("engine", 90, left=True),
+        Column("precision", 30, left=True),
+        Column("machine", 40, left=True),
+        Column("batch", 20),
+        Column("results", 60),
+        Column("last p50 ms", 100, left=True),
+        Column("changes", 98, left=True),
+        Column("flags of the last", 70, left=True),
+    )
+    return Table(columns, tuple(_row(number, series) for number, series in enumerate(document.series, 1)))
+
+
+def _row(number: int, series: SeriesFacts) -> tuple[str, ...]:
+    last = series.points[-1]
+    timed = next((point for point in reversed(series.points) if point.p50_ms is not None), None)
+    return (
+        str(number),
+        series.model,
+        series.artifact,
+        series.precision,
+        series.machine,
+        "" if series.batch is None else str(series.batch),
+        str(len(series.points)),
+        "" if timed is None else _p50(timed),
+        " ".join(f"{change.direction} at {change.number}" for change in series.changes)
+        or ("" if series.too_few else "none"),
+        " ".join([*last.flags, *([] if last.decided else ["not decided"])]),
+    )
+
+
+def _p50(point: PointFacts) -> str:
+    low, high = point.p50_ms_ci95
+    assert point.p50_ms is not None
+    return interval(point.p50_ms, (low, high) if low is not None and high is not None else None, 3)
+
+
+def change_lines(number: int, change: ChangeFacts) -> list[str]:
+    """A change in words: the sentence, then the levels and what else is known of both sides."""
+    lines = [f"series {number}: {change.sentence}", f"    {change.before_ms:.4g} to {change.after_ms:.4g} ms"]
+    known = {each.what for each in change.shares}
+    if unclear := [each for each in change.unclear if each not in known]:
+        lines.append(f"    more than one value on a side: {', '.join(unclear)}")
+    if change.same:
+        lines.append(f"    the same on both sides: {', '.join(change.same)}")
+    return lines
+
+
+def _remarks(series: SeriesFacts) -> list[str]:
+    undecided = [str(point.number) for point in series.points if not point.decided and not point.error]
+    remarks = [f"not decided, and no part of the search for changes: {', '.join(undecided)}"] if undecided else []
+    remarks += [f"result {point.number} ({point.time}): {point.error}" for point in series.points if point.error]
+    return remarks + ([series.too_few] if series.too_few else [])
+
+
+# --- The rows of a history of one result: what its document says, and what it leaves out of machine and model ---------
+
+
+Result = Benchmark | Deployment | Compared | Swept
+
+
+def rows_of(result: Result) -> list[ResultRow]:
+    """The rows of a result that was measured on this machine, or on a registered device."""
+    from vitdeploy.history import of_documents
+    from vitdeploy.history.row import now
+
+    if isinstance(result, Deployment):
+        report = result.document
+        return of_documents.rows_of_report(report, this_machine(engine.target for engine in report.engines))
+    if isinstance(result, Swept):
+        reports = [each.report for each in result.document.recipes if each.report is not None]
+        targets = {engine.target for report in reports for engine in report.engines}
+        return of_documents.rows_of_sweep(result.document, this_machine(targets))
+    if isinstance(result, Compared):
+        bench = result.document.bench
+        machine = this_machine(row.target for row in bench.results) if bench else this_machine(())
+        return of_documents.rows_of_comparison(result.document, _candidate(result), machine)
+    names = {row.artifact: _named(row.artifact) for row in result.document.results}
+    return of_documents.rows_of_bench(result.document, names, _machine_of(result), now())
+
+
+def _machine_of(found: Benchmark) -> Machine:
+    """The machine of a benchmark run: this one, or the device that ran it."""
+    from vitdeploy import __version__
+    from vitdeploy.document.bench import DeviceBench
+    from vitdeploy.history.of_documents import Machine
+
+    if not isinstance(found.document, DeviceBench):
+        return this_machine(row.target for row in found.document.results)
+    engines = found.document.engines.values()
+    # What runs there is this vitdeploy, which was sent.
+    return Machine(
+        {"vitdeploy": __version__, **found.document.host},
+        {engine.target: engine.device for engine in engines},
+        found.device,
+    )
+
+
+def this_machine(targets: Iterable[str]) -> Machine:
+    """This machine, with what these targets run on."""
+    from vitdeploy import __version__
+    from vitdeploy.backends import TARGETS
+    from vitdeploy.history.of_documents import Machine
+    from vitdeploy.runtime.backend import RUNTIME
+    from vitdeploy.runtime.host import describe_host
+    from vitdeploy.stages.step import package_versions
+
+    known = sorted({target for target in targets if target in TARGETS})
+    devices: dict[str, Mapping[str, str]] = {}
+    for target in known:
+        with contextlib.suppress(VitdeployError):
+            devices[target] = RUNTIME[target].describe_device()
+    versions = package_versions(["torch", *(TARGETS[target].package for target in known)])
+    return Machine({**describe_host(), "vitdeploy": __version__, **versions}, devices)
+
+
+def _named(text: str) -> Measured:
+    """What a name of an artifact in a bench stands for: FOLDER:ENGINE of a bundle, a graph, or a model. One that was
+    given twice has a number behind it."""
+    from vitdeploy.bundle.read import file_sha256
+    from vitdeploy.history.of_documents import Measured
+    from vitdeploy.paths import is_file
+    from vitdeploy.stages.step import find_graph
+
+    name = re.sub(r" \([0-9]+\)$", "", text)
+    folder, _, engine = name.rpartition(":")
+    if folder and (found := _of_bundle(Path(folder), engine)) is not None:
+        return found
+    path = Path(name)
+    with contextlib.suppress(VitdeployError, OSError):
+        return Measured(path.stem, path.name, file_sha256(path if is_file(path) else find_graph(path)))
+    return Measured(path.name or name, path.name or name)
+
+
+def named_engine(bundle: Path, engine: str) -> Measured:
+    """An engine of a bundle, which may be one that cannot be read."""
+    from vitdeploy.history.of_documents import Measured
+
+    return _of_bundle(bundle, engine) or Measured(bundle.name, engine)
+
+
+def graph_of(bundle: Path, engine: str) -> dict[str, object] | None:
+    """The operators and the opset of the graph of an engine, for whoever looks for what its runtime does wrong; None
+    where it cannot be read."""
+    from vitdeploy.bundle.read import read_bundle
+
+    try:
+        from vitdeploy.graph.io.files import load_graph
+
+        found = next(each for each in read_bundle(bundle).engines if each.artifact == engine)
+        model = load_graph(bundle / found.graph)
+    except (VitdeployError, ModuleNotFoundError, StopIteration):
+        return None
+    names = sorted({node.op_type for node in model.graph if node.domain in ("", "ai.onnx")})
+    return {"operators": names, "opset": model.opset_imports.get("", 0)}
+
+
+def _of_bundle(folder: Path, engine: str) -> Measured | None:
+    """An engine of a bundle; None if there is no bundle that can be read."""
+    from vitdeploy.bundle.read import read_bundle
+    from vitdeploy.document.report import Provenance
+    from vitdeploy.history.of_documents import Measured, digest_of
+    from vitdeploy.spec import DecodeError, decode
+
+    try:
+        manifest = read_bundle(folder)
+    except VitdeployError:
+        return None
+    try:
+        files = decode(Provenance, manifest.provenance).source.sha256
+    except DecodeError:  # a bundle of something else than `run`
+        graphs = {each.graph for each in manifest.engines}
+        files = {entry.path: entry.sha256 for entry in manifest.files if entry.path in graphs}
+    return Measured(manifest.name, engine, digest_of(files))
+
+
+def _candidate(found: Compared) -> Measured:
+    """What a comparison judged: a bundle, or a report."""
+    from vitdeploy.document.read import read_report
+    from vitdeploy.history.of_documents import Measured, digest_of
+    from vitdeploy.paths import is_dir
+    from vitdeploy.pipeline.early import REPORT_FILE
+
+    path = Path(found.document.candidate)
+    if (of_bundle := _of_bundle(path, "") if is_dir(path) else None) is not None:
+        return of_bundle
+    with contextlib.suppress(VitdeployError):
+        report = read_report(path / REPORT_FILE if is_dir(path) else path)
+        return Measured(report.name, "", digest_of(report.provenance.source.sha256))
+    return Measured(path.name, "")
+
+
+# --- A memory of results: each is one more file of a history, and a history says where its series changed -------------
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,7 +277,7 @@ def read_history(where: str | Path, page: str | Path | None = None, *, progress:
             of something else.
     """
     from vitdeploy.history.files import documents_of, read_rows
-    from vitdeploy.history.place import open_place
+    from vitdeploy.history.row import open_place
     from vitdeploy.history.series import history_document
 
     place, reporter = open_place(where), reporting(progress)
@@ -88,7 +307,7 @@ def record(where: str | Path, result: Result) -> str:
     1
     """
     from vitdeploy.history.files import append
-    from vitdeploy.history.place import open_place
+    from vitdeploy.history.row import open_place
 
     return append(open_place(where), rows_of(result), result.document)
 
@@ -131,7 +350,7 @@ class _Memory:
 
     def __init__(self, where: str | Path | None, trackers: Sequence[str], bundle: bool, reporter: Reporter) -> None:
         from vitdeploy.history.files import require_packages
-        from vitdeploy.history.place import open_place
+        from vitdeploy.history.row import open_place
         from vitdeploy.history.trackers.named import open_tracker
 
         self._place, self._bundle, self._reporter = None, bundle, reporter
@@ -144,7 +363,6 @@ class _Memory:
             each.prepare()
 
     def keep(self, result: Result) -> None:
-        from vitdeploy.api.tracking import outcomes_of_result
         from vitdeploy.history.files import append, of_one_result
 
         rows = of_one_result(rows_of(result))
@@ -158,7 +376,7 @@ class _Memory:
         from vitdeploy.history.files import append, of_one_result
         from vitdeploy.history.of_documents import row_of_canary
         from vitdeploy.history.row import now
-        from vitdeploy.history.trackers.outcome import Outcome
+        from vitdeploy.history.trackers.trackers import Outcome
 
         what = named_engine(Path(error.bundle), error.engine or error.message)
         target = what.artifact.rpartition("-")[0]
@@ -168,8 +386,6 @@ class _Memory:
         self._send([Outcome(tuple(rows))])
 
     def _send(self, outcomes: Sequence[Outcome]) -> None:
-        from vitdeploy.api.tracking import sent_lines
-
         for each in self._trackers:
             for line in sent_lines(each.send(outcomes, self._reporter.progress)):
                 self._reporter.note(str(line))
@@ -181,3 +397,140 @@ def _write_page(page: Path, document: HistoryDocument) -> None:
 
     with replacing_file(page, is_history_page) as file:
         file.write_text(render_history(document), encoding="utf-8")
+
+
+# --- Results for MLflow, Weights & Biases and Bencher -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class Reported(Shown):
+    """What became of results at each tracker."""
+
+    sent: tuple[Sent, ...]
+
+    def lines(self) -> list[Line]:
+        return [line for each in self.sent for line in sent_lines(each)]
+
+
+def sent_lines(sent: Sent) -> list[Line]:
+    """What became of results at one tracker."""
+    return [sent.sentence, *(f"left out of {sent.where}: {each.what}: {each.why}" for each in sent.left_out)]
+
+
+def report_to(
+    trackers: str | Sequence[str],
+    results: Result | str | Path,
+    *,
+    bundle: bool = False,
+    progress: bool | Reporter = True,
+) -> Reported:
+    """Send a result, or all of a history, to trackers of experiments. What is there already is not sent again: it is
+    known by its run in the history. A result that is in none is new each time.
+
+    Args:
+        trackers: "mlflow" or "mlflow:URI", "wandb" or "wandb:PROJECT", with "ENTITY/" before it or not, and
+            "bencher:FILE", which has the latest result of each series in the Bencher Metric Format.
+        results: what `bench`, `deploy`, `run`, `compare` or `sweep` returned, or a history: a folder or a URI.
+        bundle: send the bundle of a `run`, and those of a `sweep`, too.
+        progress: as for `vitdeploy.export`.
+
+    Raises:
+        InputError: no tracker that is known. MissingPackageError: its client is not installed. HostError: it does not
+            answer, or refuses. OutputError, StorageError: of a file. Errors of a history as `read_history`.
+
+    >>> import json, vitdeploy as vd
+    >>> graph = vd.export("vit_w32d2h2_patch8_32", progress=False)
+    >>> found = vd.bench(graph, scenarios=["single"], duration=0.1, progress=False)
+    >>> vd.report_to("bencher:measured.json", found, progress=False)
+    bencher:measured.json: 1 result sent
+    >>> [sorted(measures) for measures in json.load(open("measured.json")).values()]
+    [['latency', 'p99-latency', 'throughput']]
+    """
+    from vitdeploy.history.files import of_one_result
+    from vitdeploy.history.trackers.named import open_tracker
+
+    opened = [open_tracker(each) for each in ([trackers] if isinstance(trackers, str) else trackers)]
+    reporter = reporting(progress)
+    with reporter:
+        for each in opened:
+            each.prepare()
+        if isinstance(results, str | Path):
+            outcomes = outcomes_of_history(results, reporter)
+        else:
+            outcomes = outcomes_of_result(results, of_one_result(rows_of(results)), bundle)
+        return Reported(tuple(each.send(outcomes, reporter.progress) for each in opened))
+
+
+def outcomes_of_history(where: str | Path, reporter: Reporter) -> list[Outcome]:
+    """All results of a history, in its order; the files that are none of it are left out, as `read_history` tells."""
+    from vitdeploy.history.files import documents_of, read_rows
+    from vitdeploy.history.row import open_place
+    from vitdeploy.history.trackers.trackers import Outcome, outcomes_of
+
+    place = open_place(where)
+    rows, _ = read_rows(place, reporter.progress)
+    document_of = documents_of(place)
+
+    def attaching(rows: tuple[ResultRow, ...]) -> Callable[[], Attached]:
+        return lambda: _attached(rows[0], document_of(rows[0]), None)
+
+    return [Outcome(each, attaching(each)) for each in outcomes_of(rows)]
+
+
+def outcomes_of_result(result: Result, rows: Sequence[ResultRow], bundle: bool) -> list[Outcome]:
+    """A result with its rows, and with its bundles if they are wanted."""
+    from vitdeploy.history.trackers.trackers import Outcome, outcomes_of
+    from vitdeploy.spec import encode
+
+    text = json.dumps(encode(result.document), allow_nan=False)
+
+    def outcome(rows: tuple[ResultRow, ...]) -> Outcome:
+        home = _home(result, rows[0].model)
+        has = bundle and home is not None and (home / "manifest.json").is_file()
+        return Outcome(rows, lambda: _attached(rows[0], text, home), home if has else None)
+
+    return [outcome(each) for each in outcomes_of(rows)]
+
+
+def _home(result: Result, model: str) -> Path | None:
+    """The folder of the bundle that was made of a model."""
+    if isinstance(result, Swept):
+        return result.folder / model
+    return result.folder if isinstance(result, Deployment) else None
+
+
+def _attached(row: ResultRow, text: str | None, home: Path | None) -> Attached:
+    """The document with its page, which is the one in the folder `home` where there is one, and the recipe."""
+    from vitdeploy.history.trackers.trackers import Attached, flat
+
+    document = json.loads(text) if text is not None else None
+    if not isinstance(document, dict):
+        return Attached()
+    if isinstance(document.get("recipes"), list):  # of a sweep, what is about this model
+        parts = [each["report"] or {"name": each["name"], **(each["error"] or {})} for each in document["recipes"]]
+        document = next((each for each in parts if each["name"] == row.model), {})
+    files = {"result.json": json.dumps(document, indent=1).encode()}
+    page = home / "report.html" if home is not None else None
+    html = page.read_bytes() if page is not None and page.is_file() else _rendered(document)
+    if html is not None:
+        files["report.html"] = html
+    provenance = document.get("provenance")
+    return Attached(files, flat(provenance.get("recipe"), "recipe") if isinstance(provenance, dict) else {})
+
+
+def _rendered(document: dict[str, object]) -> bytes | None:
+    """The page of a document that has one, without pictures; None of others, and of what is not read here."""
+    from vitdeploy.document.comparison import ComparisonDocument
+    from vitdeploy.document.report import Report
+    from vitdeploy.spec import DecodeError, decode
+
+    try:
+        from vitdeploy.report.html import render_html, render_regression
+
+        if "provenance" in document:
+            return render_html(decode(Report, document), {}).encode()
+        if "baseline" in document:
+            return render_regression(decode(ComparisonDocument, document)).encode()
+    except (DecodeError, MissingPackageError, ModuleNotFoundError):  # of another version; without the extra `export`
+        return None
+    return None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.api.folders import unnamed_folder
+from vitdeploy.api.values import unnamed_folder
 from vitdeploy.data.containers.listing import number_of
 from vitdeploy.errors import DataError
 from vitdeploy.runtime.preprocess import SUFFIXES, crop_start, decode, resize_and_crop

@@ -1,16 +1,29 @@
-"""Describe the content of a bundle or an ONNX file."""
+"""What is in a graph or a bundle, and on this machine."""
 
 from __future__ import annotations
 
 import collections
+import importlib.metadata
 import itertools
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vitdeploy.api.tables import human_bytes
+from vitdeploy.api.bundle import Bundle
+from vitdeploy.api.values import Column, Line, Reporter, Shown, Table, human_bytes, reporting
 from vitdeploy.bundle.read import is_bundle
+from vitdeploy.errors import TargetError
 from vitdeploy.spec import RESIZING, PreprocessSpec
+
+if TYPE_CHECKING:
+    from vitdeploy.devices.advice import Advice
+    from vitdeploy.document.versions import ReleaseFacts, VersionsDocument
+    from vitdeploy.lint.findings import Finding
+
+
+# --- Describe the content of a bundle or an ONNX file -----------------------------------------------------------------
 
 
 def inspect(path: Path) -> tuple[dict[str, Any], list[str]]:
@@ -46,12 +59,12 @@ def _bundle(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _graph(path: Path) -> tuple[dict[str, Any], list[str]]:
-    from vitdeploy.stages.files import find_graph
+    from vitdeploy.stages.step import find_graph
 
     file = find_graph(path)
 
     from vitdeploy.graph.analysis.attention import find_attentions
-    from vitdeploy.graph.analysis.linears import find_linears
+    from vitdeploy.graph.analysis.rows import find_linears
     from vitdeploy.graph.io.files import METADATA_KEY, get_metadata, graph_spec, load_graph
     from vitdeploy.graph.values import dim
     from vitdeploy.spec import encode
@@ -89,8 +102,6 @@ def _graph(path: Path) -> tuple[dict[str, Any], list[str]]:
 def _known_bad(graphs: Mapping[str, Path]) -> tuple[dict[str, Any], list[str]]:
     """The entries of the table of runtimes known to be wrong that graphs show, on any runtime: by graph, and as lines.
     A device install has no package that reads graphs; then a line says so."""
-    from vitdeploy.api.doctor import known_bad
-
     try:
         from vitdeploy.graph.io.files import load_graph
         from vitdeploy.known_bad.find import matches
@@ -124,3 +135,317 @@ def _resize(spec: PreprocessSpec) -> str:
     if isinstance(spec.resize, int):
         return f"short side {spec.resize}"
     return f"{RESIZING[spec.fit]} {spec.resize[0]}x{spec.resize[1]}"
+
+
+# --- Run the linter on graphs, for `vitdeploy inspect --target` -------------------------------------------------------
+
+
+TARGET = "tensorrt"
+# Nodes that are named for one rule; all are in the JSON document.
+SHOWN_NODES = 4
+
+
+def lint_graphs(path: Path, target: str, version: str | None) -> tuple[dict[str, Any], list[str], list[Finding]]:
+    """(document, lines, findings of all graphs) for a graph, a folder of graphs or a bundle, whose digests are checked.
+
+    Raises:
+        TargetError: a target or version whose rules are not known. Errors of reading propagate.
+    """
+    from vitdeploy.spec import encode
+    from vitdeploy.stages.capability import check_target
+
+    check_target(target)
+    if target != TARGET:
+        raise TargetError(
+            f"what {target} takes of a graph is not known without asking it",
+            found=f"--target {target}",
+            wanted=f"--target {TARGET}",
+            fix=f"this asks it: {shlex.join(['vitdeploy', 'compile', str(path), '--target', target, '-o', 'DIR'])}",
+        )
+
+    from vitdeploy.graph.io.files import load_graph
+    from vitdeploy.known_bad.find import known_findings
+    from vitdeploy.lint.linter import SEVERITIES, counts, lint
+    from vitdeploy.lint.support import VERSIONS
+
+    versions = VERSIONS if version is None else (version,)
+    lines, every, graphs = [], [], {}
+    for name, file in _graphs(path).items():
+        model = load_graph(file)
+        findings = [*lint(model, versions), *known_findings(model, versions)]
+        findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+        number = counts(findings)
+        graphs[name] = {"file": str(file), "counts": number, "findings": encode(findings)}
+        told = ", ".join(
+            f"{count} {severity}s" if count != 1 else f"1 {severity}" for severity, count in number.items()
+        )
+        lines += [f"{file} for TensorRT {', '.join(versions)}: {told}", *_lines(findings, versions)]
+        every += findings
+    lines.append("judged by what is documented of TensorRT; none was asked")
+    return {"path": str(path), "target": target, "versions": list(versions), "graphs": graphs}, lines, every
+
+
+def _graphs(path: Path) -> dict[str, Path]:
+    """The graphs that TensorRT would be given: those placed for it in a bundle, or else the float graphs."""
+    from vitdeploy.bundle.read import is_bundle, read_bundle, verify_files
+    from vitdeploy.stages.step import find_graph, graphs_in
+
+    if not is_bundle(path):
+        file = find_graph(path)
+        return (graphs_in(path) if path.is_dir() else {}) or {"model": file}
+    manifest = read_bundle(path)
+    verify_files(path, manifest)
+    engines = [engine for engine in manifest.engines if engine.target == TARGET]
+    placed = {part.part: path / part.graph for engine in engines[:1] for part in engine.parts or (engine,)}
+    return placed or {name: path / graph.file for name, graph in manifest.graphs.items()}
+
+
+def _lines(findings: Sequence[Finding], versions: Sequence[str]) -> list[str]:
+    """One paragraph for each rule and fix: what was found at which nodes, what is wanted, the fix."""
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        key = (finding.rule, finding.severity, finding.wanted, finding.fix, *finding.versions)
+        groups.setdefault(key, []).append(finding)
+    lines = []
+    for (rule, severity, wanted, fix, *names), group in groups.items():
+        where = f" ({', '.join(names)})" if len(names) < len(versions) else ""
+        rest = [f"and {len(group) - SHOWN_NODES} more"] if len(group) > SHOWN_NODES else []
+        found = [*(f"{finding.node}: {finding.found}" for finding in group[:SHOWN_NODES]), *rest]
+        lines.append(f"{rule}  {severity}{where}")
+        lines += [f"        {'found:' if not index else '':<8}{text}" for index, text in enumerate(found)]
+        lines += [f"        wanted: {wanted}", f"        fix:    {fix}"]
+    return lines
+
+
+# --- A bundle on a series of a runtime's releases ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class Versions(Shown):
+    """What the engines of a bundle answer on releases of their runtime, and how long they take; `document` is what the
+    command line prints with --json."""
+
+    document: VersionsDocument
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        """The releases on which an engine does not give the golden answers."""
+        rows = self.document.releases
+        return tuple(dict.fromkeys(row.version for row in rows if row.answers is not None and not row.answers.ok))
+
+    def lines(self) -> list[Line]:
+        return _versions_lines(self.document)
+
+
+def versions(
+    bundle: Bundle | str | Path,
+    runtime: str,
+    *,
+    rebuild: bool = False,
+    duration: float = 3.0,
+    progress: bool | Reporter = True,
+) -> Versions:
+    """Run a bundle's engines on a series of a runtime's releases, each installed in an environment of its own.
+
+    Args:
+        bundle: a `Bundle` or its folder; it needs golden answers, which a bundle of `run` has.
+        runtime: the releases, such as "openvino==2025.2..2026.4" or "onnxruntime>=1.20,<1.32".
+        rebuild: compile each engine's graph with each release, instead of loading the engine as it is.
+        duration: seconds in which the engine and that of the bundle's own release are measured, each.
+        progress: as for `vitdeploy.export`.
+
+    Raises:
+        InputError: no range, another runtime than the bundle's, no release in it, or a bundle without golden answers.
+        HubError: pip finds no releases. HostError: Python cannot make environments here. Errors of reading propagate.
+    """
+    from vitdeploy.benchmark.protocol import Protocol
+    from vitdeploy.workflows.versions.versions import compare_versions
+
+    folder = bundle.folder if isinstance(bundle, Bundle) else Path(bundle)
+    protocol = Protocol(("single",), (1,), duration, block_seconds=min(0.25, duration), processes=2, max_extension=1)
+    reporter = reporting(progress)
+    with reporter:
+        return Versions(
+            compare_versions(folder, runtime, protocol, rebuild=rebuild, progress=reporter.progress, note=reporter.note)
+        )
+
+
+def _versions_lines(document: VersionsDocument) -> list[Line]:
+    several = len(document.own) > 1
+    columns = (
+        Column(document.runtime),
+        *([Column("engine", 95, left=True)] if several else []),
+        Column("answers", 100, left=True),
+        Column("the original's", 80),
+        Column("difference", 70),
+        Column("time", 90, left=True),
+        Column("changed", 85, left=True),
+    )
+    rows = tuple(_row(row, several, document.own) for row in document.releases)
+    own = [f"{name} was made with {version or 'an unknown release'}" for name, version in document.own.items()]
+    how = "compiled again by each release" if document.rebuilt else "loaded as it is"
+    lines: list[Line] = [f"{document.bundle}: {', '.join(own)}; the engine is {how}", Table(columns, rows)]
+    lines += [f"{version} is left out: {why}" for version, why in document.skipped.items()]
+    if any(row.time is not None for row in document.releases):
+        lines.append("time: of a query, as a ratio to that on the release which the bundle was made with")
+    return lines
+
+
+def _row(row: ReleaseFacts, several: bool, own: Mapping[str, str]) -> tuple[str, ...]:
+    head = (row.version, *([row.artifact] if several else []))
+    changed = " and ".join(row.changed)
+    if row.answers is None:
+        assert row.error is not None
+        return head[
+            0
+        ], f"{' '.join(head[1:])}{' ' if several else ''}does not run: {row.error.message}: {row.error.found}"
+    found, time = row.answers, ""
+    if row.time is not None:
+        low, high = row.time.ci95
+        time = f"{row.time.ratio:.2f} ({low:.2f}..{high:.2f})" + ("" if row.time.decided else ", not decided")
+    difference = "no number" if found.difference is None else f"{found.difference:.1e}"
+    same = f"{found.same} of {found.inputs}"
+    return (*head, "ok" if found.ok else "WRONG", same, difference, time, changed)
+
+
+# --- List what is installed here, which targets work, and what to install for the others ------------------------------
+
+
+PACKAGES = {
+    "export": (
+        "torch",
+        "onnx",
+        "onnxscript",
+        "onnx_ir",
+        "safetensors",
+        "pydantic",
+        "PyYAML",
+        "rich",
+        "Jinja2",
+        "matplotlib",
+        "scipy",
+        "platformdirs",
+    ),
+    "base": ("numpy", "pillow", "click"),
+}
+
+
+NOT_COMPARED = "missing  packaging: releases are not compared with those known to be wrong"
+
+
+def diagnose() -> tuple[dict[str, Any], list[str]]:
+    """The machine, its packages and every target: the document, and its lines for people."""
+    from vitdeploy.backends import TARGETS
+    from vitdeploy.compilation.probe import probe_target
+    from vitdeploy.devices.advice import advice_lines
+    from vitdeploy.runtime.host import describe_host
+    from vitdeploy.spec import encode
+
+    host, known = describe_host(), known_bad()
+    packages = {name: _version(name) for names in PACKAGES.values() for name in names}
+    targets = {name: probe_target(name) for name in TARGETS}
+    missing = [name for name in PACKAGES["export"] if packages[name] is None]
+    advice = _advice(host)
+    lines = _host_lines(host)
+    for name, found in targets.items():
+        # A target whose device is not there is no fault of this machine.
+        state = "works" if found.works else "missing" if found.fix else "absent"
+        lines.append(f"{state:<7}  {name:<20} {found.detail}")
+        if found.fix:
+            lines.append(f"         fix: {found.fix}")
+        lines += known_lines((known or {}).get(name, {}))
+    lines += [NOT_COMPARED] if known is None else []
+    if missing:
+        lines += [
+            f"missing  export, quantize, verify, run: {', '.join(missing)}",
+            "         fix: pip install 'vitdeploy[export]'",
+        ]
+    else:
+        lines.append("works    export, quantize, verify, run")
+    lines += advice_lines(advice)
+    document: dict[str, Any] = {"host": host, "packages": packages, "targets": encode(targets), "export": not missing}
+    document["known_bad"] = known
+    document["advice"] = encode(advice)
+    return document, lines
+
+
+def _advice(host: Mapping[str, str]) -> list[Advice]:
+    """What to say of this machine's power, heat and memory, as `devices doctor` does of others."""
+    from vitdeploy.devices.advice import Seen, advise
+    from vitdeploy.devices.agent.board import read_board, read_memory
+    from vitdeploy.devices.registry import this_machine
+
+    return advise(Seen(this_machine(), host, read_board(), read_memory().get("MemTotal", 0)))
+
+
+def _host_lines(host: dict[str, str]) -> list[str]:
+    """What this machine is, and what its CPU has for INT8."""
+    from vitdeploy.runtime.host import name_host
+    from vitdeploy.runtime.values import int8_instructions
+
+    cores = f"{host['cores']} cores" + (f" (a quota of {host['quota']})" if "quota" in host else "")
+    words = [*name_host(host), cores, host["isa"], host["system"], f"Python {host['python']}"]
+    caches = f"caches: {host['caches']}" if "caches" in host else ""
+    emulated = "nothing is timed in an emulator; compile and verify work" if "emulated" in host else ""
+    return [", ".join(words), *(line for line in (caches, emulated, int8_instructions(host["isa"])) if line)]
+
+
+def diagnose_target(target: str) -> tuple[dict[str, Any], list[str]]:
+    """Everything that one target needs, one line a thing, with its fix; `works` of the document says whether all is
+    here.
+
+    Raises:
+        TargetError: an unknown target.
+    """
+    from vitdeploy.compilation.finding import finding_lines
+    from vitdeploy.compilation.probe import examine
+    from vitdeploy.spec import encode
+    from vitdeploy.stages.capability import check_target
+
+    check_target(target)
+    found = examine(target)
+    missing = [each.name for each in found if not each.ok]
+    verdict = f"{target} does not work here: missing {', '.join(missing)}" if missing else f"{target} works here"
+    known = known_bad((target,)) or {}
+    document = {"target": target, "works": not missing, "findings": [encode(each) for each in found]}
+    document["known_bad"] = known.get(target, {})
+    return document, [*finding_lines(found), *known_lines(known.get(target, {})), verdict]
+
+
+def known_bad(targets: Iterable[str] | None = None) -> dict[str, dict[str, str]] | None:
+    """By target that is installed here, the entries on its release in the table of runtimes known to be wrong: by id,
+    what vitdeploy does about it. None where no package that reads version ranges is installed.
+
+    Raises:
+        KnownBadTableError: the table cannot be read.
+    """
+    from vitdeploy.backends import TARGETS
+
+    try:
+        from vitdeploy.known_bad.entries import DONE
+        from vitdeploy.known_bad.platform import entries_for, platform_here
+    except ModuleNotFoundError:  # packaging, which a device install need not have
+        return None
+
+    found = {}
+    for name in targets or TARGETS:
+        platform = platform_here(name)
+        entries = entries_for(platform) if platform.version is not None else ()
+        if entries:
+            found[name] = {entry.id: DONE[entry.action] for entry in entries}
+    return found
+
+
+def known_lines(known: Mapping[str, str]) -> list[str]:
+    """One line on a target, none without entries."""
+    if not known:
+        return []
+    listed = ", ".join(f"{name} ({done})" for name, done in known.items())
+    return [f"         known to be wrong on some graphs, which `vitdeploy inspect` finds: {listed}"]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

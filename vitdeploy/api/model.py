@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
-from vitdeploy.api.folders import unnamed_folder
-from vitdeploy.api.shown import Shown
-from vitdeploy.api.tables import Line
+from vitdeploy.api.values import Line, Shown, unnamed_folder
 from vitdeploy.errors import InputError
 from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.runner import type_name

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitdeploy.api.reporter import Reporter
+from vitdeploy.api.values import Reporter
 from vitdeploy.errors import CapabilityError, InputError
 from vitdeploy.progress import Progress
 

@@ -9,22 +9,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vitdeploy.api.folders import filling, home_of
 from vitdeploy.api.graph import Graph, GraphLike, graph_file
 from vitdeploy.api.images import Images, ImagesLike, images
-from vitdeploy.api.reporter import Reporter, reporting
+from vitdeploy.api.values import Reporter, filling, home_of, reporting
 from vitdeploy.api.workers import workers_of
 from vitdeploy.errors import CapabilityError, InputError
 from vitdeploy.spec import Budget, WeightBits, encode
 
 if TYPE_CHECKING:
     from vitdeploy.data.folder import Sample
-    from vitdeploy.search.overrides import Mixed
-    from vitdeploy.search.raised import HighPrecision
-    from vitdeploy.search.sensitivity import Sensitivity
+    from vitdeploy.search.high_precision import HighPrecision
+    from vitdeploy.search.mixed import Sensitivity
+    from vitdeploy.search.trials import Mixed
     from vitdeploy.stages.workers import Workers
     from vitdeploy.tasks.adapter import DataChoice, TaskAdapter
-    from vitdeploy.tasks.drive import Drive
+    from vitdeploy.tasks.drawn import Drive
 
 QuantizedPrecision = Literal["int8", "mixed", "int4", "fp16", "bf16", "fp8"]
 LISTED_LAYERS = 8
@@ -138,7 +137,7 @@ def quantize(
     from vitdeploy.pipeline.available import check_placed
     from vitdeploy.pipeline.early import check_data, require_annotations
     from vitdeploy.runtime.backend import require_runtime
-    from vitdeploy.stages.files import OUTPUT_NAMES, is_ours
+    from vitdeploy.stages.step import OUTPUT_NAMES, is_ours
 
     _check_arguments(target, precision, vnni, sensitivity, min_agreement, latency_table, executor)
     check_placed(target, precision)
@@ -154,7 +153,7 @@ def quantize(
     from vitdeploy.pipeline.job import weight_bits
     from vitdeploy.pipeline.setting import graph_setting
     from vitdeploy.stages.compile import check_task
-    from vitdeploy.stages.external import import_external
+    from vitdeploy.stages.export import import_external
     from vitdeploy.stages.place import check_float_parts
     from vitdeploy.tasks.adapters import make_adapter
 
@@ -201,7 +200,7 @@ def _write_beside(folder: Path, samples: Sequence[Sample], adapter: TaskAdapter,
     of it (`runtime.monitor_reference`)."""
     from vitdeploy.bundle.read import MONITOR_FILE
     from vitdeploy.pipeline.monitored import monitor_of_images
-    from vitdeploy.stages.files import copy_labels
+    from vitdeploy.stages.step import copy_labels
     from vitdeploy.tasks.adapter import ImageKit
 
     copy_labels(folder, work)
@@ -234,7 +233,7 @@ def _check_arguments(
     executor: str | None,
 ) -> None:
     from vitdeploy.backends import TARGETS
-    from vitdeploy.workflows.named_executor import executor_of
+    from vitdeploy.workflows.executors import executor_of
 
     executor_of(executor, 1)
     if precision != "mixed" and (min_agreement is not None or latency_table is not None):
@@ -251,9 +250,16 @@ def _make(
     """Calibrate, search and place; the files lie in `work`."""
     from vitdeploy.report.html import render_sensitivity
     from vitdeploy.stages.calibrate import calibrate
-    from vitdeploy.stages.high_precision import HighPrecisionConfig, find_high_precision, measures
     from vitdeploy.stages.place import PlaceConfig, place_graph
-    from vitdeploy.stages.search import SearchConfig, find_mixed, find_sensitivity, read_sensitivity
+    from vitdeploy.stages.search import (
+        HighPrecisionConfig,
+        SearchConfig,
+        find_high_precision,
+        find_mixed,
+        find_sensitivity,
+        measures,
+        read_sensitivity,
+    )
     from vitdeploy.stages.typed import EIGHT_BITS, place_typed
 
     mixed, costs, high, statistics = None, None, None, work / "statistics.npz"
@@ -298,9 +304,9 @@ def _check_search(task: str, sensitivity: bool) -> None:
 
 def _make_parts(how: _How, folder: Path, drive: Drive, work: Path, reporter: Reporter) -> _Made:
     """Calibrate all graphs of a model at once, and place each; the files lie in `work`."""
-    from vitdeploy.stages.calibrate_parts import calibrate_parts
-    from vitdeploy.stages.files import graphs_in, statistics_file
+    from vitdeploy.stages.calibrate import calibrate_parts
     from vitdeploy.stages.place import PlaceConfig, place_graphs
+    from vitdeploy.stages.step import graphs_in, statistics_file
 
     graphs = graphs_in(folder)
     calibrated = calibrate_parts(graphs, drive, work, reporter.progress)
@@ -315,7 +321,7 @@ def _make_parts(how: _How, folder: Path, drive: Drive, work: Path, reporter: Rep
 
 def _result(home: Path, how: _How, made: _Made, skipped: Sequence[str]) -> QuantizedGraph:
     from vitdeploy.runtime.host import describe_host
-    from vitdeploy.runtime.weight_bits import saturation_warning
+    from vitdeploy.runtime.values import saturation_warning
 
     saturation = None if how.typed or how.precision == "int4" else saturation_warning(how.bits, describe_host()["isa"])
     warnings = (*made.calibrated["warnings"], *([saturation] if saturation else []))

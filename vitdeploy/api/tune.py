@@ -7,19 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vitdeploy.api.bench_lines import ratio_text
+from vitdeploy.api.bench import ratio_text
 from vitdeploy.api.deploy import own_model, recipe_of, tell_finished
-from vitdeploy.api.folders import home_of
 from vitdeploy.api.images import ImagesLike
 from vitdeploy.api.model import Model, ModelLike, model
-from vitdeploy.api.reporter import Reporter, reporting
-from vitdeploy.api.shown import Shown
-from vitdeploy.api.tables import Column, Line, Table, human_bytes
+from vitdeploy.api.values import Column, Line, Reporter, Shown, Table, home_of, human_bytes, reporting
 from vitdeploy.api.workers import workers_of
 from vitdeploy.spec import GateStatus
 
 if TYPE_CHECKING:
-    from vitdeploy.document.tuning import TuneDocument
+    from vitdeploy.document.sweep import TuneDocument
     from vitdeploy.recipe.recipe import Recipe
 
 
@@ -42,7 +39,7 @@ class Tuned(Shown):
     @property
     def recipe(self) -> Path:
         """The recipe of the variant to ship: `vitdeploy.run` makes its bundle."""
-        from vitdeploy.stages.files import RECIPE_FILE
+        from vitdeploy.stages.step import RECIPE_FILE
 
         return self.folder / RECIPE_FILE
 
@@ -151,7 +148,7 @@ def tune_recipe(
     the recipe; the other arguments and the errors are those of `vitdeploy.run`."""
     from vitdeploy.pipeline.early import check_recipe
     from vitdeploy.recipe.load import given_recipe
-    from vitdeploy.stages.files import TUNED_NAMES
+    from vitdeploy.stages.step import TUNED_NAMES
 
     loaded = given_recipe(recipe, overrides, function)
     home, reporter = home_of(folder, "tuned", TUNED_NAMES), reporting(progress)

@@ -10,19 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitdeploy.api.artifacts import ArtifactLike, artifact_name, check_early, opened
+from vitdeploy.api.bundle import ArtifactLike, artifact_name, check_early, opened
 from vitdeploy.api.images import Images, ImagesLike, images
-from vitdeploy.api.reporter import Reporter, reporting
-from vitdeploy.api.shown import Shown
-from vitdeploy.api.tables import Line, interval, unrelated
+from vitdeploy.api.values import Line, Reporter, Shown, interval, reporting, unrelated
 from vitdeploy.errors import InputError
 from vitdeploy.runtime.host import usable_cores
 from vitdeploy.spec import Budget, GateStatus
 
 if TYPE_CHECKING:
-    from vitdeploy.document import verification as document
+    from vitdeploy.document import report as document
     from vitdeploy.tasks.adapter import DataChoice
-    from vitdeploy.verification.tensors import OutputFacts
+    from vitdeploy.tasks.tensors import OutputFacts
     from vitdeploy.workflows.on_devices import Outcome
     from vitdeploy.workflows.subjects import Subject
 
@@ -163,8 +161,7 @@ def verify(
     """
     chosen = _checked(artifact, against, data, target)
     from vitdeploy.workflows.comparison import verify_subjects
-    from vitdeploy.workflows.named_executor import executor_of
-    from vitdeploy.workflows.ray_cluster import RayCluster
+    from vitdeploy.workflows.executors import RayCluster, executor_of
     from vitdeploy.workflows.subjects import emulation_offered
 
     shares = executor_of(executor, jobs or (usable_cores() if executor == "processes" else 1))
@@ -263,7 +260,7 @@ def bisect(
     if chosen.path is None:
         from vitdeploy.graph.io.files import read_metadata
         from vitdeploy.pipeline.setting import graph_setting
-        from vitdeploy.stages.files import find_graph
+        from vitdeploy.stages.step import find_graph
 
         file = find_graph(Path(original))
         place, _ = chosen.place(graph_setting(file, read_metadata(file)))

@@ -20,8 +20,7 @@ def workers_of(executor: str | None, jobs: int, *, resume: bool = True) -> Worke
     from vitdeploy.runtime.host import usable_cores
     from vitdeploy.stages.workers import Workers
     from vitdeploy.tasks.images import scratch_folder
-    from vitdeploy.workflows.named_executor import executor_of
-    from vitdeploy.workflows.ray_cluster import RayCluster
+    from vitdeploy.workflows.executors import RayCluster, executor_of
 
     found = executor_of(executor, jobs or (usable_cores() if executor == "processes" else 1))
     if jobs and isinstance(found, RayCluster):

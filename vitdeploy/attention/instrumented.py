@@ -11,9 +11,9 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.attention.rollout import Floats, read_by, rollout, to_grid
-from vitdeploy.graph.analysis.attention_views import AttentionViews
+from vitdeploy.graph.analysis.attention import AttentionViews
 from vitdeploy.graph.io.files import save_graph
-from vitdeploy.graph.passes.attention_outputs import mark, mark_mean
+from vitdeploy.graph.passes.tokens import mark, mark_mean
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import Pixels, to_input
 from vitdeploy.runtime.runner import Array

@@ -15,10 +15,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from vitdeploy.benchmark.probes import ROOT, read_number
+from vitdeploy.benchmark.machine import ROOT, read_number
 
 if TYPE_CHECKING:
-    from vitdeploy.runtime.nvml import GpuEnergy
+    from vitdeploy.runtime.nvidia import GpuEnergy
 
 NOT_THERE, NOT_PERMITTED = "not there", "not permitted"
 # "intel-rapl:0" is a package; "intel-rapl:0:0" is a part of one, which the package's counter includes.
@@ -44,7 +44,7 @@ class GpuMeter:
     """The first GPU, as CUDA counts. `source` is "NVML", or says why there is none."""
 
     def __init__(self, counter: GpuEnergy | None = None) -> None:
-        from vitdeploy.runtime.nvml import GpuEnergy  # sensors of a board are reported before numpy is there
+        from vitdeploy.runtime.nvidia import GpuEnergy  # sensors of a board are reported before numpy is there
 
         self._counter = counter or GpuEnergy()
         works = self._counter.joules() is not None

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from vitdeploy.benchmark.context import Memory
-from vitdeploy.benchmark.probes import ROOT, read_text
+from vitdeploy.benchmark.machine import ROOT, read_text
 from vitdeploy.errors import CapabilityError
 
 # An array is this many times the last-level cache; if that is unknown, it has LEAST_BYTES.

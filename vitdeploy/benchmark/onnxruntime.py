@@ -11,22 +11,22 @@ from pathlib import Path
 
 import numpy as np
 
-from vitdeploy.benchmark.backend import BenchBackend, ProfileRequest, Query
-from vitdeploy.benchmark.context import Layer, Profile
-from vitdeploy.benchmark.gemm import LAYERS, SEED, check_precision, seeded_weights, weight_scale
-from vitdeploy.benchmark.layers import LEAST_RUNS, profiled_layer, repeat
+from vitdeploy.benchmark.context import BenchBackend, Layer, Profile, ProfileRequest, Query
+from vitdeploy.benchmark.gemm import LAYERS, SEED, check_precision, profiled_layer, repeat, seeded_weights, weight_scale
+from vitdeploy.benchmark.gemm import LEAST_LAYER_RUNS as LEAST_RUNS
 from vitdeploy.benchmark.onnx_bytes import Node, onnx_model
 from vitdeploy.benchmark.worker import random_feeds
 from vitdeploy.errors import CapabilityError
-from vitdeploy.runtime.ort import OnnxRuntimeRunner, open_session
-from vitdeploy.runtime.ort_profile import (
+from vitdeploy.runtime.ort import (
     FLOAT_CONVOLUTIONS,
     FLOAT_PRODUCTS,
     INT4_KERNELS,
     INT8_KERNELS,
     SUFFIX,
     Event,
+    OnnxRuntimeRunner,
     end_profile,
+    open_session,
     precision_of,
     run_profiled,
 )

@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.benchmark.backend import BenchBackend, ProfileRequest, Query
-from vitdeploy.benchmark.context import Layer, Profile
-from vitdeploy.benchmark.gemm import SEED, check_precision, seeded_weights, weight_scale
-from vitdeploy.benchmark.layers import profiled_layer, repeat
+from vitdeploy.benchmark.context import BenchBackend, Layer, Profile, ProfileRequest, Query
+from vitdeploy.benchmark.gemm import SEED, check_precision, profiled_layer, repeat, seeded_weights, weight_scale
 from vitdeploy.benchmark.worker import random_feeds
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime.host import default_threads

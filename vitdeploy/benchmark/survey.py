@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.benchmark.candidate import BenchCandidate
 from vitdeploy.benchmark.context import Context, LeftOut, Memory, Profile, Rate
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.results import BenchRun
-from vitdeploy.benchmark.run import started
-from vitdeploy.benchmark.session import Progress
+from vitdeploy.benchmark.run import BenchCandidate, Progress, started
 from vitdeploy.errors import VitdeployError, WorkerError
 from vitdeploy.runtime.backend import RUNTIME
 from vitdeploy.runtime.host import default_threads, usable_cores

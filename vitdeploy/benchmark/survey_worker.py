@@ -38,7 +38,7 @@ def _measure(command: dict[str, Any]) -> Rate | Memory | Profile:
 
         return best_rate(command["target"], command["precision"], threads, seconds)
     if command["do"] == "profile":
-        from vitdeploy.benchmark.layers import profile
+        from vitdeploy.benchmark.gemm import profile
 
         request = command["request"]
         engine = decode(EngineSpec, request["engine"])

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitdeploy.benchmark.decided import judged
-from vitdeploy.benchmark.paired import clustered
-from vitdeploy.benchmark.percentiles import nearest_rank
-from vitdeploy.benchmark.quiet import left_over, together
-from vitdeploy.benchmark.results import BenchRun, Round
+from vitdeploy.benchmark.evidence import clustered, left_over, together
+from vitdeploy.benchmark.results import BenchRun, Round, nearest_rank
+from vitdeploy.benchmark.summary import judged
 
 PERCENT = 99.0
 # Of the rounds of each process. A group of few queries has its slowest one as its percentile, of both artifacts alike.

@@ -30,12 +30,12 @@ from typing import Any, TextIO
 import numpy as np
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.benchmark import probes
+from vitdeploy.benchmark import machine as probes
 from vitdeploy.benchmark.energy import EnergyMeter, GpuMeter, Meter
+from vitdeploy.benchmark.gemm import ImageStages
 from vitdeploy.benchmark.load import Load, PoissonLoad, back_to_back
+from vitdeploy.benchmark.machine import Throttle, clock_limit_mhz, slowed_between
 from vitdeploy.benchmark.protocol import SETTLE_SECONDS
-from vitdeploy.benchmark.stages import ImageStages
-from vitdeploy.benchmark.throttling import Throttle, clock_limit_mhz, slowed_between
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import TensorError, VitdeployError
 from vitdeploy.runtime.canary import UNPROVEN, require_golden_answers

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from vitdeploy.bundle.digests import check_digest, digest_hex
+from vitdeploy.bundle.layout import check_digest, digest_hex
 from vitdeploy.bundle.read import MANIFEST_FILE, manifest_bytes, other_file, parse_manifest, regular_file, too_large
 from vitdeploy.bundle.sign import signed_digests
 from vitdeploy.errors import DigestError, InputError, SignatureError, VitdeployError

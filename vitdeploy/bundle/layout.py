@@ -1,22 +1,28 @@
-"""The bytes of a packed bundle that are no file's content: a stored-only zip of exactly one form.
-
-They follow from the names, sizes and CRC-32 of the files in their order, so that a writer emits them and a reader
-compares them. There is nothing in between to interpret: no flags, compression, comments, times, attributes or extra
-fields but these.
-
-- For each file: its local header, then its bytes. Then the central directory, then the end of it, and nothing more.
-- `manifest.json` comes first, then the signature if there is one, then what the manifest lists, sorted by name.
-- Times are 1980-01-01 00:00:00, attributes those of a regular file of mode 0644, names ASCII.
-- The zip64 fields stand where a size or an offset does not fit 32 bits, and only there.
-
-Source: PKWARE, APPNOTE.TXT 6.3.10, sections 4.3 (records), 4.4 (fields) and 4.5.3 (the zip64 extra field).
-"""
+"""Where the files of a bundle lie."""
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from vitdeploy.errors import DigestError, InputError
+from vitdeploy.spec import EngineSpec, FlowPart, FlowSpec, TensorSpec
+
+# --- The bytes of a packed bundle that are no file's content: a stored-only zip of exactly one form -------------------
+# They follow from the names, sizes and CRC-32 of the files in their order, so that a writer emits them and a reader
+# compares them. There is nothing in between to interpret: no flags, compression, comments, times, attributes or extra
+# fields but these.
+#
+# - For each file: its local header, then its bytes. Then the central directory, then the end of it, and nothing more.
+# - `manifest.json` comes first, then the signature if there is one, then what the manifest lists, sorted by name.
+# - Times are 1980-01-01 00:00:00, attributes those of a regular file of mode 0644, names ASCII.
+# - The zip64 fields stand where a size or an offset does not fit 32 bits, and only there.
+#
+# Source: PKWARE, APPNOTE.TXT 6.3.10, sections 4.3 (records), 4.4 (fields) and 4.5.3 (the zip64 extra field).
+
 
 _LOCAL = struct.Struct("<4s5H3I2H")
 _LOCAL_FIELDS = (
@@ -106,3 +112,149 @@ def _central_header(member: Member) -> bytes:
     times = (0, _FIRST_DATE)
     fields = (_UNIX << 8 | version, version, 0, 0, *times, member.crc, size, size, len(name), len(extra))
     return _CENTRAL.pack(b"PK\x01\x02", *fields, 0, 0, 0, _REGULAR_FILE, min(member.offset, _NOT_HERE)) + name + extra
+
+
+# --- SHA-256 as people pass it on: "sha256:HEX" -----------------------------------------------------------------------
+
+
+def digest_hex(text: object) -> str:
+    """The hex, in lower case, of a SHA-256 that is given as "sha256:HEX" or "HEX".
+
+    Raises:
+        InputError: it is none.
+    """
+    found = text.removeprefix("sha256:").lower() if isinstance(text, str) else ""
+    if not re.fullmatch(r"[0-9a-f]{64}", found):
+        raise InputError(f"{str(text)[:80]!r} is no SHA-256", wanted="sha256: and 64 hexadecimal digits")
+    return found
+
+
+def check_digest(path: Path, found: str, wanted: str, of: str) -> None:
+    """Raise DigestError unless the SHA-256 of what `of` says is the one that the user expects."""
+    if found != wanted:
+        raise DigestError(
+            f"{path} is not the bundle that was expected",
+            found=f"sha256:{found} of the {of}",
+            wanted=f"sha256:{wanted}",
+            fix="get it again from whoever gave you the digest",
+        )
+
+
+# --- Do the graphs of a flow fit together? All that does not is found at once -----------------------------------------
+
+
+@dataclass(frozen=True)
+class PartTensors:
+    """What one graph takes and gives."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+def tensors_of(parts: Sequence[EngineSpec]) -> dict[str, PartTensors]:
+    """Inputs and outputs of an engine's parts by name."""
+    return {part.part: PartTensors(part.inputs, part.outputs) for part in parts}
+
+
+def link(flow: FlowSpec, source: str) -> tuple[str, str] | None:
+    """(part, output) that a source names; None for an input of the whole."""
+    part, dot, output = source.partition(".")
+    return (part, output) if dot and part in {each.name for each in flow.parts} else None
+
+
+def mismatches(flow: FlowSpec, graphs: Mapping[str, PartTensors]) -> list[str]:
+    """Everything by which these graphs do not fit the flow, a line each: names, types, numbers of axes, fixed sizes.
+
+    The leading axes are not compared: a graph takes as many rows in one run as it was made for.
+    """
+    if not flow.parts:
+        return ["the flow has no part"]
+    found = [f"{part.name}: no such graph" for part in flow.parts if part.name not in graphs]
+    names = [part.name for part in flow.parts]
+    found += [f"{name}: a graph that the flow does not run" for name in graphs if name not in names]
+    found += [f"{name}: runs twice" for name in sorted({name for name in names if names.count(name) > 1})]
+    found += [f"{part.name}: repeats, but is not the last part" for part in flow.parts[:-1] if part.repeats]
+    if found:
+        return found
+    given: dict[str, tuple[str, TensorSpec]] = {}
+    before: list[FlowPart] = []
+    for part in flow.parts:
+        found += _of_part(flow, part, before, graphs, given)
+        before.append(part)
+    found += _repeated(flow, graphs)
+    for name, source in flow.outputs.items():
+        linked = link(flow, source)
+        if linked is None or _named(graphs[linked[0]].outputs, linked[1]) is None:
+            found.append(f"output {name}: there is no {source}")
+    return found
+
+
+def _repeated(flow: FlowSpec, graphs: Mapping[str, PartTensors]) -> Iterator[str]:
+    """The misfits of a last part that repeats: it needs logits to choose tokens by, and caches that can begin empty."""
+    last = flow.parts[-1]
+    if not last.repeats:
+        return
+    if flow.outputs.get("logits", "").partition(".")[0] != last.name:
+        yield f"{last.name}: repeats, and gives no logits"
+    for tensor in graphs[last.name].inputs:
+        sizes = tensor.shape[1:2] + tensor.shape[3:]
+        if tensor.name in last.carries and (len(tensor.shape) != 4 or not all(isinstance(s, int) for s in sizes)):
+            yield f"{last.name}.{tensor.name}: takes {_shown(tensor)}, wanted [batch, heads, length, width]"
+
+
+def _of_part(
+    flow: FlowSpec,
+    part: FlowPart,
+    before: Sequence[FlowPart],
+    graphs: Mapping[str, PartTensors],
+    given: dict[str, tuple[str, TensorSpec]],
+) -> Iterator[str]:
+    """The misfits of one part. `given`: the inputs of the whole so far, and where each was seen first."""
+    graph = graphs[part.name]
+    fed = [*part.feeds, *part.carries, *([part.token] if part.token is not None else [])]
+    own = [tensor.name for tensor in graph.inputs]
+    yield from (f"{part.name}.{name}: nothing feeds this input" for name in own if name not in fed)
+    yield from (f"{part.name}.{name}: the graph has no such input" for name in fed if name not in own)
+    yield from (f"{part.name}.{name}: fed twice" for name in sorted({name for name in fed if fed.count(name) > 1}))
+    earlier = {each.name: each for each in before}
+    for name, source in part.feeds.items():
+        wanted, linked = _named(graph.inputs, name), link(flow, source)
+        if wanted is None:
+            continue
+        if linked is None:
+            first, seen = given.setdefault(source, (f"{part.name}.{name}", wanted))
+            yield from _unlike(f"{part.name}.{name}", wanted, f"{first} takes {source},", seen)
+        elif linked[0] not in earlier:
+            yield f"{part.name}.{name}: {source} is not made before it is needed"
+        elif earlier[linked[0]].batch != part.batch:
+            yield f"{part.name}.{name}: {source} has another leading axis, {earlier[linked[0]].batch} for {part.batch}"
+        else:
+            yield from _linked(f"{part.name}.{name}", wanted, source, _named(graphs[linked[0]].outputs, linked[1]))
+    for name, output in part.carries.items():
+        wanted, tensor = _named(graph.inputs, name), _named(graph.outputs, output)
+        if wanted is not None:
+            source = f"{part.name}.{output}"
+            yield from _linked(f"{part.name}.{name}", wanted, source, tensor)
+
+
+def _linked(where: str, wanted: TensorSpec, source: str, tensor: TensorSpec | None) -> Iterator[str]:
+    if tensor is None:
+        yield f"{where}: there is no {source}"
+    else:
+        yield from _unlike(where, wanted, f"{source} is", tensor)
+
+
+def _unlike(where: str, wanted: TensorSpec, said: str, tensor: TensorSpec) -> Iterator[str]:
+    """A line if the tensor cannot be what is wanted: another type, number of axes, or fixed size behind the first."""
+    sizes = zip(wanted.shape[1:], tensor.shape[1:], strict=False)
+    other = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in sizes)
+    if tensor.dtype != wanted.dtype or len(tensor.shape) != len(wanted.shape) or other:
+        yield f"{where}: takes {_shown(wanted)}, {said} {_shown(tensor)}"
+
+
+def _shown(tensor: TensorSpec) -> str:
+    return str(tensor).partition(": ")[2]
+
+
+def _named(tensors: Sequence[TensorSpec], name: str) -> TensorSpec | None:
+    return next((tensor for tensor in tensors if tensor.name == name), None)

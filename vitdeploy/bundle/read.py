@@ -20,8 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.bundle.flow import mismatches, tensors_of
-from vitdeploy.bundle.layout import begins_with
+from vitdeploy.bundle.layout import begins_with, mismatches, tensors_of
 from vitdeploy.errors import DigestError, ManifestError, MissingFileError, VitdeployError, quoted
 from vitdeploy.paths import is_dir, is_file
 from vitdeploy.publish import restore

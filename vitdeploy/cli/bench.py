@@ -8,10 +8,19 @@ from typing import Any
 import click
 
 from vitdeploy.cli.complete import complete_models, complete_targets
-from vitdeploy.cli.console import Console, Number, output_options
-from vitdeploy.cli.on import finish_devices, on_option
-from vitdeploy.cli.options import accept_option, expect_option, memory_options, trust_option, wait_option
-from vitdeploy.cli.sources import source_options, to_source
+from vitdeploy.cli.devices import finish_devices, on_option
+from vitdeploy.cli.options import (
+    Console,
+    Number,
+    accept_option,
+    expect_option,
+    memory_options,
+    output_options,
+    source_options,
+    to_source,
+    trust_option,
+    wait_option,
+)
 from vitdeploy.spec import MAX_BATCH
 
 
@@ -127,11 +136,10 @@ def command(
         raise click.BadParameter(
             f"wanted one or two numbers from 1 to {MAX_BATCH:,}, such as 1,8", param_hint="--batch"
         )
-    from vitdeploy.api.artifacts import Named
-    from vitdeploy.api.bench import Benchmark, bench, bench_on
+    from vitdeploy.api.bench import Benchmark, bench, bench_on, spread_of
+    from vitdeploy.api.bundle import Named
     from vitdeploy.api.history import recorded
-    from vitdeploy.api.pinned import require_pinned
-    from vitdeploy.api.spread import spread_of
+    from vitdeploy.api.values import require_pinned
     from vitdeploy.spec import encode
 
     require_pinned(expect_digest, artifacts)

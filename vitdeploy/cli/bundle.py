@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 
 from vitdeploy.cli import sign
-from vitdeploy.cli.console import Console, output_options
-from vitdeploy.cli.options import digest_of, trust_option
+from vitdeploy.cli.options import Console, digest_of, output_options, trust_option
 
 SUFFIX = ".vitb"
 
@@ -43,7 +42,7 @@ def pack(console: Console, bundle: Path, output: Path) -> None:
     It is a zip, stored, of what the manifest lists and the signature. The same bundle gives the same bytes everywhere.
     Other files of the folder are left out, and named.
     """
-    from vitdeploy.api.packed import pack as pack_bundle
+    from vitdeploy.api.bundle import pack as pack_bundle
 
     with console:
         document, lines = pack_bundle(bundle, output, console.progress)
@@ -71,7 +70,7 @@ def unpack_file(console: Console, file: Path, output: Path, expect: str | None, 
     All or nothing: every byte of the file is checked, each file's digest, and with --trust whose signature it has,
     before the folder is there. A bundle that is at DIR already is replaced.
     """
-    from vitdeploy.api.packed import unpack
+    from vitdeploy.api.bundle import unpack
 
     with console:
         document, lines = unpack(file, output, expect, trust, console.progress)
@@ -95,7 +94,7 @@ def verify(console: Console, bundle: Path, expect: str | None, trust: Path | Non
     It is as it was made, or the exit code is 3. Every digest is checked, with --expect-digest that it is the
     one you were told of, and with --trust who signed it.
     """
-    from vitdeploy.api.packed import check
+    from vitdeploy.api.bundle import check
 
     with console:
         document, lines = check(bundle, expect, trust, console.progress)

@@ -7,8 +7,15 @@ from pathlib import Path
 import click
 
 from vitdeploy.cli.complete import complete_targets
-from vitdeploy.cli.console import Console, Number, output_options
-from vitdeploy.cli.options import label_options, memory_options, trust_option, wait_option
+from vitdeploy.cli.options import (
+    Console,
+    Number,
+    label_options,
+    memory_options,
+    output_options,
+    trust_option,
+    wait_option,
+)
 from vitdeploy.paths import is_dir
 
 

@@ -7,11 +7,17 @@ from typing import Any, Literal, cast
 
 import click
 
-from vitdeploy.cli.build_options import build_options, to_build
 from vitdeploy.cli.complete import complete_targets
-from vitdeploy.cli.console import Console, command_line, output_options
-from vitdeploy.cli.on import on_option
-from vitdeploy.cli.options import accept_option, expect_option
+from vitdeploy.cli.devices import on_option
+from vitdeploy.cli.options import (
+    Console,
+    accept_option,
+    build_options,
+    command_line,
+    expect_option,
+    output_options,
+    to_build,
+)
 from vitdeploy.paths import is_dir
 from vitdeploy.spec import MAX_BATCH
 
@@ -74,7 +80,7 @@ def command(
     """
     build = to_build(target, options)
     from vitdeploy.api.bundle import compile
-    from vitdeploy.api.pinned import require_pinned
+    from vitdeploy.api.values import require_pinned
     from vitdeploy.runtime.backend import engine_is_code
 
     require_pinned(expect_digest, [graph if is_dir(graph) else graph.parent])

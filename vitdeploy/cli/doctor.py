@@ -8,7 +8,7 @@ from __future__ import annotations
 import click
 
 from vitdeploy.cli.complete import complete_targets
-from vitdeploy.cli.console import Console, output_options
+from vitdeploy.cli.options import Console, output_options
 
 
 @click.command("doctor")
@@ -20,7 +20,7 @@ from vitdeploy.cli.console import Console, output_options
 @output_options
 def command(console: Console, target: str | None) -> None:
     """Show what is installed here and which targets work."""
-    from vitdeploy.api.doctor import diagnose, diagnose_target
+    from vitdeploy.api.inspect import diagnose, diagnose_target
     from vitdeploy.errors import HostError
 
     document, lines = diagnose() if target is None else diagnose_target(target)

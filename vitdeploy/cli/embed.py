@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from vitdeploy.cli.console import Console, command_line, output_options
+from vitdeploy.cli.options import Console, command_line, output_options
 
 # Those of `embed.kinds`, which takes a second to import.
 NAMES = ("cpp", "web", "deepstream", "triton", "ovms", "kserve")

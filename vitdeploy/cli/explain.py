@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from vitdeploy.cli.console import Console, output_options
+from vitdeploy.cli.options import Console, output_options
 from vitdeploy.paths import is_file
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitdeploy.api.tables import Column, Line, Table, human_bytes
+from vitdeploy.api.values import Column, Line, Table, human_bytes
 from vitdeploy.cli.complete import complete_models
-from vitdeploy.cli.console import Console, command_line, output_options
-from vitdeploy.cli.sources import NAMES, source_options, to_source
+from vitdeploy.cli.options import MODEL_NAMES as NAMES
+from vitdeploy.cli.options import Console, command_line, output_options, source_options, to_source
 from vitdeploy.paths import is_file
 from vitdeploy.progress import Progress
 from vitdeploy.spec import MAX_BATCH
@@ -63,8 +63,8 @@ def command(
         raise click.UsageError("Missing option '-o' / '--output'.")
     if batch is not None and batch != "dynamic" and not (batch.isdecimal() and 0 < int(batch) <= MAX_BATCH):
         raise click.BadParameter(f"wanted a number from 1 to {MAX_BATCH:,}, or dynamic", param_hint="--batch")
-    from vitdeploy.api.folders import home_of
-    from vitdeploy.stages.files import OUTPUT_NAMES
+    from vitdeploy.api.values import home_of
+    from vitdeploy.stages.step import OUTPUT_NAMES
 
     home = home_of(output, "graph", OUTPUT_NAMES)
     _check_early(source[0] if source else None, options, labels)
@@ -120,7 +120,7 @@ def _wanted(
     changed = {key: value for key, value in changes.items() if value is not None}
     asked: Asked | None = int(batch) if batch is not None and batch.isdecimal() else batch
     if name is not None and name.endswith((".yaml", ".yml")):
-        from vitdeploy.pipeline.resolve import at_size, at_sizes, export_config_of, overrides_of, source_of
+        from vitdeploy.pipeline.job import at_size, at_sizes, export_config_of, overrides_of, source_of
         from vitdeploy.recipe.load import load_recipe
 
         recipe = load_recipe(Path(name), (), options["function"])

@@ -8,8 +8,7 @@ from typing import Any
 import click
 
 from vitdeploy.cli.complete import complete_targets
-from vitdeploy.cli.console import Console, output_options
-from vitdeploy.cli.options import expect_option, trust_option
+from vitdeploy.cli.options import Console, expect_option, output_options, trust_option
 
 
 @click.command("inspect")
@@ -35,7 +34,7 @@ def command(
     engine that works here on the bundle's golden inputs: exit 5 if its outputs differ from those of the build by more
     than the manifest's tolerance, or if its answers are not the original's.
     """
-    from vitdeploy.api.pinned import require_pinned
+    from vitdeploy.api.values import require_pinned
     from vitdeploy.bundle.read import is_bundle, is_packed, read_bundle
 
     if is_packed(path):
@@ -60,7 +59,7 @@ def command(
 
 
 def _self_check(console: Console, path: Path, trust: Path | None, document: dict[str, Any], lines: list[str]) -> None:
-    from vitdeploy.api.golden import check_bundle
+    from vitdeploy.api.bundle import check_bundle
     from vitdeploy.errors import GateError
 
     found, told, ok = check_bundle(path, trust)
@@ -75,7 +74,7 @@ def _self_check(console: Console, path: Path, trust: Path | None, document: dict
 
 
 def _lint(console: Console, path: Path, target: str, version: str | None) -> None:
-    from vitdeploy.api.lint import lint_graphs
+    from vitdeploy.api.inspect import lint_graphs
     from vitdeploy.errors import GateError
 
     document, lines, findings = lint_graphs(path, target, version)

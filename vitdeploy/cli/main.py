@@ -18,7 +18,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from vitdeploy import __version__
-from vitdeploy.cli.outside import outside_working_folder
+from vitdeploy.cli.options import outside_working_folder
 from vitdeploy.errors import AnswersError, CapabilityError, MissingPackageError, VitdeployError
 from vitdeploy.limits import ran_out_of_memory
 
@@ -248,7 +248,7 @@ def _locate(error: VitdeployError) -> None:
 def _name_keys(error: VitdeployError) -> None:
     """Say a fix by the keys of a recipe where that is what the command reads."""
     with contextlib.suppress(OSError):  # where no more files can be opened
-        from vitdeploy.cli.sources import as_keys
+        from vitdeploy.cli.options import as_keys
 
         error.fix = as_keys(error.fix, _command_of(sys.argv[1:]))
 

@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from vitdeploy.api.graph import REWRITES
-from vitdeploy.cli.console import Console, command_line, output_options
-from vitdeploy.cli.sources import ImageSize
+from vitdeploy.cli.options import Console, ImageSize, command_line, output_options
 
 
 class MergeStep(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only

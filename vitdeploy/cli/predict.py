@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from vitdeploy.api.predict import Input, Point, predict
-from vitdeploy.cli.console import Console, output_options
 from vitdeploy.cli.inputs import find_inputs
-from vitdeploy.cli.options import engine_option, expect_option, trust_option
+from vitdeploy.cli.options import Console, engine_option, expect_option, output_options, trust_option
 from vitdeploy.errors import InputError
 
 if TYPE_CHECKING:

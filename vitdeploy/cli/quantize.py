@@ -7,9 +7,17 @@ from pathlib import Path
 import click
 
 from vitdeploy.cli.complete import complete_targets
-from vitdeploy.cli.console import Console, Number, command_line, output_options
-from vitdeploy.cli.options import label_options, text_options, wait_option, worker_options
-from vitdeploy.cli.sources import ImageSize
+from vitdeploy.cli.options import (
+    Console,
+    ImageSize,
+    Number,
+    command_line,
+    label_options,
+    output_options,
+    text_options,
+    wait_option,
+    worker_options,
+)
 
 
 @click.command("quantize")

@@ -7,10 +7,17 @@ from pathlib import Path
 
 import click
 
-from vitdeploy.cli.console import Console, command_line, output_options
-from vitdeploy.cli.options import memory_options, report_bundle_option, wait_option, worker_options
-from vitdeploy.cli.sources import model_option
-from vitdeploy.cli.unmet import unmet_fix
+from vitdeploy.cli.options import (
+    Console,
+    command_line,
+    memory_options,
+    model_option,
+    output_options,
+    report_bundle_option,
+    unmet_fix,
+    wait_option,
+    worker_options,
+)
 
 
 @click.command("run")
@@ -70,7 +77,7 @@ def command(
     from vitdeploy.errors import GateError
     from vitdeploy.publish import check_replaceable
     from vitdeploy.recipe.load import load_recipe
-    from vitdeploy.stages.files import OUTPUT_NAMES
+    from vitdeploy.stages.step import OUTPUT_NAMES
 
     loaded = load_recipe(recipe, overrides, function)
     out = output or Path("out") / loaded.name

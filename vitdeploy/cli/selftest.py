@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from vitdeploy.cli.complete import complete_targets
-from vitdeploy.cli.console import Console, Number, command_line, output_options
+from vitdeploy.cli.options import Console, Number, command_line, output_options
 
 
 @click.command("selftest")
@@ -33,7 +33,7 @@ def command(console: Console, target: str, output: Path | None, duration: float)
     and the rest continues. Exit code 5 if an engine does not give the original's answers, 4 if the target does not work
     here or a step failed; the report is written in any case.
     """
-    from vitdeploy.api.selftest import selftest
+    from vitdeploy.api.bundle import selftest
     from vitdeploy.errors import GateError, HostError
 
     out = output or Path("out") / f"selftest-{target}"

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vitdeploy.cli.console import Console, Number, output_options
-from vitdeploy.cli.options import engine_option, expect_option, trust_option
+from vitdeploy.cli.options import Console, Number, engine_option, expect_option, output_options, trust_option
 
 if TYPE_CHECKING:
     from vitdeploy.serve.engines import Engines
@@ -106,9 +105,8 @@ def command(
     try:
         from vitdeploy.serve.app import Service
         from vitdeploy.serve.engines import load_engines
-        from vitdeploy.serve.logs import log_event, log_to_stderr
         from vitdeploy.serve.server import address_of, bind, run
-        from vitdeploy.serve.settings import MIB, Settings
+        from vitdeploy.serve.settings import MIB, Settings, log_event, log_to_stderr
     except ModuleNotFoundError as error:
         if (name := (error.name or "").partition(".")[0]) in MODULES:
             raise MissingPackageError(name, "serve", "the server") from None

@@ -6,9 +6,15 @@ from pathlib import Path
 
 import click
 
-from vitdeploy.cli.console import Console, command_line, output_options
-from vitdeploy.cli.options import memory_options, report_bundle_option, wait_option
-from vitdeploy.cli.sources import model_option
+from vitdeploy.cli.options import (
+    Console,
+    command_line,
+    memory_options,
+    model_option,
+    output_options,
+    report_bundle_option,
+    wait_option,
+)
 
 
 @click.command("sweep")
@@ -162,7 +168,7 @@ def _plan(
     resume: bool,
     cost_per_hour: float | None,
 ) -> None:
-    from vitdeploy.api.sweep_plan import plan_sweep
+    from vitdeploy.api.sweep import plan_sweep
 
     found = plan_sweep(
         recipes,

@@ -8,10 +8,17 @@ from pathlib import Path
 import click
 
 from vitdeploy.cli.complete import complete_targets
-from vitdeploy.cli.console import Console, Number, command_line, output_options
-from vitdeploy.cli.options import Duration, wait_option, worker_options
-from vitdeploy.cli.sources import model_option
-from vitdeploy.cli.unmet import unmet_fix
+from vitdeploy.cli.options import (
+    Console,
+    Duration,
+    Number,
+    command_line,
+    model_option,
+    output_options,
+    unmet_fix,
+    wait_option,
+    worker_options,
+)
 
 
 @click.command("tune")

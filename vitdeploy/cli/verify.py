@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vitdeploy.cli.complete import complete_models, complete_targets
-from vitdeploy.cli.console import Console, Number, output_options
-from vitdeploy.cli.on import finish_devices, on_option
-from vitdeploy.cli.options import accept_option, expect_option, label_options, text_options, trust_option
-from vitdeploy.cli.sources import source_options, to_source
+from vitdeploy.cli.devices import finish_devices, on_option
+from vitdeploy.cli.options import (
+    Console,
+    Number,
+    accept_option,
+    expect_option,
+    label_options,
+    output_options,
+    source_options,
+    text_options,
+    to_source,
+    trust_option,
+)
 
 if TYPE_CHECKING:
     from vitdeploy.api.verify import Verification
@@ -106,9 +115,9 @@ def command(
         raise click.UsageError("--executor and --jobs share out an evaluation: leave --bisect and --on out.")
     if on is not None and (bisect or emulate):
         raise click.UsageError("--on runs a whole engine: leave --bisect and --emulate out.")
-    from vitdeploy.api.artifacts import Named
+    from vitdeploy.api.bundle import Named
     from vitdeploy.api.images import images
-    from vitdeploy.api.pinned import require_pinned
+    from vitdeploy.api.values import require_pinned
     from vitdeploy.api.verify import Verification, verify, verify_on
     from vitdeploy.api.verify import bisect as find_cause
 
@@ -155,7 +164,7 @@ def command(
 
 
 def _unmet(found: Verification) -> GateError | None:
-    from vitdeploy.cli.unmet import NOTHING_SHOWN
+    from vitdeploy.cli.options import NOTHING_SHOWN
     from vitdeploy.errors import GateError
     from vitdeploy.verification.gate import proves_nothing
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from vitdeploy.cli.console import Console, Number, output_options
+from vitdeploy.cli.options import Console, Number, output_options
 
 
 @click.command("versions")
@@ -34,7 +34,7 @@ def command(console: Console, bundle: Path, runtime: str, rebuild: bool, duratio
     the same engine on the release that the bundle was made with. Releases that do not install here are named. The exit
     code is 0 whatever the engines answer.
     """
-    from vitdeploy.api.versions import versions
+    from vitdeploy.api.inspect import versions
 
     found = versions(bundle, runtime, rebuild=rebuild, duration=duration, progress=console)
     console.finish(found.document, found.lines(), None)

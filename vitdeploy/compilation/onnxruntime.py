@@ -14,7 +14,7 @@ from vitdeploy.compilation.backend import CompileBackend, CompileRequest, Target
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime import ort
 from vitdeploy.runtime.host import describe_host
-from vitdeploy.runtime.ort_profile import (
+from vitdeploy.runtime.ort import (
     FLOAT_CONVOLUTIONS,
     FLOAT_PRODUCTS,
     INT4_KERNELS,

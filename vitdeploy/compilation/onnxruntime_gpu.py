@@ -13,7 +13,7 @@ from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime import ort, ort_gpu
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.nvidia import describe_gpu
-from vitdeploy.runtime.ort_profile import run_profiled
+from vitdeploy.runtime.ort import run_profiled
 from vitdeploy.spec import EngineSpec, Precision
 
 SHAPE_TYPES = {"int32", "int64", "bool"}

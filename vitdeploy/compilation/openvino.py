@@ -16,19 +16,18 @@ from vitdeploy.backends import TARGETS
 from vitdeploy.compilation.backend import CompileBackend, CompileRequest, TargetState, check_placed
 from vitdeploy.errors import CapabilityError, EngineError
 from vitdeploy.publish import native_writes
-from vitdeploy.runtime.emulation import family
-from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.host import describe_host, family
 from vitdeploy.runtime.openvino import (
     KERNEL_PRECISIONS,
     PRECISION_HINTS,
     OpenVinoRunner,
     hint_of,
     needed_options,
+    put_vectors_first,
     require,
     set_batch,
     the_core,
 )
-from vitdeploy.runtime.openvino_operands import put_vectors_first
 from vitdeploy.spec import EngineSpec, Precision
 
 IR_FILES = ("model.xml", "model.bin")

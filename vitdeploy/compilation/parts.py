@@ -6,7 +6,7 @@ import collections
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vitdeploy.bundle.flow import tensors_of
+from vitdeploy.bundle.layout import tensors_of
 from vitdeploy.runtime.flows import flow_of_graphs, inputs_of, outputs_of
 from vitdeploy.runtime.sequence import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
 from vitdeploy.runtime.text_decoder import text_outputs

@@ -16,7 +16,8 @@ from vitdeploy.backends import TARGETS
 from vitdeploy.compilation.backend import TargetState
 from vitdeploy.compilation.finding import Finding
 from vitdeploy.errors import VitdeployError
-from vitdeploy.runtime import ort_gpu, tensorrt_api
+from vitdeploy.runtime import ort_gpu
+from vitdeploy.runtime import tensorrt as tensorrt_api
 from vitdeploy.runtime.nvidia import Driver, find_driver
 
 # TensorRT's versions whose API the back end is checked against; JetPack 6 has 10.3.

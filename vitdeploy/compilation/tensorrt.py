@@ -16,13 +16,13 @@ from vitdeploy.compilation.build_options import BuildOptions, default_batches
 from vitdeploy.compilation.child import run_child
 from vitdeploy.compilation.probe_nvidia import findings, probe
 from vitdeploy.errors import CapabilityError, DigestError, TargetError
-from vitdeploy.runtime import cuda, tensorrt_api
+from vitdeploy.runtime import cuda
+from vitdeploy.runtime import tensorrt as tensorrt_api
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.interpreter import module_argv
-from vitdeploy.runtime.private import private_folder
 from vitdeploy.runtime.profiles import Batches, Profile, plan_profiles
-from vitdeploy.runtime.tensorrt_identity import HARDWARE, VERSIONS
-from vitdeploy.runtime.trust import register
+from vitdeploy.runtime.tensorrt import HARDWARE, VERSIONS
+from vitdeploy.runtime.trust import private_folder, register
 from vitdeploy.spec import EngineSpec, Precision, TensorSpec, decode, encode
 
 PLAN_FILE, LAYERS_FILE = "engine.plan", "layers.json"

@@ -18,11 +18,11 @@ from vitdeploy.compilation.child import answer_parent
 from vitdeploy.compilation.tensorrt import LAYERS_FILE, PLAN_FILE, BuildRequest, BuildResult
 from vitdeploy.compilation.tensorrt_layers import count_layers, find_linears
 from vitdeploy.errors import EngineError
-from vitdeploy.runtime import cuda, tensorrt_api
-from vitdeploy.runtime.atomic import write_atomic
+from vitdeploy.runtime import cuda
+from vitdeploy.runtime import tensorrt as tensorrt_api
 from vitdeploy.runtime.profiles import plan_profiles
-from vitdeploy.runtime.tensorrt import TensorRtRunner, read_profiles
-from vitdeploy.runtime.tensorrt_identity import HARDWARE, VERSIONS, fingerprint
+from vitdeploy.runtime.tensorrt import HARDWARE, VERSIONS, TensorRtRunner, fingerprint, read_profiles
+from vitdeploy.runtime.trust import write_atomic
 from vitdeploy.spec import TensorSpec, decode, encode
 
 if TYPE_CHECKING:

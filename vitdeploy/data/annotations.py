@@ -14,9 +14,9 @@ from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, runtime_
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.data.decoding import Skipped, skippable
 from vitdeploy.data.folder import OWN_SPLIT, DataSplit, Sample, enough, has_own_split, scan, usual_calibration
 from vitdeploy.data.label_file import DECIMAL, Repairs
-from vitdeploy.data.pixels import Skipped, skippable
 from vitdeploy.errors import DataError, ImageError, MissingFileError
 from vitdeploy.paths import is_file, name_bytes
 from vitdeploy.runtime.preprocess import Frame, image_frame

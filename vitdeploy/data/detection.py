@@ -27,9 +27,9 @@ from vitdeploy.data.annotations import (
     turn_boxes,
     upright_notes,
 )
+from vitdeploy.data.decoding import Skipped
 from vitdeploy.data.folder import Sample, scan
 from vitdeploy.data.label_file import DECIMAL, Repairs
-from vitdeploy.data.pixels import Skipped
 from vitdeploy.data.yolo_names import find_names
 from vitdeploy.errors import DataError, MissingFileError
 from vitdeploy.runtime.preprocess import Frame

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.data.annotations import AnnotatedSet, CocoFile, read_coco, turn_map, turn_points
-from vitdeploy.data.pixels import Skipped
+from vitdeploy.data.decoding import Skipped
 from vitdeploy.errors import DataError, MissingPackageError
 from vitdeploy.runtime.preprocess import Frame
 

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import numpy as np
 
 from vitdeploy.data.annotations import AnnotatedSet, CocoFile, read_coco, turn_boxes, turn_points
+from vitdeploy.data.decoding import Skipped
 from vitdeploy.data.folder import DataSplit, Sample
-from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import DataError
 from vitdeploy.runtime.preprocess import Frame
 

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.data.annotations import AnnotatedSet, frame_or_skip, nothing_annotated, turn_map, upright_notes
+from vitdeploy.data.decoding import Skipped
 from vitdeploy.data.folder import Sample, scan
-from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import DataError, MissingFileError
 from vitdeploy.paths import is_dir
 from vitdeploy.runtime.preprocess import Frame, decode

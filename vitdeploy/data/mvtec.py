@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from vitdeploy.bundle.read import file_sha256
 from vitdeploy.data.annotations import AnnotatedSet, frame_or_skip, upright_notes
+from vitdeploy.data.decoding import Skipped
 from vitdeploy.data.folder import DataSplit, Sample, enough, scan, usual_calibration
 from vitdeploy.data.masks import read_map
-from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import DataError, MissingFileError
 from vitdeploy.runtime.preprocess import Frame
 

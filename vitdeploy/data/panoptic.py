@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.data.annotations import AnnotatedSet, CocoFile, check_keys, read_coco, turn_map
+from vitdeploy.data.decoding import Skipped
 from vitdeploy.data.masks import fit_map
-from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import DataError, MissingFileError
 from vitdeploy.runtime.preprocess import Frame, decode
 

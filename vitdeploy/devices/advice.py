@@ -1,7 +1,4 @@
-"""What a machine's state means for what is measured there, and the one command that mends it.
-
-One row for each thing: it looks at what the machine says and gives an `Advice`, or None where there is nothing to say.
-"""
+"""What is wrong with a device, and what mends it."""
 
 from __future__ import annotations
 
@@ -11,10 +8,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vitdeploy.benchmark.throttling import FIRMWARE, OCCURRED
+from vitdeploy.backends import TARGETS
+from vitdeploy.benchmark.machine import FIRMWARE, OCCURRED
 from vitdeploy.devices.agent.board import BoardState
+from vitdeploy.devices.agent.documents import Probe
 from vitdeploy.devices.registry import Device
-from vitdeploy.devices.transport import typed
+from vitdeploy.devices.shipment import RUNTIMES, newest, pair
+from vitdeploy.devices.transport import shell, typed
+from vitdeploy.runtime.host import name_host
+from vitdeploy.runtime.values import int8_instructions
+
+# --- What a machine's state means for what is measured there, and the one command that mends it -----------------------
+# One row for each thing: it looks at what the machine says and gives an `Advice`, or None where there is nothing to
+# say.
+
 
 DAY = 24 * 3600.0
 # Governors that raise the clock with the load, some time after it came.
@@ -254,3 +261,146 @@ ROWS: tuple[Row, ...] = (
     _near_limit,
     _memory,
 )
+
+
+# --- Which JetPack a Jetson has, and how its TensorRT gets into the Python that runs the agent ------------------------
+# JetPack brings TensorRT as Debian packages; `python3-libnvinfer` is for the Python of that system alone, and PyPI's
+# wheels of TensorRT are not for a Jetson's driver. Sources: NVIDIA's release notes of Jetson Linux R32 to R39 (the
+# system that each is based on), NVIDIA TensorRT documentation, "Installing TensorRT", Debian packages.
+
+
+LEAST_PYTHON = (3, 10)
+
+
+@dataclass(frozen=True)
+class JetPack:
+    """`python` of its system; `boards` that get no newer one; `index` of wheels that are built for its CUDA, where one
+    is known (Jetson AI Lab's)."""
+
+    major: int
+    python: str
+    boards: str = ""
+    index: str = ""
+
+
+# By the major release of Jetson Linux.
+BY_RELEASE = {
+    32: JetPack(4, "3.6", boards="Nano and TX2"),
+    34: JetPack(5, "3.8", boards="Xavier"),
+    35: JetPack(5, "3.8", boards="Xavier"),
+    36: JetPack(6, "3.10", index="https://pypi.jetson-ai-lab.io/jp6/cu126"),
+    38: JetPack(7, "3.12"),
+    39: JetPack(7, "3.12"),
+}
+
+
+def jetpack(board: BoardState) -> JetPack | None:
+    """None where it is no Jetson, or a release that is not known here."""
+    return BY_RELEASE.get(pair(board.tegra_release)[0])
+
+
+def described(board: BoardState) -> str:
+    """ "JetPack 6 (6.2.1+b38), Jetson Linux 36.4.3"; "" of another machine."""
+    if not board.tegra_release:
+        return ""
+    known = jetpack(board)
+    exact = f" ({board.debian['nvidia-jetpack']})" if "nvidia-jetpack" in board.debian else ""
+    return f"{f'JetPack {known.major}{exact}, ' if known else ''}Jetson Linux {board.tegra_release}"
+
+
+def too_old(board: BoardState) -> str:
+    """Why no Python that vitdeploy takes has this JetPack's TensorRT; "" where one has."""
+    known = jetpack(board)
+    if known is None or pair(known.python) >= LEAST_PYTHON:
+        return ""
+    return (
+        f"JetPack {known.major} brings TensorRT for Python {known.python} alone, and vitdeploy needs 3.10: flash "
+        f"JetPack 6 where the board takes it (Jetson {known.boards} does not), or use a target on the CPU"
+    )
+
+
+def environment_line(board: BoardState) -> str:
+    """The shell line on the board that makes ~/venv with its TensorRT."""
+    known = jetpack(board)
+    python = f"python{known.python}" if known else "python3"
+    needed = [] if "python3-libnvinfer" in board.debian or known is None else ["python3-libnvinfer"]
+    needed += [] if board.venv else ["python3-venv"]
+    install = f"sudo apt-get install -y {' '.join(needed)} && " if needed else ""
+    return f"{install}{python} -m venv --system-site-packages ~/venv && ~/venv/bin/python -m pip install numpy pillow"
+
+
+# --- A probe's result for a person: what works on a device, and what to install if something does not -----------------
+
+
+BASE = ("numpy", "pillow")
+
+
+def diagnose(device: Device, probe: Probe) -> tuple[bool, list[str], list[Advice]]:
+    """Whether any target works there, the lines of the doctor, and what it has to say of the machine."""
+    host, seen = probe.host, Seen(device, probe.host, probe.board, probe.memory_bytes)
+    advice = advise(seen)
+    blocked = any(each.blocks for each in advice)
+    words = [*name_host(host), host.get("isa", "")]
+    words.append(f"{host['cores']} cores" if "cores" in host else "")
+    lines = [
+        f"{device.name}: {', '.join(word for word in (*words, host.get('machine'), host.get('system')) if word)}",
+        f"Python {host.get('python')} at {probe.executable}, glibc {probe.glibc or 'unknown'}, "
+        f"{probe.memory_bytes / 1e9:.1f} GB of memory, {probe.free_bytes / 1e9:.1f} GB free",
+    ]
+    lines += [word for word in (described(probe.board), probe.board.system) if word]
+    lines += [f"caches: {host['caches']}"] if host.get("caches") else []
+    lines += [line] if (line := int8_instructions(host.get("isa", ""))) else []
+    missing = [package for package in BASE if package not in probe.packages]
+    if missing:
+        lines += [f"missing  {', '.join(missing)}"]
+        lines += [] if blocked else [f"         fix: {_pip(seen, ' '.join(missing))}"]
+    for name, state in probe.targets.items():
+        lines.append(
+            f"{'works' if state.works else 'missing' if state.fix else 'absent':<7}  {name:<20} {state.detail}"
+        )
+        if state.fix and not blocked:
+            lines.append(f"         fix: {_mend(seen, probe, name)}")
+    lines += [f"{name:<15}  {value}" for name, value in probe.sensors.items()]
+    if probe.power_mode:
+        lines.append(f"{'power mode':<15}  {probe.power_mode}")
+    lines += [f"busy     {job}" for job in probe.jobs]
+    lines += advice_lines(advice)
+    works = not missing and not blocked and any(state.works for state in probe.targets.values())
+    return works, [*lines, f"{device.name} {'is ready' if works else 'cannot run anything yet'}"], advice
+
+
+def _mend(seen: Seen, probe: Probe, target: str) -> str:
+    """What brings a target's runtime there, with the version that this system still takes."""
+    if target not in TARGETS:
+        return "this vitdeploy does not know the target"
+    package = TARGETS[target].package
+    if package == "tensorrt" and seen.jetson:
+        line = seen.on(environment_line(seen.board))
+        return too_old(seen.board) or f"{line}, then: {_use_environment(seen.device)}"
+    known = jetpack(seen.board)
+    if package == "onnxruntime-gpu" and known is not None and known.index:
+        return _pip(seen, f"{package} --index-url {known.index}")
+    if package not in RUNTIMES:
+        return f"{_pip(seen, package)}, where the device's own system does not bring it"
+    python, glibc, machine = probe.host.get("python", ""), probe.glibc, probe.host.get("machine", "")
+    version = newest(package, pair(python), pair(glibc), machine)
+    system = f"Python {python}, glibc {glibc or 'unknown'} and {machine}"
+    if version is None:
+        return f"no version of {package} is known to run with {system}: a newer system there, or a container with one"
+    return f"{_pip(seen, package)}  (the newest for {system} is {version})"
+
+
+def _pip(seen: Seen, packages: str) -> str:
+    """The line that installs packages; in an environment of its own where the system does not let pip install."""
+    if not seen.board.managed:
+        return f"{shell(seen.device)} -m pip install {packages}"
+    needed = " ".join(dict.fromkeys([*BASE, *packages.split()]))
+    first = "" if seen.board.venv else "sudo apt-get install -y python3-venv && "
+    line = f"{first}{seen.device.python} -m venv ~/venv && ~/venv/bin/python -m pip install {needed}"
+    return f"{seen.on(line)}, then: {_use_environment(seen.device)}"
+
+
+def _use_environment(device: Device) -> str:
+    if device.host is None:
+        return "install vitdeploy into ~/venv and run it from there"
+    return f"vitdeploy devices add {device.name} {device.address} --python ~/venv/bin/python"

@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 from vitdeploy.benchmark.context import LONGEST_NAME, MOST_FUSED, Context
 from vitdeploy.benchmark.protocol import Protocol, parse_scenario
 from vitdeploy.benchmark.results import BenchRun, Entry, Machine
-from vitdeploy.benchmark.row import StageTimes
+from vitdeploy.benchmark.summary import StageTimes
 from vitdeploy.bundle.read import ENGINE_OPTIONS
 from vitdeploy.compilation.backend import COMPILE
 from vitdeploy.devices.agent.documents import FORMAT, Failure, Job, Placed, Probe, Result, Status
 from vitdeploy.devices.agent.stream import StreamError, read_json
-from vitdeploy.devices.bounds import problem_of, problem_of_line
 from vitdeploy.devices.call import printable
+from vitdeploy.devices.shipment import problem_of, problem_of_line
 from vitdeploy.errors import DeviceError, DeviceResultError, VitdeployError, error_with_code
 from vitdeploy.spec import DecodeError, EngineSpec, TensorSpec, decode
 

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from vitdeploy.benchmark.precision import Interval
-from vitdeploy.benchmark.row import Row
+from vitdeploy.benchmark.evidence import Interval
+from vitdeploy.benchmark.summary import Row
 from vitdeploy.document.context import ContextFacts
 from vitdeploy.document.errors import ErrorFacts
 from vitdeploy.spec import SPARSE, EngineSpec

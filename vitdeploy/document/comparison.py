@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vitdeploy.benchmark.precision import Interval
+from vitdeploy.benchmark.evidence import Interval
 from vitdeploy.document.bench import Bench, Metric
 from vitdeploy.spec import SPARSE, GateStatus
 from vitdeploy.verification.comparison import Control

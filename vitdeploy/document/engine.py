@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from vitdeploy.document.verified import Verified
 from vitdeploy.search.latency import LatencyTable
-from vitdeploy.search.overrides import Mixed
-from vitdeploy.search.sensitivity import Sensitivity
+from vitdeploy.search.mixed import Sensitivity
+from vitdeploy.search.trials import Mixed
 from vitdeploy.spec import SPARSE, WeightBits
 from vitdeploy.verification.gate import Gate
 

@@ -1,16 +1,20 @@
-"""report.json: what a run found, of every engine and of the verdict; the page is made of nothing else."""
+"""The report of a bundle, as dataclasses."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vitdeploy.benchmark.row import Latency
-from vitdeploy.document.answers import AnswerFacts, AttentionFacts, ExampleFacts
+from vitdeploy.benchmark.summary import Latency
 from vitdeploy.document.bench import Bench
 from vitdeploy.document.engine import EngineFacts
-from vitdeploy.document.mapping import Copies, MappingFacts
-from vitdeploy.spec import SPARSE, FileEntry, GateStatus, Grade, Task
+from vitdeploy.document.verified import Verified
+from vitdeploy.spec import SPARSE, FileEntry, GateStatus, Grade, Task, encode
+from vitdeploy.tasks.answers import AnswerFacts, AttentionFacts, Copies, ExampleFacts, MappingFacts
+from vitdeploy.verification.gate import Gate
+
+# --- report.json: what a run found, of every engine and of the verdict; the page is made of nothing else --------------
+
 
 FORMAT: Literal[1] = 1
 
@@ -245,3 +249,27 @@ class Report(Judgement):
     answers: AnswerFacts | None = None
     attention: AttentionFacts | None = None
     sizes: tuple[SizeRow, ...] | None = field(default=None, metadata=SPARSE)
+
+
+# --- The document of `verify --json` ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Verification:
+    """One artifact against another on the same samples. `skipped`: files that could not be read. `warnings`: what makes
+    all numbers doubtful. `copies`: images of the same bytes, None where there are none."""
+
+    artifact: str
+    against: str
+    verified: Verified
+    mapping: MappingFacts | None
+    skipped: tuple[str, ...]
+    remarks: tuple[str, ...]
+    warnings: tuple[str, ...]
+    gate: Gate
+    copies: Copies | None = None
+
+    def document(self) -> dict[str, object]:
+        """JSON values, with those of the comparison beside the others."""
+        found = encode(self)
+        return {"artifact": found.pop("artifact"), "against": found.pop("against"), **found.pop("verified"), **found}

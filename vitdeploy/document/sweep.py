@@ -1,13 +1,20 @@
-"""sweep.json: the reports of many recipes."""
+"""What sweeps and tunings print as JSON."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal
 
+from vitdeploy.document.bench import Bench
+from vitdeploy.document.context import Omission
 from vitdeploy.document.errors import ErrorFacts
-from vitdeploy.document.report import Report
-from vitdeploy.spec import SPARSE
+from vitdeploy.document.report import Judgement, Report, VerdictFacts
+from vitdeploy.search.expected import Expected
+from vitdeploy.search.pruning import Pruning
+from vitdeploy.search.rows import RowTable, Schedule
+from vitdeploy.spec import SPARSE, Budget
+
+# --- sweep.json: the reports of many recipes --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -58,3 +65,132 @@ class SweepDocument:
     environment: dict[str, str]
     stages: StageCounts | None = field(default=None, metadata=SPARSE)
     running: Running | None = field(default=None, metadata=SPARSE)
+
+
+# --- What a sweep would do, and what that costs, before anything starts -----------------------------------------------
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of a stage or of several, from what such stages took: the least, the median and the most that was seen."""
+
+    least: float
+    median: float
+    most: float
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """A stage that at least one of the recipes needs. `name`: as plans have it; `recipes`: the names of those that need
+    it; `there`: in the store already. `seconds`, `bytes`: estimates of making it, None where it is there, and where
+    nothing like it is known (`seen` 0); `seen`: how many such stages the estimate is from."""
+
+    name: str
+    recipes: tuple[str, ...]
+    there: bool
+    seconds: Estimate | None
+    bytes: Estimate | None
+    seen: int
+
+
+@dataclass(frozen=True)
+class PlannedRecipe:
+    """One recipe: `finished` where its bundle is done by an earlier sweep, or the error that it would fail with. To
+    measure it takes `seconds` on a quiet machine, and `most` at most; None where it is not measured."""
+
+    name: str
+    recipe: str
+    finished: bool
+    error: ErrorFacts | None
+    seconds: float | None
+    most: float | None
+    axes: dict[str, str] | None = field(default=None, metadata=SPARSE)
+
+
+@dataclass(frozen=True)
+class PlanTotal:
+    """Numbers of stages: `asked` of all recipes together, `distinct` of these, `there` already, `to_make`, and
+    `unknown`: those to be made of which nothing is known, which the estimates leave out. `seconds`, `bytes`: of what is
+    to be made, one after the other; None where nothing is known of any. `measuring`: seconds on a quiet machine, and
+    `measuring_most` at most."""
+
+    asked: int
+    distinct: int
+    there: int
+    to_make: int
+    unknown: int
+    seconds: Estimate | None
+    bytes: Estimate | None
+    measuring: float
+    measuring_most: float
+
+
+@dataclass(frozen=True)
+class SweepPlanDocument:
+    """The whole document; `environment` describes the machine."""
+
+    format: Literal[1]
+    created: str
+    recipes: tuple[PlannedRecipe, ...]
+    stages: tuple[PlannedStage, ...]
+    total: PlanTotal
+    environment: dict[str, str]
+
+
+# --- tune.json: every variant that a search tried, and the finalists as a report has engines --------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneVerdict(VerdictFacts):
+    """`confirmed`: the finalists that the evaluation samples confirm, the nearest to the original first; `stopped`: the
+    one that they do not."""
+
+    confirmed: tuple[str, ...]
+    stopped: str | None
+
+
+@dataclass(frozen=True)
+class VariantFacts:
+    """One variant. `merges`: (block, tokens that remain) each; `rows`: how many are computed, None as many as tokens;
+    `prune`: the least share of MACs that is gone.
+    `latency_ms`: the median of `rounds_ms`. `distance` from the original on `images` calibration images, with its 95 %
+    interval; `expected` of a classifier's answers."""
+
+    name: str
+    target: str
+    precision: str
+    merges: tuple[tuple[int, int], ...]
+    rows: int | None
+    latency_ms: float
+    rounds_ms: tuple[float, ...]
+    bytes: int
+    finalist: bool
+    images: int
+    distance: float
+    ci95: tuple[float, float]
+    expected: Expected | None
+    prune: float | None = field(default=None, metadata=SPARSE)
+
+
+@dataclass(frozen=True)
+class MergingTrial:
+    """The trials of token merging; `tokens`: their number without it."""
+
+    tokens: int
+    schedules: tuple[Schedule, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneDocument(Judgement):
+    """`unit` of distances; `rows`, `merging`: by target; `recipe`: of what to ship; `pruning`: its trials."""
+
+    verdict: TuneVerdict
+    bench: Bench
+    budget: Budget
+    unit: str
+    variants: tuple[VariantFacts, ...]
+    rows: dict[str, RowTable]
+    merging: dict[str, MergingTrial]
+    left_out: tuple[Omission, ...]
+    recipe: dict[str, object]
+    pruning: tuple[Pruning, ...] | None = field(default=None, metadata=SPARSE)

@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from vitdeploy.spec import decode
+from vitdeploy.tasks.anomaly import AnomalyComparison
+from vitdeploy.tasks.depth import DepthComparison
+from vitdeploy.tasks.features import FeatureComparison
+from vitdeploy.tasks.image_to_image import ImageComparison
+from vitdeploy.tasks.image_to_text import TextComparison
+from vitdeploy.tasks.instance_segmentation import InstanceComparison
+from vitdeploy.tasks.keypoints import KeypointComparison
+from vitdeploy.tasks.panoptic import PanopticComparison
+from vitdeploy.tasks.prompted import PromptComparison
+from vitdeploy.tasks.segmentation import SegmentationComparison
+from vitdeploy.tasks.sequence import SequenceComparison
+from vitdeploy.tasks.tensors import TensorComparison
 from vitdeploy.verification.agreement import Agreement
-from vitdeploy.verification.anomaly import AnomalyComparison
 from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.depth import DepthComparison
 from vitdeploy.verification.detection import DetectionComparison
-from vitdeploy.verification.features import FeatureComparison
-from vitdeploy.verification.image_quality import ImageComparison
-from vitdeploy.verification.instances import InstanceComparison
-from vitdeploy.verification.keypoints import KeypointComparison
-from vitdeploy.verification.panoptic import PanopticComparison
-from vitdeploy.verification.prompted import PromptComparison
-from vitdeploy.verification.segmentation import SegmentationComparison
-from vitdeploy.verification.sequence import SequenceComparison
-from vitdeploy.verification.tensors import TensorComparison
-from vitdeploy.verification.texts import TextComparison
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,27 @@
-"""The parts of a bundle that every embedding uses: one engine that it can run, and the golden answers as its test."""
+"""What is written into an app."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import jinja2
 import numpy as np
 
 from vitdeploy.bundle.read import MANIFEST_FILE, file_sha256, read_bundle, verify_files
-from vitdeploy.errors import CapabilityError, TargetError
+from vitdeploy.errors import CapabilityError, ManifestError, TargetError
 from vitdeploy.runtime.choice import usable_engines
 from vitdeploy.runtime.golden import comparable, no_golden, read_golden
-from vitdeploy.runtime.labels import read_labels
 from vitdeploy.runtime.runner import Array
+from vitdeploy.runtime.values import read_labels
 from vitdeploy.spec import EngineSpec, Fit, Manifest, PreprocessSpec
+
+# --- The parts of a bundle that every embedding uses ------------------------------------------------------------------
+# one engine that it can run, and the golden answers as its test.
+
 
 # Fits that no program of ours prepares images by, and what that would be in words.
 NOT_DONE: Mapping[Fit, str] = {
@@ -122,3 +129,49 @@ def find_embedded(folder: Path, targets: Sequence[str], tasks: Sequence[str], wh
         {name: golden.original[name] for name in names},
         golden.least_same,
     )
+
+
+# --- Sources and settings from templates: no HTML, so nothing is escaped except what a template quotes itself ---------
+
+
+def render(folder: Path, template: str, facts: Mapping[str, object]) -> str:
+    """The text of a template in `folder`. Whoever gives the facts has reduced names of others to harmless characters;
+    the filter `quoted` writes a JSON string."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701  # no HTML
+    )
+    environment.filters["quoted"] = json.dumps
+    return environment.get_template(template).render(facts)
+
+
+# --- The golden answers of a bundle as plain files, which every language reads ----------------------------------------
+
+
+ORIGINAL = "original"
+
+
+def write_golden(found: Embedded, out: Path) -> None:
+    """Fill the new folder `out`: inputs.u8, NAME.f32 for each output of the engine, and original/NAME.f32 for those of
+    the original; float32 in little-endian order.
+
+    Raises:
+        ManifestError: an output whose name is no name for a file.
+    """
+    for name in found.outputs:
+        if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
+            raise ManifestError(
+                f"the bundle {found.manifest.name} has a golden output whose name is no name for a file",
+                found=repr(name[:60]),
+                wanted="letters, digits, _, - and .",
+            )
+    out.mkdir()
+    (out / "inputs.u8").write_bytes(np.ascontiguousarray(found.pixels, np.uint8).tobytes())
+    (out / ORIGINAL).mkdir()
+    for folder, outputs in ((out, found.outputs), (out / ORIGINAL, found.original)):
+        for name, values in outputs.items():
+            (folder / f"{name}.f32").write_bytes(np.ascontiguousarray(values).astype("<f4").tobytes())

@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from vitdeploy.errors import EngineError, ExportError, TensorError
 from vitdeploy.exporter.parity import BATCHES, SEED, TOLERANCE, Parity, relative_difference
 from vitdeploy.exporter.sequence import DECODER_STEP, ENCODER, PAST_LENGTH, copy_sizes
-from vitdeploy.exporter.tidy import tidy
-from vitdeploy.exporter.torch_onnx import export_graph, traced
+from vitdeploy.exporter.torch_onnx import export_graph, tidy, traced
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.files import BATCH, GraphMetadata, set_metadata
 from vitdeploy.runtime.ort import OnnxRuntimeRunner

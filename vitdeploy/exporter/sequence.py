@@ -29,8 +29,7 @@ from torch import Tensor, nn
 from vitdeploy.errors import EngineError, ExportError, TensorError
 from vitdeploy.exporter.attention import attention
 from vitdeploy.exporter.parity import BATCHES, SEED, TOLERANCE, relative_difference
-from vitdeploy.exporter.tidy import tidy
-from vitdeploy.exporter.torch_onnx import _quiet
+from vitdeploy.exporter.torch_onnx import _quiet, tidy
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.edit import Names, drop_unused
 from vitdeploy.graph.io.files import BATCH

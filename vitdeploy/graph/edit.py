@@ -15,8 +15,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, RemoveUnusedOpsetsPass, TopologicalSortPass
 
-from vitdeploy.graph.analysis.layout import reshape_sizes
-from vitdeploy.graph.analysis.linears import Linear, find_linears
+from vitdeploy.graph.analysis.rows import Linear, find_linears, reshape_sizes
 from vitdeploy.graph.values import stem
 
 Numbers = npt.NDArray[np.floating]

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitdeploy.document.context import Omission
 from vitdeploy.errors import InputError, MissingPackageError, UnsafeError
-from vitdeploy.history.place import Place
-from vitdeploy.history.row import FORMAT, FORMAT_KEY, ResultRow, defaults, schema
+from vitdeploy.history.row import FORMAT, FORMAT_KEY, Place, ResultRow, defaults, schema
 from vitdeploy.limits import bounded
 from vitdeploy.paths import shown_name
 from vitdeploy.progress import Progress

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.benchmark.precision import Interval
-from vitdeploy.benchmark.row import Row
+from vitdeploy.benchmark.evidence import Interval
+from vitdeploy.benchmark.summary import Row
 from vitdeploy.document.bench import Bench
 from vitdeploy.document.comparison import ComparisonDocument, PairFacts
 from vitdeploy.document.engine import EngineFacts

@@ -1,15 +1,28 @@
-"""One row of a history: what one document says of one artifact, in flat columns."""
+"""Rows of a history: what a result is, where it lies, how it is told."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import typing
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from vitdeploy.document.history import ChangeFacts, Difference, ShareFacts
+from vitdeploy.errors import InputError, LimitError, MissingFileError
+from vitdeploy.publish import replacing_file, storage_errors, temporary_folder
+from vitdeploy.remote import Remote
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from fsspec import AbstractFileSystem
+
+
+# --- One row of a history: what one document says of one artifact, in flat columns ------------------------------------
+
 
 FORMAT = 1
 # Where a file says its format, in the metadata of its schema.
@@ -124,3 +137,188 @@ def defaults() -> dict[str, Any]:
 def now() -> datetime.datetime:
     """The time, in UTC."""
     return datetime.datetime.now(datetime.timezone.utc)
+
+
+# --- Where a history lies: a folder, or a URI that fsspec knows. A file in it appears whole or not at all -------------
+
+
+MAX_BYTES = 1 << 30
+ENDING = ".parquet"
+
+
+class Place(ABC):
+    """A folder of files. `name` is what messages call it; no credentials are in it."""
+
+    name: str
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Make the place if it is not there, and raise if nothing can be written to it."""
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """The names of the files that end as Parquet files do, in order; MissingFileError without the folder."""
+
+    @abstractmethod
+    def read(self, name: str) -> bytes:
+        """The content of a file; LimitError if it is too large."""
+
+    @abstractmethod
+    def write(self, name: str, data: bytes) -> None:
+        """Add a file under a name that no other has."""
+
+
+def open_place(where: str | Path) -> Place:
+    """The place of a path or a URI.
+
+    Raises:
+        InputError: a protocol that fsspec does not know. MissingPackageError: what reads that protocol is not
+            installed. StorageError: its service refuses.
+    """
+    return _Remote(where) if isinstance(where, str) and "://" in where else _Folder(Path(where))
+
+
+def _too_large(name: str, size: int) -> LimitError:
+    return LimitError(f"{name} is too large", found=f"{size:,} bytes", wanted=f"at most {MAX_BYTES:,}")
+
+
+def _missing(name: str) -> MissingFileError:
+    return MissingFileError(
+        f"no history at {name}", wanted="a folder or URI that --history of run, bench, compare or sweep wrote to"
+    )
+
+
+class _Folder(Place):
+    def __init__(self, folder: Path) -> None:
+        self.name = str(folder)
+        self._folder = folder
+
+    def prepare(self) -> None:
+        self._require_folder()
+        with temporary_folder(self._folder):
+            pass
+
+    def names(self) -> list[str]:
+        self._require_folder()
+        with storage_errors(self._folder):
+            try:
+                found = [path.name for path in self._folder.iterdir() if path.suffix == ENDING]
+            except FileNotFoundError:
+                raise _missing(self.name) from None
+        return sorted(name for name in found if not name.startswith("."))
+
+    def read(self, name: str) -> bytes:
+        path = self._folder / name
+        with storage_errors(path):
+            try:
+                if not path.is_file():
+                    raise InputError(f"{name} is not a file")
+                size = path.stat().st_size
+                if size > MAX_BYTES:
+                    raise _too_large(name, size)
+                return path.read_bytes()
+            except FileNotFoundError:
+                raise MissingFileError(f"{name} has gone") from None
+
+    def write(self, name: str, data: bytes) -> None:
+        with replacing_file(self._folder / name, lambda _: False) as file:
+            file.write_bytes(data)
+
+    def _require_folder(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            if self._folder.exists() and not self._folder.is_dir():
+                raise InputError(f"{self.name} is no folder", found="a file", wanted="a folder, or a URI with ://")
+
+
+class _Remote(Place):
+    def __init__(self, uri: str) -> None:
+        self._remote = Remote(uri, "history", "history", InputError)
+        self.name = self._remote.name
+        self._remote.open()
+
+    def prepare(self) -> None:
+        self._remote.ask(lambda files, at: files.makedirs(at, exist_ok=True), done="written")
+
+    def names(self) -> list[str]:
+        def ask(files: AbstractFileSystem, at: str) -> list[str]:
+            files.invalidate_cache()
+            if not files.exists(at):
+                raise _missing(self.name)
+            return [str(path) for path in files.ls(at, detail=False)]
+
+        names = [path.rstrip("/").rpartition("/")[2] for path in self._remote.ask(ask, done="read")]
+        return sorted(name for name in names if name.endswith(ENDING) and not name.startswith("."))
+
+    def read(self, name: str) -> bytes:
+        size = self._remote.ask(lambda files, at: files.size(f"{at}/{name}"), done="read")
+        if size is not None and size > MAX_BYTES:
+            raise _too_large(name, size)
+        return self._remote.ask(lambda files, at: bytes(files.cat_file(f"{at}/{name}")), size or MAX_BYTES, done="read")
+
+    def write(self, name: str, data: bytes) -> None:
+        self._remote.publish(name, data, len(data))
+
+
+# --- A change of a series in one sentence: when, by how much, and what changed with it --------------------------------
+
+
+# What facts of a row are called within a sentence.
+_CALLED = {
+    "runtime": "the runtime",
+    "driver": "the driver",
+    "vitdeploy": "vitdeploy",
+    "model digest": "the model",
+    "host": "the host",
+    "system": "the system",
+    "Python": "Python",
+    "command": "the command",
+}
+
+
+def change_sentence(name: str, change: ChangeFacts) -> str:
+    """The sentence about the series called `name`."""
+    amount, bounds = _share(change.ratio), sorted(_share(each) for each in change.ci95)
+    slower = change.direction == "slower"
+    low, high = bounds if slower else (-bounds[1], -bounds[0])
+    begin = (
+        f"{name} got {abs(amount):.1f} % {change.direction} ({low:.1f} to {high:.1f}) "
+        f"at result {change.number} of {change.time[:10]}"
+    )
+    return f"{begin}{_reasons(change)}."
+
+
+def _reasons(change: ChangeFacts) -> str:
+    parts = []
+    if change.differences:
+        several = "; which of these it was, the series does not say" if len(change.differences) > 1 else ""
+        parts.append(", when " + _and([_difference(each) for each in change.differences]) + several)
+    if change.shares:
+        parts.append(", " + _and([_share_of(each) for each in change.shares]))
+    return "".join(parts) or ", and nothing that is recorded changed with it"
+
+
+def _difference(found: Difference) -> str:
+    before, after = (_value(found.what, each) for each in (found.before, found.after))
+    return f"{_CALLED[found.what]} changed from {before} to {after}"
+
+
+def _share_of(found: ShareFacts) -> str:
+    value = f"{'model' if found.what == 'model digest' else found.what} {_value(found.what, found.value)}"
+    text = f"with {value} in {found.after} of {found.of_after} results from there on, in {found.before} of "
+    text += f"{found.of_before} before"
+    if found.ratio is not None:
+        share = _share(found.ratio)
+        text += f" ({abs(share):.1f} % {'slower' if share > 0 else 'faster'} than the others)"
+    return text
+
+
+def _value(what: str, value: str) -> str:
+    return (f"sha256:{value}" if what == "model digest" else value) if value else "unknown"
+
+
+def _share(ratio: float) -> float:
+    return 100 * (ratio - 1)
+
+
+def _and(parts: list[str]) -> str:
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

@@ -11,8 +11,7 @@ from vitdeploy.document.context import Omission
 from vitdeploy.document.history import ChangeFacts, Difference, HistoryDocument, PointFacts, SeriesFacts, ShareFacts
 from vitdeploy.history.canaries import canaries_of
 from vitdeploy.history.changes import LEAST_OF_LEVEL, LEAST_RESULTS, Change, find_changes
-from vitdeploy.history.row import ResultRow, now
-from vitdeploy.history.sentences import change_sentence
+from vitdeploy.history.row import ResultRow, change_sentence, now
 
 # What may explain a change: the facts of a row, in words.
 FACTS: dict[str, Callable[[ResultRow], str]] = {

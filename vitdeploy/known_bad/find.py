@@ -1,17 +1,25 @@
-"""Which entries of the table a graph shows, and the refusal of an engine that one of them is about."""
+"""Which known bad versions are here."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import onnx_ir as ir
 
 from vitdeploy.errors import InputError, KnownBadError
+from vitdeploy.graph.io.files import METADATA_KEY, get_metadata, load_graph
 from vitdeploy.known_bad.entries import REFUSED, AttributeRule, Entry, Pattern, table
 from vitdeploy.known_bad.matchers import FUNCTIONS
-from vitdeploy.known_bad.platform import Platform, entries_for
+from vitdeploy.known_bad.platform import Platform, entries_for, holds_for, platform_of
+from vitdeploy.lint.findings import Finding, Severity
 from vitdeploy.lint.view import View, label, prepare
+from vitdeploy.spec import EngineSpec
+
+# --- Which entries of the table a graph shows, and the refusal of an engine that one of them is about -----------------
+
 
 # Nodes that an error names.
 SHOWN_NODES = 3
@@ -113,3 +121,75 @@ def refuse_known_bad(
     )
     error.entries = ids
     raise error
+
+
+# --- The table asked of a compiled engine, by the facts that it records of where it was compiled ----------------------
+
+
+def engine_matches(engine: EngineSpec, folder: Path) -> list[Match]:
+    """The entries about an engine whose files lie in `folder`, each once."""
+    found: dict[str, Match] = {}
+    for part in engine.parts or (engine,):
+        for match in matches_on(load_graph(folder / part.graph), _platform(engine, part)):
+            found.setdefault(match.entry.id, match)
+    return list(found.values())
+
+
+def accepted_of(
+    engine: EngineSpec, graphs: Mapping[str, Path], name: str, accepted: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """The `accepted` entries that are about an engine that another machine made of `graphs`, by part.
+
+    Raises:
+        KnownBadError: an entry that is not accepted is about it.
+    """
+    taken: dict[str, None] = {}
+    for part in engine.parts or (engine,):
+        platform = _platform(engine, part)
+        found = matches_on(load_graph(graphs[part.part]), platform)
+        taken.update(dict.fromkeys(refuse_known_bad(found, platform, name, accepted)))
+    return tuple(taken)
+
+
+def _platform(engine: EngineSpec, part: EngineSpec) -> Platform:
+    return dataclasses.replace(platform_of(engine), precision=part.precision)
+
+
+# --- The table as findings of the linter, which judges graphs by releases of TensorRT ---------------------------------
+
+
+RUNTIME = "tensorrt"
+
+
+def known_findings(model: ir.Model, versions: Sequence[str]) -> list[Finding]:
+    """A finding for each node that shows an entry about one of these releases: an error where every engine of the graph
+    would be refused, a warning where it depends on the precision or the GPU.
+
+    Raises:
+        KnownBadTableError: the table cannot be read.
+    """
+    releases = {entry.id: tuple(v for v in versions if holds_for(entry.versions, v)) for entry in table()}
+    asked = [entry for entry in table() if entry.runtime == RUNTIME and releases[entry.id]]
+    precision = _precision(model)
+    return [
+        Finding(
+            entry.id,
+            _severity(entry, precision),
+            node,
+            entry.wrong,
+            f"a release outside of {entry.versions}",
+            f"{entry.way_out} See {' '.join(entry.sources)}",
+            releases[entry.id],
+        )
+        for entry, nodes in ((match.entry, match.nodes) for match in matches(model, asked))
+        for node in nodes
+    ]
+
+
+def _precision(model: ir.Model) -> str | None:
+    return get_metadata(model, "the graph").precision if METADATA_KEY in model.metadata_props else None
+
+
+def _severity(entry: Entry, precision: str | None) -> Severity:
+    sure = not entry.isa and not entry.without and (not entry.precisions or precision in entry.precisions)
+    return "error" if entry.action in REFUSED and sure else "warning"

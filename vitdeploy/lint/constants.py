@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from vitdeploy.graph.analysis.layout import MOVES
+from vitdeploy.graph.analysis.rows import MOVES
 from vitdeploy.graph.values import array_of
 from vitdeploy.lint.findings import Hit, Rule
 from vitdeploy.lint.support import Support

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from vitdeploy.graph.analysis.layout import MOVES, climb
+from vitdeploy.graph.analysis.rows import MOVES, climb
 from vitdeploy.graph.values import dim, rank_of
 from vitdeploy.lint.quantizers import quantized_type
 from vitdeploy.lint.view import QDQ, View, is_weight

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from vitdeploy.graph.analysis.layout import MOVES, climb
+from vitdeploy.graph.analysis.rows import MOVES, climb
 from vitdeploy.graph.values import is_constant
 from vitdeploy.lint.findings import Hit, Rule
 from vitdeploy.lint.fusible import find_fusible

@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
-from vitdeploy.graph.analysis.layout import MOVES, climb
+from vitdeploy.graph.analysis.rows import MOVES, climb
 from vitdeploy.graph.shapes.infer import Inference
 from vitdeploy.graph.values import is_constant
 from vitdeploy.runtime.profiles import Profile

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from vitdeploy.errors import CheckpointError, HostError
 from vitdeploy.extensions import load_row
 from vitdeploy.models import names
-from vitdeploy.models.checkpoints import prefixes
+from vitdeploy.models.checkpoints import fit as prefixes
 from vitdeploy.models.families import detr, rfdetr, rtdetr, swin, transformer, vit
 from vitdeploy.models.family import Family, Hints, Recognised
 

@@ -24,32 +24,36 @@ from torch import Tensor, nn
 from vitdeploy.errors import CheckpointError, InputError, UserCodeError
 from vitdeploy.graph.io.meanings import ONE_NUMBER, of_problem
 from vitdeploy.models import catalog, names
-from vitdeploy.models.architectures.positions import RESAMPLING
-from vitdeploy.models.checkpoints.load_state import load_state
+from vitdeploy.models.architectures.layers import RESAMPLING
+from vitdeploy.models.checkpoints.fit import load_state
 from vitdeploy.models.checkpoints.read import class_names, read_checkpoint
 from vitdeploy.models.checkpoints.shards import files_of
-from vitdeploy.models.config_check import check_config, named_config
 from vitdeploy.models.external.adapted import IMAGE_SIZE
-from vitdeploy.models.external.function import from_function
-from vitdeploy.models.external.identity import weights_digest
 from vitdeploy.models.external.image_text import MODEL_TYPE, from_encoder_decoder
-from vitdeploy.models.external.own_scaling import with_own_scaling
+from vitdeploy.models.external.module import from_function, weights_digest, with_own_scaling
 from vitdeploy.models.external.pickled import open_module
-from vitdeploy.models.external.timm import from_timm
-from vitdeploy.models.external.transformers import from_transformers, refuse_missing
+from vitdeploy.models.external.transformers import from_timm, from_transformers, refuse_missing
 from vitdeploy.models.family import Family, Hints, Recognised, refuse_channels
 from vitdeploy.models.keys.open_clip import refuse_without_config
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.memory_bank import with_memory
-from vitdeploy.models.model_folder.config import (
+from vitdeploy.models.model_folder.folder import (
+    CONFIG,
+    OPEN_CLIP,
+    PREPROCESSOR,
+    SAFETENSORS,
+    ModelFolder,
     backbone_size,
+    beside,
+    detector_size,
+    labels_for,
     model_config,
     size_note,
     stated_size,
     timm_config,
+    usual_processor,
     vision_part,
 )
-from vitdeploy.models.model_folder.files import CONFIG, OPEN_CLIP, PREPROCESSOR, SAFETENSORS, ModelFolder, beside
 from vitdeploy.models.model_folder.hub import is_hub_name, locate
 from vitdeploy.models.model_folder.image_processor import (
     fixed_size,
@@ -57,16 +61,21 @@ from vitdeploy.models.model_folder.image_processor import (
     transformers_preprocess,
     transformers_processor,
 )
-from vitdeploy.models.model_folder.labels import labels_for
-from vitdeploy.models.model_folder.objects import detector_size, usual_processor
-from vitdeploy.models.model_folder.open_clip import open_clip_config, open_clip_preprocess
-from vitdeploy.models.named_checkpoint import read_as, refuse_another
-from vitdeploy.models.open_clip import as_features, image_part, with_text
-from vitdeploy.models.open_vocabulary import KINDS, from_owl
+from vitdeploy.models.model_folder.tokenizer import open_clip_config, open_clip_preprocess
+from vitdeploy.models.named_checkpoint import check_config, named_config, read_as, refuse_another
 from vitdeploy.models.source import Source
-from vitdeploy.models.towers import refuse_naflex, refuse_open_vocabulary, with_text_tower
-from vitdeploy.models.zero_shot import with_text_features
-from vitdeploy.runtime.labels import number_of_classes
+from vitdeploy.models.towers import (
+    KINDS,
+    as_features,
+    from_owl,
+    image_part,
+    refuse_naflex,
+    refuse_open_vocabulary,
+    with_text,
+    with_text_features,
+    with_text_tower,
+)
+from vitdeploy.runtime.values import number_of_classes
 from vitdeploy.spec import PreprocessSpec, SegmentationSpec, Task, TensorsSpec
 
 SEED = 0

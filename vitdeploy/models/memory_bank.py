@@ -1,16 +1,9 @@
-"""Anomalies as distances to normal patches: a model of features with a memory bank of theirs.
-
-Source: Roth et al., "Towards Total Recall in Industrial Anomaly Detection", CVPR 2022 (arXiv 2106.08265), PatchCore,
-sections 3.1 (features of a neighbourhood) and 3.3 (distances; equation 7, whose softmax is in `runtime.anomaly`).
-
-Deviations, which keep the numbers well: features are those of one layer, a Transformer's last; their mean over the
-normal patches is taken off, as |t|^2 - 2 t m + |m|^2 would else be the small difference of large numbers.
-"""
+"""Anomalies as distances to normal patches: a model of features with a memory bank of theirs."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +15,128 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitdeploy.errors import CheckpointError, MissingFileError
+from vitdeploy.models.architectures.swin import SwinTransformer
+from vitdeploy.models.architectures.vit import VisionTransformer
+from vitdeploy.models.external.adapted import Adapted
 from vitdeploy.models.loaded import LoadedModel
-from vitdeploy.models.patch_tokens import PatchTokens, patch_tokens
+from vitdeploy.models.model_folder.folder import sides
 from vitdeploy.runtime.geometry import input_window
 from vitdeploy.spec import AnomalySpec, PreprocessSpec, TensorSpec
-from vitdeploy.spec.anomaly import DISTANCES, NEIGHBOURS
+from vitdeploy.spec.tasks import DISTANCES, NEIGHBOURS
 from vitdeploy.zip_members import DAMAGED
+
+# --- The patch tokens of a model of features, as a module that gives them alone: a row for each kind of module --------
+
+
+Grid = tuple[int, int]
+
+
+class PatchTokens(nn.Module):
+    """float32 [b, channels, height, width] -> [b, rows * columns, width], the tokens of the patches, row by row.
+
+    `tokens` gives them, perhaps after others, which are left out. `grid`: (rows, columns).
+    """
+
+    def __init__(self, model: nn.Module, tokens: Callable[[nn.Module, Tensor], Tensor], grid: Grid) -> None:
+        super().__init__()
+        self.model, self.tokens, self.grid = model, tokens, grid
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.tokens(self.model, image)[:, -self.grid[0] * self.grid[1] :]
+
+
+def patch_tokens(original: LoadedModel) -> tuple[PatchTokens, int]:
+    """The module that gives a model's patch tokens, and their width.
+
+    Raises:
+        CheckpointError: it has none, or they form no grid over the image.
+    """
+    module, size = original.module, original.signature.image_size
+    tokens = _reader(original)
+    if tokens is None:
+        outputs = ", ".join(map(str, original.signature.outputs))
+        raise CheckpointError(
+            f"{original.name} gives no patch tokens, which anomalies are found by",
+            found=f"{original.signature.task}: {outputs}",
+            wanted="a Vision Transformer or Swin of vitdeploy's, timm's own module, or a model with the output "
+            "patch_features [batch, patches, width]",
+            fix="take the backbone alone, such as DINOv2's Dinov2Model, or wrap it in a module that returns "
+            "features [batch, width] and patch_features",
+        )
+    with torch.no_grad():
+        found = tokens(module, torch.zeros(1, original.signature.channels, *size))
+    return PatchTokens(module, tokens, _grid(original, found.shape[1], size)).eval(), int(found.shape[2])
+
+
+def _reader(original: LoadedModel) -> Callable[[nn.Module, Tensor], Tensor] | None:
+    module = original.module
+    names = [tensor.name for tensor in original.signature.outputs]
+    if isinstance(module, VisionTransformer | SwinTransformer):  # of a classifier too, whose head is passed by
+        return _encoded
+    if "patch_features" in names:
+        return _second if len(names) > 1 else _only
+    if isinstance(module, Adapted) and hasattr(module.model, "forward_features"):
+        return _timm_features
+    return None
+
+
+def _encoded(module: nn.Module, image: Tensor) -> Tensor:
+    assert isinstance(module, VisionTransformer | SwinTransformer)
+    return module.encode(image)
+
+
+def _only(module: nn.Module, image: Tensor) -> Tensor:
+    found: Tensor = module(image)
+    return found
+
+
+def _second(module: nn.Module, image: Tensor) -> Tensor:
+    found: Tensor = module(image)[1]
+    return found
+
+
+def _timm_features(module: nn.Module, image: Tensor) -> Tensor:
+    """timm's tokens [b, n, d], or a map [b, d, h, w], or [b, h, w, d] of a model that says so by its width."""
+    model: Any = module.model
+    found: Tensor = model.forward_features(image)
+    if found.ndim == 3:
+        return found
+    last = found.shape[-1] == model.num_features and found.shape[1] != model.num_features
+    return found.flatten(1, 2) if last else found.flatten(2).transpose(1, 2)
+
+
+def _grid(original: LoadedModel, tokens: int, size: tuple[int, int]) -> Grid:
+    """(rows, columns) of the patches: as the model says, else the only grid of the image's aspect.
+
+    Tokens before the patches are left out only where the model says how many they are: its registers."""
+    module = original.module
+    model: Any = module.model if isinstance(module, Adapted) else module
+    config = getattr(model, "config", None)
+    if isinstance(module, VisionTransformer):
+        return module.config.grid
+    before = getattr(model, "num_prefix_tokens", None) or getattr(config, "num_register_tokens", None) or 0
+    patch = sides(getattr(config, "patch_size", None) or getattr(getattr(model, "patch_embed", None), "patch_size", 0))
+    if patch and (size[0] // patch[0]) * (size[1] // patch[1]) in (tokens, tokens - before):
+        return size[0] // patch[0], size[1] // patch[1]
+    for count in dict.fromkeys((tokens - before, tokens)):
+        for rows in range(1, count + 1):
+            if count % rows == 0 and rows * size[1] == count // rows * size[0]:
+                return rows, count // rows
+    raise CheckpointError(
+        f"the tokens of {original.name} form no grid over its images",
+        found=f"{tokens} tokens of an image of {size[0]}x{size[1]}",
+        wanted="rows times columns, in the proportions of the image",
+        fix="wrap the model in a module whose patch_features are the patches alone, or choose another --image-size",
+    )
+
+
+# --- Anomalies as distances to normal patches: a model of features with a memory bank of theirs -----------------------
+# Source: Roth et al., "Towards Total Recall in Industrial Anomaly Detection", CVPR 2022 (arXiv 2106.08265), PatchCore,
+# sections 3.1 (features of a neighbourhood) and 3.3 (distances; equation 7, whose softmax is in `runtime.anomaly`).
+#
+# Deviations, which keep the numbers well: features are those of one layer, a Transformer's last; their mean over the
+# normal patches is taken off, as |t|^2 - 2 t m + |m|^2 would else be the small difference of large numbers.
+
 
 Floats = npt.NDArray[np.float32]
 LEAST_SEEN = 0.98  # of an image's area; below it, a note says that the rest is never looked at
@@ -186,3 +295,50 @@ def told(bank: MemoryBank) -> str:
         f"is anomalous above {bank.threshold:.4g}, a pixel above {bank.pixel_threshold:.4g}: the largest scores of "
         "normal images that the bank does not hold"
     )
+
+
+# --- Choose few points that lie near all others: greedy k-centre selection --------------------------------------------
+# Source: PatchCore (arXiv 2106.08265), section 3.2 and algorithm 1, after Sener & Savarese (arXiv 1708.00489): the next
+# point is the one that is farthest from those chosen, by distances in a random projection.
+
+
+# Dimensions of the projection, as in the paper's code.
+PROJECTED = 128
+# Points nearer to a chosen one than this share of their mean squared length are taken for the same.
+SAME = 1e-6
+
+
+def k_centres(
+    points: Tensor, count: int, seed: int, progress: Callable[[int], None] = lambda chosen: None
+) -> npt.NDArray[np.int64]:
+    """The indices of at most `count` of the points, float32 [n, d], in the order in which they were chosen; fewer
+    where the others are copies of these. `progress` is told after every one."""
+    generator = np.random.RandomState(seed)
+    if points.shape[1] > PROJECTED:
+        matrix = generator.standard_normal((points.shape[1], PROJECTED)) / np.sqrt(PROJECTED)
+        points = points @ torch.from_numpy(matrix.astype(np.float32))
+    lengths = points.square().sum(1)
+    least = SAME * float(lengths.mean())
+    chosen = [int(generator.randint(len(points)))]
+    distances = torch.full((len(points),), torch.inf)
+    while True:
+        last = chosen[-1]
+        found = torch.addmv(lengths + lengths[last], points, points[last], alpha=-2)
+        torch.minimum(distances, found, out=distances)
+        distances[last] = 0.0
+        progress(1)
+        farthest = int(distances.argmax())
+        if len(chosen) >= count or float(distances[farthest]) <= least:
+            return np.array(chosen, np.int64)
+        chosen.append(farthest)
+
+
+def nearest_entries(entries: Tensor, count: int, rows: int = 1024) -> npt.NDArray[np.int64]:
+    """int64 [n, min(count, n)]: of each entry, float32 [n, d], itself and those nearest to it."""
+    found = []
+    for start in range(0, len(entries), rows):
+        part = torch.arange(start, min(start + rows, len(entries)))
+        distances = torch.cdist(entries[part], entries)
+        distances[torch.arange(len(part)), part] = -1.0
+        found.append(distances.topk(min(count, len(entries)), largest=False, sorted=True).indices)
+    return np.asarray(torch.cat(found).numpy(), np.int64)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from vitdeploy.errors import HostError, UnknownModelError, quoted
 from vitdeploy.extensions import entry_points_of
-from vitdeploy.models.model_folder.files import CONFIG
+from vitdeploy.models.model_folder.folder import CONFIG
 from vitdeploy.paths import is_dir, is_file
 
 if TYPE_CHECKING:

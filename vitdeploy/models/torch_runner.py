@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 
-from vitdeploy.bundle.flow import PartTensors
+from vitdeploy.bundle.layout import PartTensors
 from vitdeploy.errors import CapabilityError
 from vitdeploy.models.architectures.transformer import KeyValue, Transformer
 from vitdeploy.models.external.image_text import DecoderStep, Encoder, ImageText
 from vitdeploy.models.external.prompted import Prompted, embeddings_of
 from vitdeploy.models.loaded import LoadedModel
-from vitdeploy.models.open_vocabulary import OpenVocabulary
-from vitdeploy.models.towers import Towers
+from vitdeploy.models.towers import OpenVocabulary, Towers
 from vitdeploy.runtime.flow import FlowRunner
 from vitdeploy.runtime.flows import (
     IMAGE_ENCODER,

@@ -9,9 +9,9 @@ from vitdeploy.bundle.read import is_bundle, read_bundle, verify_files
 from vitdeploy.bundle.sign import signed_by
 from vitdeploy.models.model_folder.hub import is_hub_name
 from vitdeploy.paths import exists, is_file
-from vitdeploy.runtime.labels import read_labels
+from vitdeploy.runtime.values import read_labels
 from vitdeploy.spec import Manifest
-from vitdeploy.stages.files import find_graph, is_ours
+from vitdeploy.stages.step import find_graph, is_ours
 
 DEFAULT_TARGET = "onnxruntime-cpu"
 

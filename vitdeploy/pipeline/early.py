@@ -22,11 +22,11 @@ from vitdeploy.models.names import FUNCTION, check_name
 from vitdeploy.paths import exists, is_dir, is_file
 from vitdeploy.pipeline.artifact import form_of
 from vitdeploy.pipeline.available import require_target
-from vitdeploy.runtime.emulation import require_real_times
+from vitdeploy.runtime.host import require_real_times
 from vitdeploy.runtime.preprocess import SUFFIXES
 from vitdeploy.stages.capability import check_engine as check_engine
 from vitdeploy.stages.capability import check_target as check_target
-from vitdeploy.stages.files import find_graph, require_label_file, require_onnx_file
+from vitdeploy.stages.step import find_graph, require_label_file, require_onnx_file
 
 if TYPE_CHECKING:
     from vitdeploy.recipe.recipe import Recipe

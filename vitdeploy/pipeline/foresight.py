@@ -9,9 +9,9 @@ from vitdeploy.data.folder import USUAL_CALIBRATION, has_own_split, usual_calibr
 from vitdeploy.errors import GateError
 from vitdeploy.spec import Budget
 from vitdeploy.tasks.adapter import Data, TaskAdapter
-from vitdeploy.verification.collect import Answers
 from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.feasible import Criterion, criterion_to_prove, perfect_answers, unprovable
+from vitdeploy.verification.gate import Criterion, criterion_to_prove, perfect_answers, unprovable
+from vitdeploy.verification.records import Answers
 
 if TYPE_CHECKING:
     from vitdeploy.pipeline.job import Job

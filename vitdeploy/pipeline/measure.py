@@ -1,29 +1,289 @@
-"""Bench the original and the engines in one benchmark run, and compare every pair that matters."""
+"""The bench of all artifacts of a job, and where it stands against what the machine can do."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from vitdeploy.benchmark.candidate import BenchCandidate
-from vitdeploy.benchmark.decided import WILD_SPREAD, alone_reason, judged
-from vitdeploy.benchmark.expected import expected
-from vitdeploy.benchmark.percentiles import DEFAULT
+from vitdeploy.benchmark.context import Context, Layer, Memory, Profile
 from vitdeploy.benchmark.protocol import Protocol, parse_scenario
-from vitdeploy.benchmark.results import BenchRun
-from vitdeploy.benchmark.run import alone, run_benchmark
-from vitdeploy.benchmark.summary import block_medians, rows, samples
+from vitdeploy.benchmark.results import DEFAULT, BenchRun
+from vitdeploy.benchmark.run import BenchCandidate, alone, expected, run_benchmark
+from vitdeploy.benchmark.summary import WILD_SPREAD, Row, alone_reason, block_medians, judged, rows, samples
 from vitdeploy.benchmark.survey import surveyed
 from vitdeploy.document.bench import Bench, Metric, ProtocolFacts, Ratio
+from vitdeploy.document.context import (
+    ArtifactContext,
+    ContextFacts,
+    LayerGroup,
+    LayerTime,
+    Omission,
+    ProfileFacts,
+    RateFacts,
+    Roof,
+    TimeShares,
+    WorkFacts,
+)
 from vitdeploy.graph.analysis.work import Work
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.roofline import context_facts
 from vitdeploy.pipeline.workload import workloads_of
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.interpreter import module_argv
 from vitdeploy.stages.reference_model import to_request
 from vitdeploy.stages.step import ORIGINAL
+
+# --- A latency held against what the machine can do -------------------------------------------------------------------
+# how far from the best rates it is, and what stands in between.
+#
+# The roofline model (Williams, Waterman and Patterson 2009): a model of F operations and B bytes takes at least F /
+# (rate of computing) and at least B / (rate of the memory), whichever is more. Here the rates are measured, each
+# precision has its own, and the bytes count only where they are more than the last cache holds: from a cache they come
+# faster.
+
+
+# The kinds of layers that a line names.
+NAMED_KINDS = 2
+# The number of a block in the name of a layer: that of "blocks.3.mlp.fc1", not that of "fc1" or "MatMul_2".
+BLOCK = re.compile(r"(?<![A-Za-z0-9_])\d+(?![A-Za-z0-9_])")
+# From here on one precision is as good as all of them.
+NEARLY_ALL = 0.995
+# From so far a latency is another one.
+MOVED_SHARE = 0.1
+ABOVE_RATE = "above 100 %: faster than the probe, which ran at another moment and with other shapes"
+
+
+def context_facts(
+    context: Context | None,
+    results: Sequence[Row],
+    workloads: Mapping[str, Work | str],
+    waits: bool = False,
+    undecided: Collection[str] = (),
+) -> ContextFacts | None:
+    """The `context` of a bench; None if none was measured.
+
+    Args:
+        workloads: by artifact, what it computes in one query, or why that is not known.
+        waits: the latencies have the time in a queue in them, and so are held against nothing.
+        undecided: artifacts whose latency is not to be relied on, so that nothing is said by it.
+    """
+    if context is None:
+        return None
+    return ContextFacts(
+        _machine(context),
+        tuple(
+            RateFacts(rate.target, rate.precision, rate.flops, rate.shape[0], rate.shape[1], rate.kernel)
+            for rate in context.rates
+        ),
+        context.memory,
+        tuple(Omission(str(each), each.why) for each in context.left_out),
+        tuple(
+            _artifact(
+                row,
+                context,
+                workloads.get(row.artifact, "only engines are counted"),
+                waits=waits,
+                decided=row.artifact not in undecided,
+            )
+            for row in results
+        ),
+    )
+
+
+def _machine(context: Context) -> str:
+    """Its rates in a line; empty where none is known."""
+    targets: dict[str, list[str]] = {}
+    for rate in context.rates:
+        targets.setdefault(rate.target, []).append(f"{rate.precision.upper()} {_giga(rate.flops)}")
+    parts = [f"{target} {', '.join(rates)} GFLOP/s" for target, rates in targets.items()]
+    if context.memory is not None:
+        threads = context.memory.threads
+        copied = f"copied by {threads} thread{'s' if threads > 1 else ''}"
+        parts.append(f"memory {_giga(context.memory.bytes_per_second)} GB/s {copied}")
+    return "; ".join(parts)
+
+
+def _artifact(row: Row, context: Context, work: Work | str, *, waits: bool, decided: bool) -> ArtifactContext:
+    latency = row.latency_ms.p50 if decided and not waits else None
+    profile = next((each for each in context.profiles if each.artifact == row.artifact), None)
+    rates = {rate.precision: rate.flops for rate in context.rates if rate.target == row.target}
+    known = None if isinstance(work, str) else work
+    roof = _roof(known, rates, context.memory, latency)
+    time = _time(profile)
+    bound = _bound(roof, time)
+    return ArtifactContext(
+        artifact=row.artifact,
+        batch=row.batch.single,
+        latency_ms=latency,
+        work=None if known is None else WorkFacts(**vars(known), bytes=known.bytes),
+        work_unknown=work if isinstance(work, str) else None,
+        roof=roof,
+        time=time,
+        layers=() if profile is None else _layers(profile),
+        groups=() if profile is None else _groups(profile),
+        profile=None if profile is None else ProfileFacts(profile.runs, profile.per_layer_ms),
+        bound=bound,
+        line=_line(bound, roof, time, latency) if decided else None,
+    )
+
+
+def _roof(work: Work | None, rates: Mapping[str, float], memory: Memory | None, latency: float | None) -> Roof | None:
+    """None if the work, a rate or the latency is not known."""
+    if work is None or latency is None or not work.flops or set(work.flops) - set(rates):
+        return None
+    compute = sum(1e3 * flops / rates[precision] for precision, flops in work.flops.items())
+    fits = memory is None or (memory.cache_bytes is not None and work.bytes <= memory.cache_bytes)
+    moved = None if memory is None or fits else 1e3 * work.bytes / memory.bytes_per_second
+    return Roof(
+        compute_ms=compute,
+        compute_share=compute / latency,
+        memory_ms=moved,
+        memory_share=None if moved is None else moved / latency,
+        fits_in_cache=None if memory is None else fits,
+        flops_per_second=1e3 * sum(work.flops.values()) / latency,
+        bytes_per_second=1e3 * work.bytes / latency,
+        flops=dict(work.flops),
+        rates={precision: rates[precision] for precision in work.flops},
+        copy_rate=None if memory is None else memory.bytes_per_second,
+    )
+
+
+def _time(profile: Profile | None) -> TimeShares | None:
+    if profile is None or not profile.layers:
+        return None
+    layers = sum(layer.milliseconds for layer in profile.layers)
+    whole = max(layers, profile.latency_ms)
+
+    def shares(names: Callable[[Layer], str], layers: Sequence[Layer]) -> dict[str, float]:
+        return {name: milliseconds / whole for name, milliseconds in _sums(names, layers).items()} if whole else {}
+
+    return TimeShares(
+        latency_ms=profile.latency_ms,
+        layers_ms=layers,
+        outside_ms=profile.latency_ms - layers,
+        outside_share=max(0.0, profile.latency_ms - layers) / whole if whole else 0.0,
+        by_precision_ms=_sums(_precision, profile.layers),
+        products=shares(_precision, [layer for layer in profile.layers if layer.product]),
+        others=shares(_kind, [layer for layer in profile.layers if not layer.product]),
+    )
+
+
+def _sums(names: Callable[[Layer], str], layers: Sequence[Layer]) -> dict[str, float]:
+    """Milliseconds by what a layer is called, the most first."""
+    found: dict[str, float] = {}
+    for layer in layers:
+        found[names(layer)] = found.get(names(layer), 0.0) + layer.milliseconds
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _precision(layer: Layer) -> str:
+    return layer.precision
+
+
+def _kind(layer: Layer) -> str:
+    """A layer's kind in short: of a fused one the operator that it begins with."""
+    return layer.kind.removeprefix("Subgraph of ").partition(",")[0]
+
+
+def _layers(profile: Profile) -> tuple[LayerTime, ...]:
+    """All layers, the slowest first; shares are of their sum."""
+    total = sum(layer.milliseconds for layer in profile.layers) or 1.0
+    return tuple(
+        LayerTime(
+            layer.name,
+            layer.kind,
+            layer.precision,
+            layer.milliseconds,
+            layer.milliseconds / total,
+            layer.product,
+            tuple(layer.fuses),
+        )
+        for layer in sorted(profile.layers, key=lambda layer: -layer.milliseconds)
+    )
+
+
+def _groups(profile: Profile) -> tuple[LayerGroup, ...]:
+    """Layers whose names differ in the number of their block only, summed up, the slowest first."""
+    total = sum(layer.milliseconds for layer in profile.layers) or 1.0
+    groups: dict[tuple[str, str, str], list[float]] = {}
+    for layer in profile.layers:
+        groups.setdefault((BLOCK.sub("*", layer.name), layer.kind, layer.precision), []).append(layer.milliseconds)
+    return tuple(
+        LayerGroup(*key, len(times), sum(times), sum(times) / total)
+        for key, times in sorted(groups.items(), key=lambda item: -sum(item[1]))
+    )
+
+
+def _bound(roof: Roof | None, time: TimeShares | None) -> str | None:
+    """The largest part of the time: "compute" or "memory", "other layers", or "overhead" outside all layers."""
+    roofs = None if roof is None else "memory" if (roof.memory_ms or 0.0) > roof.compute_ms else "compute"
+    if time is None:
+        return roofs
+    parts = {
+        "compute": sum(time.products.values()),
+        "other layers": sum(time.others.values()),
+        "overhead": time.outside_share,
+    }
+    largest = max(parts, key=lambda name: parts[name])
+    return roofs or largest if largest == "compute" else largest
+
+
+def _line(bound: str | None, roof: Roof | None, time: TimeShares | None, latency: float | None) -> str | None:
+    """What limits the speed, in one line; None if unknown."""
+    if bound is None:
+        return None
+    reached = "" if roof is None else _memory(roof) if bound == "memory" else _compute(roof)
+    parts = "" if time is None else ", ".join(_parts(time))
+    moved = ""
+    if time is not None and latency and abs(time.latency_ms / latency - 1) > MOVED_SHARE:
+        moved = f"the machine's speed moved: {latency:.2f} ms in the bench, {time.latency_ms:.2f} ms with the layers"
+    return f"{bound}: {'; '.join(part for part in (reached, parts, moved) if part)}"
+
+
+def _compute(roof: Roof) -> str:
+    flops, rates, total = roof.flops, roof.rates, sum(roof.flops.values())
+    main = max(flops, key=lambda each: flops[each])
+    if flops[main] >= NEARLY_ALL * total:
+        found = (
+            f"{_percent(roof.compute_share)} of the {main.upper()} GEMM rate "
+            f"({_giga(roof.flops_per_second)} of {_giga(rates[main])} GFLOP/s)"
+        )
+    else:
+        each = ", ".join(
+            f"{precision.upper()} {_giga(rates[precision])} for {_percent(flops[precision] / total)} of the work"
+            for precision in sorted(flops, key=lambda each: -flops[each])
+        )
+        found = f"{_percent(roof.compute_share)} of the GEMM rates (GFLOP/s: {each})"
+    return found if roof.compute_share <= 1 else f"{found}, {ABOVE_RATE}"
+
+
+def _memory(roof: Roof) -> str:
+    share, rate = roof.memory_share or 0.0, roof.copy_rate or 0.0
+    found = f"{_percent(share)} of {_giga(rate)} GB/s"
+    return found if share <= 1 else f"{found}, {ABOVE_RATE}"
+
+
+def _parts(time: TimeShares) -> list[str]:
+    """The parts of the time, in percent; parts below half a percent are left out."""
+    parts = {f"products in {precision.upper()}": share for precision, share in time.products.items()}
+    others = list(time.others)
+    if others:
+        parts[f"layers without products ({', '.join(others[:NAMED_KINDS])})"] = sum(time.others.values())
+    parts["outside of the layers"] = time.outside_share
+    return [f"{_percent(share)} {name}" for name, share in parts.items() if share >= 0.005]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _giga(value: float) -> str:
+    return f"{value / 1e9:.3g}"
+
+
+# --- Bench the original and the engines in one benchmark run, and compare every pair that matters ---------------------
+
 
 # What a ratio is of, by the scenario that it was measured in.
 METRICS: dict[str, Metric] = {"single": "latency", "offline": "throughput"}

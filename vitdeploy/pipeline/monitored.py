@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import Sample
-from vitdeploy.data.pixels import batches
 from vitdeploy.pipeline.job import Job
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import engine_outputs

@@ -1,13 +1,17 @@
-"""The results of a run: turns stored artifacts and measured times into gates, a verdict and report.json."""
+"""What became of each engine of a job."""
 
 from __future__ import annotations
 
 import datetime
+import io
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from vitdeploy.benchmark.row import quota_remarks
+import numpy as np
+from PIL import Image
+
+from vitdeploy.benchmark.summary import quota_remarks
 from vitdeploy.document.bench import Bench
 from vitdeploy.document.engine import EngineFacts, HalfFacts, Quantization
 from vitdeploy.document.report import (
@@ -26,25 +30,75 @@ from vitdeploy.document.report import (
 from vitdeploy.document.verified import Verified, decode_verified
 from vitdeploy.exporter.parity import unproven_told
 from vitdeploy.known_bad.words import in_spite
-from vitdeploy.pipeline.answers import report_answers
 from vitdeploy.pipeline.foresight import criterion_of
 from vitdeploy.pipeline.job import Job, tool_versions
-from vitdeploy.pipeline.plan import candidates
-from vitdeploy.pipeline.rendered import render_attention
+from vitdeploy.pipeline.plan import candidates, report_answers
 from vitdeploy.pipeline.verdict import Judged, Verdict, decide, engine_gate, keeps_answers
+from vitdeploy.report.attention import attention_tile
 from vitdeploy.runtime.host import describe_host
-from vitdeploy.runtime.weight_bits import weight_remarks
+from vitdeploy.runtime.values import weight_remarks
 from vitdeploy.spec import FileEntry, decode
 from vitdeploy.stages.answers import read_answers
-from vitdeploy.stages.asked_rest import FLOAT_REST, read_float_rest
-from vitdeploy.stages.engines import read_engine
-from vitdeploy.stages.files import MIXED_FILE, read_json
-from vitdeploy.stages.in_parts import read_parts
-from vitdeploy.stages.place import read_high_precision
+from vitdeploy.stages.attention import read_attention, shared
+from vitdeploy.stages.calibrate import read_parts
+from vitdeploy.stages.place import FLOAT_REST, read_float_rest, read_high_precision
 from vitdeploy.stages.search import LATENCY_FILE, SENSITIVITY_FILE
-from vitdeploy.stages.step import CALIBRATE, EXPORT, HIGH_PRECISION, OPTIMIZE, QUANTIZED, REFERENCE, Candidate
+from vitdeploy.stages.step import (
+    ATTENTION,
+    CALIBRATE,
+    EXPORT,
+    HIGH_PRECISION,
+    MIXED_FILE,
+    OPTIMIZE,
+    ORIGINAL,
+    QUANTIZED,
+    REFERENCE,
+    Candidate,
+    read_engine,
+    read_json,
+)
 from vitdeploy.store.store import Artifact, list_files
+from vitdeploy.tasks.answers import AttentionFacts, ExampleFacts, MapFacts, MappedExample
 from vitdeploy.verification.gate import GUARD, Gate, accuracy_gate, guards
+
+# --- The attention maps of a run, as its report has them --------------------------------------------------------------
+
+
+def render_attention(
+    artifacts: Mapping[str, Artifact], examples: Sequence[ExampleFacts], images: Mapping[str, bytes]
+) -> tuple[AttentionFacts | None, dict[str, bytes]]:
+    """The `attention` part of report.json and its PNG files by name; None if the original has no maps.
+
+    Args:
+        examples, images: of the report; what there are maps of is among them.
+    """
+    if ATTENTION not in artifacts:
+        return None, {}
+    facts, maps = read_attention(artifacts[ATTENTION].path)
+    if ORIGINAL not in maps:
+        return None, {}
+    pictures: dict[str, bytes] = {}
+    rows = []
+    places = {each.number: place for place, each in enumerate(examples)}
+    for index, number in enumerate(facts["images"]):
+        name = str(examples[places[number]].image)
+        pixels = np.asarray(Image.open(io.BytesIO(images[name])).convert("RGB"))
+        found = {artifact: each[index].astype(np.float64) for artifact, each in maps.items()}
+        # One scale for all maps of an image, so that they can be compared.
+        largest = max(float(each.max()) for each in found.values())
+        tiles = []
+        for artifact, values in found.items():
+            file = f"{number}-{artifact}.png"
+            pictures[file] = attention_tile(pixels, values, largest)
+            share = None if artifact == ORIGINAL else shared(values, found[ORIGINAL])
+            tiles.append(MapFacts(artifact, file, float(values.sum()), share))
+        rows.append(MappedExample(places[number], tuple(tiles)))
+    grid = tuple(facts["grid"])
+    return AttentionFacts(grid, facts["reader"], facts["blocks"], facts["left_out"], tuple(rows)), pictures
+
+
+# --- The results of a run: turns stored artifacts and measured times into gates, a verdict and report.json ------------
+
 
 TOOLS = ("torch", "onnx", "onnxscript", "onnxruntime", "openvino", "numpy", "pillow")
 

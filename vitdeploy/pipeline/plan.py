@@ -1,34 +1,37 @@
-"""Turn a job into its plan: the steps in order. Each stage defines what its keys are made of."""
+"""The plan of a job: its steps, and what answers the original gives."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.pipeline.job import Job
-from vitdeploy.pipeline.resolve import export_config_of, rewrites_of
+from vitdeploy.pipeline.job import Job, export_config_of, rewrites_of
+from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.spec import FloatRest
+from vitdeploy.stages.answers import read_answers, reference_step, verify_step
 from vitdeploy.stages.attention import TASKS, attention_step
-from vitdeploy.stages.calibrate import calibrate_step
+from vitdeploy.stages.calibrate import calibrate_step, splits_rows
 from vitdeploy.stages.compile import compile_step
 from vitdeploy.stages.export import export_step
-from vitdeploy.stages.float_rest import float_rest_step, has_half_rest
-from vitdeploy.stages.high_precision import high_precision_step, raises_precision
-from vitdeploy.stages.in_parts import splits_rows
 from vitdeploy.stages.optimize import optimize_step
 from vitdeploy.stages.place import place_step
-from vitdeploy.stages.pruning import prune_step, pruning_step
-from vitdeploy.stages.reference import reference_step
-from vitdeploy.stages.row_parts import parts_step
-from vitdeploy.stages.search import search_step
-from vitdeploy.stages.step import QUANTIZED, UNPRUNED, Candidate, Step
+from vitdeploy.stages.rows import parts_step, prune_step, pruning_step
+from vitdeploy.stages.search import float_rest_step, has_half_rest, high_precision_step, raises_precision, search_step
+from vitdeploy.stages.step import ORIGINAL, QUANTIZED, REFERENCE, UNPRUNED, Candidate, Step
 from vitdeploy.stages.typed import typed_step
-from vitdeploy.stages.verify import verify_step
 from vitdeploy.stages.workers import HERE, Workers
-from vitdeploy.tasks.adapter import Calibration, ImageKit
+from vitdeploy.store.store import Artifact
+from vitdeploy.tasks.adapter import Calibration, Data, ImageKit, TaskAdapter, choose, example
+from vitdeploy.tasks.answers import AnswerFacts, ChangedCounts, ExampleFacts
+from vitdeploy.verification.changes import Changes
+from vitdeploy.verification.classes import by_class, confusion, reliability
+from vitdeploy.verification.records import Answers
+
+# --- Turn a job into its plan: the steps in order. Each stage defines what its keys are made of -----------------------
+
 
 # Of a smaller model an engine takes a millisecond or two in any precision, and one more of them is not worth its bench.
 LEAST_PARAMETERS = 4_000_000
@@ -136,3 +139,54 @@ def judge_plan(job: Job, contenders: Sequence[Candidate]) -> list[Step]:
     model = job.reference_model
     verdicts = (verify_step(c, model.preprocess, model.postprocess, job.adapter, job.data) for c in contenders)
     return [original_step(job), *verdicts]
+
+
+# --- How the engines' answers differ from the original's, sample by sample and class by class -------------------------
+# `answers` in report.json.
+#
+# Its size is bounded for any number of classes and samples; the limits are those of `verification.classes`.
+
+
+def report_answers(
+    job: Job, artifacts: Mapping[str, Artifact]
+) -> tuple[tuple[ExampleFacts, ...], AnswerFacts, dict[str, bytes]]:
+    """`examples` and `answers` of report.json, and the pictures by the names that the examples have for them."""
+    reference = read_answers(artifacts[REFERENCE].path)
+    engines = {c.artifact: read_answers(artifacts[c.step("verify")].path) for c in candidates(job)}
+    labels = job.labels or None
+    examples: list[ExampleFacts] = []
+    images: dict[str, bytes] = {}
+    for chosen in choose(job.adapter, reference, engines, job.data):
+        row, pictures = example(job.adapter, job.data, chosen, reference, engines, labels)
+        examples.append(row)
+        images |= pictures
+    return tuple(examples), answer_facts(job.adapter, job.data, reference, engines, labels), images
+
+
+def answer_facts(
+    adapter: TaskAdapter, data: Data, reference: Answers, engines: Mapping[str, Answers], labels: Sequence[str] | None
+) -> AnswerFacts:
+    """Summarize all answers; by class if samples have classes."""
+    changed = {name: _counts(adapter.changes(found, reference, data)) for name, found in engines.items()}
+    original = adapter.classified(reference, data)
+    if original is None:
+        return AnswerFacts(changed)
+    found = {name: known for name, each in engines.items() if (known := adapter.classified(each, data)) is not None}
+    every = {ORIGINAL: original, **found}
+    highest = max(int(max(each.truth.max(), each.answer.max())) for each in every.values())
+    told = labels or data.classes
+    names = [label_of(i, told) for i in range(max(len(told), highest + 1))]
+    return AnswerFacts(
+        changed,
+        confusion(every, names),
+        by_class(original, found, names),
+        {name: reliability(each) for name, each in every.items() if each.confidence is not None},
+    )
+
+
+def _counts(changes: Changes) -> ChangedCounts:
+    return ChangedCounts(
+        int(changes.changed.sum()),
+        None if changes.lost is None else int(changes.lost.sum()),
+        None if changes.gained is None else int(changes.gained.sum()),
+    )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitdeploy.graph.io.files import GraphMetadata
-from vitdeploy.runtime.labels import number_of_classes
+from vitdeploy.runtime.values import number_of_classes
 from vitdeploy.spec import EngineSpec, GraphSpec, Manifest
-from vitdeploy.stages.files import TOKENIZER_FILE, known_labels
 from vitdeploy.stages.reference_model import ReferenceModel
+from vitdeploy.stages.step import TOKENIZER_FILE, known_labels
 from vitdeploy.tasks.adapter import Setting
 
 

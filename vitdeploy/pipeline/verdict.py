@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.benchmark.decided import MADE_FOR
-from vitdeploy.benchmark.paired import NARROW_REACH
-from vitdeploy.benchmark.row import Row
+from vitdeploy.benchmark.evidence import NARROW_REACH
+from vitdeploy.benchmark.summary import MADE_FOR, Row
 from vitdeploy.document.bench import Bench, Ratio
 from vitdeploy.spec import Budget, GateStatus, Grade, bound_words
 from vitdeploy.stages.step import ORIGINAL, Candidate

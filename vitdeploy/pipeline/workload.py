@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitdeploy.benchmark.candidate import BenchCandidate
+from vitdeploy.benchmark.run import BenchCandidate
 from vitdeploy.errors import VitdeployError
 from vitdeploy.graph.analysis.work import Work, count_work
 from vitdeploy.graph.io.files import load_graph

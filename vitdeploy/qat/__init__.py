@@ -5,7 +5,7 @@ prepared = vitdeploy.qat.prepare(module, int8)      # int8: of vitdeploy.quantiz
 trained = vitdeploy.qat.export(prepared, "out/int8")
 """
 
-from vitdeploy.qat.exported import export
 from vitdeploy.qat.prepared import prepare, steps
+from vitdeploy.qat.trained import export
 
 __all__ = ["export", "prepare", "steps"]

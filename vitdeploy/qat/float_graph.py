@@ -16,7 +16,7 @@ from torch import nn
 from vitdeploy.backends import TARGETS
 from vitdeploy.errors import CapabilityError, GraphError
 from vitdeploy.exporter.torch_onnx import export_graph
-from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.admit import admit
 from vitdeploy.graph.io.files import (
@@ -31,8 +31,7 @@ from vitdeploy.graph.io.files import (
 from vitdeploy.graph.passes.optimize import OptimizeOptions, optimize
 from vitdeploy.graph.values import stem
 from vitdeploy.models.external.adapted import Adapted
-from vitdeploy.qat.match import weighted
-from vitdeploy.qat.placed import INSERTED, read_placed
+from vitdeploy.qat.layers import INSERTED, read_placed, weighted
 from vitdeploy.quantization.placement import shape
 from vitdeploy.runtime.flows import FLOWS
 

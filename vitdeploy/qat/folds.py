@@ -17,13 +17,11 @@ import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.analysis.attention import Attention, find_attentions
-from vitdeploy.graph.analysis.layout import exclusive, leaves, origin
-from vitdeploy.graph.analysis.linears import Linear
+from vitdeploy.graph.analysis.rows import Linear, exclusive, leaves, origin
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.passes.biases import projection_of
-from vitdeploy.qat.match import Piece, Ratio
-from vitdeploy.qat.placed import Floats, Indices, PlacedLayer, read_norms
-from vitdeploy.quantization.scores import find_scores
+from vitdeploy.graph.passes.folds import projection_of
+from vitdeploy.qat.layers import Floats, Indices, Piece, PlacedLayer, Ratio, read_norms
+from vitdeploy.quantization.ranges import find_scores
 
 # Factors that differ less from one than what rounded weights leave uncertain are one.
 UNCERTAIN = 0.02

@@ -1,19 +1,95 @@
-"""Linears and convolutions of a user's module with the quantizers of a placement inside.
-
-A layer keeps its class as a base, its parameters under their names, its hooks and its device: only `forward` is another
-one, and a submodule `quantization` holds what is new. Each layer consists of parts, the linears that the graph made of
-it: query, key and value of one merged linear may read different tensors there.
-"""
+"""Layers that train with quantizers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitdeploy.qat.fake_quant import LearnedStep, fake_quantize, lsq_gain
+from vitdeploy.graph.analysis.rows import Linear, find_linears, is_dequantized, layer_name
+from vitdeploy.graph.passes.folds import takes_pixels
+from vitdeploy.graph.values import array_of, only_user, stem
+from vitdeploy.spec import PreprocessSpec
+
+# --- Rounding to integers that gradients pass -------------------------------------------------------------------------
+# the straight-through estimator, and the gradient of learned step sizes.
+#
+#     q = clip(round(x / step) + zero, low, high)        x^ = step * (q - zero)
+#     dx^ / dx = 1 inside the range, 0 outside
+#     dx^ / dstep = round(x / step) - x / step inside, low - zero or high - zero outside
+#
+# Source: LSQ, arXiv 1902.08153, section 2.1; rounding as ONNX's QuantizeLinear, half to even. A step is learned as its
+# calibrated value times exp(ratio), as TQT does (arXiv 1903.08066, section 3.3): it stays positive, one learning rate
+# fits steps of every size, and weight decay draws it to the calibrated value.
+
+
+class _FakeQuantize(torch.autograd.Function):
+    """`x` and `step` are float32; `step` broadcasts to `x`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, step: Tensor, zero: int, low: int, high: int, gain: float) -> Tensor:
+        ctx.save_for_backward(x, step)
+        ctx.limits = (zero, low, high, gain)
+        return (torch.clamp(torch.round(x / step) + zero, low, high) - zero) * step
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        [gradient], (x, step), (zero, low, high, gain) = gradients, ctx.saved_tensors, ctx.limits
+        scaled = x / step
+        rounded = torch.round(scaled) + zero
+        inside = (rounded >= low) & (rounded <= high)
+        of_x = gradient * inside if ctx.needs_input_grad[0] else None
+        of_step = None
+        if ctx.needs_input_grad[1]:
+            slope = torch.where(inside, rounded - zero - scaled, torch.clamp(rounded, low, high) - zero)
+            of_step = (gradient * slope).sum_to_size(step.shape) * gain
+        return of_x, of_step, None, None, None, None
+
+
+def fake_quantize(x: Tensor, step: Tensor, zero: int, low: int, high: int, gain: float = 1.0) -> Tensor:
+    """`x` rounded to step * (low - zero ... high - zero), with the gradients above.
+
+    Args:
+        step: positive float32, broadcasts to `x`.
+        gain: a factor on the gradient of `step`.
+    """
+    found: Tensor = _FakeQuantize.apply(x.float(), step, zero, low, high, gain)  # type: ignore[no-untyped-call]
+    return found
+
+
+class LearnedStep(nn.Module):
+    """The step of a quantizer, float32 [1] or [channels]: the calibrated one times exp(`log_ratio`), a parameter."""
+
+    calibrated: Tensor
+
+    def __init__(self, calibrated: Tensor, learned: bool = True) -> None:
+        super().__init__()
+        self.register_buffer("calibrated", calibrated.detach().clone().float())
+        self.log_ratio = nn.Parameter(torch.zeros_like(self.calibrated), requires_grad=learned)
+
+    def forward(self) -> Tensor:
+        # In float32 whatever the module was cast to: a step that is rounded moves every integer.
+        return self.calibrated.float() * self.log_ratio.float().exp()
+
+
+def lsq_gain(numbers: int, high: int) -> float:
+    """The factor on a step's gradient that keeps its updates in proportion to those of weights (LSQ, section 2.2)."""
+    return 1 / math.sqrt(max(numbers, 1) * high)
+
+
+# --- Linears and convolutions of a user's module with the quantizers of a placement inside ----------------------------
+# A layer keeps its class as a base, its parameters under their names, its hooks and its device: only `forward` is
+# another one, and a submodule `quantization` holds what is new. Each layer consists of parts, the linears that the
+# graph made of it: query, key and value of one merged linear may read different tensors there.
+
 
 Apply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -201,3 +277,317 @@ def quantized_layers(module: nn.Module) -> dict[str, nn.Module]:
     """The quantized layers below, by their paths."""
     kinds = QuantizedLinear | QuantizedConv2d
     return {path: layer for path, layer in module.named_modules() if isinstance(layer, kinds)}
+
+
+# --- A placement read back as numbers: which layers are in INT8, with which integers, steps and biases ----------------
+
+
+Floats = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+# How the operators that stand in front of a quantizer are named.
+INSERTED = (".hidden", ".channels")
+
+
+@dataclass(frozen=True)
+class PlacedInput:
+    """The uint8 tensor that layers read: x is quantized as round((x * factor + offset) / step) + zero.
+
+    `name` is the tensor's; `factor` and `offset` [channels] are of the operators in front of it, None without any.
+    """
+
+    name: str
+    step: np.float32
+    zero: int
+    factor: Floats | None = None
+    offset: Floats | None = None
+
+
+@dataclass(frozen=True)
+class PlacedLayer:
+    """One linear or convolution: `weight` as its integers stand for it, [out, in, ...] as PyTorch has it.
+
+    `codes` are the integers in the same shape and `steps` [out] theirs; both None in float. `read` is None in float
+    and where the runtime quantizes what the layer reads. `output` is the step of the layer's own output, of queries
+    and keys in INT8.
+    """
+
+    name: str
+    weight: Floats
+    bias: Floats
+    codes: npt.NDArray[np.int8] | None = None
+    steps: npt.NDArray[np.float32] | None = None
+    read: PlacedInput | None = None
+    output: np.float32 | None = None
+    source: Indices | None = None
+
+
+def read_placed(model: ir.Model) -> dict[str, PlacedLayer]:
+    """All linears and convolutions of a placement, of OpenVINO's or ONNX Runtime's form, by name."""
+    found: dict[str, PlacedLayer] = {}
+    for node in model.graph:
+        if node.op_type == "MatMulIntegerToFloat":
+            found[layer_name(node)] = _fused(node)
+        elif node.op_type in ("MatMul", "Conv") and is_dequantized(node.inputs[1]):
+            found[layer_name(node)] = _explicit(node)
+    for linear in find_linears(model):
+        weight = linear.weight.T if linear.kind == "matmul" else linear.weight
+        bias = np.zeros(len(weight)) if linear.bias is None else linear.bias
+        found[linear.name] = PlacedLayer(linear.name, weight.astype(np.float64), bias.astype(np.float64))
+    return found
+
+
+def read_norms(model: ir.Model) -> dict[str, tuple[Floats, Floats]]:
+    """Scale and shift of every LayerNormalization that has both, by the name of its node."""
+    found = {}
+    for node in model.graph:
+        if node.op_type == "LayerNormalization" and len(node.inputs) > 2:
+            gamma, beta = (array_of(value, overridable=True) for value in node.inputs[1:3])
+            if gamma is not None and beta is not None and gamma.ndim == 1:
+                found[str(node.name)] = (gamma.astype(np.float64), beta.astype(np.float64))
+    return found
+
+
+def without_copies(layers: Mapping[str, PlacedLayer], second: str, first: str) -> dict[str, PlacedLayer]:
+    """The layers with the copies of hidden channels between two of them taken for one channel each, as in the float
+    graph; the second layer's `source` says which was which."""
+    read = layers[second].read
+    source = copies_of(read) if read is not None else None
+    if source is None:
+        return dict(layers)
+    one, two = layers[first], layers[second]
+    places = np.searchsorted(source, np.arange(source[-1] + 1))  # the first copy of each
+    counts = np.bincount(source)
+    merged = _merged(two.weight, source) / counts[:, None].T
+    one = replace(
+        one,
+        weight=one.weight[places],
+        bias=one.bias[places],
+        codes=None if one.codes is None else one.codes[places],
+        steps=None if one.steps is None else one.steps[places],
+    )
+    assert two.codes is not None
+    codes = np.rint(_merged(two.codes.astype(np.float64), source) / counts).astype(np.int8)
+    return {**layers, first: one, second: replace(two, weight=merged, codes=codes, source=source)}
+
+
+def copies_of(read: PlacedInput) -> Indices | None:
+    """The channel that each input channel is a copy of; None without copies.
+
+    m copies stand next to each other, with offsets from -h to h around zero; an only one has none (`channel_split`).
+    """
+    if read.offset is None or not read.offset.any():
+        return None
+    offsets, source, channel, place = read.offset, [], 0, 0
+    tiny = 1e-5 * float(np.abs(offsets).max())
+    while place < len(offsets):
+        end = place
+        if abs(offsets[place]) > tiny:
+            end = next((i for i in range(place, len(offsets)) if abs(offsets[i] + offsets[place]) <= tiny), place)
+        source += [channel] * (end - place + 1)
+        channel, place = channel + 1, end + 1
+    return np.array(source, np.int64) if channel < len(offsets) else None
+
+
+def _merged(weight: Floats, source: Indices) -> Floats:
+    """The sum of the columns of each channel's copies."""
+    merged = np.zeros((weight.shape[0], int(source[-1]) + 1))
+    np.add.at(merged.T, source, weight.T)
+    return merged
+
+
+def _fused(node: ir.Node) -> PlacedLayer:
+    quantized, codes, _, steps, _, _, *bias = node.inputs
+    name, integers = layer_name(node), _array(codes)
+    return _layer(name, integers.T, _array(steps), _array(bias[0]) if bias else None, _input(quantized))
+
+
+def _explicit(node: ir.Node) -> PlacedLayer:
+    name, weight = layer_name(node), _producer(node.inputs[1])
+    integers, steps = _array(weight.inputs[0]), _array(weight.inputs[1])
+    output, bias = node.outputs[0], None
+    if node.op_type == "Conv":
+        bias = _array(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else None
+    else:
+        integers = integers.T
+        add = only_user(output)
+        if add is not None and add.op_type == "Add":
+            other = array_of(add.inputs[1] if add.inputs[0] is output else add.inputs[0], overridable=True)
+            if other is not None and other.shape == steps.shape:
+                bias, output = other, add.outputs[0]
+    read = _input(_producer(node.inputs[0]).inputs[0]) if is_dequantized(node.inputs[0]) else None
+    layer = _layer(name, integers, steps, bias, read)
+    behind = [use.node for use in output.uses() if use.node.op_type == "QuantizeLinear"]
+    zero = _array(behind[0].inputs[2]) if behind else None
+    if zero is not None and zero.dtype == np.int8:
+        return replace(layer, output=np.float32(_array(behind[0].inputs[1])))
+    return layer
+
+
+def _layer(
+    name: str,
+    codes: npt.NDArray[Any],
+    steps: npt.NDArray[Any],
+    bias: npt.NDArray[Any] | None,
+    read: PlacedInput | None,
+) -> PlacedLayer:
+    wide = steps.astype(np.float64).reshape(-1, *(1,) * (codes.ndim - 1))
+    vector = np.zeros(len(codes)) if bias is None else bias.astype(np.float64)
+    return PlacedLayer(name, codes * wide, vector, np.ascontiguousarray(codes), steps, read)
+
+
+def _input(quantized: ir.Value | None) -> PlacedInput:
+    node = _producer(quantized)
+    value, step, zero = node.inputs
+    assert value is not None
+    return PlacedInput(str(value.name), np.float32(_array(step)), int(_array(zero)), *_operators(value))
+
+
+def _operators(value: ir.Value) -> tuple[Floats | None, Floats | None]:
+    """Factor and offset of the Mul and the Add that `channel_split` and `channels` put in front of a quantizer."""
+    found: dict[str, Floats] = {}
+    above: ir.Value | None = value
+    for operator in ("Add", "Mul"):
+        node = above.producer() if above is not None else None
+        if node is not None and node.op_type == operator and stem(node).endswith(INSERTED):
+            found[operator] = _array(node.inputs[1]).astype(np.float64).ravel()
+            above = node.inputs[0]
+    if "Mul" not in found:
+        return None, None
+    return found["Mul"], found.get("Add", np.zeros(len(found["Mul"])))
+
+
+def _array(value: ir.Value | None) -> npt.NDArray[Any]:
+    array = array_of(value, overridable=True)
+    assert array is not None
+    return array
+
+
+def _producer(value: ir.Value | None) -> ir.Node:
+    node = value.producer() if value is not None else None
+    assert node is not None
+    return node
+
+
+# --- Which output channels of the module's layers each linear of the graph is made of ---------------------------------
+# Rewrites split, merge and reorder linears, and scale their output channels. So they are run on a copy of the module
+# whose weights are random numbers: a column of the graph is then a multiple of one row of one layer, and of no other.
+
+
+SEED = 0
+# The least cosine of a column and its row; float32 rounds at 1e-7.
+ALIKE = 1 - 1e-5
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Output channels `columns` of a linear of the graph, in its own order, are `rows` of the layer at `path`."""
+
+    layer: str
+    path: str
+    rows: Indices
+    columns: Indices
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """What the rewrites multiply and add behind the output channels of a linear of the graph: y * factor + shift, both
+    [out]. Of pixels, `scale` and `offset` [in] give what the module reads for them: x = scale * pixel + offset."""
+
+    factor: Floats
+    shift: Floats
+    scale: Floats | None = None
+    offset: Floats | None = None
+
+
+def weighted(module: nn.Module) -> dict[str, nn.Linear | nn.Conv2d]:
+    """The linears and convolutions of a module by path, of any subclass."""
+    return {path: layer for path, layer in module.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)}
+
+
+def randomise(module: nn.Module) -> None:
+    """Give all linears and convolutions random weights and biases, in place; a tensor of several stays one."""
+    generator, seen = torch.Generator().manual_seed(SEED), set[Tensor]()
+    with torch.no_grad():
+        for layer in weighted(module).values():
+            for tensor in (layer.weight, layer.bias):
+                if isinstance(tensor, Tensor) and tensor not in seen:
+                    fan_in = max(tensor[0].numel(), 1)
+                    tensor.copy_(torch.randn(tensor.shape, generator=generator) / fan_in**0.5)
+                    seen.add(tensor)
+
+
+def match(linears: Iterable[Linear], weights: Mapping[str, Floats]) -> dict[str, list[Piece]]:
+    """The pieces of each linear of a graph; [] for one that is made of none of `weights` [out, in, ...], by path."""
+    return {linear.name: _pieces(linear, weights) for linear in linears}
+
+
+def _pieces(linear: Linear, weights: Mapping[str, Floats]) -> list[Piece]:
+    found = linear.weight.T if linear.kind == "matmul" else linear.weight
+    near = sorted(weights, key=lambda path: _distance(linear.name, path))
+    fits = [path for path in near if weights[path].shape[1:] == found.shape[1:]]
+    rows, left = np.full(len(found), -1), np.ones(len(found), bool)
+    owner = np.full(len(found), -1)
+    for number, path in enumerate(fits):
+        cosine = _cosines(found[left], weights[path])
+        best = cosine.argmax(axis=1)
+        sure = cosine[np.arange(len(best)), best] > ALIKE
+        places = np.flatnonzero(left)[sure]
+        rows[places], owner[places] = best[sure], number
+        left[places] = False
+        if not left.any():
+            break
+    if left.any():
+        return []
+    owners = [int(number) for number in dict.fromkeys(owner)]
+    columns = {number: np.flatnonzero(owner == number) for number in owners}
+    return [Piece(linear.name, fits[number], rows[columns[number]], columns[number]) for number in owners]
+
+
+def _distance(name: str, path: str) -> tuple[bool, bool, int]:
+    """The layer of that name first, then those that its name begins with, the longest first."""
+    return name != path, not name.startswith(f"{path}."), -len(path)
+
+
+def _cosines(columns: npt.NDArray[np.floating], rows: Floats) -> Floats:
+    """|cos| between each column and each row, all but the first axis flat. Of a convolution the kernels of the first
+    channel alone: those that read pixels have a factor a channel."""
+    parts = []
+    for array in (columns, rows):
+        flat = (array[:, 0] if array.ndim > 2 and array[0, 0].size > 2 else array).reshape(len(array), -1)
+        length = np.sqrt((flat.astype(np.float64) ** 2).sum(axis=1, keepdims=True))
+        parts.append(flat / np.maximum(length, np.finfo(np.float64).tiny))
+    return np.asarray(np.abs(parts[0] @ parts[1].T))
+
+
+def ratio_of(
+    linear: Linear,
+    pieces: Sequence[Piece],
+    weights: Mapping[str, Floats],
+    biases: Mapping[str, Floats],
+    preprocess: PreprocessSpec | None,
+) -> Ratio:
+    """Factor and shift of each output channel, from a graph and the module that it was exported from."""
+    found = (linear.weight.T if linear.kind == "matmul" else linear.weight).astype(np.float64)
+    bias = np.zeros(len(found)) if linear.bias is None else linear.bias.astype(np.float64)
+    own, own_bias = gathered(pieces, weights, len(found)), gathered(pieces, biases, len(found))
+    scale = offset = None
+    if takes_pixels(linear) and preprocess is not None:
+        mean, std = (np.asarray(each, np.float64) for each in (preprocess.mean, preprocess.std))
+        scale, offset = 1 / (255 * std), -mean / std
+        own_bias = own_bias + np.einsum("oihw,i->o", own, offset)
+        own = own * scale.reshape(1, -1, *(1,) * (own.ndim - 2))
+    axes = tuple(range(1, own.ndim))
+    power = (own**2).sum(axis=axes)
+    factor = np.where(power > 0, (found * own).sum(axis=axes) / np.maximum(power, np.finfo(np.float64).tiny), 1.0)
+    shift = bias - factor * own_bias
+    noise = 1e-4 * max(float(np.abs(bias).max()), float(np.abs(own_bias * factor).max()))
+    return Ratio(factor, shift if (np.abs(shift) > noise).any() else np.zeros(len(shift)), scale, offset)
+
+
+def gathered(pieces: Sequence[Piece], arrays: Mapping[str, Floats], count: int) -> Floats:
+    """Rows of the layers' arrays [out, ...] in the order of the graph's output channels."""
+    first = arrays[pieces[0].path]
+    result = np.zeros((count, *first.shape[1:]))
+    for piece in pieces:
+        result[piece.columns] = arrays[piece.path][piece.rows]
+    return result

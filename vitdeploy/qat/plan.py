@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from vitdeploy.errors import InputError
-from vitdeploy.graph.analysis.linears import Linear
+from vitdeploy.graph.analysis.rows import Linear
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.qat.float_graph import Placement
 from vitdeploy.qat.folds import Folds
-from vitdeploy.qat.match import Piece, weighted
-from vitdeploy.qat.placed import Floats, PlacedLayer
+from vitdeploy.qat.layers import Floats, Piece, PlacedLayer, weighted
 
 ATTRIBUTE = "_vitdeploy_qat"
 

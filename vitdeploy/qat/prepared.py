@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitdeploy.errors import GraphError, InputError
-from vitdeploy.graph.analysis.linears import Linear, find_linears
+from vitdeploy.graph.analysis.rows import Linear, find_linears
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.external.module import copied, require_module
 from vitdeploy.qat.check import check_same
@@ -21,18 +21,26 @@ from vitdeploy.qat.float_graph import Placement, export_like, find_options, read
 from vitdeploy.qat.folds import Folds, Known, constant, find_folds, spread
 from vitdeploy.qat.layers import (
     LAYERS,
+    Floats,
     InputQuantizer,
     OutputQuantizer,
     Part,
+    Piece,
+    PlacedInput,
+    PlacedLayer,
     WeightQuantizer,
     attach,
+    gathered,
+    match,
     quantized_layers,
+    randomise,
+    ratio_of,
+    read_norms,
+    weighted,
+    without_copies,
 )
-from vitdeploy.qat.match import Piece, gathered, match, randomise, ratio_of, weighted
-from vitdeploy.qat.placed import Floats, PlacedInput, PlacedLayer, read_norms, without_copies
 from vitdeploy.qat.plan import ATTRIBUTE, Plan, first_of, numbers_of, plan_of, refuse_types
-from vitdeploy.qat.source import Graphs, placed_file
-from vitdeploy.qat.trained import place_trained
+from vitdeploy.qat.trained import Graphs, place_trained, placed_file
 from vitdeploy.quantization.ranges import TINY, largest_weight
 
 

@@ -1,12 +1,15 @@
-"""What was learned, written into the float graph of the trained module: folds, integers, steps and biases."""
+"""Trained models: checked, exported."""
 
 from __future__ import annotations
 
+import copy
 import glob
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,21 +17,58 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from vitdeploy.errors import GraphError
-from vitdeploy.graph.analysis.layout import origin
-from vitdeploy.graph.analysis.linears import Linear, find_linears
+from vitdeploy.api.bundle import Bundle
+from vitdeploy.api.deploy import Deployment
+from vitdeploy.api.graph import Graph, graph_file
+from vitdeploy.api.quantize import QuantizedGraph
+from vitdeploy.api.values import filling, home_of
+from vitdeploy.bundle.read import is_bundle, read_bundle
+from vitdeploy.errors import GraphError, InputError, NonFiniteWeightsError
+from vitdeploy.graph.analysis.rows import Linear, find_linears, origin
 from vitdeploy.graph.edit import Editor, drop_unused
-from vitdeploy.graph.passes.image_norm import takes_pixels
+from vitdeploy.graph.io.files import save_graph, set_metadata
+from vitdeploy.graph.passes.folds import takes_pixels
+from vitdeploy.qat.check import check_same
+from vitdeploy.qat.float_graph import export_like, float_graph, whole
 from vitdeploy.qat.folds import Folds, spread
-from vitdeploy.qat.layers import Part, Quantization
-from vitdeploy.qat.match import Piece, gathered, ratio_of, weighted
-from vitdeploy.qat.placed import Floats, read_norms
-from vitdeploy.qat.plan import Plan, first_of, numbers_of
+from vitdeploy.qat.layers import Floats, Part, Piece, Quantization, detach, gathered, ratio_of, read_norms, weighted
+from vitdeploy.qat.plan import ATTRIBUTE, Plan, first_of, numbers_of, plan_of, refuse_types
 from vitdeploy.quantization.channel_split import copy_columns, insert_scale
 from vitdeploy.quantization.channels import insert_channels
 from vitdeploy.quantization.placement import place
-from vitdeploy.quantization.ranges import TINY, QuantizedWeight, Range
-from vitdeploy.quantization.scores import output_of
+from vitdeploy.quantization.ranges import TINY, QuantizedWeight, Range, output_of
+from vitdeploy.stages.step import LABELS_FILE, MODEL_FILE, OUTPUT_NAMES, write_json
+
+# --- The placed graph that a user names: a graph, its folder or file, or a bundle with its engines --------------------
+
+
+Graphs: TypeAlias = Graph | Bundle | Deployment | str | Path
+
+
+def placed_file(graph: Graphs, target: str | None) -> Path:
+    """The ONNX file of a placement.
+
+    Raises:
+        GraphError: a bundle has no engine in INT8, or none for `target`. MissingFileError, ManifestError: of the path.
+        InputError: a target beside a graph, which has one.
+    """
+    folder = graph.folder if isinstance(graph, Graph | Bundle | Deployment) else Path(graph)
+    if not is_bundle(folder):
+        if target is not None:
+            raise InputError("a graph has one target", found=f"target {target}", fix="leave the target out")
+        return graph_file(graph if isinstance(graph, Graph) else folder)
+    engines = read_bundle(folder).engines
+    fits = [each for each in engines if each.precision in ("int8", "mixed") and target in (None, each.target)]
+    if not fits:
+        raise GraphError(
+            f"{folder} has no engine in INT8{f' for {target}' if target else ''}",
+            found=", ".join(each.artifact for each in engines),
+            fix="vitdeploy quantize GRAPH --data IMAGES --target TARGET -o DIR",
+        )
+    return folder / fits[0].graph
+
+
+# --- What was learned, written into the float graph of the trained module: folds, integers, steps and biases ----------
 
 
 @dataclass
@@ -243,3 +283,82 @@ def _read(linear: Linear) -> str:
     value = linear.node.inputs[0]
     assert value is not None
     return str(value.name)
+
+
+# --- The INT8 graph of a prepared module: the placement that it was prepared for, with what was learned ---------------
+
+
+WRAPPERS = ("module", "_orig_mod")
+
+
+def export(prepared: nn.Module, folder: str | Path | None = None) -> QuantizedGraph:
+    """The INT8 graph of a prepared module, as `vitdeploy.quantize` gives one: for `compile`, `verify` and `bench`.
+
+    It has the nodes and the layers of the graph that the module was prepared for; integers, steps, biases and all that
+    is float are those of the module. Module and graph are compared before anything is written.
+
+    Args:
+        prepared: what `prepare` gave, trained; wrapped by DistributedDataParallel or torch.compile, or a copy such as
+            an average of its weights. It stays as it is.
+        folder: where the graph is to lie; by default in a temporary folder that lasts as long as this process.
+
+    Raises:
+        InputError: the module was not prepared, or is not in float32.
+        NonFiniteWeightsError: a step or a weight is no finite number.
+        GraphError: the graph would not be the placement any more. ExportError: it would not be the module's.
+        OutputError: `folder` holds something that is not ours to replace.
+    """
+    while getattr(prepared, ATTRIBUTE, None) is None:
+        inner = next((getattr(prepared, name, None) for name in WRAPPERS if hasattr(prepared, name)), None)
+        if not isinstance(inner, nn.Module):
+            break
+        prepared = inner
+    plan, home = plan_of(prepared), home_of(folder, "quantized", OUTPUT_NAMES)
+    refuse_types(prepared)
+    refuse_nonfinite(prepared)
+    own = copy.deepcopy(prepared).cpu()
+    model, placed = _graph(own, plan)
+    plain = copy.deepcopy(own)
+    detach(plain)
+    difference = check_same(own, plain, model, plan.placement, "the trained module")
+    placed["difference"] = difference
+    with filling(home, OUTPUT_NAMES) as work:
+        save_graph(model, work / MODEL_FILE)
+        write_json(work / "placement.json", placed)
+        if labels := plan.placement.metadata.labels:
+            (work / LABELS_FILE).write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
+    dynamic = tuple(placed["dynamic"])
+    int8 = (*placed["int8"], *dynamic)
+    line = f"{len(int8)} layers in INT8 for {placed['target']}, {len(placed['float'])} in float, trained"
+    document = {**placed, "int8": list(int8), "dynamic": list(dynamic), "precision": plan.placement.metadata.precision}
+    document["path"] = str(home / MODEL_FILE)
+    lines = (line, f"largest difference from the module (|a - b| / |b|) {difference:.1e}")
+    return QuantizedGraph(home, document, lines, int8=int8, float=placed["float"], dynamic=dynamic)
+
+
+def refuse_nonfinite(prepared: nn.Module) -> None:
+    """Raise NonFiniteWeightsError if training left a parameter or buffer that is no finite number."""
+    tensors = {**dict(prepared.named_parameters()), **dict(prepared.named_buffers())}
+    broken = [name for name, each in tensors.items() if each.is_floating_point() and not each.isfinite().all()]
+    if broken:
+        steps = [name for name in broken if name.endswith(".log_ratio")]
+        raise NonFiniteWeightsError(
+            f"{len(broken)} tensors of the trained module hold NaN or infinity, {len(steps)} of them steps",
+            found=", ".join((steps or broken)[:3]),
+            wanted="finite numbers",
+            fix="train again with a smaller learning rate, or clip gradients (torch.nn.utils.clip_grad_norm_)",
+        )
+
+
+def _graph(own: nn.Module, plan: Plan) -> tuple[ir.Model, dict[str, Any]]:
+    placement = plan.placement
+    plain = copy.deepcopy(own)
+    detach(plain)
+    delattr(plain, ATTRIBUTE)
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as scratch:
+        file = Path(scratch) / MODEL_FILE
+        export_like(whole(plain.float(), placement), placement, file)
+        model = float_graph(file, placement, plan.options)
+    placed = place_trained(model, plan, whole(own, placement))
+    set_metadata(model, placement.metadata)
+    return model, placed

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.analysis.linears import Linear
+from vitdeploy.graph.analysis.rows import Linear
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.passes.image_norm import image_bounds
+from vitdeploy.graph.passes.folds import image_bounds
+from vitdeploy.quantization.channel_split import ALPHAS, balanced
 from vitdeploy.quantization.fold import Fold, FoldRequest
 from vitdeploy.quantization.products import Products, products_error, products_of, weight_of
 from vitdeploy.quantization.ranges import range_of, step_of
-from vitdeploy.quantization.smoothing import ALPHAS, balanced
 from vitdeploy.quantization.statistics import Numbers, Statistics
 from vitdeploy.spec import WeightBits
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from vitdeploy.graph.analysis.linears import layer_name
+from vitdeploy.graph.analysis.rows import layer_name
 from vitdeploy.graph.edit import Names, replace
 from vitdeploy.graph.values import floats_of, is_constant
 from vitdeploy.quantization.ranges import quantize_weight

@@ -13,13 +13,12 @@ import onnx_ir as ir
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.errors import CapabilityError, GraphError
-from vitdeploy.graph.analysis.linears import Linear, find_linears, is_place, is_ranked, reads_image, unplaced_weights
+from vitdeploy.graph.analysis.rows import Linear, find_linears, is_place, is_ranked, reads_image, unplaced_weights
 from vitdeploy.graph.canonical.upgrade import upgrade_opset
 from vitdeploy.graph.edit import Editor, drop_unused
-from vitdeploy.quantization.backend import QUANTIZE, FourBitForm
 from vitdeploy.quantization.embeddings import store_embeddings
 from vitdeploy.quantization.groups import GROUPS, group_of, round_groups
-from vitdeploy.quantization.placement import check_calibrated, ignored, matching
+from vitdeploy.quantization.placement import QUANTIZE, FourBitForm, check_calibrated, ignored, matching
 from vitdeploy.quantization.statistics import Statistics
 
 # Fewer weights than this take up no room that matters.

@@ -16,11 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.analysis.layout import is_layout, origin
-from vitdeploy.graph.analysis.linears import Linear
+from vitdeploy.graph.analysis.rows import Linear, is_layout, origin
 from vitdeploy.graph.edit import Editor, Names
-from vitdeploy.graph.half.residual_scale import scale_residual, stream_tensors
-from vitdeploy.graph.half.typed import Half, half_roles, is_float, touches_floats
+from vitdeploy.graph.half.half import Half, half_roles, is_float, scale_residual, stream_tensors, touches_floats
 from vitdeploy.graph.values import array_of
 
 LARGEST, NORMAL = 65504.0, 2.0**-14

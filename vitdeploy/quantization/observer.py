@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.quantization.bounds import Bounds
+from vitdeploy.quantization.ranges import Bounds
 from vitdeploy.quantization.rounding import ROWS_PER_CHANNEL
 from vitdeploy.quantization.statistics import UPPER, Statistics
 

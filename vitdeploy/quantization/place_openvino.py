@@ -20,19 +20,31 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.graph.analysis.attention import find_attentions
-from vitdeploy.graph.analysis.linears import Linear, find_linears, is_place, is_ranked, reads_image
+from vitdeploy.graph.analysis.rows import Linear, find_linears, is_place, is_ranked, reads_image
 from vitdeploy.graph.analysis.work import layer_macs
 from vitdeploy.graph.edit import Editor, Names
-from vitdeploy.graph.passes.image_norm import takes_pixels
-from vitdeploy.graph.passes.joined_levels import join_before_transpose
+from vitdeploy.graph.passes.folds import takes_pixels
+from vitdeploy.graph.passes.rows import join_before_transpose
 from vitdeploy.graph.values import rank_of
-from vitdeploy.quantization.backend import FourBitForm, PlacementBackend
 from vitdeploy.quantization.fold import GainThreshold
 from vitdeploy.quantization.groups import GroupedWeight
-from vitdeploy.quantization.insert import Quantizers, dequantized_groups, dequantized_weight
-from vitdeploy.quantization.ranges import QuantizedWeight, Range, symmetric_step
-from vitdeploy.quantization.scores import Scores, find_scores, output_of, separate_scores
-from vitdeploy.runtime.emulation import family
+from vitdeploy.quantization.placement import (
+    FourBitForm,
+    PlacementBackend,
+    Quantizers,
+    dequantized_groups,
+    dequantized_weight,
+)
+from vitdeploy.quantization.ranges import (
+    QuantizedWeight,
+    Range,
+    Scores,
+    find_scores,
+    output_of,
+    separate_scores,
+    symmetric_step,
+)
+from vitdeploy.runtime.host import family
 
 # A Mul and an Add behind an activation become part of the product in front of it.
 GAIN_THRESHOLD = GainThreshold(scale=1.1, copies=1.2)

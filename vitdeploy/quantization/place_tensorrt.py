@@ -19,17 +19,16 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.analysis.linears import Linear, is_place, is_ranked
+from vitdeploy.graph.analysis.rows import Linear, is_place, is_ranked
 from vitdeploy.graph.edit import Editor, Names
-from vitdeploy.graph.passes.image_norm import image_bounds
+from vitdeploy.graph.passes.folds import image_bounds
 from vitdeploy.graph.values import floats_of
 from vitdeploy.lint import linter
 from vitdeploy.lint.support import nearest_version
-from vitdeploy.quantization.backend import PlacementBackend
 from vitdeploy.quantization.fold import GainThreshold
-from vitdeploy.quantization.insert import dequantized_weight
+from vitdeploy.quantization.placement import PlacementBackend, dequantized_weight
 from vitdeploy.quantization.ranges import QuantizedWeight, Range
-from vitdeploy.runtime import tensorrt_api
+from vitdeploy.runtime import tensorrt as tensorrt_api
 from vitdeploy.runtime.profiles import Profile
 
 FP8: np.dtype[Any] = np.dtype(ml_dtypes.float8_e4m3fn)

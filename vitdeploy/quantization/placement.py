@@ -1,23 +1,163 @@
-"""Placement of Q/DQ: one placement per target, each from the same calibration.
-
-This module holds what all targets share: the choice of layers, and its record. The form that is fast on a target is in
-`place_<back end>.py`.
-"""
+"""Placements: where Q and DQ stand, inserted and read back."""
 
 from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
-from vitdeploy.backends import TARGETS
+from vitdeploy.backends import TARGETS, BackendTable
 from vitdeploy.errors import CapabilityError, GraphError
-from vitdeploy.graph.analysis.linears import Linear, find_linears, unplaced_weights
-from vitdeploy.quantization.backend import QUANTIZE
-from vitdeploy.quantization.insert import dequantized_weight
-from vitdeploy.quantization.ranges import QuantizedWeight, Range, quantize_weight
+from vitdeploy.graph.analysis.rows import Linear, find_linears, unplaced_weights
+from vitdeploy.graph.edit import Names
+from vitdeploy.quantization.fold import GainThreshold
+from vitdeploy.quantization.groups import GroupedWeight
+from vitdeploy.quantization.ranges import (
+    ActivationScale,
+    QuantizedWeight,
+    Range,
+    Scores,
+    activation_scale,
+    quantize_weight,
+)
+from vitdeploy.runtime.profiles import Profile
+
+# --- Write Q/DQ for placements ----------------------------------------------------------------------------------------
+# one QuantizeLinear per tensor, and weights of 8 or 4 bits behind a DequantizeLinear.
+
+
+class Quantizers:
+    """QuantizeLinear nodes, one for each quantized tensor, shared by all its readers."""
+
+    def __init__(self, model: ir.Model, ranges: Mapping[str, Range]) -> None:
+        self.model = model
+        self.ranges = ranges
+        self._made: dict[str, tuple[ir.Value, ir.Value, ir.Value]] = {}
+
+    def quantize(self, tensor: ir.Value, before: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """(quantized uint8 tensor, scale, zero point); inserted before the first reader that asks."""
+        name = str(tensor.name)
+        if name not in self._made:
+            parameters: ActivationScale = activation_scale(self.ranges[name])
+            names = Names(self.model)
+            scale = names.constant(np.asarray(parameters.scale), f"{name}.scale")
+            zero_point = names.constant(np.asarray(parameters.zero_point), f"{name}.zero_point")
+            inputs = [tensor, scale, zero_point]
+            node = names.node("QuantizeLinear", inputs, f"{name}/QuantizeLinear", output=f"{name}/quantized")
+            self.model.graph.insert_before(before, node)
+            self._made[name] = (node.outputs[0], scale, zero_point)
+        return self._made[name]
+
+
+def dequantized_weight(
+    model: ir.Model, linear: Linear, codes: npt.NDArray[Any], scales: npt.NDArray[np.float32]
+) -> ir.Value:
+    """The weight of a layer as constants in front of it: codes of 8 bits in its shape, scales [output channels]."""
+    stem, names = f"{linear.name}.weight", Names(model)
+    node = names.node(
+        "DequantizeLinear",
+        [names.constant(codes, f"{stem}.{codes.dtype.name}"), names.constant(scales, f"{stem}.scale")],
+        f"{stem}/DequantizeLinear",
+        {"axis": linear.out_axis},
+        output=f"{stem}/dequantized",
+    )
+    model.graph.insert_before(linear.node, node)
+    return node.outputs[0]
+
+
+def dequantized_groups(model: ir.Model, linear: Linear, weight: GroupedWeight) -> ir.Value:
+    """The weight of a linear as constants of int4 in front of it, with a scale for each group of inputs (opset 21)."""
+    stem, names = f"{linear.name}.weight", Names(model)
+    codes = names.constant(weight.codes.astype(ml_dtypes.int4), f"{stem}.int4")
+    node = names.node(
+        "DequantizeLinear",
+        [codes, names.constant(weight.scales, f"{stem}.scale")],
+        f"{stem}/DequantizeLinear",
+        {"axis": 0, "block_size": weight.group},
+        output=f"{stem}/dequantized",
+    )
+    model.graph.insert_before(linear.node, node)
+    return node.outputs[0]
+
+
+# --- The interface that `quantize` needs from a back end: the form in which it is fast with 8 bits --------------------
+
+
+def _as_it_is(model: ir.Model, ignored: Callable[[str], bool]) -> None:
+    """The float graph has the form already."""
+
+
+def _no_scores(model: ir.Model, layers: Collection[str], known: Container[str]) -> list[Scores]:
+    return []
+
+
+@dataclass(frozen=True)
+class FourBitForm:
+    """How a back end wants weights of 4 bits: `write` puts those of layers, by name, into a graph of this opset or a
+    later one, in place; `shape` brings the float graph into the form that is fast with them, as that of
+    `PlacementBackend`; `reason_for_float` says why a layer has no such kernel, None where it has."""
+
+    write: Callable[[ir.Model, Sequence[Linear], Mapping[str, GroupedWeight]], None]
+    opset: int = 0
+    shape: Callable[[ir.Model, Callable[[str], bool]], None] = _as_it_is
+    reason_for_float: Callable[[Linear], str | None] = lambda linear: None
+
+
+@dataclass(frozen=True)
+class PlacementBackend:
+    """How a back end wants its INT8.
+
+    gain_threshold: the least gain that justifies another operator, because it costs time.
+    reasons_for_float: why layers are better left in float, by layer name; all others are computed in INT8.
+    write: quantizes layers in place, from their inputs' ranges by tensor name and their rounded weights by layer name;
+        returns the products of queries and keys that are also in INT8.
+    shape: brings the float graph into the form that is fast in INT8, in place; exact. Ignored layers are unchanged.
+    scores_in_int8: takes the layers in INT8 and the observed tensors; returns the attentions whose queries and keys
+        leave their linears as int8.
+    dynamic: whether a linear with weights in INT8 and a float input is one in INT8 too, as the runtime quantizes the
+        input when it has it (dynamic quantization); None if the runtime does not.
+    write_fp8: like `write`, in FP8, with weights that it rounds itself; None if the back end has no FP8.
+    int4: the form of INT4 weights; None if the back end has no INT4.
+    refuse: raises CapabilityError if a graph, of that name, cannot be built for these shapes.
+    """
+
+    gain_threshold: GainThreshold
+    reasons_for_float: Callable[[ir.Model, Sequence[Linear]], dict[str, str]]
+    write: Callable[
+        [ir.Model, Sequence[Linear], Mapping[str, Range], Mapping[str, QuantizedWeight]],
+        tuple[str, ...],
+    ]
+    shape: Callable[[ir.Model, Callable[[str], bool]], None] = _as_it_is
+    scores_in_int8: Callable[[ir.Model, Collection[str], Container[str]], list[Scores]] = _no_scores
+    dynamic: Callable[[Linear], bool] | None = None
+    write_fp8: Callable[[ir.Model, Sequence[Linear], Mapping[str, Range]], None] | None = None
+    int4: FourBitForm | None = None
+    refuse: Callable[[ir.Model, Sequence[Profile], str], None] | None = None
+
+
+QUANTIZE = BackendTable(
+    "quantization",
+    PlacementBackend,
+    {
+        "onnxruntime": "vitdeploy.quantization.place_onnxruntime:BACKEND",
+        "onnxruntime-gpu": "vitdeploy.quantization.place_tensorrt:BACKEND",
+        "openvino": "vitdeploy.quantization.place_openvino:BACKEND",
+        "openvino-device": "vitdeploy.quantization.place_tensorrt:BACKEND",
+        "tensorrt": "vitdeploy.quantization.place_tensorrt:BACKEND",
+    },
+)
+
+
+# --- Placement of Q/DQ: one placement per target, each from the same calibration --------------------------------------
+# This module holds what all targets share: the choice of layers, and its record. The form that is fast on a target is
+# in `place_<back end>.py`.
+
 
 DYNAMIC = "worth the time in which the runtime quantizes its input"
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.analysis.linears import layer_name
+from vitdeploy.graph.analysis.rows import layer_name
 from vitdeploy.graph.edit import Names, drop_unused
 from vitdeploy.graph.values import array_of
 

@@ -1,27 +1,31 @@
-"""Between observing a float graph and placing INT8 in it: folds, ranges, rounded weights, corrected biases."""
+"""Before quantization: is the graph, are the images, what they seem."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.errors import DataError
+from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.passes.image_norm import image_bounds
-from vitdeploy.quantization.backend import QUANTIZE
-from vitdeploy.quantization.channel_split import smooth_hidden
+from vitdeploy.graph.passes.folds import image_bounds
+from vitdeploy.quantization.channel_split import smooth_hidden, smooth_norms, smooth_values
 from vitdeploy.quantization.channels import scale_channels
 from vitdeploy.quantization.fold import Fold, Folding, FoldRequest, Hidden
-from vitdeploy.quantization.ranges import QuantizedWeight, Range, range_of
+from vitdeploy.quantization.observer import Arrays
+from vitdeploy.quantization.placement import QUANTIZE
+from vitdeploy.quantization.ranges import QuantizedWeight, Range, output_of, range_of, smooth_scores
 from vitdeploy.quantization.rounding import Rounded, round_linear
-from vitdeploy.quantization.scores import output_of, smooth_scores
-from vitdeploy.quantization.smoothing import smooth_norms, smooth_values
 from vitdeploy.quantization.statistics import Statistics
-from vitdeploy.spec import WeightBits
+from vitdeploy.spec import PreprocessSpec, WeightBits
+
+# --- Between observing a float graph and placing INT8 in it: folds, ranges, rounded weights, corrected biases ---------
+
 
 # In the order in which they help each other: those that cost nothing at inference come before those that add operators.
 FOLDS: tuple[Folding, ...] = (smooth_norms, smooth_values, smooth_scores, smooth_hidden, scale_channels)
@@ -120,3 +124,114 @@ def _of_pixels(model: ir.Model, known: Mapping[str, Statistics]) -> dict[str, St
         for name, each in bounds.items()
         if each is not None and name in known
     }
+
+
+# --- Check the calibration images themselves, and warn if they are unsuitable -----------------------------------------
+
+
+# Fewer images than this leave ranges to chance.
+LEAST_IMAGES = 8
+# Of all preprocessed pixels: the mean is promised to be near 0, and the deviation near 1. Photographs under any usual
+# mean and std stay within 0.5 and above 0.25, pages of text within 2.2; MNIST with black and white exchanged is at 2.4,
+# 12-bit images read as 16-bit are below 0.1.
+FAR, FLAT = 2.25, 0.15
+NAMED_IMAGES = 3
+
+
+class ImageChecks:
+    """Counts over the calibration images, of fixed size but for a few bytes an image. All are whole numbers, so that
+    those of parts of the images merge to the same in any order and any grouping."""
+
+    def __init__(self, preprocess: PreprocessSpec) -> None:
+        self.preprocess = preprocess
+        self.images = self.pixels = 0
+        self.flat: list[int] = []
+        self.digests: set[bytes] = set()
+        # Of the values 0..255 of all pixels, and of their squares, by channel: 10^13 pixels fit.
+        self.total = np.zeros(preprocess.channels, np.int64)
+        self.squares = np.zeros(preprocess.channels, np.int64)
+
+    def update(self, pixels: npt.NDArray[np.uint8]) -> None:
+        """Images, uint8 [n, height, width, channels]."""
+        for image in pixels:
+            if image.min() == image.max():
+                self.flat.append(self.images)
+            self.digests.add(hashlib.blake2b(image.tobytes(), digest_size=8).digest())
+            values = image.reshape(-1, image.shape[-1]).astype(np.uint32)
+            self.total += values.sum(axis=0, dtype=np.int64)
+            self.squares += np.square(values).sum(axis=0, dtype=np.int64)
+            self.pixels += len(values)
+            self.images += 1
+
+    def join(self, other: ImageChecks, places: npt.NDArray[np.int64]) -> None:
+        """Those of further images, whose numbers are `places`; `flat` ascends."""
+        self.images += other.images
+        self.pixels += other.pixels
+        self.flat = sorted([*self.flat, *places[np.array(other.flat, np.int64)].tolist()])
+        self.digests |= other.digests
+        self.total, self.squares = self.total + other.total, self.squares + other.squares
+
+    @property
+    def distinct(self) -> int:
+        return len(self.digests)
+
+    def warnings(self, names: Sequence[str]) -> list[str]:
+        """Warnings about the images of these names, a sentence each.
+
+        Raises:
+            DataError: every image has a single colour.
+        """
+        if len(self.flat) == self.images:
+            raise DataError(
+                "every calibration image is of one colour",
+                found=f"{self.images} images without any detail",
+                wanted="images as the model will see them",
+                fix="check the files, and that their bit depth is 8",
+            )
+        found = []
+        if self.flat:
+            found.append(
+                f"{len(self.flat)} of {self.images} calibration images are of one colour and say nothing: "
+                f"{listed([names[i] for i in self.flat])}."
+            )
+        mean, std = (np.array(values) for values in self.preprocess.statistics)
+        of_images = self.total / self.pixels / 255
+        deviation = np.sqrt(np.maximum(self.squares / self.pixels / 255**2 - of_images**2, 0))
+        unlike = (np.abs(of_images - mean) / std).mean() > FAR or (deviation / std).max() < FLAT
+        if unlike and not self.preprocess.raw:
+            found.append(
+                "The calibration images do not look like those that the preprocessing is for: of pixels in 0..1, mean "
+                f"{_shown(of_images)} and deviation {_shown(deviation)}, but mean {_shown(mean)} and std {_shown(std)} "
+                "were told. Check that they are images of this model's kind, and mean and std."
+            )
+        return found
+
+    def state(self) -> Arrays:
+        digests = np.frombuffer(b"".join(sorted(self.digests)), np.uint8)
+        counts = {"images": np.array(self.images), "pixels": np.array(self.pixels)}
+        return {
+            **counts,
+            "flat": np.array(self.flat, np.int64),
+            "digests": digests,
+            "total": self.total,
+            "squares": self.squares,
+        }
+
+    def restore(self, arrays: Arrays) -> None:
+        """Go on from what `state` gave."""
+        data = arrays["digests"].tobytes()
+        self.images, self.pixels = int(arrays["images"]), int(arrays["pixels"])
+        self.flat = arrays["flat"].tolist()
+        self.digests = {data[i : i + 8] for i in range(0, len(data), 8)}
+        self.total, self.squares = arrays["total"], arrays["squares"]
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few of them."""
+    more = len(names) - NAMED_IMAGES
+    return ", ".join(names[:NAMED_IMAGES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _shown(values: npt.NDArray[np.float64]) -> str:
+    numbers = [f"{value:.2f}" for value in values]
+    return " ".join(numbers[:1] if len(set(numbers)) == 1 else numbers)

@@ -13,11 +13,11 @@ import onnx
 import onnx_ir as ir
 
 from vitdeploy.errors import DataError
-from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.io.files import weights_folder
 from vitdeploy.quantization.nonfinite import find_nonfinite
 from vitdeploy.quantization.observer import Arrays
-from vitdeploy.quantization.scores import score_tensors
+from vitdeploy.quantization.ranges import score_tensors
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.spec import PreprocessSpec

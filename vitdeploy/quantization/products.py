@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.graph.analysis.linears import Linear
+from vitdeploy.graph.analysis.rows import Linear
 from vitdeploy.quantization.ranges import largest_weight, range_of, step_of
 from vitdeploy.quantization.statistics import Statistics
 from vitdeploy.spec import WeightBits

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.linalg
 
-from vitdeploy.graph.analysis.linears import Linear
+from vitdeploy.graph.analysis.rows import Linear
 from vitdeploy.quantization.products import products_of, weight_of
 from vitdeploy.quantization.ranges import TINY, QuantizedWeight, largest_weight, quantize_weight, range_of, step_of
 from vitdeploy.quantization.statistics import Numbers, Statistics

@@ -15,10 +15,10 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.quantization.bounds import Bounds
-from vitdeploy.quantization.image_checks import ImageChecks
 from vitdeploy.quantization.observer import BOUNDS, Arrays, by_channel
+from vitdeploy.quantization.prepare import ImageChecks
 from vitdeploy.quantization.probe import Probe
+from vitdeploy.quantization.ranges import Bounds
 from vitdeploy.spec import PreprocessSpec
 
 T = TypeVar("T")

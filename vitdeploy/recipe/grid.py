@@ -17,10 +17,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from vitdeploy.errors import InputError, RecipeError
-from vitdeploy.recipe.cell_names import value_name
-from vitdeploy.recipe.load import GRID, MAX_PROBLEMS, anchor, load_recipe, read_fields
-from vitdeploy.recipe.problems import cut, problem_line
-from vitdeploy.recipe.section import Section
+from vitdeploy.recipe.load import GRID, MAX_PROBLEMS, anchor, cut, load_recipe, problem_line, read_fields, value_name
+from vitdeploy.recipe.sections import Section
 from vitdeploy.yaml_values import Lines, yaml_text
 
 # A recipe takes a minute at least, so that more would run for longer than a night.

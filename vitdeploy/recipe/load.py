@@ -1,23 +1,80 @@
-"""Load a recipe from a file: read it, apply overrides, make its paths absolute, validate it."""
+"""Reading a recipe: its YAML, what is overridden, and everything that is wrong with it."""
 
 from __future__ import annotations
 
 import contextlib
+import difflib
+import os
+import re
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pydantic import ValidationError
+import yaml
+from pydantic import BaseModel, ValidationError
 
 from vitdeploy.errors import InputError, MissingFileError, RecipeError
 from vitdeploy.graph.io.bound import FILES
 from vitdeploy.limits import bounded, size_of
 from vitdeploy.models.names import graph_folder, is_built_in
 from vitdeploy.paths import is_dir, is_file
-from vitdeploy.recipe.problems import MAX_LINE, cut, problem_line
 from vitdeploy.recipe.recipe import Recipe
-from vitdeploy.recipe.sections import FUNCTION
+from vitdeploy.recipe.sections import FUNCTION, SECTIONS
 from vitdeploy.yaml_values import MAX_DEPTH, NOT_YAML, read_yaml
+
+# --- Turn pydantic's error about an invalid value into one line with its path -----------------------------------------
+
+
+# Characters of a line, and of a text that it quotes: names and values are the file's, and may be as long as that.
+MAX_LINE, MAX_QUOTED = 1000, 200
+
+
+def cut(text: str, most: int = MAX_QUOTED) -> str:
+    """A text out of a recipe or an override, as an error quotes it."""
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def problem_line(error: Any, model: type[BaseModel]) -> str:
+    """`$.a.b: found, wanted`, of an error at a field of `model` or below."""
+    return cut(_line(error, model), MAX_LINE)
+
+
+def _line(error: Any, model: type[BaseModel]) -> str:
+    if error["type"] == "extra_forbidden":
+        name, siblings = str(error["loc"][-1]), _fields_at(error["loc"][:-1], model)
+        near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)
+        path = _path(error["loc"][:-1]) + "." + (name if name.isidentifier() else ascii(name))
+        return f"{path}: unknown field; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(siblings)}")
+    path = _path(error["loc"])
+    if error["type"] == "missing":
+        return f"{path}: missing"
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{path}: {message[:1].lower()}{message[1:]} (found {str(error['input'])[:60]!r})"
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """`$.a.b[0]`. pydantic adds the name of the union's member to a location; it is no part of the recipe."""
+    parts = (
+        part
+        for part in location
+        if isinstance(part, int) or (part.isidentifier() and part not in ("int", "bool", "constrained", "tuple"))
+    )
+    return "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+
+
+def _fields_at(location: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
+    for part in location:
+        if part in SECTIONS:
+            model = SECTIONS[str(part)]
+            continue
+        annotation = model.model_fields[str(part)].annotation if str(part) in model.model_fields else None
+        candidates = [annotation, *getattr(annotation, "__args__", ())]
+        model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), model)
+    return list(model.model_fields)
+
+
+# --- Load a recipe from a file: read it, apply overrides, make its paths absolute, validate it ------------------------
+
 
 MAX_BYTES = 1 << 20
 # The field that says that a file is a grid of recipes, and in which version of the format.
@@ -147,3 +204,57 @@ def _set(data: dict[str, Any], override: str, source: str) -> None:
         at[keys[-1]] = read_yaml(text)
     except NOT_YAML as error:
         raise RecipeError(source, [f"{said}: " + " ".join(str(error).split())[:200]]) from None
+
+
+# --- A recipe as the text of a file -----------------------------------------------------------------------------------
+
+
+def recipe_text(recipe: Recipe, folder: Path, said: str) -> str:
+    """A recipe as YAML for a file in `folder`, to which its paths are relative: it holds wherever it is moved together
+    with what it names. `said` is the comment above it."""
+    changed = {**recipe.model_dump(exclude_defaults=True), "precision": recipe.precision}
+    data = {field: changed[field] for field in Recipe.model_fields if field in changed}
+    for section, key in PATHS:
+        value = data.get(section, {}).get(key)
+        if value is None:
+            continue
+        name = value.removeprefix("hf:") if key == "model" else value
+        is_graph = value.endswith(".onnx") or graph_folder(value) is not None
+        if key != "model" or is_graph or (name != value and Path(name).is_dir()):
+            data[section][key] = value[: len(value) - len(name)] + _relative(Path(name), folder)
+    text = yaml.safe_dump(data, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120)
+    return f"# {said}\n{text}"
+
+
+def _relative(path: Path, folder: Path) -> str:
+    """The path relative to a recipe in `folder`; absolute if there is none, as between drives."""
+    try:
+        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+    except ValueError:
+        return str(path.resolve())
+
+
+# --- What the value of a field is called in the name of a recipe ------------------------------------------------------
+
+
+# All others than a recipe's name has.
+_OTHER = re.compile(r"[^A-Za-z0-9._]+")
+
+
+def value_name(field: str, value: Any) -> str:
+    """The name of a value: its text; the field's too where it is a number or a flag, which alone says nothing; of a
+    path, the last part without its suffix; "" of a mapping, and of a text without letters."""
+    if isinstance(value, dict):
+        return ""
+    if isinstance(value, list):
+        parts = [value_name("", each) for each in value]
+        return "_".join(parts) if all(parts) and parts else ""
+    if isinstance(value, str):
+        path = PurePosixPath(value.replace("\\", "/"))
+        return _clean(path.stem if len(path.parts) > 1 else value)
+    text = "none" if value is None else str(value).lower()
+    return _clean(f"{field.rpartition('.')[2]}{text}")
+
+
+def _clean(text: str) -> str:
+    return _OTHER.sub("-", text).strip("-._")

@@ -11,9 +11,8 @@ from vitdeploy.backends import TARGETS, near_target
 from vitdeploy.compilation.build_options import BuildOptions, default_batches
 from vitdeploy.errors import RecipeError
 from vitdeploy.known_bad.entries import table
-from vitdeploy.recipe.postprocess import AnyPostprocess
-from vitdeploy.recipe.section import Section
 from vitdeploy.recipe.sections import (
+    AnyPostprocess,
     BenchSection,
     BudgetSection,
     BundleSection,
@@ -21,9 +20,10 @@ from vitdeploy.recipe.sections import (
     ExportSection,
     OptimizeSection,
     PreprocessSection,
+    Section,
     SourceSection,
+    TensorRtSection,
 )
-from vitdeploy.recipe.tensorrt import TensorRtSection
 from vitdeploy.spec import Budget, Precision
 
 

@@ -1,29 +1,61 @@
-"""The sections of a recipe: what may be written. Where a section stands for a value of its own class, such as
-`spec.Budget`, that class says what the fields are and their defaults, and the section bounds them.
-"""
+"""The sections of a recipe."""
 
 from __future__ import annotations
 
 import itertools
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from vitdeploy.benchmark.protocol import Protocol, parse_scenario
-from vitdeploy.recipe.section import Batch, Positive, Section
+from vitdeploy.compilation.build_options import BuildOptions
+from vitdeploy.runtime.profiles import Batches
 from vitdeploy.spec import (
+    MAX_BATCH,
+    AnomalySpec,
     Boxes,
     Budget,
+    Candidates,
     ChannelOrder,
+    ClassScores,
     CropRounding,
+    Decoding,
+    DepthResize,
+    DepthSpec,
+    DepthValues,
+    Enlarging,
     Fit,
+    ImageSpec,
+    InstanceSpec,
     Interpolation,
+    KeypointSpec,
     LabelKind,
     PostprocessSpec,
     PreprocessSpec,
     Scores,
+    SegmentationMaps,
+    SegmentationSpec,
     Task,
 )
+
+# --- The base of every section of a recipe ----------------------------------------------------------------------------
+
+
+Positive = Annotated[int, Field(ge=1)]
+Batch = Annotated[int, Field(ge=1, le=MAX_BATCH)]
+# Of a text: the longest path of Linux. What is longer names nothing, and errors would quote it.
+MAX_TEXT = 4096
+
+
+class Section(BaseModel):
+    """A frozen value without unknown fields, whose fields have the types that they are given in."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, str_max_length=MAX_TEXT)
+
+
+# --- The sections of a recipe: what may be written. Where a section stands for a value of its own class, such as ------
+# `spec.Budget`, that class says what the fields are and their defaults, and the section bounds them.
+
 
 FUNCTION = "function"  # in the context of a validation: what the command line names as the model
 
@@ -232,3 +264,170 @@ class BundleSection(Section):
     by `load(..., allow_failed=True)`."""
 
     include_failed: bool = False
+
+
+# --- What a recipe may say of the outputs of models with an answer for every pixel ------------------------------------
+
+
+class SegmentationSection(Section):
+    """See `spec.SegmentationSpec`; for semantic segmentation."""
+
+    maps: SegmentationMaps = SegmentationSpec.maps
+    mask_size: Annotated[tuple[Positive, Positive], Field(strict=False)] | None = None
+    ignore: Annotated[int, Field(ge=0, le=65535)] = SegmentationSpec.ignore
+    reduce_labels: bool = SegmentationSpec.reduce_labels
+
+    def to_spec(self) -> SegmentationSpec:
+        return SegmentationSpec(**self.model_dump())
+
+
+class DepthSection(Section):
+    """See `spec.DepthSpec`; for depth."""
+
+    values: DepthValues = DepthSpec.values
+    resize: DepthResize = DepthSpec.resize
+    max_depth: Annotated[float, Field(gt=0)] | None = None
+
+    def to_spec(self) -> DepthSpec:
+        return DepthSpec(**self.model_dump())
+
+
+class AnomalySection(Section):
+    """See `spec.AnomalySpec`; for anomalies. `pixel_threshold` tells it from other sections."""
+
+    threshold: float
+    pixel_threshold: float
+    sigma: Annotated[float, Field(ge=0)] = AnomalySpec.sigma
+
+    def to_spec(self) -> AnomalySpec:
+        return AnomalySpec(**self.model_dump())
+
+
+# --- What a recipe may say of the outputs of models of key points or instances, and of image-to-image models ----------
+
+
+Index = Annotated[int, Field(ge=0)]
+Line = Annotated[tuple[Index, Index], Field(strict=False)]
+
+
+class KeypointSection(Section):
+    """See `spec.KeypointSpec`; for models of key points. `decoding` tells it from other sections."""
+
+    decoding: Decoding
+    kernel: Annotated[int, Field(ge=1)] = KeypointSpec.kernel
+    threshold: float = KeypointSpec.threshold
+    skeleton: Annotated[tuple[Line, ...], Field(strict=False)] = KeypointSpec.skeleton
+
+    @field_validator("kernel")
+    @classmethod
+    def _odd(cls, kernel: int) -> int:
+        if kernel % 2 == 0:
+            raise ValueError("wanted an odd number of pixels")
+        return kernel
+
+    def to_spec(self) -> KeypointSpec:
+        return KeypointSpec(**self.model_dump())
+
+
+class InstanceSection(Section):
+    """See `spec.InstanceSpec`; for instance segmentation. `candidates` tells it from other sections."""
+
+    candidates: Candidates
+    class_scores: ClassScores = InstanceSpec.class_scores
+    mask_size: Annotated[tuple[Positive, Positive], Field(strict=False)] | None = None
+    enlarge: Enlarging = InstanceSpec.enlarge
+    threshold: Annotated[float, Field(ge=0, le=1)] = InstanceSpec.threshold
+
+    def to_spec(self) -> InstanceSpec:
+        return InstanceSpec(**self.model_dump())
+
+
+class ImageSection(Section):
+    """See `spec.ImageSpec`; for image-to-image models."""
+
+    black: float = ImageSpec.black
+    white: float = ImageSpec.white
+
+    @model_validator(mode="after")
+    def _above(self) -> ImageSection:
+        if self.white <= self.black:
+            raise ValueError("wanted white above black")
+        return self
+
+    def to_spec(self) -> ImageSpec:
+        return ImageSpec(**self.model_dump())
+
+
+# --- What a recipe may say of a model's outputs: a section for each class of `spec.Postprocess` that has a choice -----
+
+
+# By tags that are no names of fields: an error's path leaves them out.
+SECTIONS: dict[str, type[Section]] = {
+    "of-objects": PostprocessSection,
+    "of-classes": SegmentationSection,
+    "of-instances": InstanceSection,
+    "of-depth": DepthSection,
+    "of-anomalies": AnomalySection,
+    "of-points": KeypointSection,
+    "of-images": ImageSection,
+}
+
+
+def _tag(value: Any) -> str:
+    """The section that has most of the given fields; the first of several."""
+    fields = set(value) if isinstance(value, dict) else set(getattr(type(value), "model_fields", ()))
+    return max(SECTIONS, key=lambda tag: len(fields & set(SECTIONS[tag].model_fields)))
+
+
+AnyPostprocess = Annotated[
+    Annotated[PostprocessSection, Tag("of-objects")]
+    | Annotated[SegmentationSection, Tag("of-classes")]
+    | Annotated[InstanceSection, Tag("of-instances")]
+    | Annotated[DepthSection, Tag("of-depth")]
+    | Annotated[AnomalySection, Tag("of-anomalies")]
+    | Annotated[KeypointSection, Tag("of-points")]
+    | Annotated[ImageSection, Tag("of-images")],
+    Discriminator(_tag),
+]
+
+
+# --- TensorRT's build options in recipes and `vitdeploy compile`. The names are those of trtexec and Polygraphy -------
+
+
+Profile = Annotated[tuple[Positive, Positive, Positive], Field(strict=False)]
+HardwareCompatibility = Literal["none", "same-compute-capability", "ampere+"]
+
+
+class TensorRtSection(Section):
+    """For the target tensorrt alone; see `compilation.tensorrt.BuildOptions` for what the default does.
+
+    `profiles`: (smallest, best, largest) batch of each. `workspace`: MiB of device memory, at most.
+    """
+
+    profiles: Annotated[tuple[Profile, ...], Field(min_length=1, strict=False)] | None = None
+    workspace: Positive | None = None
+    builder_optimization_level: Annotated[int, Field(ge=0, le=5)] = BuildOptions.level
+    hardware_compatibility_level: HardwareCompatibility = "none"
+    version_compatible: bool = False
+
+    @field_validator("profiles")
+    @classmethod
+    def _in_order(cls, profiles: tuple[Batches, ...] | None) -> tuple[Batches, ...] | None:
+        for smallest, best, largest in profiles or ():
+            if not smallest <= best <= largest:
+                raise ValueError("a profile is [smallest, best, largest] batch, in this order")
+        return profiles
+
+    def holds(self, batch: int) -> bool:
+        """Whether one of the profiles covers the batch."""
+        return any(smallest <= batch <= largest for smallest, _, largest in self.profiles or ())
+
+    def to_options(self) -> BuildOptions:
+        hardware = self.hardware_compatibility_level
+        return BuildOptions(
+            batches=self.profiles or (),
+            workspace=None if self.workspace is None else self.workspace << 20,
+            level=self.builder_optimization_level,
+            hardware="this" if hardware == "none" else hardware,
+            versions="newer" if self.version_compatible else "this",
+        )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vitdeploy.document.answers import MappedExample
 from vitdeploy.document.report import Report
 from vitdeploy.report import lookup, text
 from vitdeploy.report.page import RunPage
+from vitdeploy.tasks.answers import MappedExample
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vitdeploy.document.answers import ExampleFacts, Marks
 from vitdeploy.document.report import Report
 from vitdeploy.report import lookup, text
-from vitdeploy.report.classes import class_views
+from vitdeploy.report.accuracy import class_views
 from vitdeploy.report.page import RunPage
+from vitdeploy.tasks.answers import ExampleFacts, Marks
 
 # What the score of an answer is; other tasks' answers have none.
 BARS = {

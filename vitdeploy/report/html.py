@@ -18,17 +18,17 @@ from vitdeploy.document.comparison import ComparisonDocument
 from vitdeploy.document.history import HistoryDocument
 from vitdeploy.document.report import Judgement, Report, VerdictFacts
 from vitdeploy.document.selftest import SelftestDocument
-from vitdeploy.document.sweep import SweepDocument
-from vitdeploy.document.tuning import TuneDocument
-from vitdeploy.report import lookup, measures, notes, quantization, table, text
+from vitdeploy.document.sweep import SweepDocument, TuneDocument
+from vitdeploy.report import lookup, measures, quantization, table, text
+from vitdeploy.report import page as notes
+from vitdeploy.report.context import model_views
 from vitdeploy.report.measures import Cell
 from vitdeploy.report.page import Document, RunPage, Section, shown
 from vitdeploy.report.sections import COMPARISON, HISTORY, RUN, SELFTEST, SWEEP, TUNING
-from vitdeploy.report.selftest import model_views
 from vitdeploy.report.sweep import progressed
 from vitdeploy.report.table import Gate
 from vitdeploy.runtime.host import name_host
-from vitdeploy.search.sensitivity import Sensitivity
+from vitdeploy.search.mixed import Sensitivity
 from vitdeploy.spec import bound_words
 
 TEMPLATES = (Path(__file__).parent / "templates",)

@@ -1,19 +1,26 @@
-"""The plot of latency: its distribution per artifact."""
+"""Latencies and times of a page."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from vitdeploy.benchmark.row import Row
-from vitdeploy.report import figures, strips, text
+from vitdeploy.benchmark.summary import Row, ScenarioResult
+from vitdeploy.report import figures, text
+from vitdeploy.report import images as strips
+from vitdeploy.report.figures import Plot, both_variants
 from vitdeploy.report.lookup import Measured
-from vitdeploy.report.svg import Plot, both_variants
+
+# --- The plot of latency: its distribution per artifact ---------------------------------------------------------------
+
 
 _RISE = 0.46  # of a strip's height: the peak of a density
 _MARKS = {"p50": "o", "p90": "D", "p99": "|"}
@@ -137,3 +144,249 @@ def _mark_legend(axes: Axes) -> None:
         handle.set(markeredgecolor=figures.MUTED, markersize={"o": 8, "D": 6.5, "|": 12}[marker], markeredgewidth=1.6)
         handles.append(handle)
     figures.mark_legend(axes, handles)
+
+
+# --- The plots of time ------------------------------------------------------------------------------------------------
+# how each artifact's latency moved while it was measured, and its throughput under a long load.
+
+
+_STEPS = (2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000)  # percent: the ends of a strip
+_BAND = 0.32  # of a strip's height, up and down, that the moves may take
+_PROCESS_WIDTH = 70.0  # pixels: what the words "process 1" need
+_TOP = 46.0  # pixels: room for what the lines and the processes are called
+# A mark for each scenario of a benchmark run; with a fifth they begin again.
+_TIMELINE_MARKS = (("o", True), ("o", False), ("s", True), ("s", False))
+_SHARED_FROM = 3  # artifacts, so that what they have in common is not mostly one of them
+_MINUTES_FROM = 300.0  # seconds
+_MOST_POINTS = 120  # of one line with marks; a longer one is a line alone
+
+
+@dataclass(frozen=True)
+class Track:
+    """The course of one artifact in one scenario over time.
+
+    seconds, moves: float64 [blocks]; a move is the difference of a block from the median of all blocks, in percent.
+    process: int64 [blocks]. level: that median, in `unit`, NaN without blocks.
+    """
+
+    scenario: str
+    seconds: Values
+    moves: Values
+    process: NDArray[np.int64]
+    level: float
+    unit: str
+
+
+def _tracks_in_turns(measured: Measured) -> dict[str, list[Track]]:
+    """Tracks of every artifact in the scenarios that it took turns in; artifacts or scenarios without times are left
+    out."""
+    found = {
+        name: [_track(scenario, each) for scenario, each in row.scenarios.items() if each.bins is None]
+        for name, row in measured.rows.items()
+    }
+    known = {name: [track for track in each if track.moves.size] for name, each in found.items()}
+    return {name: each for name, each in known.items() if each}
+
+
+def _tracks_of_runs(measured: Measured) -> dict[str, dict[str, list[Track]]]:
+    """The same of runs without turns, by scenario."""
+    found: dict[str, dict[str, list[Track]]] = {}
+    for name, row in measured.rows.items():
+        for scenario, each in row.scenarios.items():
+            if each.bins:
+                found.setdefault(scenario, {})[name] = [_run(scenario, each)]
+    return found
+
+
+def _track(scenario: str, result: ScenarioResult) -> Track:
+    """The blocks of a benchmark run; those in which no query was answered are left out."""
+    blocks = result.blocks
+    medians = np.array([np.nan if each is None else each for each in blocks.median_ms], np.float64)
+    seconds, process = np.array(blocks.begun_seconds, np.float64), np.array(blocks.process, np.int64)
+    usable = np.isfinite(medians) & (medians > 0)
+    level = float(np.median(medians[usable])) if usable.any() else np.nan
+    return Track(scenario, seconds[usable], moves(medians[usable]), process[usable], level, " ms")
+
+
+def _run(scenario: str, result: ScenarioResult) -> Track:
+    """Images per second of one long run, from its own beginning."""
+    bins, begun = (np.array(each, np.float64) for each in (result.bins, result.blocks.begun_seconds))
+    process = np.zeros(bins.size, np.int64)
+    return Track(scenario, begun - begun[0], moves(bins), process, float(np.median(bins)), "/s")
+
+
+def moves(values: Values) -> Values:
+    """The distance of each value from the median of all, in percent of it. [n] -> [n]."""
+    return np.asarray(100 * (values / np.median(values) - 1)) if values.size else values
+
+
+def _together(tracks: Sequence[Track]) -> Iterator[tuple[Values, Values]]:
+    """The common movement of all artifacts, block by block, in each scenario and process: mean times and mean moves."""
+    for scenario in dict.fromkeys(track.scenario for track in tracks):
+        of = [track for track in tracks if track.scenario == scenario]
+        for number in np.unique(of[0].process):
+            parts = [(track.seconds[track.process == number], track.moves[track.process == number]) for track in of]
+            count = min(seconds.size for seconds, _ in parts)
+            if count:
+                means = (np.mean([part[column][:count] for part in parts], axis=0) for column in (0, 1))
+                yield next(means), next(means)
+
+
+def timeline_plots(measured: Measured) -> list[Plot]:
+    """The benchmark run, and each long run; none of what no times are known of."""
+    bench_run = _bench_plot(measured, _tracks_in_turns(measured))
+    plots = [] if bench_run is None else [bench_run]
+    for number, (scenario, runs) in enumerate(_tracks_of_runs(measured).items(), start=1):
+        plots.append(_run_plot(measured, runs, scenario, number))
+    return plots
+
+
+def _bench_plot(measured: Measured, found: Mapping[str, Sequence[Track]]) -> Plot | None:
+    if not found:
+        return None
+    wide, narrow = both_variants(
+        lambda is_narrow: _draw(measured, found, is_narrow, "since the bench began", len(found) >= _SHARED_FROM),
+        "timeline",
+        f"The median latency of every block over time, against the median of all blocks. {_facts(found)}.",
+    )
+    shared = " The thin grey line is the mean of all artifacts." if len(found) >= _SHARED_FROM else ""
+    processes = max(int(track.process.max()) for each in found.values() for track in each) + 1
+    fresh = " At a dotted line all are started again." if processes > 1 else ""
+    caption = (
+        "Every mark is the median latency of one block, at the time when it was measured, against the median of all "
+        f"blocks, which stands beside the name: higher is slower.{shared} Artifacts take turns, so what moves all of "
+        f"them at once is the machine; what moves one alone is that artifact.{fresh}"
+    )
+    return Plot("Timeline", caption, wide, narrow)
+
+
+def _run_plot(measured: Measured, runs: Mapping[str, Sequence[Track]], scenario: str, number: int) -> Plot:
+    wide, narrow = both_variants(
+        lambda is_narrow: _draw(measured, runs, is_narrow, "since the run of the artifact began", False),
+        f"sustained-{number}",
+        f"Throughput over time under {scenario}, against its median. {_facts(runs)}.",
+    )
+    caption = (
+        "Throughput of every second of a run without a pause, against the median of that run: lower is slower. A line "
+        "that falls and stays down is a machine that grows hot, or that others use."
+    )
+    return Plot(f"Timeline of {scenario}", caption, wide, narrow)
+
+
+def _facts(found: Mapping[str, Sequence[Track]]) -> str:
+    """The content of the strips, in words."""
+    return "; ".join(
+        f"{name}: "
+        + ", ".join(
+            f"{track.scenario} {text.significant(track.level)}{track.unit}, "
+            f"{track.moves.min():+.0f} to {track.moves.max():+.0f} %"
+            for track in each
+        )
+        for name, each in found.items()
+    )
+
+
+def _draw(
+    measured: Measured, found: Mapping[str, Sequence[Track]], narrow: bool, begins: str, with_mean: bool
+) -> Figure:
+    """One variant: a strip for each artifact, all on one scale of percents and one of time, which has its zero where
+    `begins` says. `with_mean`: with what all artifacts did at the same time."""
+    names = list(found)
+    levels = [_levels(found[name]) for name in names]
+    figure, axes = strips.new_strips(names, levels, narrow, top=_TOP, rise=_BAND)
+    every = [track for each in found.values() for track in each]
+    scenarios = list(dict.fromkeys(track.scenario for track in every))
+    low, high = _limits([track.moves for track in every])
+    unit, scale = (
+        ("minutes", 60.0) if max(float(track.seconds.max()) for track in every) >= _MINUTES_FROM else ("seconds", 1.0)
+    )
+
+    def height(percents: Values) -> Values:
+        return _BAND * (2 * (np.clip(percents, low, high) - low) / (high - low) - 1)
+
+    shared = list(_together(every)) if with_mean else []
+    for index, name in enumerate(names):
+        axes.axhspan(-index - _BAND, -index + _BAND, color=figures.RULE, alpha=0.35, linewidth=0)
+        axes.axhline(-index + float(height(np.zeros(1))[0]), color=figures.RULE, linewidth=1)
+        for seconds, mean in shared:
+            axes.plot(seconds / scale, -index + height(mean), color=figures.MUTED, linewidth=0.8, alpha=0.7, zorder=2)
+        for track in found[name]:
+            marker, filled = _TIMELINE_MARKS[scenarios.index(track.scenario) % len(_TIMELINE_MARKS)]
+            _draw_track(axes, track, scale, -index + height(track.moves), measured.colours[name], marker, filled)
+    _mark_processes(axes, every, scale)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=1))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_xlabel(f"{unit} {begins}")
+    band = f"Band: {low:+d} to {high:+d} %".replace("-", "−")
+    axes.set_title(band, loc="left", fontsize=12, color=figures.MUTED, pad=26, fontweight="normal")
+    if len(scenarios) > 1:
+        _legend(axes, scenarios)
+    return figure
+
+
+def _levels(tracks: Sequence[Track]) -> str:
+    """The medians of an artifact's scenarios, with their common unit."""
+    return ", ".join(text.significant(track.level) for track in tracks) + tracks[0].unit
+
+
+def _draw_track(axes: Axes, track: Track, scale: float, y: Values, series: int, marker: str, filled: bool) -> None:
+    """The blocks of each process as a line: from one process to the next there is none."""
+    colour = figures.SERIES[series]
+    marks = track.moves.size <= _MOST_POINTS
+    for number in np.unique(track.process):
+        of = track.process == number
+        axes.plot(
+            track.seconds[of] / scale,
+            y[of],
+            color=colour,
+            marker=marker if marks else "",
+            markersize=3.6,
+            markerfacecolor=colour if filled else figures.PAPER,
+            linewidth=1.3,
+            linestyle="-" if filled else (0, (2, 1.5)),
+            zorder=3,
+        )
+
+
+def _limits(found: Sequence[Values]) -> tuple[int, int]:
+    """The limits of the strips in percent: round numbers that contain all moves, if there are any."""
+    low, high = min(float(each.min()) for each in found), max(float(each.max()) for each in found)
+    down, up = (next((step for step in _STEPS if step >= most), _STEPS[-1]) for most in (-low, high))
+    # Neither so flat that the other half of the strip stays empty, nor below nothing.
+    return -min(max(down, up // 5), 100), max(up, down // 5)
+
+
+def _mark_processes(axes: Axes, tracks: Sequence[Track], scale: float) -> None:
+    """A line where every artifact was started again, and the number of the process above each part."""
+    processes = sorted({int(number) for track in tracks for number in track.process})
+    if len(processes) < 2:
+        return
+    parts = [np.concatenate([track.seconds[track.process == number] for track in tracks]) for number in processes]
+    edges = [(before.max() + after.min()) / 2 for before, after in itertools.pairwise(parts)]
+    for edge in edges:
+        axes.axvline(edge / scale, color=figures.MUTED, linewidth=1, linestyle=(0, (1, 2.5)), zorder=1.5)
+    every = [parts[0].min(), *edges, parts[-1].max()]
+    shortest = min(np.diff(every)) / (every[-1] - every[0]) * axes.get_window_extent().width
+    for number, (left, right) in zip(processes, itertools.pairwise(every), strict=True):
+        spelt = number == processes[0] or shortest > _PROCESS_WIDTH
+        axes.annotate(
+            f"process {number + 1}" if spelt else str(number + 1),
+            ((left + right) / 2 / scale, 1),
+            xytext=(0, 6),
+            xycoords=axes.get_xaxis_transform(),
+            textcoords="offset points",
+            ha="center",
+            color=figures.MUTED,
+            fontsize=11,
+        )
+
+
+def _legend(axes: Axes, scenarios: Sequence[str]) -> None:
+    """The legend of the marks, above the strips."""
+    handles = []
+    for index, scenario in enumerate(scenarios):
+        marker, filled = _TIMELINE_MARKS[index % len(_TIMELINE_MARKS)]
+        handle = Line2D([], [], linestyle="none", marker=marker, color=figures.MUTED, label=scenario)
+        handle.set(markerfacecolor=figures.MUTED if filled else figures.PAPER, markersize=6)
+        handles.append(handle)
+    figures.mark_legend(axes, handles, right=True, gap=1.5)

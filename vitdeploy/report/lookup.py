@@ -6,10 +6,10 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vitdeploy.benchmark.row import Row
+from vitdeploy.benchmark.summary import Row
 from vitdeploy.document.bench import Bench
 from vitdeploy.document.report import Judgement
-from vitdeploy.document.tuning import TuneDocument
+from vitdeploy.document.sweep import TuneDocument
 from vitdeploy.report import figures, text
 
 # The name of the original among the artifacts; a report may not ask the pipeline for it.

@@ -6,11 +6,10 @@ from vitdeploy.document.bench import Bench
 from vitdeploy.document.report import Judgement
 from vitdeploy.report import lookup
 from vitdeploy.report.accuracy import accuracy_plot
-from vitdeploy.report.latency import latency_plot
+from vitdeploy.report.figures import Plot
+from vitdeploy.report.latency import latency_plot, timeline_plots
 from vitdeploy.report.lookup import Measured
 from vitdeploy.report.quantization import sensitivity_plots
-from vitdeploy.report.svg import Plot
-from vitdeploy.report.timeline import timeline_plots
 
 
 def render_plots(report: Judgement) -> list[Plot]:

@@ -11,10 +11,10 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from vitdeploy.document.engine import EngineFacts, Quantization
 from vitdeploy.document.report import Judgement
 from vitdeploy.report import figures, text
+from vitdeploy.report.figures import Plot, both_variants
 from vitdeploy.report.measures import Cell
-from vitdeploy.report.svg import Plot, both_variants
-from vitdeploy.search.overrides import Mixed, Reached, Taken
-from vitdeploy.search.sensitivity import Cost, Sensitivity
+from vitdeploy.search.mixed import Cost, Sensitivity
+from vitdeploy.search.trials import Mixed, Reached, Taken
 
 SHOWN_LAYERS = 12
 _ROW = 22.0  # pixels

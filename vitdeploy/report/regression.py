@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vitdeploy.document.comparison import ComparisonDocument, PairFacts, TimeRatio
-from vitdeploy.report import notes, table, text
+from vitdeploy.report import page as notes
+from vitdeploy.report import table, text
 from vitdeploy.report.measures import Cell
 from vitdeploy.report.table import Gate
 from vitdeploy.spec import bound_words

@@ -5,25 +5,18 @@ from __future__ import annotations
 from vitdeploy.document.comparison import ComparisonDocument
 from vitdeploy.document.history import HistoryDocument
 from vitdeploy.document.selftest import SelftestDocument
-from vitdeploy.document.sweep import SweepDocument
-from vitdeploy.document.tuning import TuneDocument
+from vitdeploy.document.sweep import SweepDocument, TuneDocument
+from vitdeploy.report.accuracy import classes_view, outputs_view
 from vitdeploy.report.attention_views import attention_view
-from vitdeploy.report.changed import changed_view
-from vitdeploy.report.classes import classes_view
-from vitdeploy.report.context import context_view
-from vitdeploy.report.details import details_view
+from vitdeploy.report.context import context_view, details_view, model_views, reliability_view, steps_view
 from vitdeploy.report.examples import examples_view
 from vitdeploy.report.history import canaries_view, changes_view, files_view, overview_view, series_views
-from vitdeploy.report.outputs import outputs_view
+from vitdeploy.report.images import parts_view, sizes_view
 from vitdeploy.report.page import RunPage, Section
-from vitdeploy.report.parts import parts_view
 from vitdeploy.report.plots import plots_alone, render_plots
 from vitdeploy.report.quantization import costs_view
 from vitdeploy.report.regression import pairs_view, sides_view
-from vitdeploy.report.reliability import reliability_view
-from vitdeploy.report.selftest import model_views, steps_view
-from vitdeploy.report.sizes import sizes_view
-from vitdeploy.report.summary import summary_view
+from vitdeploy.report.summary import changed_view, summary_view
 from vitdeploy.report.sweep import sweep_plots, swept_view
 from vitdeploy.report.table import comparison_view
 from vitdeploy.report.tuning import left_out_view, merging_view, pruning_view, rows_view, variants_view

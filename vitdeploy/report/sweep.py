@@ -11,11 +11,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.benchmark.expected import spelt
+from vitdeploy.benchmark.run import spelt
 from vitdeploy.document.report import Report
 from vitdeploy.document.sweep import SweepDocument, SweptRecipe
-from vitdeploy.report import figures, labels, lookup, measures, notes, table, text
-from vitdeploy.report.svg import Plot, both_variants
+from vitdeploy.report import figures, lookup, measures, table, text
+from vitdeploy.report import figures as labels
+from vitdeploy.report import page as notes
+from vitdeploy.report.figures import Plot, both_variants
 from vitdeploy.report.table import Gate, Row
 from vitdeploy.runtime.host import name_host
 

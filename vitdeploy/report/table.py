@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vitdeploy.benchmark.row import Latency
-from vitdeploy.benchmark.row import Row as BenchRow
+from vitdeploy.benchmark.summary import Latency
+from vitdeploy.benchmark.summary import Row as BenchRow
 from vitdeploy.document.bench import Ratio
 from vitdeploy.document.comparison import AccuracyChange
 from vitdeploy.document.engine import EngineFacts
 from vitdeploy.document.report import Judgement, RunVerdict, VerdictFacts
-from vitdeploy.report import lookup, measures, notes, text
+from vitdeploy.report import lookup, measures, text
+from vitdeploy.report import page as notes
 from vitdeploy.report.measures import Cell, Metric
 from vitdeploy.report.text import MISSING
 from vitdeploy.spec import GateStatus, Grade, bound_words

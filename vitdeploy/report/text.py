@@ -1,4 +1,4 @@
-"""Numbers, sizes and dates as a person reads them. Missing values become an en dash, never "None"."""
+"""Reports as text and as JUnit."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ import unicodedata
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TypeVar, cast
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+from vitdeploy.document.comparison import ComparisonDocument
+
+# --- Numbers, sizes and dates as a person reads them. Missing values become an en dash, never "None" ------------------
+
 
 MISSING = "–"
 _OVERRIDES = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -146,3 +152,33 @@ def shorten(text: str, limit: int = 32) -> str:
         return text
     tail = (limit - 1) // 2
     return f"{text[: limit - 1 - tail]}…{text[-tail:]}"
+
+
+# --- A comparison as JUnit's XML, which CI systems show: a test case for each engine and check ------------------------
+# The format has no standard of its own; this is the part that Jenkins' xunit schema (junit-10.xsd) and its readers
+# share.
+
+
+SUITE = "vitdeploy compare"
+
+
+def render_junit(document: ComparisonDocument) -> bytes:
+    """The XML of a comparison, UTF-8. A check that is not decided is a failure, as it is for the exit code; one without
+    a limit is skipped. `document` is taken as untrusted."""
+    found = cleaned(document)
+    checks = [(engine.engine, check) for engine in found.engines for check in engine.checks]
+    failed = sum(check.status in ("fail", "undecided") for _, check in checks)
+    skipped = sum(check.status == "none" for _, check in checks)
+    counts = {"tests": str(len(checks)), "failures": str(failed), "skipped": str(skipped), "errors": "0"}
+    root = Element("testsuites", counts)
+    suite = SubElement(root, "testsuite", {"name": SUITE, "timestamp": found.created[:19], **counts})
+    for engine, check in checks:
+        case = SubElement(suite, "testcase", {"classname": engine, "name": check.name})
+        reasons = "; ".join(check.reasons)
+        if check.status in ("fail", "undecided"):
+            SubElement(case, "failure", {"type": check.status, "message": reasons}).text = reasons
+        elif check.status == "none":
+            SubElement(case, "skipped", {"message": "no limit was set"})
+    indent(root)
+    xml: bytes = tostring(root, encoding="utf-8", xml_declaration=True)
+    return xml + b"\n"

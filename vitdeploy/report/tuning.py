@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from vitdeploy.document.tuning import TuneDocument, VariantFacts
-from vitdeploy.report import figures, labels, lookup, text
+from vitdeploy.document.sweep import TuneDocument, VariantFacts
+from vitdeploy.report import figures, lookup, text
+from vitdeploy.report import figures as labels
+from vitdeploy.report.figures import Plot, both_variants
 from vitdeploy.report.measures import Cell
-from vitdeploy.report.svg import Plot, both_variants
-from vitdeploy.search.rows import RowTiming
-from vitdeploy.search.schedules import Schedule
+from vitdeploy.search.rows import RowTiming, Schedule
 
 # Below this share of the largest distance all variants answer alike; a logarithmic axis would show little else.
 FLOOR = 1e-4

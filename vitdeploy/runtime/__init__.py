@@ -20,12 +20,12 @@ from vitdeploy.runtime.prompted import PromptedMasks
 from vitdeploy.runtime.segmentation import Segmentation
 from vitdeploy.runtime.sequence_predictor import SequencePredictor, load_sequence
 from vitdeploy.runtime.task import Result
-from vitdeploy.runtime.tensors import Tensors
 from vitdeploy.runtime.text import Text
+from vitdeploy.runtime.values import Tensors
 from vitdeploy.runtime.zero_shot import ZeroShot
 
 if TYPE_CHECKING:
-    from vitdeploy.bundle.unpack import unpack
+    from vitdeploy.bundle.pack import unpack
     from vitdeploy.runtime.monitor import Monitor, MonitorEvent, MonitorWarning
 
 __all__ = [
@@ -57,7 +57,7 @@ __all__ = [
 
 # What most apps do not use is imported when it is asked for.
 _LATER = {
-    "unpack": "vitdeploy.bundle.unpack",
+    "unpack": "vitdeploy.bundle.pack",
     **dict.fromkeys(("Monitor", "MonitorEvent", "MonitorWarning"), "vitdeploy.runtime.monitor"),
 }
 

@@ -17,7 +17,7 @@ from vitdeploy.runtime.postprocess import softmax
 from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
 from vitdeploy.runtime.upsample import bands, enlarged
 from vitdeploy.spec import AnomalySpec, PreprocessSpec
-from vitdeploy.spec.anomaly import ANOMALY_MAP, DISTANCES, NEIGHBOURS, PREDICTED_SCORE
+from vitdeploy.spec.tasks import ANOMALY_MAP, DISTANCES, NEIGHBOURS, PREDICTED_SCORE
 
 Array = npt.NDArray[Any]
 

@@ -22,8 +22,8 @@ from vitdeploy.runtime.prompted import PROMPTED
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.segmentation import SEGMENTATION
 from vitdeploy.runtime.task import Outputs, Reading, Result, RuntimeTask
-from vitdeploy.runtime.tensors import TENSORS
 from vitdeploy.runtime.text import IMAGE_TO_TEXT
+from vitdeploy.runtime.values import TENSORS
 from vitdeploy.runtime.zero_shot import ZERO_SHOT
 from vitdeploy.spec import Postprocess, PreprocessSpec, Task
 

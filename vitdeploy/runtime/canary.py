@@ -20,12 +20,11 @@ from typing import Any
 from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.checked import CheckedFiles
 from vitdeploy.errors import AnswersError, StorageError, UnsafeError
-from vitdeploy.runtime.atomic import write_atomic
 from vitdeploy.runtime.backend import RUNTIME
 from vitdeploy.runtime.golden import GoldenCheck, check_golden, golden_files, has_golden
 from vitdeploy.runtime.host import describe_host
-from vitdeploy.runtime.private import is_private, private_folder, user_cache
 from vitdeploy.runtime.runner import Runner
+from vitdeploy.runtime.trust import is_private, private_folder, user_cache, write_atomic
 from vitdeploy.spec import EngineSpec, Manifest, encode
 
 PROVEN = "proven-engines"

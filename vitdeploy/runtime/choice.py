@@ -17,7 +17,7 @@ from vitdeploy.runtime.canary import require_golden_answers
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.runner import Runner
-from vitdeploy.runtime.weight_bits import bits_of, saturation_warning
+from vitdeploy.runtime.values import bits_of, saturation_warning
 from vitdeploy.spec import EngineSpec, Manifest
 
 AUTO = "auto"

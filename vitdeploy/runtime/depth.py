@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.runtime.png import png_bytes
+from vitdeploy.runtime.masks import png_bytes
 from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
 from vitdeploy.runtime.upsample import bands, bicubic
 from vitdeploy.spec import DepthSpec, DepthValues, PreprocessSpec

@@ -15,12 +15,12 @@ from vitdeploy.runtime.detection import Detections
 from vitdeploy.runtime.image_to_image import Picture
 from vitdeploy.runtime.instances import Instances
 from vitdeploy.runtime.keypoints import Keypoints
+from vitdeploy.runtime.masks import png_bytes
 from vitdeploy.runtime.panoptic import Panoptic
-from vitdeploy.runtime.png import png_bytes
 from vitdeploy.runtime.prompted import PromptedMasks
 from vitdeploy.runtime.segmentation import NONE, Segmentation
 from vitdeploy.spec import Task
-from vitdeploy.spec.prompts import INSIDE
+from vitdeploy.spec.tasks import INSIDE
 
 if TYPE_CHECKING:
     from PIL import Image, ImageDraw

@@ -7,7 +7,7 @@ from time import perf_counter
 
 import numpy as np
 
-from vitdeploy.bundle.flow import PartTensors, link, mismatches
+from vitdeploy.bundle.layout import PartTensors, link, mismatches
 from vitdeploy.errors import TargetError, TensorError
 from vitdeploy.runtime.flows import inputs_of, outputs_of
 from vitdeploy.runtime.runner import Array, Runner, forkable_lock

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from vitdeploy.bundle.flow import PartTensors, link, tensors_of
+from vitdeploy.bundle.layout import PartTensors, link, tensors_of
 from vitdeploy.errors import TargetError
 from vitdeploy.spec import EngineSpec, FlowPart, FlowSpec, Task, TensorSpec
 

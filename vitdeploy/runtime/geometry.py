@@ -1,12 +1,30 @@
-"""Maps the model's input back to the original image, through resize and crop."""
+"""Where the pixels of an input lie in its image."""
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from vitdeploy.runtime.preprocess import crop_start, resized_size
-from vitdeploy.runtime.topdown import cutout
+from vitdeploy.runtime.preprocess import (
+    MAX_PIXELS,
+    ImageSource,
+    Pixels,
+    check_scans,
+    crop_resized,
+    crop_start,
+    file_of,
+    orientation_of,
+    resized_size,
+)
+from vitdeploy.runtime.topdown import Box, cutout
 from vitdeploy.spec import PreprocessSpec
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+# --- Maps the model's input back to the original image, through resize and crop ---------------------------------------
 
 
 @dataclass(frozen=True)
@@ -44,3 +62,65 @@ def _of_cutout(size: tuple[int, int], spec: PreprocessSpec) -> Window:
     half = [float(side) / 2 * count / (count - 1) for side, count in zip(found.sides, sides, strict=True)]
     x, y = (float(value) + 0.5 for value in found.centre)
     return Window(x - half[0], y - half[1], x + half[0], y + half[1])
+
+
+# --- JPEG files that are much larger than what they are resized to, decoded at 1/2, 1/4 or 1/8 of their size ----------
+# libjpeg then computes the lower frequencies alone (its DCT scaling), and most of the work is never done. The pixels
+# are not those of the reference in `preprocess`; docs/performance.md has by how much.
+
+
+# Pixels that are left for one of the resized image along each side, at least, so that resizing has something to
+# average: with 1 the mean difference from the reference is 2.0 grey levels, with 2 it is 0.6.
+OVERSAMPLING = 2
+
+
+@dataclass(frozen=True)
+class ReducedImage:
+    """Decoded pixels, the part of them that the image covers, and the image's own (width, height)."""
+
+    image: Image.Image
+    covered: Box
+    size: tuple[int, int]
+
+
+def decode_reduced(source: ImageSource, spec: PreprocessSpec) -> ReducedImage | None:
+    """A JPEG file decoded at a part of its size; None for what the reference is to decode: a JPEG that is not large
+    enough, not in colour, lies on its side or is broken, other formats, and what is no file.
+
+    Raises:
+        MissingFileError, ImageError: no such file, or one that is too large, as `preprocess.decode`.
+    """
+    content = file_of(source)
+    if content is None or spec.channels != 3 or spec.fit == "topdown":
+        return None
+    try:
+        return _decode(content, spec)
+    except Exception:  # as `preprocess` has it: decoders raise many kinds, and the reference says what is wrong
+        return None
+
+
+def _decode(content: bytes | bytearray, spec: PreprocessSpec) -> ReducedImage | None:
+    from PIL import Image
+
+    check_scans(content, "the image")
+    image = Image.open(io.BytesIO(content), formats=("JPEG",))
+    size = image.size
+    width, height = resized_size(*size, spec)
+    if image.mode != "RGB" or max(size[0] * size[1], width * height) > MAX_PIXELS:
+        return None
+    if orientation_of(image) != 1:
+        return None
+    chosen = image.draft("RGB", (OVERSAMPLING * width, OVERSAMPLING * height))
+    if chosen is None or image.size == size:
+        return None
+    image.load()
+    return ReducedImage(image, chosen[1], size)
+
+
+def resize_reduced(reduced: ReducedImage, spec: PreprocessSpec) -> Pixels:
+    """uint8 [crop height, crop width, channels], as `preprocess.resize_and_crop` of the whole image has them."""
+    from PIL import Image
+
+    size = resized_size(*reduced.size, spec)
+    resized = reduced.image.resize(size, Image.Resampling[spec.interpolation.upper()], box=reduced.covered)
+    return crop_resized(resized, spec)

@@ -1,18 +1,373 @@
-"""Describes this machine: the words that go with every measured number."""
+"""The machine: its CPU, cores and limits."""
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import platform
 import re
-from collections.abc import Collection, Mapping
+import struct
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 
-from vitdeploy.runtime import arm
-from vitdeploy.runtime.emulation import emulator, family
+import numpy as np
+
+from vitdeploy.errors import CapabilityError
+from vitdeploy.runtime.monitor_reference import Numbers
+
+# --- The names of Arm's cores, by what their main ID register (MIDR_EL1) says -----------------------------------------
+# who designed them, and which part it is.
+#
+# `/proc/cpuinfo` shows the register as "CPU implementer" and "CPU part". Numbers and names: Linux,
+# arch/arm64/include/asm/cputype.h, and util-linux, sys-utils/lscpu-arm.c, both read in November 2026; Apple's M3 and M4
+# are of pytorch/cpuinfo, pull request 385, and 0x00 of QEMU, whose "max" is no real core. Designs older than Armv8 are
+# left out. To add a core, add a row; one that is missing is named by its numbers, which tell machines apart as well.
+
+
+# By implementer: the word in front of its cores' names, and their names by part.
+CORES: dict[int, tuple[str, dict[int, str]]] = {
+    # Names of Arm's own need no word in front. 0x00 is no designer: besides QEMU, HiSilicon's Hi1910 has it.
+    0x00: ("", {0x051: "QEMU max"}),
+    0x41: (
+        "",
+        {
+            **{0xD01: "Cortex-A32", 0xD02: "Cortex-A34", 0xD03: "Cortex-A53", 0xD04: "Cortex-A35"},
+            **{0xD05: "Cortex-A55", 0xD06: "Cortex-A65", 0xD07: "Cortex-A57", 0xD08: "Cortex-A72"},
+            **{0xD09: "Cortex-A73", 0xD0A: "Cortex-A75", 0xD0B: "Cortex-A76", 0xD0C: "Neoverse-N1"},
+            **{0xD0D: "Cortex-A77", 0xD0E: "Cortex-A76AE", 0xD40: "Neoverse-V1", 0xD41: "Cortex-A78"},
+            **{0xD42: "Cortex-A78AE", 0xD43: "Cortex-A65AE", 0xD44: "Cortex-X1", 0xD46: "Cortex-A510"},
+            **{0xD47: "Cortex-A710", 0xD48: "Cortex-X2", 0xD49: "Neoverse-N2", 0xD4A: "Neoverse-E1"},
+            **{0xD4B: "Cortex-A78C", 0xD4C: "Cortex-X1C", 0xD4D: "Cortex-A715", 0xD4E: "Cortex-X3"},
+            **{0xD4F: "Neoverse-V2", 0xD80: "Cortex-A520", 0xD81: "Cortex-A720", 0xD82: "Cortex-X4"},
+            **{0xD83: "Neoverse-V3AE", 0xD84: "Neoverse-V3", 0xD85: "Cortex-X925", 0xD87: "Cortex-A725"},
+            **{0xD88: "Cortex-A520AE", 0xD89: "Cortex-A720AE", 0xD8A: "C1-Nano", 0xD8B: "C1-Pro"},
+            **{0xD8C: "C1-Ultra", 0xD8E: "Neoverse-N3", 0xD8F: "Cortex-A320", 0xD90: "C1-Premium"},
+        },
+    ),
+    0x42: ("Broadcom", {0x100: "Brahma-B53", 0x516: "ThunderX2"}),
+    0x43: (
+        "Cavium",
+        {
+            **{0x0A0: "ThunderX", 0x0A1: "ThunderX-88XX", 0x0A2: "ThunderX-81XX", 0x0A3: "ThunderX-83XX"},
+            **{0x0AF: "ThunderX2-99xx", 0x0B0: "OcteonTX2", 0x0B1: "OcteonTX2-98XX", 0x0B2: "OcteonTX2-96XX"},
+            **{0x0B3: "OcteonTX2-95XX", 0x0B4: "OcteonTX2-95XXN", 0x0B5: "OcteonTX2-95XXMM"},
+            **{0x0B6: "OcteonTX2-95XXO", 0x0B8: "ThunderX3-T110"},
+        },
+    ),
+    0x46: ("Fujitsu", {0x001: "A64FX", 0x003: "MONAKA"}),
+    0x48: ("HiSilicon", {0xD01: "TSV110", 0xD02: "HIP09", 0xD06: "HIP12", 0xD40: "Cortex-A76", 0xD41: "Cortex-A77"}),
+    0x4E: ("NVIDIA", {0x000: "Denver", 0x003: "Denver 2", 0x004: "Carmel", 0x010: "Olympus"}),
+    0x50: ("APM", {0x000: "X-Gene"}),
+    0x51: (
+        "Qualcomm",
+        {
+            **{0x001: "Oryon", 0x002: "Oryon", 0x201: "Kryo", 0x205: "Kryo", 0x211: "Kryo"},
+            **{
+                0x800: "Falkor-V1/Kryo-2XX-Gold",
+                0x801: "Kryo-2XX-Silver",
+                0x802: "Kryo-3XX-Gold",
+                0x803: "Kryo-3XX-Silver",
+            },
+            **{0x804: "Kryo-4XX-Gold", 0x805: "Kryo-4XX-Silver", 0xC00: "Falkor", 0xC01: "Saphira"},
+        },
+    ),
+    0x53: ("Samsung", {0x001: "Exynos-M1", 0x002: "Exynos-M3", 0x003: "Exynos-M4", 0x004: "Exynos-M5"}),
+    0x61: (
+        "Apple",
+        {
+            **{0x020: "Icestorm-A14", 0x021: "Firestorm-A14", 0x022: "Icestorm-M1", 0x023: "Firestorm-M1"},
+            **{0x024: "Icestorm-M1-Pro", 0x025: "Firestorm-M1-Pro", 0x028: "Icestorm-M1-Max"},
+            **{0x029: "Firestorm-M1-Max", 0x030: "Blizzard-A15", 0x031: "Avalanche-A15", 0x032: "Blizzard-M2"},
+            **{0x033: "Avalanche-M2", 0x034: "Blizzard-M2-Pro", 0x035: "Avalanche-M2-Pro"},
+            **{0x038: "Blizzard-M2-Max", 0x039: "Avalanche-M2-Max", 0x042: "Sawtooth-M3", 0x043: "Everest-M3"},
+            **{0x044: "Sawtooth-M3-Pro", 0x045: "Everest-M3-Pro", 0x048: "Sawtooth-M3-Max"},
+            **{0x049: "Everest-M3-Max", 0x052: "Sawtooth-M4", 0x053: "Everest-M4"},
+        },
+    ),
+    0x6D: ("Microsoft", {0xD49: "Azure-Cobalt-100"}),
+    0x70: (
+        "Phytium",
+        {
+            **{0x303: "FTC310", 0x660: "FTC660", 0x661: "FTC661", 0x662: "FTC662"},
+            **{0x663: "FTC663", 0x664: "FTC664", 0x862: "FTC862"},
+        },
+    ),
+    0xC0: ("Ampere", {0xAC3: "Ampere-1", 0xAC4: "Ampere-1A"}),
+}
+
+
+def core_name(implementer: int, part: int, variant: int) -> str:
+    """The name of a core. One that the table lacks is named by its numbers, and by as much as the table has of it."""
+    vendor, parts = CORES.get(implementer, ("", {}))
+    if part in parts:
+        return f"{vendor} {parts[part]}".strip()
+    return f"{vendor or f'0x{implementer:02x}'} 0x{part:03x} (variant 0x{variant:x})"
+
+
+# --- What Linux says of an Arm machine --------------------------------------------------------------------------------
+# its cores, their instruction sets and caches, and the board that they sit on.
+#
+# Everything is read from the kernel's files under `root`, "/" except in tests. Sources: Linux,
+# arch/arm64/kernel/cpuinfo.c (the blocks of /proc/cpuinfo), arch/arm64/include/uapi/asm/hwcap.h (the bits),
+# Documentation/ABI/testing/sysfs-devices-system-cpu (caches), sysfs-firmware-ofw (the device tree).
+
+
+# The instruction sets that INT8 and FP16 kernels ask for: the word of /proc/cpuinfo, the entry of the auxiliary vector
+# (AT_HWCAP is 16, AT_HWCAP2 is 26), and the bit in it.
+INSTRUCTION_SETS: dict[str, tuple[int, int]] = {
+    "asimd": (16, 1),
+    "asimdhp": (16, 10),
+    "asimddp": (16, 20),
+    "i8mm": (26, 13),
+    "bf16": (26, 14),
+    "sve": (16, 22),
+    "sve2": (26, 1),
+    "sme": (26, 23),
+    "sme2": (26, 37),
+}
+LONGEST_NAME = 80
+# What a vendor leaves in the tables of its firmware if it does not fill them in.
+UNFILLED = re.compile(r"o\.?e\.?m|default string|not specified|unknown|system (product|manufacturer)|^0*$|^none$", re.I)
+
+
+@dataclass(frozen=True)
+class Core:
+    """One CPU of /proc/cpuinfo: its number, and what its main ID register says."""
+
+    number: int
+    implementer: int
+    part: int
+    variant: int
+
+    @property
+    def name(self) -> str:
+        return core_name(self.implementer, self.part, self.variant)
+
+
+def read_cores(cpuinfo: str) -> tuple[Core, ...]:
+    """The CPUs that are on, as /proc/cpuinfo lists them; none if it is that of another architecture.
+
+    Old kernels write the register once for all CPUs: one without a register of its own has that of its neighbour.
+    """
+    found: list[tuple[int, tuple[int, int, int] | None]] = []
+    for number, block in _blocks(cpuinfo):
+        implementer, part, variant = (_number(block.get(f"CPU {name}")) for name in ("implementer", "part", "variant"))
+        register = None if implementer is None or part is None else (implementer, part, variant or 0)
+        found.append((number, register))
+    known = next((register for _, register in found if register is not None), None)
+    cores = []
+    for number, register in found:
+        known = register or known
+        if known is not None:
+            cores.append(Core(number, *known))
+    return tuple(cores)
+
+
+def _blocks(cpuinfo: str) -> Iterable[tuple[int, dict[str, str]]]:
+    """Each CPU's number and fields. A block begins with "processor", and what no CPU has begins another one."""
+    for text in re.split(r"^(?=processor[ \t]*:)", cpuinfo, flags=re.MULTILINE):
+        pairs = (line.split(":", 1) for line in text.splitlines() if ":" in line)
+        fields = {key.strip(): value.strip() for key, value in pairs}
+        if fields.get("processor", "").isdecimal():
+            yield int(fields["processor"]), fields
+
+
+def _number(text: str | None) -> int | None:
+    try:
+        return None if text is None else int(text, 0)
+    except ValueError:
+        return None
+
+
+def describe_cores(cores: Collection[Core], usable: Collection[int]) -> str:
+    """All kinds of cores and how many there are of each, "4x Cortex-A76 + 4x Cortex-A55"; "" for no cores.
+
+    A process that may not use all of them has its own in front, as its times are of those: "4x Cortex-A55 of 4x
+    Cortex-A76 + 4x Cortex-A55". On a machine with one kind of cores the number of usable ones says as much.
+    """
+    there = _counted(cores)
+    if len(kinds(cores)) < 2:
+        return there
+    own = _counted([core for core in cores if core.number in usable])
+    return there if own in (there, "") else f"{own} of {there}"
+
+
+def kinds(cores: Iterable[Core]) -> tuple[str, ...]:
+    """The names of the kinds of cores, larger part numbers first: in most machines those are the larger cores. The
+    order of the CPUs' numbers would not do, as it may differ from kernel to kernel."""
+    ordered = sorted(cores, key=lambda core: (core.implementer, core.part, core.variant), reverse=True)
+    return tuple(dict.fromkeys(core.name for core in ordered))
+
+
+def _counted(cores: Collection[Core]) -> str:
+    counts = Counter(core.name for core in cores)
+    return " + ".join(f"{counts[name]}x {name}" for name in kinds(cores))
+
+
+def instruction_sets(cpuinfo: str, root: Path) -> str:
+    """The instruction sets that matter here and that this process may use; "unknown" without any.
+
+    They are those of the auxiliary vector, which the kernel, or an emulator, gives each process: /proc/cpuinfo may be
+    that of the machine below an emulator. Where it cannot be read, or is that of a 32-bit process, whose bits mean
+    something else, they are the words that all blocks of /proc/cpuinfo have.
+    """
+    vector = _auxiliary_vector(root)
+    if vector is not None:
+        found = {name for name, (entry, bit) in INSTRUCTION_SETS.items() if vector.get(entry, 0) >> bit & 1}
+    else:
+        words = [set(block["Features"].split()) for _, block in _blocks(cpuinfo) if "Features" in block]
+        found = set.intersection(*words) if words else set()
+    return " ".join(name for name in INSTRUCTION_SETS if name in found) or "unknown"
+
+
+def _auxiliary_vector(root: Path) -> dict[int, int] | None:
+    """The entries of this process's auxiliary vector, pairs of machine words (proc_pid_auxv(5))."""
+    if sys.maxsize < 2**32:
+        return None
+    try:
+        content = (root / "proc/self/auxv").read_bytes()
+    except OSError:
+        return None
+    pairs = struct.iter_unpack("=QQ", content[: len(content) // 16 * 16])
+    vector = {key: value for key, value in pairs if key}
+    return vector if 16 in vector else None
+
+
+def board_name(cpuinfo: str, root: Path) -> str:
+    """The name of the board: of the device tree, or of the line that Raspberry Pi's kernel adds to /proc/cpuinfo, as a
+    container hides the device tree, or vendor and product in the tables of a server's firmware (DMI). "" for none."""
+    for file in ("proc/device-tree/model", "sys/firmware/devicetree/base/model"):
+        if name := _text(root / file):
+            return name
+    line = re.search(r"^Model[ \t]*:(.*)$", cpuinfo, re.MULTILINE)
+    if line and line[1].strip():
+        return _clean(line[1])
+    product = _text(root / "sys/class/dmi/id/product_name")
+    vendor = _text(root / "sys/class/dmi/id/sys_vendor")
+    if not product or UNFILLED.search(product):
+        return ""
+    return product if not vendor or UNFILLED.search(vendor) or product.startswith(vendor) else f"{vendor} {product}"
+
+
+def _text(path: Path) -> str:
+    try:
+        return _clean(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return ""
+
+
+def _clean(text: str) -> str:
+    """One line without control characters: strings of a device tree end with a NUL."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:LONGEST_NAME].strip()
+
+
+@functools.lru_cache(maxsize=4)
+def describe_caches(cores: tuple[Core, ...], root: Path) -> str:
+    """The caches that each kind of core sees: "L1d 64K, L1i 64K, L2 512K, L3 2048K", with the kind's name in front
+    where there are several. "" if the kernel does not show them. Cores of one kind may differ: both are told."""
+    found: dict[str, list[str]] = {}
+    for core in sorted(cores, key=lambda core: core.number):
+        caches = _caches(root / f"sys/devices/system/cpu/cpu{core.number}/cache")
+        if caches and caches not in found.setdefault(core.name, []):
+            found[core.name].append(caches)
+    told = {name: " or ".join(sorted(found[name])) for name in kinds(cores) if found.get(name)}
+    if len(kinds(cores)) < 2:
+        return "".join(told.values())
+    return "; ".join(f"{name}: {caches}" for name, caches in told.items())
+
+
+def _caches(folder: Path) -> str:
+    """One core's caches, from the innermost on."""
+    suffixes = {"Data": "d", "Instruction": "i", "Unified": ""}
+    found = []
+    for index in folder.glob("index[0-9]*"):
+        level, kind, size = (_text(index / name) for name in ("level", "type", "size"))
+        if level and size and kind in suffixes:
+            found.append((level, suffixes[kind], size))
+    return ", ".join(f"L{level}{suffix} {size}" for level, suffix, size in sorted(found))
+
+
+# --- Whether an emulator runs this process: answers are then to be trusted as far as the emulator is, times never -----
+
 
 ROOT = Path("/")
+# By the words of `uname -m`: what one kernel runs natively, of 64 and of 32 bits.
+FAMILIES = {
+    **dict.fromkeys(("x86_64", "amd64", "i386", "i486", "i586", "i686"), "x86"),
+    **dict.fromkeys(("aarch64", "arm64", "armv6l", "armv7l", "armv8l"), "Arm"),
+}
+# e_machine of the ELF header (System V ABI, "ELF header"; elf.h): 386, ARM, x86-64 and AArch64.
+ELF_MACHINES = {3: "x86", 62: "x86", 40: "Arm", 183: "Arm"}
+
+
+def family(machine: str = "") -> str:
+    """ "x86" or "Arm" of an architecture as `uname -m` calls it, by default of this machine's; "" of any other."""
+    return FAMILIES.get(machine or platform.machine(), "")
+
+
+def emulator(root: Path = ROOT, machine: str = "") -> str:
+    """What runs this process instead of the CPU, such as "qemu-aarch64 on x86"; "" where nothing shows it.
+
+    An emulator of user space shows its programs the machine that they expect: `uname`, /proc/cpuinfo, /proc/self/exe.
+    The kernel knows better: the program that it runs in this thread is the emulator, of the real CPU's instruction set
+    (/proc/thread-self/exe, Linux 3.17 and newer), and it names its own architecture (/proc/sys/kernel/arch, 6.1 and
+    newer). A whole emulated machine, with a kernel of its own, is not recognised.
+
+    Args:
+        root: where the kernel's files lie.
+        machine: the architecture of this process; "" for what Python says.
+    """
+    machine = machine or platform.machine()
+    own = family(machine)
+    program, runs = _program(root / "proc/thread-self/exe")
+    named = program.startswith("qemu-")
+    below = next((each for each in (_kernel(root), runs) if own and each not in ("", own)), "")
+    if below:
+        return f"{program or 'an emulator'} on {below}"
+    return f"{program} on {machine}" if named else ""
+
+
+def require_real_times() -> None:
+    """Raise CapabilityError in an emulated process, whose times say nothing of the machine that it takes itself for."""
+    if found := emulator():
+        raise CapabilityError(
+            "nothing is timed in an emulator",
+            found=f"this process is emulated: {found}",
+            wanted=f"a real {platform.machine()} machine",
+            fix="bench on a real one; compile and verify work here",
+        )
+
+
+def _program(link: Path) -> tuple[str, str]:
+    """The name of the program that the kernel runs, and the family of its instruction set; "" of what is not shown."""
+    try:
+        with link.open("rb") as file:
+            head = file.read(20)
+        name = link.resolve().name
+    except OSError:
+        return "", ""
+    if head[:4] != b"\x7fELF" or len(head) < 20:
+        return name, ""
+    machine = int.from_bytes(head[18:20], "big" if head[5] == 2 else "little")
+    return name, ELF_MACHINES.get(machine, "another architecture")
+
+
+def _kernel(root: Path) -> str:
+    try:
+        word = (root / "proc/sys/kernel/arch").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+    return FAMILIES.get(word, word)
+
+
+# --- Describes this machine: the words that go with every measured number ---------------------------------------------
+
+
 ISA_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimddp", "i8mm")
 # With any of these, INT8 products are summed up in 32 bits.
 VNNI = {"avx512_vnni", "avx_vnni", "amx_int8"}
@@ -67,13 +422,13 @@ def _facts(cpuinfo: str, machine: str, below: str) -> dict[str, str]:
 
 def _arm_facts(cpuinfo: str, root: Path, machine: str, cpus: Collection[int], below: str) -> dict[str, str]:
     """The files of /sys, and names in the firmware, are those of the real machine: an emulated process has none."""
-    cores = arm.read_cores(cpuinfo)
-    named = arm.describe_cores(cores, cpus)
+    cores = read_cores(cpuinfo)
+    named = describe_cores(cores, cpus)
     facts = {
         "cpu": named or ("" if cpuinfo else platform.processor()) or f"a CPU of {machine}",
-        "isa": arm.instruction_sets(cpuinfo, root),
-        "board": "" if below else arm.board_name(cpuinfo, root),
-        "caches": "" if below else arm.describe_caches(cores, root),
+        "isa": instruction_sets(cpuinfo, root),
+        "board": "" if below else board_name(cpuinfo, root),
+        "caches": "" if below else describe_caches(cores, root),
     }
     return {name: text for name, text in facts.items() if text}
 
@@ -192,3 +547,95 @@ def _cpuinfo(cpuinfo: str) -> tuple[str, set[str]]:
     fields = dict(line.split(":", 1) for line in cpuinfo.splitlines() if ":" in line)
     named = {key.strip(): value.strip() for key, value in fields.items()}
     return named.get("model name", ""), set((named.get("flags") or named.get("Features") or "").split())
+
+
+# --- Control limits for means over windows of images, from a sample of images that are in order -----------------------
+# A Shewhart chart of several means at once, its limits found by resampling: a window is out of control if any of its
+# means lies further from the reference's than chance takes the worst of them in all but a share `rate` of windows.
+#
+# - Means are of numbers that are clipped to within 3 robust standard deviations of the median: a single image, such as
+#   the one in a hundred that a classifier is unsure of, says little about a window, and a reference that happens to
+#   have
+#   none of these would call others unusual. Source: Huber, "Robust Statistics" (1981), chapter 1: winsorizing.
+# - Windows of the reference's own images are drawn with replacement, and, as the reference is a sample too, so is the
+#   reference: both errors count. Sources: Liu and Tang, "Control Charts for Dependent and Independent Measurements
+#   Based
+#   on Bootstrap Methods", JASA 91 (1996), 1694-1700; Efron and Tibshirani, "An Introduction to the Bootstrap" (1993),
+#   chapter 16.
+# - Of each drawing the largest deviation in standard errors counts, over all statistics: its quantile is one threshold
+#   that holds for all of them together, however they depend on each other. Source: Westfall and Young, "Resampling-
+#   Based
+#   Multiple Testing" (1993), the maxT method.
+
+
+DRAWINGS, AT_A_TIME, MANY = 20_000, 500, 4096
+SEED = 0
+CLIP = 3.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of each statistic what it is clipped to, its mean in the reference, the standard error of a window's mean about
+    it, and how many of these a mean may be away, `threshold`. Means are of clipped numbers."""
+
+    names: tuple[str, ...]
+    least: Numbers
+    most: Numbers
+    mean: Numbers
+    error: Numbers
+    threshold: float
+
+    def clipped(self, values: Numbers) -> Numbers:
+        """Numbers [..., statistics] within what is believed of a single image."""
+        return np.asarray(np.clip(values, self.least, self.most), np.float64)
+
+    def outside(self, means: Numbers) -> list[int]:
+        """The statistics that are out of their limits, the furthest first."""
+        away = np.abs(means - self.mean) / self.error
+        return [int(i) for i in np.argsort(-away) if not away[i] <= self.threshold]
+
+    def bounds(self, index: int) -> tuple[float, float]:
+        room = self.threshold * self.error[index]
+        return float(self.mean[index] - room), float(self.mean[index] + room)
+
+
+def control_limits(names: Sequence[str], values: Numbers, floors: Numbers, window: int, rate: float) -> Limits:
+    """The limits for means over `window` images.
+
+    Args:
+        values: float64 [images, statistics] of the reference.
+        floors: [statistics], the least standard deviation that is believed: a statistic that is the same in all
+            images of a small reference need not be so in all others.
+        rate: of windows of images like the reference's, the share that is out of some limit.
+    """
+    images, median = len(values), np.median(values, axis=0)
+    below, above = np.quantile(values, (0.16, 0.84), axis=0)  # one standard deviation each, of a normal distribution
+    room = CLIP * np.maximum((above - below) / 2, floors)
+    values = np.clip(values, median - room, median + room)
+    mean = values.mean(axis=0)
+    deviation = np.maximum(values.std(axis=0, ddof=1), floors)
+    error = deviation * np.sqrt(1 / window + 1 / images)
+    generator, worst = np.random.default_rng(SEED), []
+    centred = (values - mean) / error
+    for _ in range(DRAWINGS // AT_A_TIME):
+        drawn = _shares(generator, images, window) - _shares(generator, images, images)
+        worst.append(np.abs(drawn @ centred).max(axis=1))
+    # What a single normal mean would need, where the reference varies less than is believed.
+    least = NormalDist().inv_cdf(1 - rate / 2)
+    found = max(least, float(np.quantile(np.concatenate(worst), 1 - rate)))
+    return Limits(tuple(names), median - room, median + room, mean, error, _student(found, images - 1))
+
+
+def _student(quantile: float, freedom: int) -> float:
+    """A normal quantile as it is where the deviation is estimated, with so many degrees of freedom. Source: Abramowitz
+    and Stegun (1964), 26.7.5, the first two terms."""
+    return quantile + (quantile**3 + quantile) / (4 * freedom)
+
+
+def _shares(generator: np.random.Generator, images: int, count: int) -> Numbers:
+    """[AT_A_TIME, images]: the share of each image among `count` drawn with replacement."""
+    if count > MANY:  # takes as long for any count, which for few is longer
+        return np.asarray(generator.multinomial(count, np.full(images, 1 / images), AT_A_TIME) / count, np.float64)
+    drawn = generator.integers(0, images, (AT_A_TIME, count)) + images * np.arange(AT_A_TIME)[:, None]
+    found = np.bincount(drawn.ravel(), minlength=AT_A_TIME * images).reshape(AT_A_TIME, images)
+    return np.asarray(found / count, np.float64)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.runtime.png import png_bytes
+from vitdeploy.runtime.masks import png_bytes
 from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
 from vitdeploy.spec import RECONSTRUCTION, ImageSpec
 

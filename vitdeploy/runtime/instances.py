@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.runtime.masks import RunLengths
 from vitdeploy.runtime.postprocess import label_of, shortened, sigmoid, softmax
-from vitdeploy.runtime.run_lengths import RunLengths
 from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
 from vitdeploy.runtime.upsample import bands, enlarged, nearest
 from vitdeploy.spec import InstanceSpec, PreprocessSpec

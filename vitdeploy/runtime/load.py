@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from vitdeploy.bundle.checked import CheckedFiles, Verify, open_checked, retry_if_replaced
 from vitdeploy.errors import InputError, TargetError
 from vitdeploy.runtime.choice import AUTO, Choice, choose_engine
-from vitdeploy.runtime.labels import read_labels
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.runtime.runner import type_name
+from vitdeploy.runtime.values import read_labels
 from vitdeploy.spec import (
     Manifest,
     OpenVocabularySpec,

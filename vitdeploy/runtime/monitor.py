@@ -20,8 +20,8 @@ import numpy as np
 from vitdeploy.bundle.checked import CheckedFiles
 from vitdeploy.errors import ClosedError, InputError, ManifestError, VitdeployError
 from vitdeploy.runtime.choice import CALLER
-from vitdeploy.runtime.control_limits import Limits, control_limits
 from vitdeploy.runtime.golden import GoldenSet, comparable, engine_outputs, read_golden
+from vitdeploy.runtime.host import Limits, control_limits
 from vitdeploy.runtime.monitor_reference import (
     MonitorReference,
     Numbers,

@@ -15,10 +15,9 @@ from typing import Any
 
 from vitdeploy.errors import CapabilityError, EngineError, StorageError, UnsafeError
 from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
-from vitdeploy.runtime.openvino import OpenVinoRunner, needed_options, set_batch, the_core
-from vitdeploy.runtime.openvino_operands import put_vectors_first
-from vitdeploy.runtime.private import private_folder
+from vitdeploy.runtime.openvino import OpenVinoRunner, needed_options, put_vectors_first, set_batch, the_core
 from vitdeploy.runtime.runner import Runner
+from vitdeploy.runtime.trust import private_folder
 
 GPU, NPU, AUTO = "openvino-gpu", "openvino-npu", "openvino-auto"
 DEVICES = {GPU: "GPU", NPU: "NPU", AUTO: "AUTO"}

@@ -28,8 +28,8 @@ from vitdeploy.errors import CapabilityError, EngineError, MissingPackageError, 
 from vitdeploy.runtime import ort
 from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
 from vitdeploy.runtime.nvidia import describe_gpu
-from vitdeploy.runtime.private import private_folder
 from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.runtime.trust import private_folder
 from vitdeploy.spec import TensorSpec
 
 CUDA, TENSORRT = "onnxruntime-cuda", "onnxruntime-tensorrt"

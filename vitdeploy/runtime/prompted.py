@@ -17,14 +17,14 @@ import numpy.typing as npt
 from vitdeploy.errors import InputError, ManifestError
 from vitdeploy.runtime.flow import FlowRunner, run_rows
 from vitdeploy.runtime.flows import IMAGE_ENCODER, PROMPT_DECODER
+from vitdeploy.runtime.masks import RunLengths
 from vitdeploy.runtime.preprocess import resized_size
 from vitdeploy.runtime.prompts import LABELS, POINTS, Prompt
-from vitdeploy.runtime.run_lengths import RunLengths
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
 from vitdeploy.runtime.upsample import bands, enlarged, enlarged_bands
 from vitdeploy.spec import Postprocess, PreprocessSpec, PromptSpec, TensorSpec
-from vitdeploy.spec.prompts import IOU_SCORES, MASKS
+from vitdeploy.spec.tasks import IOU_SCORES, MASKS
 
 Bools = npt.NDArray[np.bool_]
 # How a mask is written: a PNG, or COCO's run lengths.

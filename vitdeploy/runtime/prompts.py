@@ -13,7 +13,7 @@ from vitdeploy.errors import InputError
 from vitdeploy.runtime.preprocess import crop_start, resized_size
 from vitdeploy.runtime.topdown import Box
 from vitdeploy.spec import PreprocessSpec, PromptSpec, TensorSpec
-from vitdeploy.spec.prompts import BOTTOM_RIGHT, EMPTY, INSIDE, NO_POINT, OUTSIDE, TOP_LEFT
+from vitdeploy.spec.tasks import BOTTOM_RIGHT, EMPTY, INSIDE, NO_POINT, OUTSIDE, TOP_LEFT
 
 Floats = npt.NDArray[np.float32]
 Kinds = npt.NDArray[np.int64]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.runtime.png import png_bytes
+from vitdeploy.runtime.masks import png_bytes
 from vitdeploy.runtime.postprocess import label_of, shortened, sigmoid, softmax
 from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
 from vitdeploy.runtime.upsample import bands, enlarged

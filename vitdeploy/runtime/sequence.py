@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.bundle.flow import PartTensors
+from vitdeploy.bundle.layout import PartTensors
 from vitdeploy.errors import TensorError
 from vitdeploy.runtime.flow import LinkedParts, run_rows
 from vitdeploy.runtime.flows import DECODER_STEP, ENCODER, flow_of_graphs

@@ -1,31 +1,252 @@
-"""TensorRT: the runner. Each has one stream, one execution context and one captured graph.
-
-A plan is deserialised only after the machine was compared with the one it was built for, and its digest with those
-that this user trusts (`runtime/trust.py`).
-"""
+"""TensorRT: the runner, and the calls of its API."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import platform
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from vitdeploy.bundle.sign import signed_digests
-from vitdeploy.errors import EngineError, TensorError, VitdeployError
-from vitdeploy.runtime import cuda, tensorrt_api
+from vitdeploy.errors import (
+    CapabilityError,
+    DeviceMemoryError,
+    EngineError,
+    MissingPackageError,
+    TensorError,
+    VitdeployError,
+)
+from vitdeploy.runtime import cuda
 from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
-from vitdeploy.runtime.device_array import DeviceArray, borrow
+from vitdeploy.runtime.device_memory import DeviceArray, borrow
 from vitdeploy.runtime.profiles import Range, choose_profile
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.runtime.tensorrt_identity import VERSIONS, differences, fingerprint, refuse_other_device
 from vitdeploy.runtime.trust import is_trusted, read_trusted, rebuild
 from vitdeploy.spec import EngineSpec, TensorSpec
 
 if TYPE_CHECKING:
     import tensorrt as trt
+
+
+# --- TensorRT 10.3 to 11 in one code path: importing it, its messages, and the places where versions differ -----------
+# TensorRT is imported at first use. All differences between the versions are handled here: 10 types a network strongly
+# only on request, and it can build for all GPUs of one compute capability only from 10.9 on.
+
+
+OLDEST = (10, 3)
+# numpy's names by TensorRT's names of element types; what numpy lacks cannot be an input or output.
+DTYPES = {
+    "FLOAT": "float32",
+    "HALF": "float16",
+    "INT8": "int8",
+    "INT32": "int32",
+    "INT64": "int64",
+    "UINT8": "uint8",
+    "BOOL": "bool",
+}
+_NO_MEMORY = re.compile(r"out of memory|outofmemory|insufficient memory|memoryallocation", re.IGNORECASE)
+
+
+def require() -> str:
+    """Import TensorRT and return its version.
+
+    Raises:
+        MissingPackageError: it is not installed.
+        EngineError: it is installed but does not load.
+        CapabilityError: it is older than 10.3.
+    """
+    try:
+        module = importlib.import_module("tensorrt")
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(
+            "tensorrt", "tensorrt", "building or running a TensorRT engine", "tensorrt", error=error
+        ) from None
+    except (ImportError, OSError, RuntimeError) as error:
+        raise EngineError(
+            "tensorrt is installed but does not load",
+            found=str(error)[:300],
+            wanted="TensorRT's libraries, of the same version and for the CUDA of this driver",
+            fix="pip install --force-reinstall tensorrt (for CUDA 12: tensorrt-cu12); on a Jetson use JetPack's own",
+        ) from None
+    version = str(module.__version__)
+    if version_numbers(version)[:2] < OLDEST:
+        raise CapabilityError(
+            "this TensorRT is too old",
+            found=version,
+            wanted=".".join(map(str, OLDEST)) + " or newer",
+            fix="pip install --upgrade tensorrt",
+        )
+    return version
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """(11, 4, 0, 106) for "11.4.0.106"; what is no number ends it."""
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()
+
+
+class Messages:
+    """TensorRT's error messages, oldest first. TensorRT reports failures by messages and empty results."""
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+
+    def failure(self, what: str, fix: str = "") -> VitdeployError:
+        """The error to raise after a failed call: DeviceMemoryError if memory ran out, otherwise EngineError."""
+        found = "\n".join(self.errors[-3:])[:600] or "no message"
+        if self.no_memory():
+            return DeviceMemoryError(
+                f"{what}: the GPU has too little free memory",
+                found=found,
+                fix="close what else uses the GPU, or take a smaller batch",
+            )
+        return EngineError(what, found=found, fix=fix)
+
+    def no_memory(self) -> bool:
+        return any(_NO_MEMORY.search(text) for text in self.errors)
+
+
+def make_logger() -> tuple[trt.ILogger, Messages]:
+    """A logger for TensorRT, and what it has collected."""
+    import tensorrt as trt
+
+    messages = Messages()
+
+    class Logger(trt.ILogger):
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)  # the bindings want their own constructor called
+
+        def log(self, severity: trt.ILogger.Severity, msg: str) -> None:
+            if severity in (trt.ILogger.Severity.INTERNAL_ERROR, trt.ILogger.Severity.ERROR):
+                messages.errors.append(msg.strip())
+
+    return Logger(), messages
+
+
+def create_network(builder: trt.Builder) -> trt.INetworkDefinition:
+    """An empty network in which every tensor has the type that the graph gives it: on 10 only where asked for by this
+    flag, whose number is another one on 11, which ignores it."""
+    import tensorrt as trt
+
+    return builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+
+
+def hardware_level(name: str) -> trt.HardwareCompatibilityLevel:
+    """TensorRT's value for "this", "same-compute-capability" or "ampere+".
+
+    Raises:
+        CapabilityError: this version does not have it.
+    """
+    import tensorrt as trt
+
+    names = {"this": "NONE", "same-compute-capability": "SAME_COMPUTE_CAPABILITY", "ampere+": "AMPERE_PLUS"}
+    level: trt.HardwareCompatibilityLevel | None = getattr(trt.HardwareCompatibilityLevel, names[name], None)
+    if level is None:
+        raise CapabilityError(
+            f"this TensorRT cannot build for the hardware {name!r}",
+            found=str(trt.__version__),
+            wanted="this, or ampere+",
+        )
+    return level
+
+
+def sizes_of(dims: trt.Dims) -> tuple[int, ...]:
+    """Dims as a tuple; -1 is a dynamic axis."""
+    return tuple(int(dims[axis]) for axis in range(len(dims)))
+
+
+def bytes_of(memory: trt.IHostMemory) -> bytes:
+    """A copy of memory that TensorRT owns; it has the buffer protocol, which its type does not tell."""
+    return bytes(memoryview(cast(Any, memory)))
+
+
+def tensor_spec(name: str, dtype: trt.DataType, dims: trt.Dims) -> TensorSpec:
+    """A TensorSpec; an axis that is dynamic (-1) is called "batch" where it leads, otherwise "dynamic".
+
+    Raises:
+        TensorError: an element type that numpy lacks.
+    """
+    if dtype.name not in DTYPES:
+        raise TensorError(
+            f"tensor {name!r} has a type that numpy lacks",
+            found=dtype.name,
+            wanted=", ".join(DTYPES),
+            fix="place the graph with float32 inputs and outputs",
+        )
+    shape = tuple(size if size >= 0 else "dynamic" if axis else "batch" for axis, size in enumerate(sizes_of(dims)))
+    return TensorSpec(name, DTYPES[dtype.name], shape)
+
+
+# --- What a TensorRT engine depends on: TensorRT's version, the GPU, the driver and the operating system --------------
+
+
+# How far beyond the machine that built it an engine may go, as it was asked for when it was built.
+HARDWARE, VERSIONS = "built_for_hardware", "built_for_versions"
+KEYS = ("tensorrt", "gpu", "compute_capability", "driver", "os")
+
+
+def fingerprint() -> dict[str, str]:
+    """The identity of this machine, as EngineSpec.device records it.
+
+    Raises:
+        MissingPackageError, EngineError, CapabilityError: no usable TensorRT, cuda-python, driver or GPU.
+    """
+    version = require()
+    device = cuda.describe_device()
+    return {
+        "tensorrt": version,
+        "gpu": device.name,
+        "compute_capability": device.compute_capability,
+        "driver": device.driver,
+        "cuda": device.cuda,
+        "os": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def differences(recorded: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    """The keys in which a machine differs from those that an engine was built for.
+
+    An engine built for the hardware "ampere+" runs on every compute capability from 8.0, one built for
+    "same-compute-capability" on every GPU that has its own; one built for "newer" versions also on later TensorRTs.
+    A driver is that of the machine that built it, and neither of these engines depends on it.
+    """
+    keys = set(KEYS)
+    hardware, versions = recorded.get(HARDWARE, "this"), recorded.get(VERSIONS, "this")
+    if hardware != "this":
+        keys -= {"gpu", "driver"}
+    if hardware == "ampere+" and _numbers(here, "compute_capability") >= (8, 0):
+        keys -= {"compute_capability"}
+    if versions == "newer":
+        keys -= {"driver"}
+        if _numbers(here, "tensorrt") >= _numbers(recorded, "tensorrt") > ():
+            keys -= {"tensorrt"}
+    return [key for key in KEYS if key in keys and recorded.get(key) != here.get(key)]
+
+
+def _numbers(facts: Mapping[str, str], key: str) -> tuple[int, ...]:
+    return version_numbers(facts.get(key, ""))
+
+
+def refuse_other_device(name: str, recorded: Mapping[str, str], here: Mapping[str, str], rebuild: str) -> None:
+    """Raise EngineError unless this machine is one that the engine was built for."""
+    keys = differences(recorded, here)
+    if keys:
+        raise EngineError(
+            f"{name} was built for another machine",
+            found=", ".join(f"{key} {recorded.get(key, 'not recorded')}" for key in keys),
+            wanted=", ".join(f"{key} {here.get(key, 'unknown')}" for key in keys),
+            fix=f"rebuild it: {rebuild}",
+        )
+
+
+# --- TensorRT: the runner. Each has one stream, one execution context and one captured graph --------------------------
+# A plan is deserialised only after the machine was compared with the one it was built for, and its digest with those
+# that this user trusts (`runtime/trust.py`).
 
 
 class TensorRtRunner(Runner):
@@ -91,7 +312,7 @@ class TensorRtRunner(Runner):
         """Deserialise the plan, choose its profile, and set `inputs` and `outputs`."""
         import tensorrt as trt
 
-        logger, self._messages = tensorrt_api.make_logger()
+        logger, self._messages = make_logger()
         try:
             runtime = trt.Runtime(logger)
         except TypeError:  # what the bindings make of a runtime that could not be created
@@ -115,9 +336,7 @@ class TensorRtRunner(Runner):
                 raise self._messages.failure(f"{self.name}: TensorRT refuses the shape of {tensor.name!r}")
         self.inputs = tuple(TensorSpec(tensor.name, tensor.dtype, shapes[tensor.name]) for tensor in inputs)
         self.outputs = tuple(
-            tensorrt_api.tensor_spec(
-                tensor.name, engine.get_tensor_dtype(tensor.name), context.get_tensor_shape(tensor.name)
-            )
+            tensor_spec(tensor.name, engine.get_tensor_dtype(tensor.name), context.get_tensor_shape(tensor.name))
             for tensor in outputs
         )
         self._context, self._keep = context, (engine, runtime, logger)
@@ -241,7 +460,7 @@ def io_tensors(engine: trt.ICudaEngine) -> tuple[list[TensorSpec], list[TensorSp
     outputs: list[TensorSpec] = []
     for name in (engine.get_tensor_name(index) for index in range(engine.num_io_tensors)):
         side = inputs if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT else outputs
-        side.append(tensorrt_api.tensor_spec(name, engine.get_tensor_dtype(name), engine.get_tensor_shape(name)))
+        side.append(tensor_spec(name, engine.get_tensor_dtype(name), engine.get_tensor_shape(name)))
     return inputs, outputs
 
 
@@ -258,7 +477,7 @@ def _range(engine: trt.ICudaEngine, tensor: TensorSpec, profile: int) -> Range:
     fixed = tuple(size for size in tensor.shape if isinstance(size, int))
     if len(fixed) == len(tensor.shape):
         return Range(fixed, fixed, fixed)
-    smallest, best, largest = map(tensorrt_api.sizes_of, engine.get_tensor_profile_shape(tensor.name, profile))
+    smallest, best, largest = map(sizes_of, engine.get_tensor_profile_shape(tensor.name, profile))
     return Range(smallest, best, largest)
 
 

@@ -1,25 +1,131 @@
-"""Decides which TensorRT plans may be loaded. A plan is code: deserialising one runs what its maker put into it.
-
-Source: NVIDIA, "Security" of the TensorRT 11.4 documentation: only engines of one's own or signed ones; TensorRT's own
-validity check is no detection of tampering. So a plan is loaded only if its SHA-256 stands in a registry of this user
-on this machine: a folder that only the user can enter, outside of any bundle, with a file for each digest, which
-`compile` writes; or if a caller that has verified the signature of a bundle says so (`trusted` of `read_trusted`). A
-digest inside a bundle proves that the file is intact, never who made it.
-"""
+"""Whom a bundle is trusted from, and files of this user alone."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
-from vitdeploy.errors import MissingFileError, StorageError, UntrustedEngineError, quoted
-from vitdeploy.runtime.atomic import write_atomic
-from vitdeploy.runtime.private import is_private, private_folder, user_cache
+from vitdeploy.errors import MissingFileError, StorageError, UnsafeError, UntrustedEngineError, quoted
+from vitdeploy.publish import flush, remove_abandoned, temporary_name
+
+# --- Folders private to this user, for files that are code once loaded: engines that a runtime caches -----------------
+# They lie in the user's cache, never inside a bundle, so that nobody who hands over a bundle can put an engine there.
+
+
+def private_folder(*names: str) -> Path:
+    """A folder below the user's cache of vitdeploy, each of `names` made with mode 0700 where it is missing.
+
+    Raises:
+        UnsafeError: it is a link, belongs to another user, or others can write to it or read it.
+        StorageError: it cannot be made.
+    """
+    path = user_cache()
+    for name in names:
+        path = path / name
+        _own(path)
+    return path
+
+
+def _own(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written",
+            found=error.strerror or str(error),
+            wanted="a folder of this user",
+            fix="set XDG_CACHE_HOME to a folder that you can write to",
+        ) from None
+    if not _is_own(found):
+        mode = stat.S_IMODE(found.st_mode)
+        kind = f"mode {mode:04o}, user {found.st_uid}" if stat.S_ISDIR(found.st_mode) else "a link"
+        raise UnsafeError(
+            f"{path} is not private, and what it holds decides which code runs",
+            found=kind,
+            wanted=f"a folder of user {os.getuid()} with mode 0700",
+            fix=f"look at what is in it; then remove it, or chmod 700 {quoted(path)}",
+        )
+
+
+def is_private(folder: Path) -> bool:
+    """Whether it is there, a folder and no link to one, of this user, and nobody else can enter or write it."""
+    try:
+        return _is_own(folder.lstat())
+    except OSError:
+        return False
+
+
+def _is_own(found: os.stat_result) -> bool:
+    if not hasattr(os, "getuid"):
+        return stat.S_ISDIR(found.st_mode)  # Windows: the profile's own rights hold
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
+def user_cache() -> Path:
+    """This user's cache folder of vitdeploy, where the platform has such folders, whether it is there or not."""
+    return _cache() / "vitdeploy"
+
+
+def _cache() -> Path:
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches"
+    place = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(place) if place.startswith("/") else Path.home() / ".cache"
+
+
+# --- One file, all or nothing: written under a unique temporary name, flushed to disk, and renamed into place ---------
+
+
+@contextlib.contextmanager
+def open_atomic(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
+    """A new file to write to, which replaces the file `path` when the block ends without an error. A reader, and a
+    crash at any moment, sees the old file or the new one.
+
+    Raises:
+        OSError: the disk is full or not writable; `path` is then what it was.
+    """
+    remove_abandoned(path.parent)
+    temporary = path.with_name(temporary_name())
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    flush(path.parent)  # the new name itself lies in the folder
+
+
+def write_atomic(path: Path, data: bytes | memoryview, mode: int = 0o666) -> None:
+    """Replace the file `path` by `data`; as `open_atomic`."""
+    with open_atomic(path, mode) as file:
+        file.write(data)
+
+
+# --- Decides which TensorRT plans may be loaded. A plan is code -------------------------------------------------------
+# deserialising one runs what its maker put into it.
+#
+# Source: NVIDIA, "Security" of the TensorRT 11.4 documentation: only engines of one's own or signed ones; TensorRT's
+# own validity check is no detection of tampering. So a plan is loaded only if its SHA-256 stands in a registry of this
+# user on this machine: a folder that only the user can enter, outside of any bundle, with a file for each digest, which
+# `compile` writes; or if a caller that has verified the signature of a bundle says so (`trusted` of `read_trusted`). A
+# digest inside a bundle proves that the file is intact, never who made it.
+
 
 REGISTRY = "trusted-engines"
 _DIGEST = re.compile(r"[0-9a-f]{64}")

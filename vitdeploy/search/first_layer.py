@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.graph.analysis.cuts import part, single_cuts
+from vitdeploy.graph.analysis.prunable import part, single_cuts
 from vitdeploy.graph.io.files import save_graph
 from vitdeploy.lint.view import label, prepare
 from vitdeploy.runtime.backend import engine_is_code

@@ -1,37 +1,207 @@
-"""The latency table: how long single layers take on this device, in float and in INT8, measured and kept.
-
-A layer's MACs do not determine its time: it depends on the runtime, on the CPU and, because of tiles, on the number of
-rows. The table is measured once and saved, so every choice made from it is reproducible.
-"""
+"""Times of layers: tiny graphs of one layer each, timed in pairs."""
 
 from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import itertools
 import json
+import math
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+import onnx_ir as ir
 from scipy import stats
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.benchmark.candidate import ENGINE_WORKER, BenchCandidate, engine_candidate
 from vitdeploy.benchmark.process import WorkerProcess
 from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.benchmark.run import alone, measure_candidates, started
+from vitdeploy.benchmark.run import ENGINE_WORKER, BenchCandidate, alone, engine_candidate, measure_candidates, started
 from vitdeploy.benchmark.summary import block_medians
 from vitdeploy.compilation.engine import compile_engine
-from vitdeploy.errors import InputError, MissingFileError, TargetError
-from vitdeploy.graph.analysis.linears import count_int8, find_linears
-from vitdeploy.graph.io.files import save_graph
+from vitdeploy.errors import GraphError, InputError, MissingFileError, TargetError
+from vitdeploy.graph.analysis.rows import Linear, count_int8, find_linears
+from vitdeploy.graph.edit import constant
+from vitdeploy.graph.io.files import load_graph, save_graph
+from vitdeploy.graph.passes.rows import align_rows, complete_shapes, split_rows
+from vitdeploy.graph.shapes.infer import Inference
+from vitdeploy.graph.shapes.sizes import UNKNOWN, Dims, Size
 from vitdeploy.quantization.placement import place
 from vitdeploy.quantization.ranges import Range
 from vitdeploy.runtime.host import describe_host
-from vitdeploy.search.layer_graph import Shape, layer_graph
 from vitdeploy.spec import DecodeError, Precision, decode, encode
+
+# --- Tiny graphs of several parallel copies of one layer, for measuring its time --------------------------------------
+
+
+OPSET = 20
+SEED = 0
+# Enough layers in one graph, each with weights of its own, that no cache holds them between two calls.
+COPIES, MOST_BYTES = 8, 128 * 2**20
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """What a convolution's time depends on besides its matrix product: its image and its ONNX attributes."""
+
+    channels: int
+    height: int
+    width: int
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    pads: tuple[int, ...]
+    dilations: tuple[int, ...]
+    group: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One layer at batch 1 as a matrix product: `rows` x `k` times `k` x `n`.
+
+    For a convolution, the rows are its output positions, and k the weights of one output channel. `front`: the chain of
+    operators in front of the layer that are timed with it ("Gelu", "Mul", "Add").
+    """
+
+    rows: int
+    k: int
+    n: int
+    convolution: Convolution | None = None
+    front: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> Literal["matmul", "conv"]:
+        return "matmul" if self.convolution is None else "conv"
+
+    @property
+    def macs(self) -> int:
+        return self.rows * self.k * self.n
+
+    @property
+    def copies(self) -> int:
+        """How many copies of the layer a tiny graph holds."""
+        return max(1, min(COPIES, MOST_BYTES // (4 * self.k * self.n)))
+
+    def __str__(self) -> str:
+        return " ".join([*self.front, f"{self.kind} {self.rows} x {self.k} x {self.n}"])
+
+
+def shapes_of(model: ir.Model, layers: Collection[str]) -> dict[str, Shape]:
+    """The shape of each of these layers by name, at batch 1 if the batch is dynamic.
+
+    Raises:
+        GraphError: a layer's input has another dynamic axis than the batch, or a convolution pads by itself.
+    """
+    dims = Inference(model).dims
+    inputs = [dims[value] for value in model.graph.inputs if dims.get(value)]
+    batch = {name for sizes in inputs if isinstance(sizes[0], Size) for name in sizes[0].names}
+    chosen = [linear for linear in find_linears(model) if linear.name in layers]
+    return {
+        linear.name: _shape(
+            linear, *(_at_batch_one(linear, dims.get(each), batch) for each in (linear.input, linear.output))
+        )
+        for linear in chosen
+    }
+
+
+def _at_batch_one(linear: Linear, sizes: Dims | None, batch: Collection[str]) -> list[int]:
+    found = [
+        each.factor if isinstance(each, Size) and set(each.names) <= set(batch) else each
+        for each in sizes or (UNKNOWN,)
+    ]
+    numbers = [each for each in found if isinstance(each, int)]
+    if len(numbers) < len(found):
+        raise GraphError(
+            f"the size of what {linear.name} reads is not known",
+            found=" x ".join(map(str, found)),
+            wanted="numbers, but for the batch",
+            fix="export with a fixed image size",
+        )
+    return numbers
+
+
+def _shape(linear: Linear, before: list[int], after: list[int]) -> Shape:
+    if linear.kind == "matmul":
+        k, n = linear.weight.shape
+        return Shape(int(np.prod(before[:-1])), k, n)
+    attributes = {name: each.value for name, each in linear.node.attributes.items()}
+    if attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+        raise GraphError(f"{linear.name} pads by itself", found=str(attributes["auto_pad"]), wanted="explicit pads")
+    n, inside, *kernel = linear.weight.shape
+    _, channels, height, width = before
+
+    def numbers(name: str, default: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(int(each) for each in attributes.get(name, default))
+
+    layout = Convolution(
+        channels,
+        height,
+        width,
+        tuple(kernel),
+        numbers("strides", (1, 1)),
+        numbers("pads", (0, 0, 0, 0)),
+        numbers("dilations", (1, 1)),
+        int(attributes.get("group", 1)),
+    )
+    return Shape(int(np.prod(after[2:])), inside * kernel[0] * kernel[1], n, layout)
+
+
+def layer_graph(shape: Shape) -> ir.Model:
+    """`shape.copies` such layers, each with an input, random weights and a bias of its own, called "0", "1" ...
+
+    Only one row of each output leaves the graph, so that the time is that of the layer and not of copying its result.
+    """
+    generator = np.random.default_rng(SEED)
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="layers")
+    model = ir.Model(graph, ir_version=9, producer_name="vitdeploy")
+
+    def initializer(array: Any, name: str) -> ir.Value:
+        value = constant(array, name)
+        graph.register_initializer(value)
+        return value
+
+    def node(operator: str, name: str, inputs: list[ir.Value], sizes: list[int], **attributes: Any) -> ir.Value:
+        made = ir.node(operator, inputs, attributes, name=f"{name}/{operator}")
+        output = made.outputs[0]
+        output.name, output.type, output.shape = f"{name}/{operator}", inputs[0].type, ir.Shape(sizes)
+        graph.append(made)
+        return output
+
+    row = initializer(np.array([0], np.int64), "row")
+    for i in range(shape.copies):
+        layout = shape.convolution
+        sizes = [1, shape.rows, shape.k] if layout is None else [1, layout.channels, layout.height, layout.width]
+        x = ir.Value(name=f"x{i}", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(sizes))
+        graph.inputs.append(x)
+        for operator in shape.front:
+            vector = () if operator == "Gelu" else (generator.uniform(0.5, 2, sizes[-1]).astype(np.float32),)
+            constants = [initializer(each, f"{i}.{operator}") for each in vector]
+            x = node(operator, f"{i}.front", [x, *constants], sizes)
+        bias = initializer(generator.standard_normal(shape.n, dtype=np.float32), f"{i}.bias")
+        if layout is None:
+            weight = initializer(generator.standard_normal((shape.k, shape.n), dtype=np.float32), f"{i}.weight")
+            wide = [1, shape.rows, shape.n]
+            y = node("Add", str(i), [node("MatMul", str(i), [x, weight], wide), bias], wide)
+            last = node("Gather", f"row {i}", [y, row], [1, 1, shape.n], axis=1)
+        else:
+            filters = (shape.n, layout.channels // layout.group, *layout.kernel)
+            weight = initializer(generator.standard_normal(filters, dtype=np.float32), f"{i}.weight")
+            attributes = {name: getattr(layout, name) for name in ("strides", "pads", "dilations", "group")}
+            y = node("Conv", str(i), [x, weight, bias], [], **attributes)
+            y.shape = None
+            last = node("Gather", f"row {i}", [y, row], [], axis=2)
+            last.shape = ir.Shape([1, shape.n, 1, None])
+        graph.outputs.append(last)
+    return model
+
+
+# --- The latency table: how long single layers take on this device, in float and in INT8, measured and kept -----------
+# A layer's MACs do not determine its time: it depends on the runtime, on the CPU and, because of tiles, on the number
+# of rows. The table is measured once and saved, so every choice made from it is reproducible.
+
 
 FORMAT = 1
 # What identifies the device of a time; a different operating system kernel or Python does not change the device.
@@ -179,3 +349,119 @@ def _bench_candidate(shape: Shape, target: str, precision: Precision, folder: Pa
     out.mkdir()
     engine = compile_engine(graph, out, target=target, precision=precision, batch=1, placed=count_int8(model))
     return engine_candidate(engine, out, precision)
+
+
+# --- What was measured of rows in parts, or of more rows than tokens, and the placed graph that computes them so ------
+
+
+@dataclass(frozen=True)
+class PartsTiming:
+    """The model with its rows in `parts`; one number is all rows in one part, of as many tokens or more. `rounds_ms`:
+    its median latency in each round.
+    `ratio`, `low`, `high`: its latency over that in one part, with the interval; 1 for that itself."""
+
+    parts: tuple[int, ...]
+    rounds_ms: tuple[float, ...]
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class PartsTable:
+    """The measurements of one placed model; the first of `timings` is that of all rows in one part.
+
+    Without an alternative there is none, and `reason` says why. The intervals hold jointly at 95 % (Bonferroni).
+    `measured`: ISO date; `device`: as in a latency table. `disturbed`: why the times are unreliable, in which case the
+    rows stay in one part.
+    """
+
+    target: str
+    batch: int
+    measured: str
+    device: dict[str, str]
+    timings: tuple[PartsTiming, ...] = ()
+    reason: str = ""
+    disturbed: str = ""
+
+    @property
+    def best(self) -> tuple[int, ...] | None:
+        """The parts of the fastest of those that are surely faster than one; None without any."""
+        surely = [each for each in self.timings[1:] if each.high < 1 and not self.disturbed]
+        return min(surely, key=lambda each: each.ratio).parts if surely else None
+
+
+def in_parts(graph: Path, parts: Sequence[int] | None, out: Path) -> int:
+    """Write a placed graph with its rows in parts, None for all at once; give its linears and convolutions in INT8.
+
+    Args:
+        parts: as `split_rows` takes; or one number, for so many rows in place of one a token (`align_rows`).
+
+    Raises:
+        GraphError: the rows cannot be split so, or not be so many.
+    """
+    model = load_graph(graph)
+    if parts is not None and len(parts) == 1:
+        complete_shapes(model)
+        if not align_rows(model, parts[0]):
+            raise GraphError(
+                "there are as many rows as tokens already",
+                found=str(parts[0]),
+                wanted="more rows, or two or more parts of them",
+            )
+    elif parts is not None:
+        split_rows(model, parts)
+    save_graph(model, out)
+    return count_int8(model)
+
+
+# --- Finds where a quantity rises along a line with few measurements, each in the middle of the steepest piece --------
+
+
+@dataclass(frozen=True)
+class Rise:
+    """The increase from one position to another."""
+
+    low: int
+    high: int
+    gain: float
+
+
+def largest_increases(
+    measure: Callable[[int], float | None], last: int, *, first: float, total: float, share: float
+) -> list[Rise]:
+    """The line from 0 to `last` in pieces, the one with the largest gain first.
+
+    The piece that gains most is halved until it is one step long, or gains less than `share` of the total. If the
+    quantity never falls, the first piece is then the steepest step, or no step gains `share`: each of the at most
+    1 / share pieces that gain so much is halved log2(last) times. If it falls in places, the gain of the first piece is
+    still measured, but a rise and a fall inside another piece may have cancelled out.
+
+    Args:
+        measure: the quantity at a position, which may be infinite; None if it is undefined, and the position is
+            skipped.
+        first, total: the quantity at 0 and at `last`.
+    """
+    known, left_out, least = {0: first, last: total}, set[int](), share * max(gain(first, total), 0.0)
+
+    def inside(rise: Rise) -> list[int]:
+        return [i for i in range(rise.low + 1, rise.high) if i not in left_out]
+
+    while True:
+        places = sorted(known)
+        rises = [Rise(a, b, gain(known[a], known[b])) for a, b in itertools.pairwise(places)]
+        rises.sort(key=lambda rise: -rise.gain)
+        choice = inside(rises[0]) if rises else []
+        if not choice or rises[0].gain < least:
+            return rises
+        middle = choice[len(choice) // 2]
+        found = measure(middle)
+        if found is None:
+            left_out.add(middle)
+        else:
+            known[middle] = found
+
+
+def gain(before: float, after: float) -> float:
+    """after - before; both may be infinite."""
+    return 0.0 if math.isinf(before) and math.isinf(after) else after - before

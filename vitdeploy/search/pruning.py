@@ -24,8 +24,8 @@ from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.graph.passes.pruning import prune
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.search.expected import Expected
-from vitdeploy.search.reference_outputs import ReferenceOutputs
-from vitdeploy.search.saliency import Moments, compensated, removal_order
+from vitdeploy.search.graphs import ReferenceOutputs
+from vitdeploy.search.mixed import Moments, compensated, removal_order
 
 # Shares of a part's structures that are tried, until one changes answers by more than WORST.
 SHARES, WORST = (7 / 8, 3 / 4, 1 / 2, 1 / 4, 1 / 8), 0.2

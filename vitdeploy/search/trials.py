@@ -1,33 +1,134 @@
-"""Many trials of one model in INT8: the distance of its answers with given layers in given forms."""
+"""Trials of a search: what is tried, what it costs, which are kept."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from vitdeploy.graph.analysis.linears import Linear, find_linears
+from vitdeploy.compilation.engine import compile_engine
+from vitdeploy.graph.analysis.rows import Linear, count_int8, find_linears
 from vitdeploy.graph.edit import Editor
-from vitdeploy.quantization.backend import QUANTIZE
+from vitdeploy.graph.io.files import save_graph
 from vitdeploy.quantization.channel_split import ANY_GAIN, ChannelSplit, best_split, hidden_first
-from vitdeploy.quantization.placement import check_calibrated, choose, shape
-from vitdeploy.quantization.prepare import Prepared, prepare, widened
-from vitdeploy.quantization.ranges import Range, range_of, symmetric_step
+from vitdeploy.quantization.placement import QUANTIZE, check_calibrated, choose, shape
+from vitdeploy.quantization.prepare import Overrides, Prepared, prepare, widened
+from vitdeploy.quantization.ranges import Range, output_of, range_of, symmetric_step
 from vitdeploy.quantization.rounding import round_linear
-from vitdeploy.quantization.scores import output_of
 from vitdeploy.quantization.statistics import Statistics
+from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.runner import Array
-from vitdeploy.search.layer_graph import Shape, shapes_of
-from vitdeploy.search.overrides import Reached
-from vitdeploy.search.reference_outputs import ReferenceOutputs
-from vitdeploy.search.switched import Choice, Form, SwitchedRunner, write_switched
-from vitdeploy.spec import WeightBits
+from vitdeploy.search.expected import Expected
+from vitdeploy.search.graphs import Choice, Form, ReferenceOutputs, SwitchedRunner, write_switched
+from vitdeploy.search.latency import Shape, shapes_of
+from vitdeploy.spec import FloatRest, Precision, WeightBits
+
+# --- One trial: a placement compiled for its target, run on the images of the reference outputs, and discarded --------
+
+
+def answers_of(
+    model: ir.Model,
+    target: str,
+    precision: Precision,
+    reference_outputs: ReferenceOutputs,
+    float_rest: FloatRest = "fp32",
+) -> dict[str, Array]:
+    """The outputs of a placement on its own runtime, [images, ...] by name.
+
+    Raises:
+        EngineError, CapabilityError: as `compilation.engine.compile_engine`.
+    """
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
+        graph, out = Path(folder) / "model.onnx", Path(folder) / "engine"
+        out.mkdir()
+        save_graph(model, graph)
+        placed = count_int8(model)
+        engine = compile_engine(
+            graph,
+            out,
+            target=target,
+            precision=precision,
+            batch=reference_outputs.batch,
+            placed=placed,
+            float_rest=float_rest,
+        )
+        with make_runner(out, engine) as runner:
+            return reference_outputs.ask(runner)
+
+
+# --- The result of a mixed-precision search: layers whose precision or ranges differ from those of plain INT8 ---------
+
+
+@dataclass(frozen=True)
+class PrecisionOverride:
+    """One layer's override. `share`: of its range, if that is clipped; `price_us`: what it adds to the latency of one
+    image (negative: it is faster); `left`: the share of the layer's cost that remains."""
+
+    kind: Literal["clipped", "scaled", "float"]
+    layer: str
+    price_us: float
+    left: float = 0.0
+    share: float | None = None
+
+    def __str__(self) -> str:
+        return {
+            "float": f"{self.layer} in float",
+            "scaled": f"{self.layer}: hidden channels scaled",
+            "clipped": f"{self.layer}: {100 * (self.share or 1):.0f} % of its range",
+        }[self.kind]
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A mean distance over the images, and the expected loss of a classifier's answers; None for other tasks."""
+
+    distance: float
+    expected: Expected | None
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A chosen override, and the result that was predicted for it."""
+
+    override: PrecisionOverride
+    reached: Reached
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """`int8`, `reached`: measured without and with all overrides; `saved_us`: the time that INT8 saves over all layers;
+    `met`: whether the budget's bounds are expected to be met, None without any."""
+
+    target: str
+    images: int
+    int8: Reached
+    reached: Reached
+    saved_us: float
+    taken: tuple[Taken, ...]
+    met: bool | None
+
+    @property
+    def float_fallback(self) -> tuple[str, ...]:
+        """The layers left in float."""
+        return tuple(each.override.layer for each in self.taken if each.override.kind == "float")
+
+    @property
+    def overrides(self) -> Overrides:
+        """The other overrides, of layers that stay in INT8."""
+        kept = [each.override for each in self.taken if each.override.layer not in self.float_fallback]
+        scaled = tuple(override.layer for override in kept if override.kind == "scaled")
+        return Overrides(scaled, {override.layer: override.share for override in kept if override.share is not None})
+
+
+# --- Many trials of one model in INT8: the distance of its answers with given layers in given forms -------------------
+
 
 PLAIN, SCALED = 0, 1
 FLOAT = Choice(None)
@@ -187,3 +288,33 @@ def _forms(
         bias, factor, offset = (each.astype(np.float32) for each in constants)
         forms.append(Form(range_of(split.found), rounded, bias, split.source, factor, offset))
     return forms
+
+
+# --- The Pareto front: the items that no other beats in one measure without being worse in the other ------------------
+
+
+T = TypeVar("T")
+
+
+def undominated(items: Sequence[T], distance: Callable[[T], float], faster: Callable[[T, T], bool]) -> list[T]:
+    """The items that no other of at most their `distance` is proven to be `faster` than, in ascending order of it: what
+    remains of a front where times prove little."""
+    order = sorted(items, key=distance)
+    return [
+        item
+        for item in order
+        if not any(other is not item and distance(other) <= distance(item) and faster(other, item) for other in order)
+    ]
+
+
+def pareto_front(items: Sequence[T], measures: Callable[[T], tuple[float, float]]) -> list[T]:
+    """The items that no other matches or beats in both measures, in ascending order of the first.
+
+    Args:
+        measures: of an item; less is better. Of items that are equal in both, the first one stays.
+    """
+    front: list[T] = []
+    for item in sorted(items, key=measures):
+        if not front or measures(item)[1] < measures(front[-1])[1]:
+            front.append(item)
+    return front

@@ -1,14 +1,18 @@
-"""From what a request asks to its answer: decoded by helpers, run by the engine with those of others, read, told."""
+"""Answers to requests, in batches."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, TypeVar
 
 from vitdeploy.errors import InputError
+from vitdeploy.runtime.prompted_predictor import EmbeddedImage
 from vitdeploy.runtime.runner import Array
+from vitdeploy.runtime.zero_shot_predictor import TextsPredictor
 from vitdeploy.serve.batcher import Answer, Batcher
 from vitdeploy.serve.engines import Engines
 from vitdeploy.serve.failures import in_words
@@ -16,6 +20,10 @@ from vitdeploy.serve.forms import FIELDS, Asked
 from vitdeploy.serve.metrics import Metrics
 from vitdeploy.serve.refusal import Refusal
 from vitdeploy.serve.settings import Settings
+
+# --- From what a request asks to its answer ---------------------------------------------------------------------------
+# decoded by helpers, run by the engine with those of others, read, told.
+
 
 T = TypeVar("T")
 # Threads that decode images, and read and write long messages.
@@ -106,3 +114,93 @@ class Answerer:
 def unprocessable(error: InputError) -> Refusal:
     """Prompts or texts that are well-formed, and that the predictor refuses: with its own words."""
     return Refusal(422, in_words(error))
+
+
+# --- Embeddings of images that requests have sent: kept for further prompts, as many as fit ---------------------------
+
+
+class Embeddings:
+    """At most `limit` bytes of embeddings by the digest of the image's file; those that nobody asked for longest go
+    first. Safe to call from several threads."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._kept: OrderedDict[str, EmbeddedImage] = OrderedDict()
+        self._bytes = 0
+        self._turn = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        return self._bytes
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, digest: str) -> EmbeddedImage | None:
+        with self._turn:
+            found = self._kept.get(digest)
+            if found is not None:
+                self._kept.move_to_end(digest)
+            return found
+
+    def put(self, digest: str, image: EmbeddedImage) -> None:
+        """Keep an embedding, if it is not larger than all that may be kept."""
+        with self._turn:
+            if digest in self._kept or image.nbytes > self.limit:
+                return
+            self._kept[digest] = image
+            self._bytes += image.nbytes
+            while self._bytes > self.limit:
+                self._bytes -= self._kept.popitem(last=False)[1].nbytes
+
+
+# --- Requests of an image with texts: those that it is compared with, or that are looked for in it --------------------
+
+
+# Texts that run together: between two of these a request that nobody waits for ends.
+TOGETHER = 32
+# Characters of a text: no model reads a tenth of it, and each is kept with its features.
+LONGEST = 4000
+
+
+class TextAnswerer(Answerer):
+    """Compares images with the texts of each request, or with the bundle's labels. The features of texts are kept, and
+    new ones run in a thread of their own, while the image runs in another."""
+
+    takes = ("texts",)
+
+    def __init__(self, engines: Engines, settings: Settings, metrics: Metrics) -> None:
+        super().__init__(engines, settings, metrics)
+        assert isinstance(engines.predictor, TextsPredictor)
+        self.predictor, self.most = engines.predictor, settings.max_texts
+        self._tower = ThreadPoolExecutor(1, thread_name_prefix="vitdeploy-texts")
+
+    def close(self) -> None:
+        super().close()
+        self._tower.shutdown()
+
+    async def predict(self, asked: Asked, top: int, fields: Fields) -> dict[str, Any]:
+        self.require_taken(asked)
+        try:
+            self.predictor.require(asked.texts)
+        except InputError as error:
+            raise unprocessable(error) from None
+        given = asked.texts or ()
+        if len(given) > self.most:
+            raise Refusal(422, f"too many texts; found: {len(given)}; wanted: at most {self.most}")
+        if (longest := max(map(len, given), default=0)) > LONGEST:
+            raise Refusal(422, f"too long a text; found: {longest} characters; wanted: at most {LONGEST}")
+        return await super().predict(asked, top, fields)
+
+    async def read(self, outputs: Mapping[str, Array], size: tuple[int, int], top: int, asked: Asked) -> dict[str, Any]:
+        if asked.texts is None:
+            return await super().read(outputs, size, top, asked)
+        texts, loop = asked.texts, asyncio.get_running_loop()
+        for start in range(0, len(texts), TOGETHER):
+            await loop.run_in_executor(self._tower, self.predictor.text_features, texts[start : start + TOGETHER])
+
+        def work() -> dict[str, Any]:
+            cuts = self.predictor.tokenizer.cuts(texts)
+            return {**self.predictor.among(outputs, texts, size, top).to_dict(), **({"warnings": cuts} if cuts else {})}
+
+        return await loop.run_in_executor(self.helpers, work)

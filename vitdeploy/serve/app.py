@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from vitdeploy.serve.answering import Answerer
+from vitdeploy.serve.answering import Answerer, TextAnswerer
 from vitdeploy.serve.engines import Engines
 from vitdeploy.serve.failures import HANDLERS
 from vitdeploy.serve.forms import Asked, asked_of, header_length, top_of
@@ -31,7 +31,6 @@ from vitdeploy.serve.protocol import (
 )
 from vitdeploy.serve.refusal import ClientGone, Refusal, busy
 from vitdeploy.serve.settings import Settings
-from vitdeploy.serve.texts import TextAnswerer
 from vitdeploy.spec import Task
 
 T = TypeVar("T")

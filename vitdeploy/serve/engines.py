@@ -22,13 +22,12 @@ from vitdeploy.runtime.choice import AUTO
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import default_threads, usable_cores
 from vitdeploy.runtime.load import images_of
+from vitdeploy.runtime.masks import png_bytes
 from vitdeploy.runtime.monitor import Monitor, canary_of, watch
-from vitdeploy.runtime.png import png_bytes
 from vitdeploy.runtime.prompted_predictor import PromptedPredictor
 from vitdeploy.runtime.runner import Array
 from vitdeploy.serve.batcher import ExecutionPlan
-from vitdeploy.serve.protocol import Model
-from vitdeploy.serve.tensors import DATATYPES
+from vitdeploy.serve.protocol import DATATYPES, Model
 from vitdeploy.spec import EngineSpec, TensorSpec
 
 # How long each way is tried, in turns, at the start.

@@ -18,10 +18,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vitdeploy.serve.logs import LOGGER
 from vitdeploy.serve.metrics import Metrics
 from vitdeploy.serve.refusal import ClientGone, Refusal, busy, stopping
-from vitdeploy.serve.settings import Settings
+from vitdeploy.serve.settings import LOGGER, Settings
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 CLIENT_GONE = 499  # of the log and the counts only: nobody is there to read it

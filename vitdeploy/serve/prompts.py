@@ -15,8 +15,7 @@ from vitdeploy.runtime.flows import PROMPT_DECODER
 from vitdeploy.runtime.prompted_predictor import EmbeddedImage, PromptedPredictor
 from vitdeploy.runtime.prompts import Prompt, read_listed
 from vitdeploy.runtime.runner import Array
-from vitdeploy.serve.answering import Answerer, Fields, unprocessable
-from vitdeploy.serve.embeddings import Embeddings
+from vitdeploy.serve.answering import Answerer, Embeddings, Fields, unprocessable
 from vitdeploy.serve.engines import Engines
 from vitdeploy.serve.forms import Asked
 from vitdeploy.serve.metrics import Metrics, PromptMetrics

@@ -1,20 +1,150 @@
-"""From a bundle to a running server, and to its end."""
+"""The server: connections, and who may ask."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from http import HTTPStatus
 from types import FrameType
+from typing import Any
 
+import httptools
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from vitdeploy.errors import HostError
 from vitdeploy.serve.app import Service
-from vitdeploy.serve.connection import Connection
-from vitdeploy.serve.logs import LOGGER
+from vitdeploy.serve.settings import LOGGER, Settings
+
+# --- One connection: how many there may be, and how long a client may take for the head of a request ------------------
+# Uvicorn bounds only the time between requests. It waits forever for the first byte of a connection, for the rest of a
+# head of any length, and for a client that does not read its answer.
+
+
+OFFERS = (b"upgrade", b"http2-settings")
+
+
+class Connection(HttpToolsProtocol):
+    """Uvicorn's protocol on llhttp, with limits. `settings` comes first, as uvicorn gives the rest."""
+
+    def __init__(self, settings: Settings, **given: Any) -> None:
+        super().__init__(**given)
+        self._settings = settings
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+        self._too_long = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._settings.connections:
+            self._end(503, "too many connections")
+        else:
+            self._expect_head()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._feed(data)
+        if self.transport.is_closing():
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_timer()
+            self._head_bytes = 0
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > self._settings.max_head:
+            self._head_is_long()
+        elif self._head_timer is None:
+            self._expect_head()
+
+    def _feed(self, data: bytes) -> None:
+        """As uvicorn does, but an upgrade that is offered is declined: clients of the JDK offer HTTP/2 with every plain
+        request. The parser leaves what follows such a head to the other protocol, so it gets the head again without
+        the offer, and then the body."""
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offered:
+            if self.parser.get_method() == b"CONNECT":
+                self.send_400_response("CONNECT is for proxies")
+            else:
+                self._feed(self._head_without_upgrade() + data[offered.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        for name, value in self.headers:
+            if name == b"connection":
+                tokens = [token.strip() for token in value.split(b",")]
+                value = b", ".join(token for token in tokens if token.lower() not in OFFERS)
+            if value and name not in OFFERS:
+                lines.append(name + b": " + value)
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def on_headers_complete(self) -> None:
+        """A head that came whole, in one part: nobody has counted it yet. Raising ends in `send_400_response`."""
+        length = len(self.url) + sum(len(name) + len(value) + len(": \r\n") for name, value in self.headers)
+        if length > self._settings.max_head:
+            self._too_long = True
+            raise ValueError("a head that is too long")
+        if self.parser.should_upgrade():
+            return
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        if self._too_long:
+            self._head_is_long()
+        else:
+            self._end(400, msg)
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self.loop.call_later(self._settings.write_time, self.transport.abort)
+
+    def _expect_head(self) -> None:
+        self._head_timer = self.loop.call_later(self._settings.header_time, self._head_is_late)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        self._end(408, f"no whole request within {self._settings.header_time:g} s")
+
+    def _head_is_long(self) -> None:
+        self._end(431, f"the head of the request is longer than {self._settings.max_head} bytes")
+
+    def _end(self, status: int, message: str) -> None:
+        """Answer outside of any request, and close."""
+        self._stop_timer()
+        body = json.dumps({"error": message}).encode()
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nconnection: close\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+
+# --- From a bundle to a running server, and to its end ----------------------------------------------------------------
+
 
 BACKLOG = 1024
 

@@ -5,23 +5,7 @@ All are frozen dataclasses of plain data. Nothing here imports more than the sta
 
 from __future__ import annotations
 
-from vitdeploy.spec.anomaly import AnomalySpec
 from vitdeploy.spec.coding import SPARSE, DecodeError, decode, encode
-from vitdeploy.spec.dense import (
-    INVERSE_ASSUMED,
-    MASKS_ASSUMED,
-    DepthResize,
-    DepthSpec,
-    DepthValues,
-    SegmentationMaps,
-    SegmentationSpec,
-    TensorsSpec,
-)
-from vitdeploy.spec.detection import Boxes, PostprocessSpec, Scores
-from vitdeploy.spec.flow import FlowPart, FlowSpec
-from vitdeploy.spec.images import RECONSTRUCTION, ImageSpec
-from vitdeploy.spec.instances import PAIRS_ASSUMED, QUERIES_ASSUMED, Candidates, ClassScores, Enlarging, InstanceSpec
-from vitdeploy.spec.keypoints import HEATMAPS, Decoding, KeypointSpec
 from vitdeploy.spec.manifest import (
     MANIFEST_FORMAT,
     MAX_BATCH,
@@ -39,10 +23,49 @@ from vitdeploy.spec.manifest import (
     WeightBits,
     bound_words,
 )
-from vitdeploy.spec.preprocess import RESIZING, ChannelOrder, CropRounding, Fit, Interpolation, PreprocessSpec
-from vitdeploy.spec.prompts import PromptSpec
-from vitdeploy.spec.tasks import POSTPROCESS, LabelKind, Postprocess, Task, tokenizer_file
-from vitdeploy.spec.tensors import TensorSpec, last_axis
+from vitdeploy.spec.preprocess import (
+    RESIZING,
+    ChannelOrder,
+    CropRounding,
+    Fit,
+    Interpolation,
+    PreprocessSpec,
+    TensorSpec,
+    last_axis,
+)
+from vitdeploy.spec.tasks import (
+    HEATMAPS,
+    INVERSE_ASSUMED,
+    MASKS_ASSUMED,
+    PAIRS_ASSUMED,
+    POSTPROCESS,
+    QUERIES_ASSUMED,
+    RECONSTRUCTION,
+    AnomalySpec,
+    Boxes,
+    Candidates,
+    ClassScores,
+    Decoding,
+    DepthResize,
+    DepthSpec,
+    DepthValues,
+    Enlarging,
+    FlowPart,
+    FlowSpec,
+    ImageSpec,
+    InstanceSpec,
+    KeypointSpec,
+    LabelKind,
+    Postprocess,
+    PostprocessSpec,
+    PromptSpec,
+    Scores,
+    SegmentationMaps,
+    SegmentationSpec,
+    Task,
+    TensorsSpec,
+    tokenizer_file,
+)
 from vitdeploy.spec.texts import (
     CLEANINGS,
     BeamSpec,

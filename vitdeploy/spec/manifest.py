@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vitdeploy.spec.coding import SPARSE
-from vitdeploy.spec.flow import FlowSpec
-from vitdeploy.spec.preprocess import PreprocessSpec
-from vitdeploy.spec.tasks import Postprocess, Task
-from vitdeploy.spec.tensors import TensorSpec
+from vitdeploy.spec.preprocess import PreprocessSpec, TensorSpec
+from vitdeploy.spec.tasks import FlowSpec, Postprocess, Task
 from vitdeploy.spec.texts import SequenceSpec
 
 MANIFEST_FORMAT = 1

@@ -1,11 +1,16 @@
-"""From a decoded image to a model's input."""
+"""Preprocessing and tensors, as bundles hold them."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from vitdeploy.spec.coding import SPARSE
+
+# --- From a decoded image to a model's input --------------------------------------------------------------------------
+
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Fit = Literal["stretch", "cover", "contain", "topdown", "longest-pad"]
@@ -92,3 +97,30 @@ class PreprocessSpec:
         )
         scale = "pixels 0..255" if self.raw else f"mean {mean}, std {std}"
         return f"{scale}, channels BGR" if self.channel_order == "bgr" else scale
+
+
+# --- Inputs and outputs by name, dtype and shape ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, numpy dtype name and shape of one input or output; a string in the shape is a dynamic axis."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+    def with_batch(self, batch: int) -> TensorSpec:
+        """The same tensor with its leading axis, if dynamic, set to `batch`."""
+        if self.shape and isinstance(self.shape[0], str):
+            return dataclasses.replace(self, shape=(batch, *self.shape[1:]))
+        return self
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(str(size) for size in self.shape)}]"
+
+
+def last_axis(outputs: Iterable[TensorSpec], name: str) -> int | None:
+    """The size of the last axis of the output `name`; None if there is no such output, or the size is open."""
+    size = next((tensor.shape[-1] for tensor in outputs if tensor.name == name), None)
+    return size if isinstance(size, int) else None

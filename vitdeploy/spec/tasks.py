@@ -1,17 +1,367 @@
-"""The tasks, and for each the class that says what its outputs mean."""
+"""What the outputs of each task are: their tensors, how they are read, and when two are comparable."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from vitdeploy.spec.anomaly import AnomalySpec
-from vitdeploy.spec.dense import DepthSpec, SegmentationSpec, TensorsSpec
-from vitdeploy.spec.detection import PostprocessSpec
-from vitdeploy.spec.images import ImageSpec
-from vitdeploy.spec.instances import InstanceSpec
-from vitdeploy.spec.keypoints import KeypointSpec
-from vitdeploy.spec.prompts import PromptSpec
+from vitdeploy.spec.coding import SPARSE
+from vitdeploy.spec.preprocess import TensorSpec, last_axis
 from vitdeploy.spec.texts import OpenVocabularySpec, TextSpec, ZeroShotSpec
+
+# --- What the outputs of a model of anomalies mean --------------------------------------------------------------------
+
+
+DISTANCES, NEIGHBOURS = "distances", "neighbours"
+# The names that anomalib gives its outputs.
+ANOMALY_MAP, PREDICTED_SCORE = "anomaly_map", "pred_score"
+
+
+@dataclass(frozen=True)
+class AnomalySpec:
+    """From a model's outputs to the anomaly score of an image and of every pixel.
+
+    Of a memory bank: "distances" [height, width] of the patches to normal ones, and "neighbours" [b], the distances of
+    the patch with the largest one to the entry nearest to it (first) and to those around that entry (PatchCore, arXiv
+    2106.08265, equation 7). Of other models: "anomaly_map" [1, height, width] and "pred_score" [], map and score.
+
+    `threshold`: an image whose score is above it is anomalous; `pixel_threshold`: the same of a pixel. `sigma`: of the
+    Gaussian that smooths the map, in pixels of the model's input (section 4.2 of the paper); 0 smooths nothing.
+    """
+
+    threshold: float
+    pixel_threshold: float
+    sigma: float = 4.0
+
+    def __post_init__(self) -> None:
+        if self.sigma < 0:
+            raise ValueError(f"sigma {self.sigma:g}: wanted 0 or more pixels")
+
+    def comparable(self, outputs: Iterable[str]) -> list[str]:
+        """Of these outputs those that can be compared number by number: all but the neighbours, which are those of one
+        patch, and another patch's where two are about as far."""
+        return [name for name in outputs if name != NEIGHBOURS]
+
+    def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
+        """None: there are no classes."""
+        return None
+
+
+# What anomalib's exported graphs mean: their scores are scaled so that its own threshold is at 0.5.
+GIVEN = AnomalySpec(threshold=0.5, pixel_threshold=0.5, sigma=0.0)
+
+
+# --- What the outputs of the tasks with an answer for every pixel mean, and those of no task at all -------------------
+# `spec.tasks` joins them into `Postprocess`. No two of these classes have the same fields, so that JSON values say of
+# which class they are.
+
+
+# Segmentation: "logits" of every pixel, or masks of queries and the classes of these.
+SegmentationMaps = Literal["logits", "queries"]
+DepthValues = Literal["inverse", "metric"]
+DepthResize = Literal["bilinear", "bicubic"]
+
+
+# What is said where a graph or a module does not say it.
+INVERSE_ASSUMED = "the depth is taken for relative inverse depth (postprocess: {values: metric} says otherwise)"
+MASKS_ASSUMED = (
+    "masks are not enlarged before their sigmoid, as Mask2Former's are to 384x384 (postprocess: {mask_size: ...})"
+)
+
+
+@dataclass(frozen=True)
+class TensorsSpec:
+    """Outputs of no task. `exact` are those that are no floats (indices, counts, masks of booleans): they are equal or
+    not, and have no distance."""
+
+    exact: tuple[str, ...] = ()
+
+    def comparable(self, outputs: Iterable[str]) -> list[str]:
+        """Of these outputs those that can be compared number by number."""
+        return [name for name in outputs if name not in self.exact]
+
+    def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
+        """None: nobody says what the numbers mean."""
+        return None
+
+
+@dataclass(frozen=True)
+class SegmentationSpec:
+    """From the outputs of a semantic segmentation model to the class of every pixel.
+
+    `maps` "logits": "logits" [classes, height, width]. "queries": "class_logits" [queries, classes + 1], whose last
+    column is "no object", and "masks" [queries, height, width], logits; the score of a class at a pixel is the sum over
+    the queries of softmax times sigmoid (arXiv 2107.06278, section 3.4). `mask_size`: (height, width) to which the
+    masks are enlarged before their sigmoid; None leaves them as they are.
+
+    Of labelled maps: the value `ignore` has no class; with `reduce_labels` 0 has none either, and 1 is class 0.
+    """
+
+    maps: SegmentationMaps = "logits"
+    mask_size: tuple[int, int] | None = None
+    ignore: int = 255
+    reduce_labels: bool = False
+
+    def comparable(self, outputs: Iterable[str]) -> list[str]:
+        """All of these outputs: they can be compared number by number."""
+        return list(outputs)
+
+    def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
+        """How many classes there are, without "no object"; None if the outputs do not say."""
+        shapes = {tensor.name: tensor.shape for tensor in outputs}
+        if self.maps == "queries":
+            size = shapes["class_logits"][-1] if "class_logits" in shapes else None
+            return size - 1 if isinstance(size, int) else None
+        size = shapes["logits"][-3] if len(shapes.get("logits", ())) >= 3 else None
+        return size if isinstance(size, int) else None
+
+
+@dataclass(frozen=True)
+class DepthSpec:
+    """From "depth" [height, width] of a model to a value for every pixel of the image.
+
+    `values` "inverse": disparity, larger is nearer, known up to a scale and a shift (arXiv 1907.01341); "metric":
+    metres. `resize`: how the library's own post-processing enlarges it, without antialiasing. `max_depth`: the largest
+    depth that the model can say, in metres; None where it says none.
+    """
+
+    values: DepthValues = "inverse"
+    resize: DepthResize = "bicubic"
+    max_depth: float | None = None
+
+    def comparable(self, outputs: Iterable[str]) -> list[str]:
+        """All of these outputs: they can be compared number by number."""
+        return list(outputs)
+
+    def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
+        """None: there are no classes."""
+        return None
+
+
+# --- What the outputs of a detector mean ------------------------------------------------------------------------------
+
+
+Scores = Literal["softmax", "sigmoid", "given"]
+Boxes = Literal["cxcywh", "xyxy"]
+
+
+@dataclass(frozen=True)
+class PostprocessSpec:
+    """From the outputs of a detector to objects: what its tensors mean.
+
+    `scores` "softmax": "logits" [queries, classes + 1], whose last column is "no object"; "sigmoid": "logits"
+    [queries, classes], independent; "given": the graph itself gives "scores" and "labels" [queries].
+    `boxes`: how "boxes" [queries, 4] is written, relative to the model's input: 0..1 in x and in y.
+    `threshold`: the score from which an object is shown. `top_k`, of "sigmoid": how many pairs of query and class are
+    candidates, the best ones; None for as many as there are queries. Panoptic: `things` are the classes with instances
+    (all others are stuff), `mask_threshold` and `overlap` as in DETR's panoptic post-processing (arXiv 2005.12872,
+    section 4.4).
+    """
+
+    scores: Scores = "softmax"
+    boxes: Boxes = "cxcywh"
+    threshold: float = 0.5
+    things: tuple[int, ...] = ()
+    mask_threshold: float = 0.5
+    overlap: float = 0.8
+    top_k: int | None = field(default=None, metadata=SPARSE)
+
+    def comparable(self, outputs: Iterable[str]) -> list[str]:
+        """Of these outputs those that can be compared number by number. Where the graph itself ranks what it finds, two
+        objects of nearly equal scores may change places, with their labels and boxes: only the scores are."""
+        return [name for name in outputs if self.scores != "given" or name == "scores"]
+
+    def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
+        """How many classes "logits" are of, without "no object"; None if the outputs do not say."""
+        count = last_axis(outputs, "logits")
+        return count - 1 if count is not None and self.scores == "softmax" else count
+
+
+# --- How the graphs of a model run together ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FlowPart:
+    """One graph of a flow, and where its inputs come from.
+
+    `feeds`: by input of the graph, "part.output" of an earlier part, or the name of an input of the whole. `carries`:
+    by input, the graph's own output of the step before, of a part that runs step by step; nothing is in it at the first
+    step. `token`: the input of such a part that takes the tokens chosen last.
+    `batch`: what the leading axis of its tensors is called in the whole; parts of one name run on equally many.
+    """
+
+    name: str
+    feeds: dict[str, str]
+    carries: dict[str, str] = field(default_factory=dict)
+    token: str | None = None
+    batch: str = "batch"
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it runs step by step, as `SequenceSpec` says."""
+        return self.token is not None
+
+
+@dataclass(frozen=True)
+class FlowSpec:
+    """How the graphs of a model run together: `parts` in their order, and `outputs` of the whole by name, each a
+    "part.output". Only the last part may repeat."""
+
+    parts: tuple[FlowPart, ...]
+    outputs: dict[str, str]
+
+
+# --- What the picture that a model gives means ------------------------------------------------------------------------
+
+
+RECONSTRUCTION = "reconstruction"
+
+
+@dataclass(frozen=True)
+class ImageSpec:
+    """From "reconstruction" [channels, height, width] to a picture of 8 bits: the value that is black, and the one that
+    is white; what is beyond them is clipped."""
+
+    black: float = 0.0
+    white: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.black < self.white:
+            raise ValueError(f"black {self.black} and white {self.white}: wanted white above black")
+
+    def comparable(self, outputs: Iterable[str]) -> list[str]:
+        """Of these outputs those that can be compared number by number: all."""
+        return list(outputs)
+
+    def number_of_classes(self, outputs: object) -> None:
+        """There are no classes."""
+
+
+# --- What the outputs of an instance segmentation model mean ----------------------------------------------------------
+
+
+ClassScores = Literal["softmax", "sigmoid"]
+Candidates = Literal["pairs", "queries"]
+Enlarging = Literal["nearest", "bilinear"]
+
+# What is said where a graph or a module does not say it.
+PAIRS_ASSUMED = (
+    "instances are read as Mask2Former's are (postprocess: {candidates: queries, enlarge: bilinear} are EoMT's), and "
+    "masks are not enlarged before they are cut at 0, as Mask2Former's are to 384x384 (postprocess: {mask_size: ...})"
+)
+# And where the same queries may be read in two ways.
+QUERIES_ASSUMED = (
+    "queries with masks are read as semantic segmentation; of a model that was trained for instances "
+    "--task instance-segmentation (source.task in a recipe) reads objects"
+)
+
+
+@dataclass(frozen=True)
+class InstanceSpec:
+    """From "class_logits" [queries, classes] and "masks" [queries, height, width], logits, to instances.
+
+    `class_scores` "softmax": "class_logits" have one more column, the last, for "no object", and the score of an
+    instance is that of its class times the mean of the sigmoids inside its mask, as in the code of Mask2Former (arXiv
+    2112.01527). "sigmoid": classes are independent, and the score is that of the class alone (RF-DETR).
+    `candidates` "pairs": of all pairs of query and class the best, as many as there are queries; "queries": each query
+    with its best class (EoMT).
+    `mask_size`: (height, width) to which the masks are enlarged, bilinear, before they are cut at 0; None leaves them
+    as they are. `enlarge`: how a mask then gets the size of the image: "nearest" after it was cut, "bilinear" before.
+    `threshold`: the score from which an instance is shown.
+    """
+
+    class_scores: ClassScores = "softmax"
+    candidates: Candidates = "pairs"
+    mask_size: tuple[int, int] | None = None
+    enlarge: Enlarging = "nearest"
+    threshold: float = 0.5
+
+    def comparable(self, outputs: Iterable[str]) -> list[str]:
+        """All of these outputs: they can be compared number by number."""
+        return list(outputs)
+
+    def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
+        """How many classes there are, without "no object"; None if the outputs do not say."""
+        count = last_axis(outputs, "class_logits")
+        return count - 1 if count is not None and self.class_scores == "softmax" else count
+
+
+# --- What the heat maps of a model of key points mean -----------------------------------------------------------------
+
+
+HEATMAPS = "heatmaps"
+Decoding = Literal["dark", "argmax"]
+
+
+@dataclass(frozen=True)
+class KeypointSpec:
+    """From "heatmaps" [points, height, width] to points.
+
+    `decoding` "argmax": the largest value of a map; "dark": moved from there to the peak of the parabola through the
+    logarithm of the map, which a Gaussian of `kernel` pixels smooths first (DARK, arXiv 1910.06278, equations 7 to 9).
+    `threshold`: the score from which a point is shown. `skeleton`: the pairs of points that a line joins in drawings.
+    """
+
+    decoding: Decoding = "dark"
+    kernel: int = 11
+    threshold: float = 0.3
+    skeleton: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kernel < 1 or self.kernel % 2 == 0:
+            raise ValueError(f"kernel {self.kernel}: wanted an odd number of pixels")
+
+    def comparable(self, outputs: Iterable[str]) -> list[str]:
+        """Of these outputs those that can be compared number by number: all."""
+        return list(outputs)
+
+    def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
+        """How many points there are, which is what labels name; None if the outputs do not say."""
+        size = next((tensor.shape[1] for tensor in outputs if tensor.name == HEATMAPS), None)
+        return size if isinstance(size, int) else None
+
+
+# --- What the inputs and outputs of a model of promptable segmentation mean -------------------------------------------
+
+
+# Kinds of a prompt's slots, as the prompt encoder numbers them: a point outside of the object or inside, the corners of
+# a box, and no point at all, for which the model has an embedding of its own.
+OUTSIDE, INSIDE, TOP_LEFT, BOTTOM_RIGHT, NO_POINT = 0, 1, 2, 3, -1
+# A slot that is not used: it is masked in every attention.
+EMPTY = -10
+MASKS, IOU_SCORES = "masks", "iou_scores"
+
+
+@dataclass(frozen=True)
+class PromptSpec:
+    """From a prompt to tensors, and from the outputs to masks (SAM, arXiv 2304.02643).
+
+    A prompt is `slots` points in pixels of the model's input, "points" [slots, 2], each of a kind, "labels" [slots].
+    `closed_box`: after the corners of a box stands a slot that is no point (SAM 2); without a box there always is one.
+
+    "masks" [4, height, width], logits, and the IoU that the model promises of each, "iou_scores" [4]. The first is for
+    prompts that mean one thing, the others for those that may mean several, such as one point. A pixel is in a mask
+    above `mask_threshold`. `stability`: (delta, least): where the first mask at +delta covers less than this share of
+    what it covers at -delta, the best of the others takes its place (SAM 2); None of a model without this rule.
+    """
+
+    slots: int
+    closed_box: bool = False
+    mask_threshold: float = 0.0
+    stability: tuple[float, float] | None = None
+
+    def comparable(self, outputs: Iterable[str]) -> list[str]:
+        """All outputs can be compared number by number."""
+        return list(outputs)
+
+    def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
+        """A mask is of whatever the prompt means: there are no classes."""
+        return None
+
+
+# --- The tasks, and for each the class that says what its outputs mean ------------------------------------------------
+
 
 Task = Literal[
     "classification",

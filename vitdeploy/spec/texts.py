@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from vitdeploy.spec.coding import SPARSE
-from vitdeploy.spec.tensors import TensorSpec
+from vitdeploy.spec.preprocess import TensorSpec
 
 # What OpenCLIP's tokenizers do to a text first: nothing but white space; small letters; no punctuation either.
 Clean = Literal["whitespace", "lower", "canonicalize"]

@@ -12,18 +12,27 @@ import onnx_ir as ir
 from vitdeploy.attention.instrumented import run_instrumented
 from vitdeploy.attention.rollout import Floats
 from vitdeploy.errors import EngineError, GraphError
-from vitdeploy.graph.analysis.attention_views import AttentionViews, token_views
+from vitdeploy.graph.analysis.attention import AttentionViews, token_views
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.preprocess import Pixels
 from vitdeploy.spec import PreprocessSpec, encode
 from vitdeploy.stages.answers import read_answers
-from vitdeploy.stages.files import MODEL_FILE, read_json, write_json
-from vitdeploy.stages.step import ATTENTION, EXPORT, ORIGINAL, REFERENCE, Candidate, Folders, Step
-from vitdeploy.stages.tools import package_versions
-from vitdeploy.tasks.adapter import Data, ImageKit
-from vitdeploy.tasks.examples import choose
+from vitdeploy.stages.step import (
+    ATTENTION,
+    EXPORT,
+    MODEL_FILE,
+    ORIGINAL,
+    REFERENCE,
+    Candidate,
+    Folders,
+    Step,
+    package_versions,
+    read_json,
+    write_json,
+)
+from vitdeploy.tasks.adapter import Data, ImageKit, choose
 
 # Images that attention is drawn for; tasks whose answer is read from tokens over patches.
 IMAGES = 4

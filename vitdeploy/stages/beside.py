@@ -13,11 +13,10 @@ from pathlib import Path
 from vitdeploy.errors import CheckpointError
 from vitdeploy.graph.io.meanings import OUTPUTS, of_problem
 from vitdeploy.models.json_file import read_json
-from vitdeploy.models.model_folder.files import CONFIG, PREPROCESSOR
+from vitdeploy.models.model_folder.folder import CONFIG, PREPROCESSOR, labels_for
 from vitdeploy.models.model_folder.image_processor import transformers_preprocess, transformers_processor
-from vitdeploy.models.model_folder.labels import labels_for
 from vitdeploy.spec import Postprocess, PostprocessSpec, PreprocessSpec, Task, TensorSpec, last_axis
-from vitdeploy.stages.files import LABELS_FILE, labels_beside
+from vitdeploy.stages.step import LABELS_FILE, labels_beside
 
 ASSUMED = "an ONNX file does not say how images are prepared: / 255 and a plain resize are assumed"
 

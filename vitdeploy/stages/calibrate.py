@@ -1,36 +1,132 @@
-"""Calibration: what the inputs of layers hold on the calibration images."""
+"""Calibration: what the tensors of a float graph hold on the calibration images."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitdeploy.compilation.backend import COMPILE
+from vitdeploy.compilation.engine import GRAPH_FILE, weights_of
+from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import Sample
-from vitdeploy.data.pixels import batches
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.io.files import fixed_batch, graph_spec
 from vitdeploy.progress import Counter, Progress, silent
 from vitdeploy.quantization.estimate import Memory, estimate
-from vitdeploy.quantization.image_checks import LEAST_IMAGES
 from vitdeploy.quantization.observers import BATCH, Observation
-from vitdeploy.quantization.scores import separate_scores
+from vitdeploy.quantization.prepare import LEAST_IMAGES
+from vitdeploy.quantization.ranges import separate_scores
 from vitdeploy.quantization.statistics import save_statistics
+from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.host import usable_cores
-from vitdeploy.stages.calibrate_parts import calibrate_parts
+from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.search.latency import PartsTable, in_parts
+from vitdeploy.spec import EngineSpec, Task, decode
 from vitdeploy.stages.calibrate_shards import THREADS, GraphFile, Shards, observe_head, sample_name
-from vitdeploy.stages.files import MODEL_FILE, STATISTICS_FILE, graphs_in, write_json
 from vitdeploy.stages.float_graph import load_float_graph
-from vitdeploy.stages.step import CALIBRATE, OPTIMIZE, Folders, Step
-from vitdeploy.stages.tools import package_versions
+from vitdeploy.stages.step import (
+    CALIBRATE,
+    MODEL_FILE,
+    OPTIMIZE,
+    QUANTIZED,
+    STATISTICS_FILE,
+    Facts,
+    Folders,
+    Step,
+    graphs_in,
+    package_versions,
+    read_json,
+    statistics_file,
+    write_json,
+)
 from vitdeploy.stages.unfinished import load_state, save_state
 from vitdeploy.stages.workers import HERE, Workers
 from vitdeploy.store.store import Store
 
 if TYPE_CHECKING:
     from vitdeploy.tasks.adapter import Data
-    from vitdeploy.tasks.drive import Drive
+    from vitdeploy.tasks.drawn import Drive
+
+
+# --- Calibration of a model of several graphs -------------------------------------------------------------------------
+# what each layer's input holds while the float model runs as a whole.
+
+
+class ObservedRunner(Runner):
+    """A float graph as a runner that shows its observation everything that it is fed."""
+
+    def __init__(self, observation: Observation, name: str, noun: str) -> None:
+        super().__init__(name)
+        self.observation, self.noun = observation, noun
+        self._own = [str(value.name) for value in observation.model.graph.outputs]
+
+    def _load(self) -> None:
+        runner = self.observation.runner.load()
+        self.inputs = runner.inputs
+        self.outputs = tuple(tensor for tensor in runner.outputs if tensor.name in self._own)
+        self.provider = runner.provider
+
+    def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        shown = f"run {self.observation.batches + 1} of the graph {self.name}"
+        found = self.observation.show(feeds, shown, self.noun)
+        return {name: found[name] for name in self._own}
+
+    def _close(self) -> None:
+        self.observation.runner.close()
+
+
+def calibrate_parts(graphs: Mapping[str, Path], drive: Drive, out: Path, progress: Progress = silent) -> Facts:
+    """Writes the statistics of each graph, ranges.json: the bounds of all, by "part/tensor", and calibrate.json.
+
+    Raises:
+        GraphError: a graph is quantized already, or no sample reached one.
+        DataError: an activation is not finite.
+    """
+    models = {name: load_float_graph(file)[0] for name, file in graphs.items()}
+    for model in models.values():
+        separate_scores(model)
+    memory = _together([estimate(model, 1, drive.total) for model in models.values()])
+    count = Counter(progress, f"calibrate (about {memory.total / 1e6:.0f} MB of memory)", drive.total)
+    observations = {name: Observation(model, None) for name, model in models.items()}
+    with contextlib.ExitStack() as opened:
+        runners = {name: ObservedRunner(each, name, drive.noun) for name, each in observations.items()}
+        for runner in runners.values():
+            opened.enter_context(runner)
+        drive(runners, count)
+    bounds: dict[str, dict[str, float]] = {}
+    for name, observation in observations.items():
+        if not observation.batches:
+            raise GraphError(f"the calibration {drive.noun} never reach the graph {name}", found=f"{drive.total}")
+        found = observation.statistics()
+        save_statistics(found, out / statistics_file(name))
+        bounds |= {
+            f"{name}/{tensor}": {"low": float(each.low.min()), "high": float(each.high.max())}
+            for tensor, each in found.items()
+        }
+    write_json(out / "ranges.json", bounds)
+    facts = {"images": drive.total, "distinct": drive.distinct, "memory": asdict(memory), "warnings": _warnings(drive)}
+    write_json(out / "calibrate.json", facts)
+    return facts
+
+
+def _together(parts: list[Memory]) -> Memory:
+    return Memory(*(sum(getattr(part, name) for part in parts) for name in ("graph", "activations", "covariances")))
+
+
+def _warnings(drive: Drive) -> list[str]:
+    if drive.distinct >= LEAST_IMAGES:
+        return drive.warnings()
+    few = f"Only {drive.distinct} calibration {drive.noun}: ranges will be too narrow for others. Some 100 are usual."
+    return [*drive.warnings(), few]
+
+
+# --- Calibration: what the inputs of layers hold on the calibration images --------------------------------------------
+
 
 # More images than this are observed in shards.
 IN_ONE = 256
@@ -87,7 +183,7 @@ def calibrate(
             _observe_all(observation, shown, size, count, scratch)
         else:
             _observe_in_shards(observation, GraphFile.of(graph, key), shown, size, count, scratch, workers)
-    found, warnings = observation.statistics(), _warnings(observation, names, size)
+    found, warnings = observation.statistics(), _calibrate_warnings(observation, names, size)
     if left:
         warnings.append(f"{left} of {len(samples)} calibration images are left out: the graph has the batch {size}.")
     save_statistics(found, out / STATISTICS_FILE)
@@ -137,7 +233,7 @@ def _observe_in_shards(
     Shards(observation, graph, shown, size).observe(workers, workers.store or kept, count)
 
 
-def _warnings(observation: Observation, names: Sequence[str], size: int) -> list[str]:
+def _calibrate_warnings(observation: Observation, names: Sequence[str], size: int) -> list[str]:
     """Warnings about the images of these names, which were shown in batches of `size`: a sentence each."""
     assert observation.checks is not None
     distinct, found = observation.checks.distinct, observation.checks.warnings(names)
@@ -181,3 +277,33 @@ def calibrate_step(data: Data, drive: Drive | None = None, workers: Workers = HE
         resumable=True,
         shared_out=drive is None and workers.executor is not None and len(samples) > IN_ONE,
     )
+
+
+# --- Compile a placed graph with its rows in parts (`graph.passes.row_split`) -----------------------------------------
+
+
+PARTS_FILE = "row_parts.json"
+
+
+def splits_rows(target: str, precision: str, task: Task) -> bool:
+    """Whether an engine may compute the rows of its tokens in parts: INT8, of one graph, where the back end does."""
+    return COMPILE[target].splits_rows and precision in QUANTIZED and precision != "int4" and task not in FLOWS
+
+
+def read_parts(folder: Path) -> PartsTable:
+    return decode(PartsTable, read_json(folder / PARTS_FILE))
+
+
+def compile_in_parts(graph: Path, parts: Sequence[int], out: Path, compiling: Callable[..., EngineSpec]) -> EngineSpec:
+    """The engine, made by `compiling`, of a placed graph with its rows in parts, next to the placement itself.
+
+    Raises:
+        GraphError: the rows cannot be split so.
+    """
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
+        split = Path(folder) / graph.name
+        engine = compiling(split, out, placed=in_parts(graph, parts, split))
+    for file in (graph, weights_of(graph)):
+        if file.is_file():
+            shutil.copyfile(file, out / (GRAPH_FILE if file == graph else file.name))
+    return engine

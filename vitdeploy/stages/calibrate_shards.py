@@ -17,25 +17,24 @@ from pathlib import Path
 import numpy as np
 
 from vitdeploy.bundle.read import file_sha256
+from vitdeploy.data.decoding import batches
 from vitdeploy.data.file_digests import DIGESTS_FILE, FileDigests
 from vitdeploy.data.folder import Sample
-from vitdeploy.data.pixels import batches
 from vitdeploy.data.shards import cut
 from vitdeploy.errors import DataError, MissingFileError, VitdeployError
 from vitdeploy.paths import is_file
 from vitdeploy.quantization.observer import MOMENT_IMAGES, Arrays
 from vitdeploy.quantization.observers import Observation
 from vitdeploy.quantization.probe import Probe
-from vitdeploy.quantization.scores import separate_scores
+from vitdeploy.quantization.ranges import separate_scores
 from vitdeploy.quantization.shard import Ints, Pixels, Shard, in_order, observe_shard
 from vitdeploy.spec import PreprocessSpec
 from vitdeploy.stages.float_graph import load_float_graph
-from vitdeploy.stages.tools import package_versions
+from vitdeploy.stages.step import package_versions
 from vitdeploy.stages.unfinished import load_arrays, save_arrays
 from vitdeploy.stages.workers import Workers
-from vitdeploy.store.key import artifact_key, canonical_json
+from vitdeploy.store.key import artifact_key, canonical_json, code_version
 from vitdeploy.store.places import shared_store, store_folder
-from vitdeploy.store.sources import code_version
 from vitdeploy.store.store import Store
 
 # Shards have more than WINDOW images, 2 * WINDOW + 1 in the mean, and MOST at most.

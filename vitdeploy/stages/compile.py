@@ -14,21 +14,18 @@ from vitdeploy.compilation.build_options import BuildOptions
 from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.compilation.parts import joined, within
 from vitdeploy.errors import CapabilityError, TargetError
-from vitdeploy.graph.analysis.linears import count_int4, count_int8, find_linears, unplaced_weights
+from vitdeploy.graph.analysis.rows import count_int4, count_int8, find_linears, unplaced_weights
 from vitdeploy.graph.io.files import GraphMetadata, fixed_batch, get_metadata, graph_spec, load_graph
 from vitdeploy.known_bad.entries import digest_of
 from vitdeploy.known_bad.find import matches_on, refuse_known_bad
 from vitdeploy.known_bad.platform import platform_here
 from vitdeploy.progress import Progress, silent
-from vitdeploy.quantization.backend import QUANTIZE
+from vitdeploy.quantization.placement import QUANTIZE
 from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.spec import EngineSpec, FloatRest, GraphSpec, Task, encode
-from vitdeploy.stages.asked_rest import rest_of
-from vitdeploy.stages.engines import may_load
-from vitdeploy.stages.files import MODEL_FILE, graphs_in, write_json
-from vitdeploy.stages.in_parts import compile_in_parts, read_parts
-from vitdeploy.stages.step import Candidate, Folders, Step
-from vitdeploy.stages.target_tools import target_tools
+from vitdeploy.stages.calibrate import compile_in_parts, read_parts
+from vitdeploy.stages.place import rest_of
+from vitdeploy.stages.step import MODEL_FILE, Candidate, Folders, Step, graphs_in, may_load, target_tools, write_json
 
 
 def check_task(task: Task, target: str, precision: str) -> None:

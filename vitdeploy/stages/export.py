@@ -1,34 +1,302 @@
-"""Export the original to its float graph, and compare the two at three batch sizes."""
+"""Export: the original to its float graph or graphs, compared at three batch sizes."""
 
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.errors import ExportError, GraphError
-from vitdeploy.exporter.parity import FREE_BATCH, TOLERANCE, ask, check_graph
-from vitdeploy.exporter.torch_onnx import expected_seconds, export_graph
-from vitdeploy.graph.canonical.normalise import normalise
+from vitdeploy.exporter.image_text import ImageTextParts, TextParity, check_text_parity, export_image_text
+from vitdeploy.exporter.parity import BATCHES, FREE_BATCH, SEED, TOLERANCE, GraphParity, ask, check_graph, check_outputs
+from vitdeploy.exporter.sequence import DECODER_STEP, ENCODER, check_sequence_parity, export_sequence
+from vitdeploy.exporter.torch_onnx import expected_seconds, export_graph, export_tensors_graph, export_text_graph
+from vitdeploy.graph.canonical.normalise import normalise as export_normalise
 from vitdeploy.graph.io.bound import without_folders
-from vitdeploy.graph.io.files import GraphMetadata, fixed_batch, get_metadata, graph_spec, save_graph, set_metadata
+from vitdeploy.graph.io.files import (
+    GraphMetadata,
+    fixed_batch,
+    get_metadata,
+    graph_spec,
+    load_graph,
+    save_graph,
+    set_metadata,
+)
 from vitdeploy.graph.io.inputs import take_pixels
+from vitdeploy.models.architectures.transformer import Transformer
+from vitdeploy.models.external.image_text import DecoderStep, Encoder, ImageText
+from vitdeploy.models.external.prompted import Prompted, embeddings_of
+from vitdeploy.models.external.tokenizer import compare_tokenizers, compare_writers
 from vitdeploy.models.load import load_model
 from vitdeploy.models.loaded import LoadedModel
+from vitdeploy.models.source import Source
+from vitdeploy.models.torch_runner import torch_runner
+from vitdeploy.models.towers import OpenVocabulary, Towers
 from vitdeploy.progress import Progress, silent
-from vitdeploy.spec import encode
-from vitdeploy.stages.files import LABELS_FILE, MODEL_FILE, graphs_in, write_json
-from vitdeploy.stages.image_text import export_image_text_model
-from vitdeploy.stages.prompted import export_prompted
-from vitdeploy.stages.reference_model import ReferenceModel, graph_of, is_onnx, reference_runner
-from vitdeploy.stages.sequence import export_sequence_model
-from vitdeploy.stages.step import EXPORT, Folders, Step
-from vitdeploy.stages.tools import package_versions
-from vitdeploy.stages.towers import export_towers
+from vitdeploy.quantization.placement_reader import reject_quantized
+from vitdeploy.runtime.flow import FlowRunner
+from vitdeploy.runtime.flows import IMAGE_ENCODER, IMAGE_FEATURES, IMAGE_TOWER, PROMPT_DECODER, TEXT_TOWER
+from vitdeploy.runtime.preprocess import normalise
+from vitdeploy.runtime.prompts import prompt_tensors
+from vitdeploy.runtime.runner import Array
+from vitdeploy.spec import OpenVocabularySpec, PromptSpec, ReadsTexts, TextSpec, ZeroShotSpec, encode
+from vitdeploy.spec.tasks import BOTTOM_RIGHT, EMPTY
+from vitdeploy.stages.batches import settle_batch
+from vitdeploy.stages.reference_model import ReferenceModel, find_reference_model, graph_of, is_onnx, reference_runner
+from vitdeploy.stages.step import (
+    EXPORT,
+    LABELS_FILE,
+    MODEL_FILE,
+    TOKENIZER_FILE,
+    Folders,
+    Step,
+    graphs_in,
+    package_versions,
+    write_json,
+)
+
+# --- Export of an encoder-decoder of images: two graphs, compared with PyTorch, and the tokenizer ---------------------
+
+
+def export_image_text_model(
+    reference_model: ReferenceModel,
+    name: str,
+    opset: int,
+    batch: int | None,
+    in_graph: bool,
+    out: Path,
+    progress: Progress,
+) -> tuple[Sequence[TextParity], tuple[int, int], str | None]:
+    """Writes encoder.onnx, decoder_step.onnx and tokenizer.json. Returns the parity rows, opset and IR version, and
+    what the tokenizer was compared with (None: with nothing).
+
+    Args:
+        batch: of images; the decoder's is dynamic.
+        in_graph: whether the encoder takes pixels.
+
+    Raises:
+        ExportError: the graphs are not the same function as the model.
+        CheckpointError: the tokenizer makes other texts than transformers' own.
+    """
+    progress("load the model", 0, 4)
+    module, spec, sequence = (
+        load_model(reference_model.source).module,
+        reference_model.postprocess,
+        reference_model.sequence,
+    )
+    assert isinstance(module, ImageText) and isinstance(spec, TextSpec) and sequence is not None
+    assert reference_model.tokenizer is not None
+    shutil.copyfile(reference_model.tokenizer, out / TOKENIZER_FILE)
+    progress("compare the tokenizer", 1, 4)
+    compared = compare_writers(reference_model.tokenizer, spec, sequence)
+    progress("export to ONNX", 2, 4)
+    graphs = export_image_text(
+        ImageTextParts(module, Encoder(module), DecoderStep(module)),
+        name=name,
+        preprocess=reference_model.images,
+        postprocess=spec,
+        sequence=sequence,
+        opset=opset,
+        batch=batch,
+        in_graph=in_graph,
+    )
+    for part, graph in graphs.items():
+        save_graph(graph, out / f"{part}.onnx")
+    progress("compare with the original", 3, 4)
+    encoder, step = (out / f"{part}.onnx" for part in (ENCODER, DECODER_STEP))
+    parity = check_text_parity(encoder, step, module, reference_model.images, sequence, fixed_batch=batch)
+    progress("compare with the original", 4, 4)
+    graph = graphs[ENCODER]
+    return parity, (graph.opset_imports[""], graph.ir_version or 0), compared
+
+
+# --- Export of promptable segmentation: an image encoder and a decoder of prompts, each compared with PyTorch ---------
+
+
+Feeds = list[tuple[dict[str, Array], dict[str, Array]]]
+
+
+def export_prompted(
+    reference_model: ReferenceModel,
+    name: str,
+    opset: int,
+    batch: int | None,
+    in_graph: bool,
+    out: Path,
+    progress: Progress,
+) -> tuple[Sequence[GraphParity], tuple[int, int]]:
+    """Writes image_encoder.onnx and prompt_decoder.onnx. Returns the parity rows, opset and IR version.
+
+    Args:
+        batch: of images; prompts have a dynamic one.
+        in_graph: whether the encoder takes pixels.
+
+    Raises:
+        ExportError: a graph is not the same function as its module.
+    """
+    progress("load the model", 0, 4)
+    original = load_model(reference_model.source)
+    module, spec = original.module, reference_model.postprocess
+    assert isinstance(module, Prompted) and isinstance(spec, PromptSpec)
+    embedded = embeddings_of(module, reference_model.channels, reference_model.image_size)
+    progress("export the image encoder", 1, 4)
+    encoder = export_graph(
+        module.image_encoder,
+        name=f"{name}_{IMAGE_ENCODER}",
+        preprocess=reference_model.images,
+        image_size=reference_model.image_size,
+        opset=opset,
+        batch=batch,
+        in_graph=in_graph,
+        outputs=[tensor.name for tensor in embedded],
+    )
+    progress("export the prompt decoder", 2, 4)
+    decoder = export_tensors_graph(
+        module.prompt_decoder,
+        name=f"{name}_{PROMPT_DECODER}",
+        inputs=[*embedded, *prompt_tensors(spec)],
+        outputs=[tensor.name for tensor in reference_model.outputs],
+        opset=opset,
+    )
+    for part, graph in ((IMAGE_ENCODER, encoder), (PROMPT_DECODER, decoder)):
+        set_metadata(graph, GraphMetadata(name, reference_model.task, reference_model.images, postprocess=spec))
+        save_graph(graph, out / f"{part}.onnx")
+    progress("compare with the original", 3, 4)
+    with torch_runner(original) as reference:
+        assert isinstance(reference, FlowRunner)
+        images, prompts = _asked(reference, reference_model, spec, batch, in_graph)
+    parity = check_outputs(out / f"{IMAGE_ENCODER}.onnx", images, IMAGE_ENCODER)
+    parity += check_outputs(out / f"{PROMPT_DECODER}.onnx", prompts, PROMPT_DECODER)
+    progress("compare with the original", 4, 4)
+    return parity, (encoder.opset_imports[""], encoder.ir_version or 0)
+
+
+def _asked(
+    reference: FlowRunner, model: ReferenceModel, spec: PromptSpec, fixed: int | None, in_graph: bool
+) -> tuple[Feeds, Feeds]:
+    """Seeded images, and prompts for their embeddings, each with what the original gives for them."""
+    generator, parts = np.random.default_rng(SEED), reference.linked.runners
+    images: Feeds = []
+    prompts: Feeds = []
+    for batch in BATCHES if fixed is None else (fixed,) * len(BATCHES):
+        shape = (batch, *model.image_size, model.channels)
+        pixels = generator.integers(0, 256, shape, dtype=np.uint8)
+        tensor = normalise(pixels, model.images)
+        embedded = parts[IMAGE_ENCODER].infer({"image": tensor})
+        images.append(({"image": pixels if in_graph else tensor}, embedded))
+        points = generator.uniform(0, min(model.image_size), (batch, spec.slots, 2)).astype(np.float32)
+        labels = generator.integers(-1, BOTTOM_RIGHT + 1, (batch, spec.slots))
+        for row, used in zip(labels, generator.integers(1, spec.slots, batch), strict=True):
+            row[used:] = EMPTY
+        feeds = {**embedded, "points": points, "labels": labels}
+        prompts.append((feeds, parts[PROMPT_DECODER].infer(feeds)))
+    return images, prompts
+
+
+# --- Export of an encoder-decoder: two graphs, compared with step-by-step decoding in PyTorch -------------------------
+
+
+def export_sequence_model(
+    reference_model: ReferenceModel, name: str, opset: int, out: Path, progress: Progress
+) -> tuple[Sequence[Any], tuple[int, int]]:
+    """Writes encoder.onnx and decoder_step.onnx; returns the parity rows, and opset and IR version."""
+    progress("load the model", 0, 3)
+    module = load_model(reference_model.source).module
+    assert isinstance(module, Transformer)
+    progress("export to ONNX", 1, 3)
+    graphs = export_sequence(module, name=name, opset=opset)
+    for part, graph in graphs.items():
+        set_metadata(graph, GraphMetadata(name, "sequence", None, sequence=reference_model.sequence))
+        save_graph(graph, out / f"{part}.onnx")
+    progress("compare with the original", 2, 3)
+    parity = check_sequence_parity(out / f"{ENCODER}.onnx", out / f"{DECODER_STEP}.onnx", module)
+    progress("compare with the original", 3, 3)
+    graph = graphs[ENCODER]
+    return parity, (graph.opset_imports[""], graph.ir_version or 0)
+
+
+# --- Export of two towers: a graph each, compared with PyTorch, and the tokenizer, compared with transformers' --------
+
+
+def export_towers(
+    reference_model: ReferenceModel,
+    name: str,
+    opset: int,
+    batch: int | None,
+    in_graph: bool,
+    out: Path,
+    progress: Progress,
+) -> tuple[Sequence[GraphParity], tuple[int, int], str | None]:
+    """Writes image_tower.onnx, text_tower.onnx and tokenizer.json. Returns the parity rows, opset
+    and IR version, and what the tokenizer was compared with (None: with nothing).
+
+    Args:
+        batch: of images; texts have a dynamic one.
+        in_graph: whether the image tower takes pixels.
+
+    Raises:
+        ExportError: a graph is not the same function as its tower.
+        CheckpointError: the tokenizer gives other tokens than transformers' own.
+    """
+    progress("load the model", 0, 5)
+    original = load_model(reference_model.source)
+    module, spec = original.module, reference_model.postprocess
+    assert isinstance(module, Towers | OpenVocabulary) and isinstance(spec, ZeroShotSpec | OpenVocabularySpec)
+    assert reference_model.tokenizer is not None
+    shutil.copyfile(reference_model.tokenizer, out / TOKENIZER_FILE)
+    progress("compare the tokenizer", 1, 5)
+    compared = compare_tokenizers(reference_model.tokenizer, spec)
+    progress("export the image tower", 2, 5)
+    image = export_graph(
+        module.image_tower,
+        name=f"{name}_{IMAGE_TOWER}",
+        preprocess=reference_model.images,
+        image_size=reference_model.image_size,
+        opset=opset,
+        batch=batch,
+        in_graph=in_graph,
+        outputs=[{IMAGE_FEATURES: "features"}.get(each.name, each.name) for each in original.signature.outputs[:-1]],
+    )
+    progress("export the text tower", 3, 5)
+    text = export_text_graph(module.text_tower, name=f"{name}_{TEXT_TOWER}", length=spec.length, opset=opset)
+    for part, graph in ((IMAGE_TOWER, image), (TEXT_TOWER, text)):
+        set_metadata(graph, GraphMetadata(name, reference_model.task, reference_model.images, postprocess=spec))
+        save_graph(graph, out / f"{part}.onnx")
+    progress("compare with the original", 4, 5)
+    with torch_runner(original) as reference:
+        assert isinstance(reference, FlowRunner)
+        parts = reference.linked.runners
+        rows = check_graph(
+            out / f"{IMAGE_TOWER}.onnx", ask(parts[IMAGE_TOWER], reference_model.images, batch), reference_model.images
+        )
+        parity = [GraphParity(**vars(row), graph=IMAGE_TOWER) for row in rows]
+        asked = _texts(spec, module.text_tower.config.vocabulary, module.text_tower.config.end)
+        answers = [parts[TEXT_TOWER].infer({"text": tokens})["features"] for tokens in asked]
+        feeds = [({"text": tokens}, {"features": found}) for tokens, found in zip(asked, answers, strict=True)]
+        parity += check_outputs(out / f"{TEXT_TOWER}.onnx", feeds, TEXT_TOWER)
+    progress("compare with the original", 5, 5)
+    return parity, (image.opset_imports[""], image.ir_version or 0), compared
+
+
+def _texts(spec: ReadsTexts, vocabulary: int, end: int) -> list[np.ndarray]:
+    """Seeded random tokens at three batch sizes, which end anywhere and are padded."""
+    generator, found = np.random.default_rng(SEED), []
+    for batch in BATCHES:
+        tokens = generator.integers(0, vocabulary, (batch, spec.length))
+        for row, last in zip(tokens, generator.integers(1, spec.length, batch), strict=True):
+            row[last], row[last + 1 :] = min(end, vocabulary - 1), spec.pad
+        found.append(tokens)
+    return found
+
+
+# --- Export the original to its float graph, and compare the two at three batch sizes ---------------------------------
+
 
 # An export that takes longer says at its start how long.
 SAID_SECONDS = 20.0
@@ -136,7 +404,7 @@ def _imported(reference_model: ReferenceModel, config: ExportConfig) -> ir.Model
             wanted="export.preprocess: true",
             fix="export the model that it was made from with --no-preprocess",
         )
-    normalise(found.model, opset=config.opset)
+    export_normalise(found.model, opset=config.opset)
     if config.in_graph and not found.takes_pixels:
         take_pixels(found.model, reference_model.images)
     found.model.graph.name = config.name
@@ -168,3 +436,24 @@ def export_step(reference_model: ReferenceModel, config: ExportConfig) -> Step:
         outside=dict(reference_model.digests),
         packages=package_versions(PACKAGES),
     )
+
+
+# --- A bare ONNX file, of whatever exporter, as the float graph that the other stages take ----------------------------
+
+
+OPSET = 20
+
+
+def import_external(
+    file: Path, out: Path, progress: Progress = silent, image_size: tuple[int, int] | None = None
+) -> tuple[Path, tuple[str, ...]]:
+    """Writes what `vitdeploy export FILE` does, at the batch that the file has; its errors propagate.
+
+    `image_size` is (height, width), for a file that leaves it open.
+
+    Returns: the graph written, and what was assumed of the file, one per line.
+    """
+    reject_quantized(load_graph(file), str(file))
+    reference_model, batch = settle_batch(find_reference_model(Source(model=str(file), image_size=image_size)))
+    export(reference_model, ExportConfig(file.stem[:64], OPSET, batch, True), out, progress)
+    return out / MODEL_FILE, reference_model.notes

@@ -15,23 +15,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitdeploy.bundle.read import file_sha256
+from vitdeploy.data.decoding import Skipped, batches
 from vitdeploy.data.folder import Sample, digest
-from vitdeploy.data.pixels import Skipped, batches
 from vitdeploy.errors import CheckpointError, DataError
 from vitdeploy.progress import Counter, Progress
 from vitdeploy.runtime.anomaly import image_score, smoothed
 from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.spec import AnomalySpec, PreprocessSpec, encode
-from vitdeploy.spec.anomaly import DISTANCES, NEIGHBOURS
+from vitdeploy.spec.tasks import DISTANCES, NEIGHBOURS
 from vitdeploy.stages.reference_model import ReferenceModel
-from vitdeploy.stages.step import Folders, Step
-from vitdeploy.stages.tools import package_versions
+from vitdeploy.stages.step import Folders, Step, package_versions
 
 if TYPE_CHECKING:
     import torch
 
-    from vitdeploy.models.memory_bank import MemoryBank
-    from vitdeploy.models.patch_tokens import PatchTokens
+    from vitdeploy.models.memory_bank import MemoryBank, PatchTokens
     from vitdeploy.models.source import Source
 
 FIT, MEMORY_FILE = "fit", "memory.npz"
@@ -91,8 +89,7 @@ def fit(
     import torch
 
     from vitdeploy.models.load import load_features
-    from vitdeploy.models.memory_bank import MemoryBank
-    from vitdeploy.models.patch_tokens import patch_tokens
+    from vitdeploy.models.memory_bank import MemoryBank, patch_tokens
 
     chosen, skipped = options or FitOptions(), Skipped([]) if skip_bad else None
     tokens, _ = patch_tokens(load_features(source))
@@ -166,7 +163,7 @@ def _pool(
 
 def _chosen(pool: torch.Tensor, options: FitOptions, progress: Progress) -> tuple[torch.Tensor, int]:
     """The entries of the bank, and how many there would be without the cap."""
-    from vitdeploy.models.coreset import k_centres
+    from vitdeploy.models.memory_bank import k_centres
 
     asked = max(1, math.ceil(options.share * len(pool)))
     wanted = min(asked, options.most)
@@ -175,7 +172,7 @@ def _chosen(pool: torch.Tensor, options: FitOptions, progress: Progress) -> tupl
 
 
 def _neighbours(memory: torch.Tensor, count: int) -> Any:
-    from vitdeploy.models.coreset import nearest_entries
+    from vitdeploy.models.memory_bank import nearest_entries
 
     return nearest_entries(memory, count)
 

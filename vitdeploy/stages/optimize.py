@@ -15,14 +15,22 @@ from vitdeploy.graph.io.files import save_graph
 from vitdeploy.graph.io.inputs import set_image_size
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.graph.passes.optimize import optimize as rewrite
-from vitdeploy.graph.passes.row_alignment import align_rows
-from vitdeploy.graph.passes.token_merging import merge_tokens
+from vitdeploy.graph.passes.rows import align_rows
+from vitdeploy.graph.passes.tokens import merge_tokens
 from vitdeploy.graph.values import weight_bytes
 from vitdeploy.limits import bounded
 from vitdeploy.progress import Progress, silent
-from vitdeploy.stages.files import copy_labels, graphs_in, is_ours, write_json
-from vitdeploy.stages.step import EXPORT, OPTIMIZE, Folders, Step
-from vitdeploy.stages.tools import package_versions
+from vitdeploy.stages.step import (
+    EXPORT,
+    OPTIMIZE,
+    Folders,
+    Step,
+    copy_labels,
+    graphs_in,
+    is_ours,
+    package_versions,
+    write_json,
+)
 
 
 def optimize(

@@ -1,4 +1,4 @@
-"""The graphs of one target in one precision, where that is no precision typed in the graph (see `typed`)."""
+"""Placement: a quantized graph for one target, of the float graph and its calibration."""
 
 from __future__ import annotations
 
@@ -6,36 +6,47 @@ import glob
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.errors import GraphError, InputError
 from vitdeploy.graph.edit import drop_unused
 from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph, set_metadata
-from vitdeploy.graph.passes.pixel_cast import cast_pixels_first
+from vitdeploy.graph.passes.folds import cast_pixels_first
 from vitdeploy.progress import Progress
 from vitdeploy.quantization.four_bits import place_four_bits
 from vitdeploy.quantization.placement import choose, place, shape
 from vitdeploy.quantization.prepare import prepare
 from vitdeploy.quantization.rounding import Rounded
 from vitdeploy.quantization.statistics import load_statistics
-from vitdeploy.runtime.emulation import family
 from vitdeploy.runtime.flows import FLOWS
-from vitdeploy.search.overrides import Mixed
-from vitdeploy.search.raised import HighPrecision, Raised
-from vitdeploy.spec import Precision, Task, WeightBits, decode
+from vitdeploy.runtime.host import family
+from vitdeploy.search.high_precision import FloatRestTable, HighPrecision, Raised
+from vitdeploy.search.trials import Mixed
+from vitdeploy.spec import FloatRest, Precision, Task, WeightBits, decode
 from vitdeploy.stages.capability import check_precision
-from vitdeploy.stages.files import (
+from vitdeploy.stages.step import (
+    CALIBRATE,
+    HIGH_PRECISION,
     HIGH_PRECISION_FILE,
     MIXED_FILE,
+    OPTIMIZE,
+    QUANTIZED,
     STATISTICS_FILE,
+    Candidate,
     Facts,
+    Folders,
+    Step,
+    backend_versions,
     graphs_in,
+    package_versions,
     read_json,
     statistics_file,
     write_json,
 )
-from vitdeploy.stages.step import CALIBRATE, HIGH_PRECISION, OPTIMIZE, QUANTIZED, Candidate, Folders, Step
-from vitdeploy.stages.tools import backend_versions, package_versions
+
+# --- The graphs of one target in one precision, where that is no precision typed in the graph (see `typed`) -----------
+
 
 IN_FLOAT = "worth its time in float"
 
@@ -231,3 +242,37 @@ def _searches(candidate: Candidate, mixed: bool, raises: bool) -> tuple[str, ...
     """The names of the steps that search before the placement."""
     asked = {"search": mixed, HIGH_PRECISION: raises}
     return tuple(candidate.step(kind) for kind, wanted in asked.items() if wanted)
+
+
+# --- The precision of an INT8 engine's float operators, as a recipe gives it or as a step of the plan finds it --------
+
+
+FLOAT_REST, FLOAT_REST_FILE = "float_rest", "float_rest.json"
+
+
+@dataclass(frozen=True)
+class AskedRest:
+    """`given`, or what the step of the name `step` has found. Of a step that depends on it: what it adds to the
+    `config` and to the `inputs`."""
+
+    given: FloatRest = "fp32"
+    step: str | None = None
+
+    def of(self, folders: Folders) -> FloatRest:
+        return read_float_rest(folders[self.step].path).best if self.step is not None else self.given
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {"float_rest": self.given} if self.given != "fp32" else {}
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (self.step,) if self.step is not None else ()
+
+
+def rest_of(candidate: Candidate, rest: FloatRest | Literal["measured"]) -> AskedRest:
+    return AskedRest(step=candidate.step(FLOAT_REST)) if rest == "measured" else AskedRest(rest)
+
+
+def read_float_rest(folder: Path) -> FloatRestTable:
+    return decode(FloatRestTable, read_json(folder / FLOAT_REST_FILE))

@@ -16,25 +16,24 @@ from vitdeploy.data.label_file import read_labels
 from vitdeploy.errors import CheckpointError, GraphError
 from vitdeploy.graph.io.bound import anywhere, bound_files, without_folders
 from vitdeploy.graph.io.meanings import OUTPUTS, may_be_logits, without_assumption
-from vitdeploy.models.model_folder.files import ModelFolder
-from vitdeploy.models.model_folder.generation import FILE as GENERATION
+from vitdeploy.models.model_folder.folder import FILE as GENERATION
+from vitdeploy.models.model_folder.folder import ModelFolder
 from vitdeploy.models.model_folder.hub import pinned
 from vitdeploy.models.model_folder.model_card import claimed_accuracy
 from vitdeploy.models.names import LIBRARIES, NAMES, ONNX_FILE, graph_folder
 from vitdeploy.models.pixel_range import scaling_of, settled
 from vitdeploy.models.source import Source
-from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
+from vitdeploy.runtime.values import number_of_classes
 from vitdeploy.spec import POSTPROCESS, Postprocess, PreprocessSpec, SequenceSpec, Task, TensorSpec, decode, encode
 from vitdeploy.stages.beside import ASSUMED, find_beside, settled_scores, task_beside
-from vitdeploy.stages.files import TOKENIZER_FILE, known_labels, require_label_file, require_onnx_file
-from vitdeploy.stages.step import ORIGINAL
-from vitdeploy.verification.plausible import Claim
+from vitdeploy.stages.step import ORIGINAL, TOKENIZER_FILE, known_labels, require_label_file, require_onnx_file
+from vitdeploy.verification.comparison import Claim
 
 # What reads graphs is loaded where the original is one: a process that measures a module needs none of it.
 if TYPE_CHECKING:
-    from vitdeploy.graph.io.external import ForeignGraph
+    from vitdeploy.graph.io.files import ForeignGraph
     from vitdeploy.models.loaded import LoadedModel
 
 # Fields of a source that name files.
@@ -187,7 +186,7 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
 
 def _of_module(source: Source) -> ReferenceModel:
     # PyTorch, where a module is read only.
-    from vitdeploy.models.external.identity import identity, identity_in_memory, weights_digest
+    from vitdeploy.models.external.module import identity, identity_in_memory, weights_digest
     from vitdeploy.models.load import load_model, located, refuse_unusable
 
     local, folder = located(source)
@@ -236,7 +235,7 @@ def _claim(folder: ModelFolder | None) -> Claim | None:
 
 def _of_graph(source: Source, given: Overrides) -> ReferenceModel:
     from vitdeploy.graph.io.files import graph_spec
-    from vitdeploy.graph.io.first_values import FirstValues
+    from vitdeploy.graph.io.inputs import FirstValues
 
     try:
         graph = graph_of(dataclasses.replace(source, image_size=source.size))
@@ -285,8 +284,7 @@ def _of_graph(source: Source, given: Overrides) -> ReferenceModel:
 
 def graph_of(source: Source) -> ForeignGraph:
     """The ONNX file of a source, for the task that the source or files beside it say; errors as of `import_graph`."""
-    from vitdeploy.graph.io.external import import_graph
-    from vitdeploy.graph.io.files import graph_spec
+    from vitdeploy.graph.io.files import graph_spec, import_graph
 
     file, how = _graph_file(source), (source.image_size, source.only_batch)
     graph = import_graph(file, *how, source.task, source.bind)

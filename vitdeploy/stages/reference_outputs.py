@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import Sample
-from vitdeploy.data.pixels import batches
 from vitdeploy.graph.io.files import fixed_batch, get_metadata, graph_spec, load_graph
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.search.reference_outputs import ReferenceOutputs
-from vitdeploy.stages.files import MODEL_FILE
+from vitdeploy.search.graphs import ReferenceOutputs
+from vitdeploy.stages.step import MODEL_FILE
 
 BATCH = 8
 

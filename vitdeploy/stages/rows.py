@@ -1,16 +1,70 @@
-"""Find the number of rows with which a model is fastest in INT8: see `search.rows`."""
+"""Searches over the shape of the work: rows of a product, their parts, schedules of token merging, pruning."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-from vitdeploy.progress import Progress
-from vitdeploy.search.rows import RowTable, measure_rows
-from vitdeploy.spec import decode, encode
-from vitdeploy.stages.files import MODEL_FILE, read_json, write_json
-from vitdeploy.stages.step import OPTIMIZE, Folders, Step
-from vitdeploy.stages.target_tools import target_tools
-from vitdeploy.stages.tools import package_versions
+import numpy as np
+
+from vitdeploy.data.decoding import batches
+from vitdeploy.data.folder import Sample
+from vitdeploy.errors import CapabilityError, DataError, GraphError
+from vitdeploy.graph.io.files import fixed_batch, get_metadata, graph_spec, load_graph, save_graph, weights_folder
+from vitdeploy.progress import Counter, Progress, silent
+from vitdeploy.quantization.observer import Observer
+from vitdeploy.quantization.probe import with_outputs
+from vitdeploy.runtime.flows import FLOWS
+from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.runtime.preprocess import normalise
+from vitdeploy.search.latency import measure_latencies
+from vitdeploy.search.mixed import Moments
+from vitdeploy.search.pruning import (
+    Parts,
+    Pruning,
+    allocate,
+    measure_parts,
+    prunable_parts,
+    prune_graph,
+    saved,
+    try_prunings,
+)
+from vitdeploy.search.rows import (
+    RowTable,
+    Schedule,
+    find_tokens,
+    measure_row_parts,
+    measure_rows,
+    predict_times,
+    shapes_to_time,
+    try_schedules,
+)
+from vitdeploy.spec import FloatRest, PreprocessSpec, Task, decode, encode
+from vitdeploy.stages.calibrate import PARTS_FILE
+from vitdeploy.stages.place import rest_of
+from vitdeploy.stages.reference_outputs import BATCH, float_reference_outputs
+from vitdeploy.stages.step import (
+    MODEL_FILE,
+    OPTIMIZE,
+    UNPRUNED,
+    Candidate,
+    Folders,
+    Step,
+    copy_labels,
+    package_versions,
+    read_json,
+    target_tools,
+    write_json,
+)
+
+if TYPE_CHECKING:
+    from vitdeploy.tasks.adapter import Data
+
+
+# --- Find the number of rows with which a model is fastest in INT8: see `search.rows` ---------------------------------
+
 
 ROWS_FILE = "rows.json"
 
@@ -36,3 +90,220 @@ def rows_step(target: str) -> Step:
         measured=True,
         usable=lambda folder: not read_json(folder / ROWS_FILE)["disturbed"],
     )
+
+
+# --- Find whether a placed model is faster with its rows in parts: see `search.row_parts` -----------------------------
+
+
+def parts_step(candidate: Candidate, batch: int, rest: FloatRest | Literal["measured"] = "fp32") -> Step:
+    """The parts in which the rows of a candidate's placement are fastest on this machine, if any are. `rest`: the
+    precision of its float operators, or that which the plan's step for it has found."""
+    asked = rest_of(candidate, rest)
+
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        graph = folders[candidate.step("place")].path / MODEL_FILE
+        found = measure_row_parts(graph, candidate.target, batch, float_rest=asked.of(folders), progress=progress)
+        write_json(out / PARTS_FILE, encode(found))
+
+    return Step(
+        candidate.step("parts"),
+        "parts",
+        write,
+        {"target": candidate.target, "batch": batch, **asked.config},
+        (candidate.step("place"), *asked.inputs),
+        packages={**target_tools(candidate.target), **package_versions(("onnx-ir", "numpy"))},
+        measured=True,
+        usable=lambda folder: not read_json(folder / PARTS_FILE)["disturbed"],
+    )
+
+
+# --- Schedules of token merging that may pay on a target: see `search.schedules` --------------------------------------
+
+
+LATENCY_FILE, SCHEDULES_FILE = "latency.json", "schedules.json"
+# Every schedule is a pass over this many images.
+IMAGES = 32
+
+
+@dataclass(frozen=True)
+class Schedules:
+    """`tokens`: how many there are without merging."""
+
+    tokens: int
+    schedules: tuple[Schedule, ...]
+
+
+def find_schedules(target: str, graph: Path, samples: Sequence[Sample], out: Path, progress: Progress = silent) -> None:
+    """Write latency.json, measured here, and schedules.json: the schedules that look promising by these times.
+
+    Raises:
+        GraphError: tokens of this graph cannot be merged.
+    """
+    tokens = find_tokens(load_graph(graph))
+    table = measure_latencies(shapes_to_time(tokens), target, precisions=("int8",), progress=progress)
+    predicted = predict_times(tokens, table)
+    reference_outputs = float_reference_outputs(graph, samples[:IMAGES]) if predicted else None
+    found = try_schedules(graph, predicted, reference_outputs, progress) if reference_outputs is not None else []
+    table.save(out / LATENCY_FILE)
+    write_json(out / SCHEDULES_FILE, encode(Schedules(tokens.count, tuple(found))))
+
+
+def read_schedules(folder: Path) -> Schedules:
+    return decode(Schedules, read_json(folder / SCHEDULES_FILE))
+
+
+def schedules_step(target: str, data: Data) -> Step:
+    """Schedules of token merging for the job's float graph."""
+    samples = data.calibration
+
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        find_schedules(target, folders[OPTIMIZE].path / MODEL_FILE, samples, out, progress)
+
+    return Step(
+        f"schedules {target}",
+        "schedules",
+        write,
+        {"target": target},
+        (OPTIMIZE,),
+        {"images": data.calibration_digest},
+        {**target_tools(target), **package_versions(("onnxruntime", "onnx-ir", "pillow", "numpy", "scipy"))},
+        measured=True,
+    )
+
+
+# --- Structured pruning of the float graph: what it could lose, and the graph without it. See `search.pruning` --------
+
+
+PRUNING, PRUNING_FILE = "pruning", "pruning.json"
+# Every trial is a pass over this many images, the last ones; with twice as many, moments come from the others alone.
+PACKAGES = ("onnxruntime", "onnx-ir", "pillow", "numpy", "scipy")
+
+
+@dataclass(frozen=True)
+class Prunings:
+    """`prunings`: of the whole graph, the least first."""
+
+    parts: Parts
+    prunings: tuple[Pruning, ...]
+
+
+def check_prune(task: Task, preprocess: PreprocessSpec | None) -> None:
+    """Raises CapabilityError for a model that cannot be pruned whatever its graph is."""
+    if task in FLOWS or preprocess is None:
+        raise CapabilityError(
+            "only models of images are pruned by this version, and only such of one graph",
+            found=f"the task {task}",
+            wanted="a model of one graph that takes images",
+            fix="leave optimize.prune out",
+        )
+
+
+def find_prunings(graph: Path, samples: Sequence[Sample], out: Path, progress: Progress = silent) -> None:
+    """Write pruning.json: what each part of a graph can lose, and trials of the whole graph.
+
+    Raises:
+        GraphError: there is nothing to prune, or there are too few images.
+    """
+    moments = input_moments(graph, samples, progress)
+    reference_outputs = float_reference_outputs(graph, samples[-IMAGES:])
+    parts = measure_parts(graph, moments, reference_outputs, progress)
+    found = try_prunings(graph, parts, moments, reference_outputs, progress)
+    write_json(out / PRUNING_FILE, encode(Prunings(parts, tuple(found))))
+
+
+def read_prunings(folder: Path) -> Prunings:
+    return decode(Prunings, read_json(folder / PRUNING_FILE))
+
+
+def prune(
+    graph: Path, found: Prunings, share: float, samples: Sequence[Sample], out: Path, progress: Progress = silent
+) -> None:
+    """Write the graph with at least `share` of its MACs gone, and what `optimize` wrote beside it with that added.
+
+    Raises:
+        GraphError: not so many can go.
+    """
+    widths = allocate(found.parts, share)
+    if widths is None:
+        most = saved(found.parts, {each.name: min(each.widths, default=each.count) for each in found.parts.parts})
+        raise GraphError(
+            f"{share:.3g} of the products of this graph cannot be pruned",
+            found=f"hidden channels and heads that make up {most:.3g} at most, as far as they were tried",
+            wanted=f"optimize.prune up to {int(most * 100) / 100:g}",
+        )
+    model = load_graph(graph)
+    prune_graph(model, found.parts.parts, widths, input_moments(graph, samples, progress))
+    save_graph(model, out / MODEL_FILE)
+    copy_labels(graph.parent, out)
+    facts = read_json(graph.parent / "optimize.json")
+    facts["nodes"]["model"][1] = len(model.graph)
+    kept = {each.name: [each.kind, each.count, widths[each.name]] for each in found.parts.parts if each.name in widths}
+    facts["pruning"] = {"model": {"share": saved(found.parts, widths), "kept": kept}}
+    write_json(out / "optimize.json", facts)
+
+
+def input_moments(graph: Path, samples: Sequence[Sample], progress: Progress = silent) -> dict[str, Moments]:
+    """The moments of the input of each linear with something to prune in front of it, by its name.
+
+    Raises:
+        GraphError: there is nothing to prune, or the graph has a fixed batch of more images than there are.
+        DataError: an activation is not finite.
+    """
+    model = load_graph(graph)
+    shown = samples[:-IMAGES] if len(samples) >= 2 * IMAGES else samples
+    metadata, readers = get_metadata(model, str(graph)), prunable_parts(model)
+    fixed = fixed_batch(graph_spec(model, MODEL_FILE))
+    if fixed is not None and len(shown) < fixed:
+        raise GraphError(
+            f"the graph has the fixed batch {fixed}",
+            found=f"{len(shown)} images for what is to be pruned",
+            wanted=f"at least {fixed}",
+        )
+    size, used = fixed or BATCH, len(shown) // fixed * fixed if fixed is not None else len(shown)
+    tensors = {name: str(part.reader.input.name) for name, (part, _) in readers.items()}
+    observers = {tensor: Observer(-1) for tensor in tensors.values()}
+    count = Counter(progress, "moments of what is to be pruned", used)
+    data = with_outputs(model, sorted(observers))
+    with OnnxRuntimeRunner(data, name="moments", weights=weights_folder(model)) as runner:
+        taken = runner.inputs[0]
+        for number, pixels in enumerate(batches(shown[:used], metadata.images, size)):
+            feed = pixels if taken.dtype == "uint8" else normalise(pixels, metadata.images)
+            outputs = runner.infer({taken.name: feed})
+            for tensor, observer in observers.items():
+                observer.update(outputs[tensor].astype(np.float32), number)
+                if not observer.finite:
+                    raise DataError(
+                        "the model's activations are not finite on the calibration images",
+                        found=f"{tensor}, on image {number * size + 1} or one of the {len(pixels)} from there",
+                        wanted="finite activations",
+                        fix="check the checkpoint and the preprocessing, or take this image away",
+                    )
+            count(len(pixels))
+    found = {tensor: observer.statistics() for tensor, observer in observers.items()}
+    return {
+        name: Moments(found[tensor].mean, found[tensor].covariance.astype(np.float64), found[tensor].rows)
+        for name, tensor in tensors.items()
+    }
+
+
+def pruning_step(data: Data, source: str = OPTIMIZE) -> Step:
+    """What can be pruned of the graph of the step `source`."""
+    samples = data.calibration
+
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        find_prunings(folders[source].path / MODEL_FILE, samples, out, progress)
+
+    images, packages = {"images": data.calibration_digest}, package_versions(PACKAGES)
+    return Step(PRUNING, PRUNING, write, {}, (source,), images, packages)
+
+
+def prune_step(share: float, data: Data) -> Step:
+    """The pruned graph, in the place of that of `optimize`."""
+    samples = data.calibration
+
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        found = read_prunings(folders[PRUNING].path)
+        prune(folders[UNPRUNED].path / MODEL_FILE, found, share, samples, out, progress)
+
+    images, packages = {"images": data.calibration_digest}, package_versions(PACKAGES)
+    return Step(OPTIMIZE, "prune", write, {"share": share}, (UNPRUNED, PRUNING), images, packages)

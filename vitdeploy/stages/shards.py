@@ -13,25 +13,21 @@ from pathlib import Path
 import numpy as np
 
 from vitdeploy.data.annotations import InFile
-from vitdeploy.data.decoding import Loaded, decode_each
+from vitdeploy.data.decoding import Loaded, decode_each, skippable
 from vitdeploy.data.file_digests import UNREAD, FileDigests
 from vitdeploy.data.folder import Ints, Samples
-from vitdeploy.data.pixels import skippable
 from vitdeploy.errors import DataError, ImageError, StorageError
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.spec import encode
 from vitdeploy.stages.answers import ANSWERS_FILE, read_answers
-from vitdeploy.stages.files import Facts, read_json, write_json
-from vitdeploy.stages.tools import package_versions
-from vitdeploy.store.key import artifact_key, canonical_json
-from vitdeploy.store.sources import code_version
+from vitdeploy.stages.step import Facts, package_versions, read_json, write_json
+from vitdeploy.store.key import artifact_key, canonical_json, code_version
 from vitdeploy.store.store import Artifact, Store
 from vitdeploy.tasks.adapter import Data
 from vitdeploy.tasks.counted import CountedKit, Truth
 from vitdeploy.verification.agreement import Tally
-from vitdeploy.verification.collect import Answers, Keep, Turn, gather
-from vitdeploy.verification.counts import Counts
-from vitdeploy.verification.records import Records
+from vitdeploy.verification.changes import Counts
+from vitdeploy.verification.records import Answers, Keep, Records, Turn, gather
 
 SUMMARY_FILE, TALLY_FILE, RECORDS_FILE = "summary.json", "tally.json", "records.npz"
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from vitdeploy.benchmark.machine_lock import open_lock
+from vitdeploy.benchmark.machine import open_lock
 
 
 @contextlib.contextmanager

@@ -12,19 +12,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
+from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import Sample
-from vitdeploy.data.pixels import batches
-from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.analysis.work import node_macs
 from vitdeploy.graph.canonical.upgrade import upgrade_opset
-from vitdeploy.graph.half.emulated import emulate
-from vitdeploy.graph.half.patches import patches_to_matmul
-from vitdeploy.graph.half.typed import Half, touches_floats, type_graph
+from vitdeploy.graph.half.half import Half, emulate, patches_to_matmul, touches_floats, type_graph
 from vitdeploy.graph.io.files import fixed_batch, graph_spec, load_graph, save_graph, set_metadata
-from vitdeploy.graph.passes.pixel_cast import cast_pixels_first
+from vitdeploy.graph.passes.folds import cast_pixels_first
 from vitdeploy.progress import Counter, Progress, silent
-from vitdeploy.quantization.extremes import Extremes
 from vitdeploy.quantization.half import HalfPlan, lift_masks, plan_half
+from vitdeploy.quantization.observers import Extremes
 from vitdeploy.quantization.placement import choose, ignored, place, shape
 from vitdeploy.quantization.prepare import prepare, widened
 from vitdeploy.quantization.ranges import range_of
@@ -32,12 +30,22 @@ from vitdeploy.quantization.statistics import Statistics, load_statistics
 from vitdeploy.search.high_precision import high_precision_layers
 from vitdeploy.spec import Precision, PreprocessSpec, WeightBits
 from vitdeploy.stages.capability import check_precision
-from vitdeploy.stages.files import MODEL_FILE, STATISTICS_FILE, write_json
 from vitdeploy.stages.float_graph import load_float_graph
 from vitdeploy.stages.place import PlaceConfig
 from vitdeploy.stages.search import SearchConfig, find_sensitivity
-from vitdeploy.stages.step import CALIBRATE, OPTIMIZE, QUANTIZED, Candidate, Folders, Step
-from vitdeploy.stages.tools import backend_versions, package_versions
+from vitdeploy.stages.step import (
+    CALIBRATE,
+    MODEL_FILE,
+    OPTIMIZE,
+    QUANTIZED,
+    STATISTICS_FILE,
+    Candidate,
+    Folders,
+    Step,
+    backend_versions,
+    package_versions,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from vitdeploy.tasks.adapter import Data

@@ -9,7 +9,7 @@ from typing import IO
 import numpy as np
 
 from vitdeploy.quantization.observer import Arrays
-from vitdeploy.runtime.atomic import open_atomic
+from vitdeploy.runtime.trust import open_atomic
 from vitdeploy.zip_members import DAMAGED
 
 STATE = "state.npz"

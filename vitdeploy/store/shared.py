@@ -21,8 +21,7 @@ from vitdeploy.bundle.read import plain_path, verify_file
 from vitdeploy.errors import DigestError
 from vitdeploy.remote import Remote, shown_uri
 from vitdeploy.spec import FileEntry, decode, encode
-from vitdeploy.store.key import canonical_json
-from vitdeploy.store.record import RECORD_FILE, Record
+from vitdeploy.store.key import RECORD_FILE, Record, canonical_json
 
 if TYPE_CHECKING:
     import fsspec

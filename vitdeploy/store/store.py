@@ -1,27 +1,23 @@
-"""A folder of artifacts by key. An entry either is not there or is complete; it is verified whenever it is read.
-
-<root>/artifacts/<first two of key>/<key>/   files + artifact.json
-<root>/artifacts/<first two of key>/.tmp-*   being written
-<root>/unfinished/<key>/                     what an interrupted stage left, to go on with when it is run again
-<root>/quarantine/                           entries whose bytes no longer match; never used again
-<root>/log.jsonl                             what was made and brought here, a line each (store/log.py)
-"""
+"""The store: artifacts by the key of what they are made of."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import errno
+import functools
 import hashlib
 import json
 import os
 import shutil
+import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from vitdeploy.bundle.read import file_sha256, verify_file
 from vitdeploy.errors import DigestError
@@ -35,11 +31,82 @@ from vitdeploy.publish import (
     swap,
     temporary_folder,
 )
-from vitdeploy.spec import FileEntry, decode, encode
-from vitdeploy.store.key import canonical_json
-from vitdeploy.store.log import append, made_now
-from vitdeploy.store.record import RECORD_FILE, Record
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.spec import DecodeError, FileEntry, decode, encode
+from vitdeploy.store.key import RECORD_FILE, Made, Record, canonical_json
 from vitdeploy.store.shared import SharedStore
+
+# --- What a store has made and brought, one line of JSON each, in the order of the ends -------------------------------
+# Each line is appended by one write, so that those of several processes do not mix. Nothing is read from the log to
+# find artifacts: a line that is lost or cut off loses an estimate of a plan.
+
+
+LOG_FILE = "log.jsonl"
+# How much of the end of a log is read: some 10,000 lines.
+MOST_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class Line:
+    """One artifact, `bytes` large, that was made here, or brought from the shared store."""
+
+    event: Literal["made", "brought"]
+    key: str
+    kind: str
+    bytes: int
+    made: Made
+
+
+def made_now(name: str, seconds: float, about: Mapping[str, int]) -> Made:
+    """What this process says of something that it has finished now."""
+    when = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
+    cpu, cores = this_machine()
+    return Made(name, when, socket.gethostname(), os.getpid(), round(seconds, 3), cpu, cores, dict(about))
+
+
+@functools.cache
+def this_machine() -> tuple[str, int]:
+    """Its CPU, and how many cores this process may use."""
+    host = describe_host()
+    return host["cpu"], int(host["cores"])
+
+
+def append(root: Path, event: Literal["made", "brought"], record: Record) -> None:
+    """Add a line to the log of the store at `root`. What is stored already is of more worth than a line, so a disk that
+    fails here is no error."""
+    if record.made is None:
+        return
+    line = canonical_json(encode(Line(event, record.key, record.kind, record.bytes, record.made))) + "\n"
+    with contextlib.suppress(OSError):
+        descriptor = os.open(root / LOG_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+
+
+def read_log(root: Path, most: int = MOST_BYTES) -> Iterator[Line]:
+    """The lines at the end of a log, oldest first; what was cut off is left out."""
+    try:
+        with (root / LOG_FILE).open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - most))
+            data = file.read()
+    except FileNotFoundError:
+        return
+    for text in data.splitlines():
+        with contextlib.suppress(DecodeError, ValueError, RecursionError):
+            yield decode(Line, json.loads(text))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A folder of artifacts by key. An entry either is not there or is complete; it is verified whenever it is read.
+#
+# <root>/artifacts/<first two of key>/<key>/   files + artifact.json <root>/artifacts/<first two of key>/.tmp-*   being
+# written <root>/unfinished/<key>/                     what an interrupted stage left, to go on with when it is run
+# again <root>/quarantine/                           entries whose bytes no longer match; never used again
+# <root>/log.jsonl                             what was made and brought here, a line each (store/store.py)
+
 
 # In a damaged entry, of the process that puts it aside; one that was killed before it did is waited for so long.
 CLAIM, CLAIM_SECONDS, LOOK_SECONDS = ".claim", 10.0, 0.005

@@ -9,19 +9,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vitdeploy.data.classes import ClassMap, match_folders, match_listed, match_numbers, match_words
+from vitdeploy.data.decoding import Skipped
 from vitdeploy.data.folder import DataSplit, Ints, ListedSplit, list_split
-from vitdeploy.data.pixels import Skipped
-from vitdeploy.document.answers import Said
 from vitdeploy.runtime.postprocess import classify, softmax
 from vitdeploy.tasks.adapter import Data, DataChoice, Found, check_labels, labels_of
+from vitdeploy.tasks.answers import Said
 from vitdeploy.tasks.counted import CountedKit, Listed
 from vitdeploy.verification.agreement import Tally, tally
-from vitdeploy.verification.changes import Changes, judged
+from vitdeploy.verification.changes import Changes, Counts, judged
 from vitdeploy.verification.classes import Classified
-from vitdeploy.verification.collect import Answers
-from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.counts import Counts
-from vitdeploy.verification.plausible import doubt_accuracy
+from vitdeploy.verification.comparison import Comparison, doubt_accuracy
+from vitdeploy.verification.records import Answers
 
 # By what the names of the data's classes are (`containers.listing.ClassKind`).
 MATCH = {"folders": match_folders, "words": match_words, "list": match_listed, "numbers": match_numbers}

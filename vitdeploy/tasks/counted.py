@@ -15,15 +15,13 @@ import numpy as np
 
 from vitdeploy.data.annotations import Annotation
 from vitdeploy.data.classes import ClassMap
+from vitdeploy.data.decoding import Skipped
 from vitdeploy.data.folder import Ints, Samples, list_split
-from vitdeploy.data.pixels import Skipped
 from vitdeploy.spec import encode
 from vitdeploy.tasks.adapter import Data, DataChoice, ImageKit, check_labels, controlled
-from vitdeploy.verification.collect import Answers
-from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.counts import Counts
-from vitdeploy.verification.plausible import doubt_value
-from vitdeploy.verification.records import Records
+from vitdeploy.verification.changes import Counts
+from vitdeploy.verification.comparison import Comparison, doubt_value
+from vitdeploy.verification.records import Answers, Records
 
 Truth = Mapping[Path, Annotation]
 # Before the names of the tables of records that are of the control.

@@ -1,26 +1,290 @@
-"""Monocular depth: a value for every pixel, delta-1 and AbsRel, and the share of pixels that keep their value."""
+"""Depth: maps, their errors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from vitdeploy.data.depth import read_depth
-from vitdeploy.data.pixels import Skipped
-from vitdeploy.document.answers import Said
-from vitdeploy.runtime.depth import Depth, depth_of
+from vitdeploy.data.annotations import AnnotatedSet, upright_notes
+from vitdeploy.data.decoding import Skipped
+from vitdeploy.data.folder import Sample
+from vitdeploy.data.masks import fit_map, read_map, with_maps
+from vitdeploy.errors import DataError, ImageError
+from vitdeploy.runtime.depth import ALIKE, Depth, alike_share, depth_of
 from vitdeploy.runtime.drawing import depth_picture
-from vitdeploy.spec import DepthSpec
+from vitdeploy.runtime.preprocess import Frame
+from vitdeploy.spec import DepthSpec, DepthValues
 from vitdeploy.tasks.adapter import Data, DataChoice, Found, Panel, thumbnail
+from vitdeploy.tasks.answers import Said
 from vitdeploy.tasks.counted import CountedKit
-from vitdeploy.verification.changes import Changes
-from vitdeploy.verification.collect import SIZE, Answers
-from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.counts import Counts
-from vitdeploy.verification.depth import DepthError, depth_changes, depth_comparison, depth_error, depth_records
-from vitdeploy.verification.differences import differences, worst_of
-from vitdeploy.verification.records import Records
+from vitdeploy.verification.changes import MOVED_PIXELS, Changes, Counts, judged
+from vitdeploy.verification.comparison import Comparison, differences, worst_of
+from vitdeploy.verification.intervals import (
+    Floats,
+    least_of_difference,
+    least_of_share,
+    percentile_interval,
+    replicates,
+)
+from vitdeploy.verification.records import SIZE, Answers, Records, Table
+from vitdeploy.zip_members import DAMAGED
+
+# --- Compares the depth of an artifact with the original's, and both with measured depth ------------------------------
+
+
+Plane = npt.NDArray[Any]
+# An image counts as right for the least width of an interval if so large a share of its pixels is.
+RIGHT_SHARE = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthComparison(Comparison):
+    """A depth model against the original. The metric is delta-1 in percent: of the pixels with a known depth those
+    whose depth is not off by more than a factor of 1.25 (arXiv 1406.2283, section 4.2), the mean over the images.
+
+    Relative depth is first aligned with the labels, image by image: scale and shift of the disparity by least squares
+    (arXiv 1907.01341, equation 4), then inverted; nothing is farther than the farthest label.
+
+    agreement: percent of the pixels that are alike (within the same factor) in the artifact's map and the original's,
+        without any alignment, the mean over the images. All intervals are bootstraps over the images, and none of a
+        share is narrower than that of as many independent trials as there are images.
+    abs_rel, reference_abs_rel: mean |depth - label| / label, the artifact's and the original's; abs_rel_ci95: of the
+        artifact's minus the original's. None without labels.
+    """
+
+    abs_rel: float | None = None
+    reference_abs_rel: float | None = None
+    abs_rel_ci95: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class DepthError:
+    """Of one image: AbsRel, and the share of pixels that are right, 0..1."""
+
+    abs_rel: float
+    delta1: float
+
+
+def compare_depth(
+    artifact: Sequence[Plane],
+    reference: Sequence[Plane],
+    errors: Iterable[tuple[DepthError, DepthError] | None] | None,
+    *,
+    values: DepthValues,
+    max_difference: float,
+    seed: int = 0,
+) -> DepthComparison:
+    """Compare planes [height, width] of the same images, in the same order.
+
+    Args:
+        errors: of the artifact and of the original of each image (see `depth_error`), None of an image without a known
+            pixel; None without labels.
+        max_difference: of the raw outputs, passed on.
+
+    Raises:
+        ValueError: other lengths, or no image. DataError: not one labelled pixel in all images.
+    """
+    return depth_comparison(
+        depth_records(artifact, reference, errors, values), max_difference=max_difference, seed=seed
+    )
+
+
+def depth_records(
+    artifact: Sequence[Plane],
+    reference: Sequence[Plane],
+    errors: Iterable[tuple[DepthError, DepthError] | None] | None,
+    values: DepthValues,
+) -> Records:
+    """What `depth_comparison` needs of each image; arguments as of `compare_depth`.
+
+    Tables: images, with the `share` of pixels that are alike, 0..1; with labels, errors: a row for each image with a
+    known pixel, `ours` and `theirs` float64 [rows, 2], AbsRel and the share of right pixels.
+
+    Raises:
+        ValueError: other lengths, or no image.
+    """
+    shares = np.array([alike_share(a, b, values) for a, b in zip(artifact, reference, strict=True)], np.float64)
+    if not len(shares):
+        raise ValueError("no image")
+    tables = {"images": Table.each(share=shares)}
+    if errors is None:
+        return Records(len(shares), tables)
+    pairs = [[] if each is None else [[(side.abs_rel, side.delta1) for side in each]] for each in errors]
+    sides = [np.array(each, np.float64).reshape(-1, 2, 2) for each in pairs]
+    return Records(
+        len(shares), {**tables, "errors": Table.of([{"ours": each[:, 0], "theirs": each[:, 1]} for each in sides])}
+    )
+
+
+def depth_comparison(records: Records, *, max_difference: float, seed: int = 0) -> DepthComparison:
+    """The comparison that the records of all images are of; arguments and errors as of `compare_depth`."""
+    n, shares = records.n, records["images"]["share"]
+    agreement = 100 * float(shares.mean())
+    drawn = replicates(n, seed, lambda weights: 100 * weights @ shares / n)
+    labelled = "errors" in records
+    accuracy = _accuracy(records["errors"], n, seed) if labelled else {}
+    return DepthComparison(
+        n=n,
+        metric="delta-1" if labelled else None,
+        agreement=agreement,
+        agreement_ci95=percentile_interval(agreement, drawn, least_of_share(agreement / 100, n), (0.0, 100.0)),
+        agreement_of=f"pixels within a factor of {ALIKE:g} of the original's",
+        max_difference=max_difference,
+        **accuracy,
+    )
+
+
+def _accuracy(errors: Table, n: int, seed: int) -> dict[str, Any]:
+    if not len(errors):
+        raise DataError(
+            "the labels hold not one pixel of known depth",
+            found=f"{n} maps of zeros or of what is no number",
+            fix="check the folder of labels, or verify without labels",
+        )
+    ours, theirs, pairs = errors["ours"], errors["theirs"], len(errors)
+    lost, farther = (theirs - ours)[:, 1], (ours - theirs)[:, 0]
+    drawn, relative = replicates(
+        pairs, seed, lambda weights: np.stack([100 * weights @ lost / pairs, weights @ farther / pairs], axis=1)
+    ).T
+    drop = 100 * float((theirs - ours)[:, 1].mean())
+    least = least_of_difference(theirs[:, 1] >= RIGHT_SHARE, ours[:, 1] >= RIGHT_SHARE)
+    return {
+        "value": 100 * float(ours[:, 1].mean()),
+        "reference_value": 100 * float(theirs[:, 1].mean()),
+        "drop": drop,
+        "drop_ci95": percentile_interval(drop, drawn, least, (-100.0, 100.0)),
+        "abs_rel": float(ours[:, 0].mean()),
+        "reference_abs_rel": float(theirs[:, 0].mean()),
+        "abs_rel_ci95": tuple(float(each) for each in np.percentile(relative, [2.5, 97.5])),
+    }
+
+
+def depth_error(found: Plane, truth: Plane, values: DepthValues) -> DepthError | None:
+    """The errors of one image's map [height, width] against its measured depth, not a number where it is unknown; None
+    where it is unknown everywhere."""
+    known = np.isfinite(truth) & np.isfinite(found)
+    if not known.any():
+        return None
+    a, b = found[known].astype(np.float64), truth[known].astype(np.float64)
+    depth = np.maximum(a, 1e-9) if values == "metric" else aligned_depth(a, b)
+    return DepthError(float((np.abs(depth - b) / b).mean()), float((np.maximum(depth / b, b / depth) < ALIKE).mean()))
+
+
+def aligned_depth(disparity: Floats, truth: Floats) -> Floats:
+    """The depth, float64 [n], of disparities [n] that are known up to scale and shift: s d + t with the least squared
+    distance from 1 / truth (arXiv 1907.01341, equation 4), inverted; at most the largest of `truth`."""
+    wanted = 1 / truth
+    centred = disparity - disparity.mean()
+    spread = float(centred @ centred)
+    scale = float(centred @ wanted) / spread if spread > 0 else 0.0
+    aligned = wanted.mean() + scale * centred
+    return np.asarray(1 / np.maximum(aligned, wanted.min()))
+
+
+def depth_changes(artifact: Sequence[Plane], reference: Sequence[Plane], values: DepthValues) -> Changes:
+    """Changed images: those with more than MOVED_PIXELS of their pixels not alike."""
+    moved = np.array([1 - alike_share(a, b, values) for a, b in zip(artifact, reference, strict=True)])
+    return judged(moved > MOVED_PIXELS, moved)
+
+
+# --- Depth labels: for each image a .npy of floats or a PNG of 16 bits, of the same name below another folder ---------
+
+
+# In the labels' folder: {"scale": metres a unit of the PNGs}, such as 0.001, or 1 / 256 of KITTI's.
+UNITS_FILE = "depth.json"
+SUFFIXES = (".npy", ".png")
+
+
+@dataclass(frozen=True)
+class DepthAnnotation:
+    """The depth of one image, which lies as `frame` says. `scale`: metres a unit of a PNG, None if nobody says it."""
+
+    file: Path
+    frame: Frame
+    scale: float | None
+
+    def content(self) -> bytes:
+        """Bytes that differ where two annotations differ."""
+        return repr(self.scale).encode() + self.file.read_bytes()
+
+    def facts(self) -> bytes:
+        return repr((self.frame, self.scale)).encode()
+
+    def load(self, metres: bool) -> npt.NDArray[np.float32]:
+        """float32 [height, width] of depth, not a number where it is unknown: 0, less, or not finite. In metres, or,
+        where `metres` is not asked for, in any unit.
+
+        Raises:
+            ImageError: the file cannot be read.
+            DataError: it is no map of numbers, of another size than the image; or a PNG of unknown unit.
+        """
+        if self.file.suffix == ".npy":
+            values = fit_map(self.file, _numbers(self.file), self.frame)
+        else:
+            values = read_map(self.file, "a PNG of 16 bits", self.frame).astype(np.float32)
+            if metres and self.scale is None:
+                raise DataError(
+                    f"{self.file} does not say its unit",
+                    found=f"a PNG without {UNITS_FILE} in {self.file.parent}",
+                    wanted="metres, for a model of metric depth",
+                    fix=f'write {{"scale": METRES A UNIT}} into {UNITS_FILE} in the folder of labels, such as 0.001',
+                )
+            values = values * np.float32(self.scale or 1.0)
+        return np.where(np.isfinite(values) & (values > 0), values, np.float32(np.nan)).astype(np.float32)
+
+
+DepthSet = AnnotatedSet[DepthAnnotation]
+
+
+def read_depth(images: Path, labels: Path, skipped: Skipped | None = None) -> DepthSet:
+    """The images below `images` with a file of the same relative name below `labels`; files are read by `load`.
+
+    Errors as `masks.read_masks`; DataError: UNITS_FILE has no scale above 0.
+    """
+    samples, missing = with_maps(images, labels, SUFFIXES, skipped)
+    scale = _scale(labels / UNITS_FILE)
+    found = {path: DepthAnnotation(file, frame, scale) for path, (file, frame) in samples.items()}
+    notes = upright_notes((each.frame for each in found.values()), "map")
+    return AnnotatedSet(images, tuple(Sample(path, None) for path in found), found, (), missing, notes)
+
+
+def _scale(path: Path) -> float | None:
+    if not path.is_file():
+        return None
+    try:
+        scale = json.loads(path.read_bytes())["scale"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        scale = None
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale < 1e9:
+        raise DataError(
+            f"{path} says no scale", found=path.read_text("utf-8", "replace")[:80], wanted='{"scale": metres a unit}'
+        )
+    return float(scale)
+
+
+def _numbers(path: Path) -> npt.NDArray[np.float32]:
+    try:
+        # Mapped: a header that promises more than the file has is found before memory is taken for it.
+        values = np.load(path, mmap_mode="r", allow_pickle=False)
+    except DAMAGED as error:
+        raise ImageError(f"{path} cannot be read", found=str(error)[:200], wanted="a .npy of floats") from None
+    if not isinstance(values, np.ndarray):
+        raise ImageError(f"{path} cannot be read", found="an .npz archive", wanted="a .npy of floats")
+    if values.dtype.kind not in "fiu":
+        raise DataError(f"{path} is no map of numbers", found=str(values.dtype), wanted="a .npy of floats")
+    return np.array(
+        values.reshape(values.shape[:2]) if values.ndim == 3 and values.shape[2] == 1 else values, np.float32
+    )
+
+
+# --- Monocular depth: a value for every pixel, delta-1 and AbsRel, and the share of pixels that keep their value ------
+
 
 PLANE = "depth"
 

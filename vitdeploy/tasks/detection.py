@@ -9,23 +9,20 @@ from typing import Any
 import numpy as np
 
 from vitdeploy.data.classes import match_categories
+from vitdeploy.data.decoding import Skipped
 from vitdeploy.data.detection import read_detection
-from vitdeploy.data.pixels import Skipped
-from vitdeploy.document.answers import Marks, Said
 from vitdeploy.runtime.detection import Detections, detect
 from vitdeploy.runtime.geometry import input_window
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.spec import PostprocessSpec
 from vitdeploy.tasks.adapter import Data, DataChoice, Found, thumbnail
+from vitdeploy.tasks.answers import Marks, Said
 from vitdeploy.tasks.counted import CountedKit
 from vitdeploy.verification.average_precision import Objects
-from vitdeploy.verification.changes import Changes, object_changes
-from vitdeploy.verification.collect import Answers
-from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.counts import Counts
+from vitdeploy.verification.changes import Changes, Counts, object_changes
+from vitdeploy.verification.comparison import Comparison, differences, worst_of
 from vitdeploy.verification.detection import detection_comparison, detection_records, partners
-from vitdeploy.verification.differences import differences, worst_of
-from vitdeploy.verification.records import Records
+from vitdeploy.verification.records import Answers, Records
 
 SHOWN_OBJECTS = 4
 # Boxes of a kind that are drawn on one picture.

@@ -1,17 +1,115 @@
-"""Features: the vector of an image, and whether it still finds the same neighbours."""
+"""Features: how alike they are, and whom they retrieve."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from vitdeploy.document.answers import Said
 from vitdeploy.tasks.adapter import Data, ImageKit, labels_of
-from vitdeploy.verification.changes import Changes
-from vitdeploy.verification.collect import Answers
-from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.features import compare_features, neighbour_changes
+from vitdeploy.tasks.answers import Said
+from vitdeploy.verification.changes import Changes, judged
+from vitdeploy.verification.comparison import Comparison, paired_accuracy, paired_counts
+from vitdeploy.verification.intervals import wilson
+from vitdeploy.verification.records import Answers
+
+# --- Compares the nearest images by an artifact's features with those by the original's -------------------------------
+
+
+Features = npt.NDArray[np.float32]
+
+# Rows of the table of similarities that are held at once.
+BLOCK = 1024
+# Cosines nearer than this differ by the rounding of float32 only: images that are copies of each other are one answer.
+ROUNDING = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureComparison(Comparison):
+    """The features of an artifact against the original's. The metric is "1-NN top-1": the percent of images whose
+    nearest other image is of their own class (leave-one-out; cosine; as DINO, arXiv 2104.14294, with k = 1).
+
+    drop has the paired interval of Newcombe 1998, method 10. agreement: percent of images whose nearest other image is
+        the same as with the original's features, with its Wilson interval.
+    cosine_mean, cosine_min: between the artifact's and the original's features of an image.
+    """
+
+    cosine_mean: float
+    cosine_min: float
+
+
+def compare_features(
+    features: Features, reference: Features, labels: npt.NDArray[np.int64] | None
+) -> FeatureComparison:
+    """Compare float32 [n, width], n >= 2, with the original's for the same images; labels int64 [n] or None.
+
+    Labels of which no two are equal say nothing about neighbours and are taken as None.
+
+    Raises:
+        ValueError: other shapes, or fewer than two images.
+    """
+    if features.shape != reference.shape or features.ndim != 2 or len(features) < 2:
+        raise ValueError(f"features {features.shape} against {reference.shape}")
+    n = len(features)
+    a, b = _unit(features), _unit(reference)
+    cosine = (a * b).sum(axis=1)
+    nearest, originals, apart = _neighbours(a, b)
+    same = int((apart <= ROUNDING).sum())
+    low, high = wilson(same, n)
+    accuracy: dict[str, Any] = {}
+    if labels is not None and len(np.unique(labels)) < n:
+        accuracy = paired_accuracy(*paired_counts(labels[nearest] == labels, labels[originals] == labels))
+    return FeatureComparison(
+        n=n,
+        metric="1-NN top-1" if accuracy else None,
+        agreement=100 * same / n,
+        agreement_ci95=(100 * low, 100 * high),
+        agreement_of="images with the same nearest image",
+        max_difference=float(np.abs(features - reference).max()) / max(float(np.abs(reference).max()), 1e-300),
+        cosine_mean=float(cosine.mean()),
+        cosine_min=float(cosine.min()),
+        **accuracy,
+    )
+
+
+def neighbour_changes(features: Features, reference: Features, labels: npt.NDArray[np.int64] | None) -> Changes:
+    """Changed images: those with a different nearest other image; the further by the original's features, the worse."""
+    nearest, originals, apart = _neighbours(_unit(features), _unit(reference))
+    right = (None, None) if labels is None else (labels[nearest] == labels, labels[originals] == labels)
+    return judged(apart > ROUNDING, apart, *right)
+
+
+def _neighbours(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> tuple[npt.NDArray[Any], ...]:
+    """The nearest other image by features `a`, int64 [n], and by `b`, int64 [n]; and how much nearer by `b` the second
+    is than the first, float64 [n]."""
+    n = len(a)
+    nearest, originals, apart = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n)
+    for start in range(0, n, BLOCK):
+        rows = np.arange(start, min(start + BLOCK, n))
+        ours, theirs = (_similarities(each, rows) for each in (a, b))
+        nearest[rows], originals[rows] = ours.argmax(axis=1), theirs.argmax(axis=1)
+        apart[rows] = theirs.max(axis=1) - theirs[np.arange(len(rows)), nearest[rows]]
+    return nearest, originals, apart
+
+
+def _unit(features: Features) -> npt.NDArray[np.float64]:
+    """Features of length 1 as float64; zeros stay zeros."""
+    wide = features.astype(np.float64)
+    return np.asarray(wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-300))
+
+
+def _similarities(unit: npt.NDArray[np.float64], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Cosines of `rows` with all images, float64 [rows, n]; of an image with itself: minus infinity."""
+    table = unit[rows] @ unit.T
+    table[np.arange(len(rows)), rows] = -np.inf
+    return np.asarray(table)
+
+
+# --- Features: the vector of an image, and whether it still finds the same neighbours ---------------------------------
+
 
 VECTOR = "features"
 

@@ -1,17 +1,19 @@
-"""Image to text: what is written in images, character accuracy, and whether the same text is read."""
+"""Texts of images: their agreement and error rates."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from vitdeploy.data.decoding import Skipped, batches
 from vitdeploy.data.folder import Sample
-from vitdeploy.data.pixels import Skipped, batches
 from vitdeploy.data.texts import WrittenText, read_written
-from vitdeploy.document.answers import Said
+from vitdeploy.errors import DataError
 from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.preprocess import to_input
 from vitdeploy.runtime.runner import Runner
@@ -20,11 +22,149 @@ from vitdeploy.runtime.text_decoder import SCORES, TOKENS, TextDecoder
 from vitdeploy.runtime.tokenizer import TextWriter
 from vitdeploy.spec import PreprocessSpec, SequenceSpec, TextSpec
 from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Found, ImageKit, thumbnail
-from vitdeploy.verification.changes import Changes
-from vitdeploy.verification.collect import Answers
-from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.plausible import doubt_value
-from vitdeploy.verification.texts import compare_texts, text_changes
+from vitdeploy.tasks.answers import Said
+from vitdeploy.verification.changes import Changes, judged
+from vitdeploy.verification.comparison import Comparison, doubt_value
+from vitdeploy.verification.intervals import draws, least_of_difference, percentile_interval, wilson
+from vitdeploy.verification.records import Answers
+
+# --- Compares the texts that a model reads with the original's, and both with what is written -------------------------
+
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextComparison(Comparison):
+    """The texts of an artifact against the original's; n counts images. The metric is "character accuracy".
+
+    Character accuracy is 100 minus the character error rate of all images together: 1 - (insertions, deletions and
+    substitutions) / (characters that are written), in percent, and 0 where there are more mistakes than characters. A
+    character is a code point of Unicode; nothing is normalised. Its intervals are of drawn images, as characters of one
+    text depend on each other.
+
+    agreement: percent of images with the original's text, character by character, with its Wilson interval.
+    character_agreement: as character accuracy, of the artifact's texts against the original's. characters: of the
+    original's texts. line_accuracy, reference_line_accuracy: percent of images whose text is wholly right. cut: texts
+    of the artifact that were not at their end when the model could write no more.
+    """
+
+    characters: int
+    character_agreement: float
+    cut: int = 0
+    line_accuracy: float | None = None
+    reference_line_accuracy: float | None = None
+
+
+def edit_distance(a: str, b: str) -> int:
+    """The least number of insertions, deletions and substitutions of single characters that make `b` of `a`.
+
+    Wagner & Fischer 1974, "The string-to-string correction problem", Journal of the ACM 21:168-173, row by row: what
+    comes from the left in a row is a running minimum.
+    """
+    places = np.arange(len(b) + 1)
+    target, row = np.array([*map(ord, b)], np.int64), places
+    for number, character in enumerate(map(ord, a), 1):
+        best = np.minimum(row[1:] + 1, row[:-1] + (target != character))
+        row = np.minimum.accumulate(np.concatenate([[number], best]) - places) + places
+    return int(row[-1])
+
+
+def compare_texts(
+    artifact: Sequence[str],
+    reference: Sequence[str],
+    written: Sequence[str] | None,
+    *,
+    cut: int,
+    max_difference: float,
+    seed: int = 0,
+) -> TextComparison:
+    """Compare the texts of the same images.
+
+    Args:
+        written: what is written in them, or None.
+        cut, max_difference: passed on.
+
+    Raises:
+        ValueError: other numbers of texts, or none.
+        DataError: not one character is written.
+    """
+    n = len(reference)
+    if not n or len(artifact) != n or (written is not None and len(written) != n):
+        raise ValueError(f"{len(artifact)} texts against {n}, {'no' if written is None else len(written)} written ones")
+    equal = sum(a == b for a, b in zip(artifact, reference, strict=True))
+    low, high = wilson(equal, n)
+    characters = sum(map(len, reference))
+    apart = sum(edit_distance(a, b) for a, b in zip(artifact, reference, strict=True))
+    return TextComparison(
+        n=n,
+        metric="character accuracy" if written is not None else None,
+        agreement=100 * equal / n,
+        agreement_ci95=(100 * low, 100 * high),
+        agreement_of="images with the same text",
+        max_difference=max_difference,
+        characters=characters,
+        character_agreement=100 * max(0.0, 1 - apart / max(characters, 1)),
+        cut=cut,
+        **(_accuracy(artifact, reference, written, seed) if written is not None else {}),
+    )
+
+
+def text_changes(artifact: Sequence[str], reference: Sequence[str], written: Sequence[str] | None) -> Changes:
+    """Which images have another text; the more characters differ, the worse. Right is what is wholly right."""
+    pairs = list(zip(artifact, reference, strict=True))
+    changed = np.array([a != b for a, b in pairs], bool)
+    size = np.array([edit_distance(a, b) / max(len(a), len(b), 1) for a, b in pairs], np.float64)
+    if written is None:
+        return judged(changed, size)
+    right = [np.array([a == b for a, b in zip(side, written, strict=True)]) for side in (artifact, reference)]
+    return judged(changed, size, *right)
+
+
+def _accuracy(artifact: Sequence[str], reference: Sequence[str], written: Sequence[str], seed: int) -> dict[str, Any]:
+    lengths = np.array([len(text) for text in written], np.float64)
+    if not lengths.sum():
+        raise DataError(
+            "not one character is written in these images",
+            found=f"{len(written)} empty texts",
+            wanted="what is written in each, as `text` in the file of texts",
+        )
+    ours, theirs = (
+        np.array([edit_distance(text, wanted) for text, wanted in zip(side, written, strict=True)], np.float64)
+        for side in (artifact, reference)
+    )
+    once = np.ones((1, len(written)))
+    value, reference_value = (float(_percent(once, each, lengths)[0]) for each in (ours, theirs))
+    weights, drop = draws(len(written), seed), reference_value - value
+    spread = _percent(weights, theirs, lengths) - _percent(weights, ours, lengths)
+    return {
+        "value": value,
+        "reference_value": reference_value,
+        "drop": drop,
+        "drop_ci95": percentile_interval(
+            drop, spread, least_of_difference(_right(theirs, lengths), _right(ours, lengths)), (-100.0, 100.0)
+        ),
+        "line_accuracy": 100 * float((ours == 0).mean()),
+        "reference_line_accuracy": 100 * float((theirs == 0).mean()),
+    }
+
+
+def _percent(weights: Floats, mistakes: Floats, lengths: Floats) -> Floats:
+    """Character accuracy of weighted images; not a number of draws without a character."""
+    total = weights @ lengths
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(100 * np.maximum(1 - (weights @ mistakes) / total, np.where(total > 0, 0.0, np.nan)))
+
+
+def _right(mistakes: Floats, lengths: Floats) -> npt.NDArray[np.bool_]:
+    """Of each image as many characters right as there are without a mistake, the same ones on both sides if they can
+    be."""
+    right = [np.arange(int(length)) < length - count for count, length in zip(mistakes, lengths, strict=True)]
+    return np.concatenate(right)
+
+
+# --- Image to text: what is written in images, character accuracy, and whether the same text is read ------------------
+
 
 # The longer side of a picture in a report: a line of writing is to be read.
 SHOWN_SIDE = 288

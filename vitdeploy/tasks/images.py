@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from vitdeploy.data.containers.find import WANTED, find_containers
-from vitdeploy.data.decoded import DecodedSet
-from vitdeploy.data.decoding import decode_images
+from vitdeploy.data.decoding import DecodedSet, Skipped, decode_images
 from vitdeploy.data.folder import (
     DataSplit,
     Labels,
@@ -23,7 +22,6 @@ from vitdeploy.data.folder import (
     has_own_split,
     list_images,
 )
-from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import MissingFileError
 from vitdeploy.progress import Counter, Progress
 from vitdeploy.runtime.preprocess import SUFFIXES

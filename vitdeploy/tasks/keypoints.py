@@ -1,23 +1,235 @@
-"""Key points of one object: labelled points, COCO's OKS or PCK, and whether the points are at the same places."""
+"""Key points: their agreement and similarity."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from vitdeploy.data.decoding import Skipped
 from vitdeploy.data.folder import Sample
 from vitdeploy.data.keypoints import LabelledObject, read_keypoints
-from vitdeploy.data.pixels import Skipped
-from vitdeploy.document.answers import Marks, Said
 from vitdeploy.runtime.keypoints import in_image, locate
 from vitdeploy.spec import HEATMAPS, KeypointSpec
 from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, thumbnail
+from vitdeploy.tasks.answers import Marks, Said
+from vitdeploy.verification.average_precision import average_precision, match_documents
 from vitdeploy.verification.changes import Changes, judged
-from vitdeploy.verification.collect import SIZE, Answers
-from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.keypoints import Objects, Points, compare_keypoints, unpaired
-from vitdeploy.verification.plausible import doubt_value
+from vitdeploy.verification.comparison import Comparison, doubt_value
+from vitdeploy.verification.intervals import draws, least_of_difference, least_of_share, percentile_interval
+from vitdeploy.verification.records import SIZE, Answers
+
+# --- Compares a model's key points with the original's, and both with the labelled ones -------------------------------
+
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+# Of the longer side of an object's box: a labelled point counts as found within the first (Yang and Ramanan, 2013,
+# "Articulated human detection with flexible mixtures of parts", for whole bodies), as the original's within the second.
+ALPHA, NEAR = 0.1, 0.05
+OKS_AP, PCK = "OKS AP", f"PCK@{ALPHA:g}"
+
+
+@dataclass(frozen=True)
+class Points:
+    """What a model says of n objects with k points: places float64 [n, k, 2], x and y in pixels; scores [n, k]."""
+
+    places: Floats
+    scores: Floats
+
+
+@dataclass(frozen=True)
+class Objects:
+    """The n objects: longer float64 [n], the longer sides of their boxes in pixels; image int64 [n], which image each
+    is in, counted from 0; labels: what is known of them, or None."""
+
+    longer: Floats
+    image: npt.NDArray[np.int64]
+    labels: Sequence[LabelledObject] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeypointComparison(Comparison):
+    """Key points against the original's. The metric is COCO's AP over OKS .50:.05:.95, each object given by its
+    labelled box, or, where no deviations of the points are known, PCK@0.1; in percent.
+
+    agreement: 200 m / (a + b) for the a and b points that artifact and original show (score >= `threshold`), m of which
+        are shown by both and no further apart than 5 % of the longer side of the object's box; 100 if neither shows any
+        (`points` is 0 then).
+    points: b. distance_mean: between points that both show, in percent of that side (None without any).
+    pck: percent of the labelled points found within 10 % of that side.
+    max_difference: of the scores, which are the largest values of the heat maps.
+    """
+
+    threshold: float
+    points: int
+    distance_mean: float | None
+    pck: float | None = None
+    reference_pck: float | None = None
+    oks_ap50: float | None = None
+    reference_oks_ap50: float | None = None
+    oks_ap75: float | None = None
+    reference_oks_ap75: float | None = None
+
+
+def compare_keypoints(
+    artifact: Points, reference: Points, objects: Objects, *, threshold: float, seed: int = 0
+) -> KeypointComparison:
+    """Compare the points of the artifact and of the original of the same objects, in the same order.
+
+    Intervals resample images, not objects (`bootstrap`).
+
+    Raises:
+        ValueError: of other shapes, or no object.
+        MissingPackageError: OKS is to be measured, and pycocotools is not installed.
+    """
+    if artifact.places.shape != reference.places.shape or not len(reference.places):
+        raise ValueError(f"points {artifact.places.shape} against {reference.places.shape}")
+    images = int(objects.image.max()) + 1
+    weights = draws(images, seed)
+    shown, paired, distance = _pairs(artifact, reference, objects.longer, threshold)
+    matched = _by_image(paired.sum(axis=1), objects.image, images)
+    total = _by_image(sum(each.sum(axis=1) for each in shown), objects.image, images)
+    agreement = float(_share(np.ones(images), matched, total))
+    both = shown[0] & shown[1]
+    accuracy = _accuracy(artifact, reference, objects, weights) if objects.labels is not None else {}
+    worst = float(np.abs(artifact.scores - reference.scores).max())
+    return KeypointComparison(
+        n=len(reference.places),
+        agreement=agreement,
+        agreement_ci95=percentile_interval(
+            agreement,
+            _share(weights, matched, total),
+            least_of_share(agreement / 100, int(total.sum()) // 2),
+            (0.0, 100.0),
+        ),
+        agreement_of=f"points of score {threshold:g} or more within {100 * NEAR:g} % of the box's longer side",
+        max_difference=worst / max(float(np.abs(reference.scores).max()), 1e-300),
+        threshold=threshold,
+        points=int(shown[1].sum()),
+        distance_mean=100 * float(distance[both].mean()) if both.any() else None,
+        **{"metric": None, **accuracy},
+    )
+
+
+def _pairs(artifact: Points, reference: Points, longer: Floats, threshold: float) -> tuple[list[Bools], Bools, Floats]:
+    """Which points each side shows, which of these are at the same place, and all distances relative to `longer`."""
+    distance = np.linalg.norm(artifact.places - reference.places, axis=2) / longer[:, None]
+    shown = [side.scores >= threshold for side in (artifact, reference)]
+    return shown, shown[0] & shown[1] & (distance <= NEAR), distance
+
+
+def unpaired(artifact: Points, reference: Points, longer: Floats, threshold: float) -> tuple[list[Bools], Bools]:
+    """Which points each side shows, bool [n, k] each, and which of them are at the same place on both."""
+    shown, paired, _ = _pairs(artifact, reference, longer, threshold)
+    return shown, paired
+
+
+def _by_image(counts: Any, image: npt.NDArray[np.int64], images: int) -> Floats:
+    return np.bincount(image, weights=counts, minlength=images).astype(np.float64)
+
+
+def _share(weights: Floats, matched: Floats, total: Floats) -> Any:
+    """200 m / (a + b) of weighted images; 100 without points."""
+    m, both = weights @ matched, weights @ total
+    return np.where(both > 0, 200 * m / np.maximum(both, 1), 100.0)
+
+
+def _accuracy(artifact: Points, reference: Points, objects: Objects, weights: Floats) -> dict[str, Any]:
+    assert objects.labels is not None
+    truth = np.array([each.points for each in objects.labels], np.float64)
+    known = truth[:, :, 2] > 0
+    right = [
+        (np.linalg.norm(side.places - truth[:, :, :2], axis=2) <= ALPHA * objects.longer[:, None]) & known
+        for side in (artifact, reference)
+    ]
+    images = weights.shape[1]
+    tried = _by_image(known.sum(axis=1), objects.image, images)
+    found = [_by_image(side.sum(axis=1), objects.image, images) for side in right]
+    pck, reference_pck = (100 * float(side.sum() / tried.sum()) for side in found)
+    shares = {"pck": pck, "reference_pck": reference_pck}
+    if objects.labels[0].sigmas is not None:
+        return {**shares, **_oks(artifact, reference, objects, weights)}
+    drop = reference_pck - pck
+    with np.errstate(invalid="ignore"):
+        spread = 100 * (weights @ (found[1] - found[0])) / (weights @ tried)
+    least = least_of_difference(right[1][known], right[0][known])
+    return {
+        **shares,
+        "metric": PCK,
+        "value": pck,
+        "reference_value": reference_pck,
+        "drop": drop,
+        "drop_ci95": percentile_interval(drop, spread, least, (-100.0, 100.0)),
+    }
+
+
+def _oks(artifact: Points, reference: Points, objects: Objects, weights: Floats) -> dict[str, Any]:
+    assert objects.labels is not None
+    labels, sigmas = _labels(objects), objects.labels[0].sigmas
+    matches = [
+        match_documents(labels, _detections(side, objects, labels), "keypoints", sigmas)
+        for side in (artifact, reference)
+    ]
+    whole = np.ones((1, weights.shape[1]))
+    a, b = (100 * average_precision(side, whole)[0] for side in matches)
+    drop = float(b.mean() - a.mean())
+    spread = 100 * (average_precision(matches[1], weights) - average_precision(matches[0], weights)).mean(axis=1)
+    least = least_of_difference(matches[1][0].found, matches[0][0].found)
+    return {
+        "metric": OKS_AP,
+        "value": float(a.mean()),
+        "reference_value": float(b.mean()),
+        "drop": drop,
+        "drop_ci95": percentile_interval(drop, spread, least, (-100.0, 100.0)),
+        "oks_ap50": float(a[0]),
+        "reference_oks_ap50": float(b[0]),
+        "oks_ap75": float(a[5]),
+        "reference_oks_ap75": float(b[5]),
+    }
+
+
+def _labels(objects: Objects) -> dict[str, Any]:
+    """The labelled objects as COCO's data set, of one category. Ids start at 1: 0 means "no match" to pycocotools."""
+    assert objects.labels is not None
+    rows = []
+    for i, (each, image) in enumerate(zip(objects.labels, objects.image.tolist(), strict=True), 1):
+        assert each.box is not None
+        left, top, right, bottom = each.box
+        rows.append(
+            {
+                "id": i,
+                "image_id": image + 1,
+                "category_id": 1,
+                "bbox": [left, top, right - left, bottom - top],
+                "area": each.area,
+                "iscrowd": 0,
+                "keypoints": [value for point in each.points for value in point],
+                "num_keypoints": sum(visible > 0 for _, _, visible in each.points),
+            }
+        )
+    images = [{"id": image + 1} for image in range(int(objects.image.max()) + 1)]
+    return {"images": images, "categories": [{"id": 1}], "annotations": rows}
+
+
+def _detections(side: Points, objects: Objects, labels: dict[str, Any]) -> dict[str, Any]:
+    """A model's points as COCO's results: the score of an object is the mean of its points'."""
+    rows = []
+    for i, (places, scores, image) in enumerate(zip(side.places, side.scores, objects.image.tolist(), strict=True), 1):
+        (left, top), (right, bottom) = places.min(axis=0), places.max(axis=0)
+        box = [float(value) for value in (left, top, right - left, bottom - top)]
+        flat = np.concatenate([places, scores[:, None]], axis=1).ravel().tolist()
+        entry = {"bbox": box, "area": box[2] * box[3], "keypoints": flat, "score": float(scores.mean())}
+        rows.append({"id": i, "image_id": image + 1, "category_id": 1, "iscrowd": 0, **entry})
+    return {**labels, "annotations": rows}
+
+
+# --- Key points of one object: labelled points, COCO's OKS or PCK, and whether the points are at the same places ------
+
 
 PLACES, SCORES, GRID = "places", "scores", "grid"
 # Half a side of the mark of a point, in shares of the picture's sides.

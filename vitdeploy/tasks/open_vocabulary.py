@@ -9,9 +9,9 @@ from typing import Literal
 
 from vitdeploy.data.annotations import Category
 from vitdeploy.data.classes import ClassMap, match_categories
+from vitdeploy.data.decoding import Skipped
 from vitdeploy.data.detection import read_detection
 from vitdeploy.data.label_file import read_texts
-from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import CapabilityError, DataError
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.detection import Detections
@@ -22,7 +22,7 @@ from vitdeploy.spec import OpenVocabularySpec, PostprocessSpec
 from vitdeploy.tasks.adapter import Calibration, Data, DataChoice, Found, ImageKit, Setting
 from vitdeploy.tasks.detection import DetectionKit
 from vitdeploy.tasks.zero_shot import TextKit, places, texts_of, told_of
-from vitdeploy.verification.collect import Answers
+from vitdeploy.verification.records import Answers
 
 
 class OpenVocabularyKit(TextKit, DetectionKit):

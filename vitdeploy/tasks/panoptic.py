@@ -1,25 +1,253 @@
-"""Panoptic segmentation: every pixel a segment, panoptic quality, and whether images are cut the same way."""
+"""Panoptic segmentation: segments, their agreement and quality."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from vitdeploy.data.classes import match_categories
-from vitdeploy.data.panoptic import PanopticMap, read_panoptic
-from vitdeploy.data.pixels import Skipped
-from vitdeploy.document.answers import Said
+from vitdeploy.data.decoding import Skipped
+from vitdeploy.data.panoptic import VOID, PanopticMap, read_panoptic
+from vitdeploy.errors import DataError
 from vitdeploy.runtime.panoptic import segment
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.spec import PostprocessSpec
 from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, with_maps_of, worst_difference
+from vitdeploy.tasks.answers import Said
 from vitdeploy.tasks.detection import listed
 from vitdeploy.verification.changes import Changes, map_changes
-from vitdeploy.verification.collect import Answers
-from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.panoptic import compare_panoptic
-from vitdeploy.verification.plausible import doubt_value
+from vitdeploy.verification.comparison import Comparison, doubt_value
+from vitdeploy.verification.intervals import draws, least_of_difference, least_of_share, percentile_interval
+from vitdeploy.verification.records import Answers
+
+# --- Panoptic quality: segments of two maps matched, counted, and added up over images --------------------------------
+
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Panoptic, segmentation and recognition quality in percent: means over the classes that occur.
+
+    Kirillov et al., "Panoptic Segmentation", arXiv 1801.00868, equations 1 and 2: of a class, SQ is the mean IoU of its
+    matched segments, RQ = TP / (TP + FP/2 + FN/2), PQ = SQ RQ.
+    """
+
+    pq: float
+    sq: float
+    rq: float
+
+
+@dataclass(frozen=True)
+class Tally:
+    """One map against another: float64 [classes, 4] (sum of IoU, TP, FP, FN); and the true segments, found or not."""
+
+    counts: Floats
+    found: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Segments:
+    """A map by its segments, those that have pixels, VOID among them.
+
+    area: pixels of each. classes: int64, -1 for VOID. crowd: bool. at: the index of each pixel's segment, flat.
+    """
+
+    area: npt.NDArray[np.int64]
+    classes: npt.NDArray[np.int64]
+    crowd: npt.NDArray[np.bool_]
+    at: npt.NDArray[Any]
+
+
+def segments_of(cut: PanopticMap, classes: int) -> Segments:
+    """The segments of a map.
+
+    Raises:
+        ValueError: a segment without a class, or with one outside of 0..classes-1.
+    """
+    ids, at, area = np.unique(cut.ids.ravel(), return_inverse=True, return_counts=True)
+    kinds = [-1 if id == VOID else cut.classes.get(id, classes) for id in ids.tolist()]
+    if max(kinds) >= classes:
+        raise ValueError(f"segments {ids.tolist()} are of classes {kinds}; there are {classes}")
+    return Segments(area, np.array(kinds, np.int64), np.isin(ids, list(cut.crowd)), at.ravel())
+
+
+def tally(found: Segments, truth: Segments, classes: int, *, forgive: bool) -> Tally:
+    """Match the segments of one image: a pair of one class with IoU above 0.5, of which there can be only one.
+
+    With `forgive`, as arXiv 1801.00868 (section 4.2) and COCO have it: pixels that are VOID in the truth count for no
+    union; a segment of which more than half lies on VOID, or on crowds of its class, is no false positive; crowds are
+    not to be found. Without, every segment of both maps counts.
+
+    Raises:
+        ValueError: maps of other sizes.
+    """
+    if found.at.shape != truth.at.shape:
+        raise ValueError(f"a map of {found.at.size} pixels against one of {truth.at.size}")
+    shape = len(truth.area), len(found.area)
+    common = np.bincount(truth.at * shape[1] + found.at, minlength=shape[0] * shape[1]).reshape(shape)
+    same_class = truth.classes[:, None] == found.classes
+    real, wanted = found.classes >= 0, truth.classes >= 0
+    on_void = np.zeros(shape[1], np.int64)
+    excused = np.zeros(shape[1], np.bool_)
+    if forgive:
+        on_void = common[~wanted].sum(axis=0)
+        on_crowd = np.where(truth.crowd[:, None] & same_class, common, 0).sum(axis=0)
+        excused = 2 * (on_void + on_crowd) > found.area
+        wanted = wanted & ~truth.crowd
+    union = truth.area[:, None] + found.area - common - on_void
+    pairs = same_class & wanted[:, None] & real & (2 * common > union)
+    rows, columns = np.nonzero(pairs)
+    wrong = real & ~pairs.any(axis=0) & ~excused
+    missed = wanted & ~pairs.any(axis=1)
+    counts = np.zeros((classes, 4))
+    np.add.at(counts[:, 0], found.classes[columns], common[rows, columns] / union[rows, columns])
+    np.add.at(counts[:, 1], found.classes[columns], 1)
+    np.add.at(counts[:, 2], found.classes[wrong], 1)
+    np.add.at(counts[:, 3], truth.classes[missed], 1)
+    return Tally(counts, pairs.any(axis=1)[wanted])
+
+
+def panoptic_quality(counts: Floats, weights: Floats) -> Floats:
+    """PQ in percent, mean over the classes that occur: float64 [draws]; NaN if none does.
+
+    Args:
+        counts: float64 [images, classes, 4], as in `Tally`. weights: float64 [draws, images], how often each counts.
+    """
+    iou, right, wrong, missed = np.moveaxis(np.tensordot(weights, counts, axes=1), -1, 0)
+    tried = right + wrong / 2 + missed / 2
+    with np.errstate(invalid="ignore"):
+        by_class = np.where(tried > 0, iou / np.where(tried > 0, tried, 1), 0)
+        return np.asarray(100 * by_class.sum(axis=-1) / (tried > 0).sum(axis=-1))
+
+
+def quality(counts: Floats, chosen: npt.NDArray[np.bool_]) -> Quality | None:
+    """Over the `chosen` classes of counts [images, classes, 4], all images together; None if none occurs."""
+    iou, right, wrong, missed = counts.sum(axis=0)[chosen].T
+    tried = right + wrong / 2 + missed / 2
+    iou, right, tried = iou[tried > 0], right[tried > 0], tried[tried > 0]
+    if not len(tried):
+        return None
+    pq, sq, rq = iou / tried, iou / np.maximum(right, 1), right / tried
+    return Quality(*(100 * float(each.mean()) for each in (pq, sq, rq)))
+
+
+# --- Compares a panoptic model's segments with the original's, and both with the labels -------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class PanopticComparison(Comparison):
+    """A panoptic model against the original. The metric is PQ, mean over the classes, in percent.
+
+    agreement: PQ of the artifact's maps with the original's as the truth, in which VOID is no excuse; it is the same
+        the other way round; 100 where both see nothing (`segments` is 0 then).
+    segments: of the original. pixel_agreement: percent of the pixels that both give the same class (or none).
+    The qualities are over all classes, things and stuff, the artifact's and the original's; None without labels, and
+        where no such class occurs.
+    """
+
+    segments: int
+    pixel_agreement: float
+    all: Quality | None = None
+    things: Quality | None = None
+    stuff: Quality | None = None
+    reference_all: Quality | None = None
+    reference_things: Quality | None = None
+    reference_stuff: Quality | None = None
+
+
+def compare_panoptic(
+    artifact: Iterable[PanopticMap],
+    reference: Iterable[PanopticMap],
+    truth: Iterable[PanopticMap] | None,
+    *,
+    classes: int,
+    things: Collection[int],
+    max_difference: float,
+    seed: int = 0,
+) -> PanopticComparison:
+    """Compare the maps of the artifact and of the original of the same images, in the same order.
+
+    Each iterable is read once, one image of each at a time.
+
+    Args:
+        truth: the labelled maps with the models' class numbers, or None.
+        classes: how many classes the models have. things: those of them that have instances.
+        max_difference: of the raw outputs, passed on.
+
+    Raises:
+        ValueError: iterables of other lengths, or no image; maps of other sizes, or with segments of no class.
+        DataError: not one labelled segment in all images.
+    """
+    agreements, ours, theirs = [], [], []
+    same = pixels = 0
+    labels = () if truth is None else (truth,)
+    for maps in zip(artifact, reference, *labels, strict=True):
+        a, b, *labelled = (segments_of(each, classes) for each in maps)
+        agreements.append(tally(a, b, classes, forgive=False))
+        same, pixels = same + int((a.classes[a.at] == b.classes[b.at]).sum()), pixels + a.at.size
+        for t in labelled:
+            ours.append(tally(a, t, classes, forgive=True))
+            theirs.append(tally(b, t, classes, forgive=True))
+    if not agreements:
+        raise ValueError("no image")
+    n = len(agreements)
+    weights = draws(n, seed)
+    counts = np.stack([each.counts for each in agreements])
+    segments = sum(len(each.found) for each in agreements)
+    agreed = quality(counts, np.ones(classes, bool))
+    agreement = agreed.pq if agreed else 100.0
+    accuracy = _accuracy(ours, theirs, weights, np.isin(np.arange(classes), list(things))) if ours else {}
+    return PanopticComparison(
+        n=n,
+        metric="PQ" if ours else None,
+        agreement=agreement,
+        agreement_ci95=percentile_interval(
+            agreement, panoptic_quality(counts, weights), least_of_share(agreement / 100, segments), (0.0, 100.0)
+        ),
+        agreement_of="panoptic quality with the original's maps as the truth",
+        max_difference=max_difference,
+        segments=segments,
+        pixel_agreement=100 * same / pixels,
+        **accuracy,
+    )
+
+
+def _accuracy(ours: list[Tally], theirs: list[Tally], weights: Floats, things: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    a, b = (np.stack([each.counts for each in side]) for side in (ours, theirs))
+    found = [np.concatenate([each.found for each in side]) for side in (ours, theirs)]
+    if not len(found[0]):
+        raise DataError(
+            "the labels hold not one segment, so there is no PQ",
+            found=f"{len(ours)} images without segments",
+            fix="check that images and labels belong together, or verify without labels",
+        )
+    qualities = {
+        f"{prefix}{name}": quality(counts, chosen)
+        for prefix, counts in (("", a), ("reference_", b))
+        for name, chosen in (("all", things | True), ("things", things), ("stuff", ~things))
+    }
+    best, reference_best = qualities["all"], qualities["reference_all"]
+    assert best and reference_best, "there is a labelled segment, so its class occurs"
+    value, reference_value = best.pq, reference_best.pq
+    drop = reference_value - value
+    spread = panoptic_quality(b, weights) - panoptic_quality(a, weights)
+    return {
+        **qualities,
+        "value": value,
+        "reference_value": reference_value,
+        "drop": drop,
+        "drop_ci95": percentile_interval(drop, spread, least_of_difference(found[1], found[0]), (-100.0, 100.0)),
+    }
+
+
+# --- Panoptic segmentation: every pixel a segment, panoptic quality, and whether images are cut the same way ----------
+
 
 MAP, SEGMENTS = "map", "segments"
 

@@ -1,28 +1,34 @@
-"""Promptable segmentation: labelled points and boxes or a grid of points, the IoU of masks, and their pictures."""
+"""Promptable segmentation: prompts, masks, their agreement."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from vitdeploy.data.annotations import AnnotatedSet, folder_images, frame_or_skip, located, other_names, upright_notes
+from vitdeploy.data.decoding import Skipped
 from vitdeploy.data.folder import Sample
-from vitdeploy.data.pixels import Skipped
-from vitdeploy.data.prompts import PromptedMap, PromptedSample, read_prompted
-from vitdeploy.document.answers import Said
-from vitdeploy.errors import EngineError
+from vitdeploy.data.label_file import Repairs
+from vitdeploy.data.masks import read_map
+from vitdeploy.errors import DataError, EngineError, InputError, MissingFileError
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.drawing import class_picture
 from vitdeploy.runtime.flow import FlowRunner, one_by_one, run_rows
 from vitdeploy.runtime.flows import IMAGE_ENCODER, PROMPT_DECODER
-from vitdeploy.runtime.preprocess import load_image, to_input
+from vitdeploy.runtime.preprocess import Frame, load_image, to_input
 from vitdeploy.runtime.prompted import decode, embed, iou, read_masks
-from vitdeploy.runtime.prompts import POINTS, Prompt, grid_prompts, prompt_arrays
+from vitdeploy.runtime.prompts import POINTS, Prompt, grid_prompts, prompt_arrays, read_prompts
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import PreprocessSpec, PromptSpec
-from vitdeploy.spec.prompts import IOU_SCORES, MASKS
+from vitdeploy.spec.tasks import IOU_SCORES
+from vitdeploy.spec.tasks import MASKS as PROMPTED_MASKS
 from vitdeploy.tasks.adapter import (
     Calibration,
     Count,
@@ -34,12 +40,250 @@ from vitdeploy.tasks.adapter import (
     nearest_pixels,
     thumbnail,
 )
+from vitdeploy.tasks.answers import Said
 from vitdeploy.tasks.drawn import drawn
-from vitdeploy.verification.changes import Changes
-from vitdeploy.verification.collect import SIZE, Answers
-from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.plausible import doubt_value
-from vitdeploy.verification.prompted import PromptErrors, compare_prompted, prompted_changes
+from vitdeploy.verification.changes import Changes, judged
+from vitdeploy.verification.comparison import Comparison, doubt_value
+from vitdeploy.verification.intervals import (
+    Floats,
+    draws,
+    least_of_difference,
+    least_of_share,
+    percentile_interval,
+)
+from vitdeploy.verification.records import SIZE, Answers
+
+# --- Compares the masks of prompted objects with the original's, and both with labelled masks -------------------------
+
+
+# From this IoU on an object counts as found.
+FOUND = 0.5
+# An image whose masks overlap the original's less than this, on average, is answered differently.
+MOVED_IOU = 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptComparison(Comparison):
+    """A model of promptable segmentation against the original. The metric is the mean IoU in percent of the best mask
+    of each prompt with the labelled object.
+
+    agreement: the mean IoU in percent of the two sides' masks. All intervals are bootstraps over the images, and none
+        is narrower than that of as many independent trials as there are prompts.
+    masks: how many prompts. iou_min: the least IoU with the original's mask, 0..1.
+    point_iou, box_iou: the metric of points and of boxes alone, the artifact's and the original's; None without labels,
+        or without such prompts.
+    """
+
+    masks: int
+    iou_min: float
+    point_iou: float | None = None
+    reference_point_iou: float | None = None
+    box_iou: float | None = None
+    reference_box_iou: float | None = None
+
+
+@dataclass(frozen=True)
+class PromptErrors:
+    """Of one image: the IoU of each prompt's mask with the labelled one, the artifact's and the original's, float64
+    [prompts]; `boxes`: bool [prompts], which prompts are boxes."""
+
+    ours: Floats
+    theirs: Floats
+    boxes: npt.NDArray[np.bool_]
+
+
+def compare_prompted(
+    overlaps: Sequence[Floats], errors: Sequence[PromptErrors] | None, *, max_difference: float, seed: int = 0
+) -> PromptComparison:
+    """Compare the masks of the same prompts of the same images.
+
+    Args:
+        overlaps: of each image the IoU of both sides' masks, float64 [prompts], 0..1.
+        errors: of each image, None without labels.
+        max_difference: of the raw outputs, passed on.
+
+    Raises:
+        ValueError: no image.
+    """
+    if not overlaps:
+        raise ValueError("no image")
+    weights, every = draws(len(overlaps), seed), np.concatenate(overlaps)
+    agreement = 100 * float(every.mean())
+    drawn = 100 * _ratio(weights, [each.sum() for each in overlaps], [len(each) for each in overlaps])
+    return PromptComparison(
+        n=len(overlaps),
+        metric="mask IoU" if errors is not None else None,
+        agreement=agreement,
+        agreement_ci95=percentile_interval(agreement, drawn, least_of_share(agreement / 100, len(every)), (0.0, 100.0)),
+        agreement_of="overlap (mean IoU) of the masks with the original's",
+        max_difference=max_difference,
+        masks=len(every),
+        iou_min=float(every.min()),
+        **({} if errors is None else _accuracy(errors, weights)),
+    )
+
+
+def _ratio(weights: Floats, sums: Sequence[Any], counts: Sequence[int]) -> Floats:
+    """The mean over all prompts in each draw of images."""
+    return np.asarray((weights @ np.array(sums, np.float64)) / (weights @ np.array(counts, np.float64)))
+
+
+def _accuracy(errors: Sequence[PromptErrors], weights: Floats) -> dict[str, Any]:
+    counts = [len(each.ours) for each in errors]
+    ours, theirs = (np.concatenate([getattr(each, side) for each in errors]) for side in ("ours", "theirs"))
+    boxes = np.concatenate([each.boxes for each in errors])
+    drop = 100 * float((theirs - ours).mean())
+    drawn = 100 * _ratio(weights, [(each.theirs - each.ours).sum() for each in errors], counts)
+    least = least_of_difference(theirs >= FOUND, ours >= FOUND)
+    kinds = {
+        f"{side}{name}": 100 * float(values[chosen].mean()) if chosen.any() else None
+        for name, chosen in (("point_iou", ~boxes), ("box_iou", boxes))
+        for side, values in (("", ours), ("reference_", theirs))
+    }
+    return {
+        "value": 100 * float(ours.mean()),
+        "reference_value": 100 * float(theirs.mean()),
+        "drop": drop,
+        "drop_ci95": percentile_interval(drop, drawn, least, (-100.0, 100.0)),
+        **kinds,
+    }
+
+
+def prompted_changes(overlaps: Sequence[Floats]) -> Changes:
+    """Changed images: those whose masks overlap the original's less than MOVED_IOU on average."""
+    moved = np.array([1 - float(each.mean()) for each in overlaps])
+    return judged(moved > 1 - MOVED_IOU, moved)
+
+
+# --- Prompted objects: a point in each and a box around it, and the mask that is meant --------------------------------
+# prompts.json    [{"file_name": "evaluation/000000.png", "instance": 1, "point": [x, y], "box": [x0, y0, x1, y1]}, ...]
+# masks/...png    beside it, of the images' relative names: a pixel of value k belongs to the image's instance k
+#
+# Points are columns and rows of pixels; "point" or "box" may be left out.
+
+
+MASKS = "masks"
+WANTED = 'a list of {"file_name": ..., "instance": k, "point": [x, y], "box": [x0, y0, x1, y1]}'
+
+
+@dataclass(frozen=True)
+class PromptedSample(Sample):
+    """An image with its prompts, each for the object of `instances` at its place."""
+
+    prompts: tuple[Prompt, ...] = ()
+    instances: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class PromptedMap:
+    """The PNG of one image, which lies as `frame` says, and what is asked of it."""
+
+    png: Path
+    frame: Frame
+    sample: PromptedSample
+
+    def content(self) -> bytes:
+        """Bytes that differ where two annotations differ."""
+        return repr((self.sample.prompts, self.sample.instances)).encode() + self.png.read_bytes()
+
+    def load(self) -> npt.NDArray[np.bool_]:
+        """bool [prompts, height, width]: the mask of each prompt's object.
+
+        Raises:
+            ImageError: the file cannot be read.
+            DataError: it is no map of numbers, of another size than the image, or has not one pixel of an instance.
+        """
+        values = read_map(self.png, "a PNG of instances", self.frame)
+        masks = np.stack([values == instance for instance in self.sample.instances])
+        empty = np.flatnonzero(~masks.any(axis=(1, 2)))
+        if len(empty):
+            raise DataError(
+                f"{self.png} has not one pixel of an instance that is asked for",
+                found=f"values {', '.join(map(str, np.unique(values)[:8].tolist()))}",
+                wanted=f"pixels of value {self.sample.instances[empty[0]]}",
+                fix="write the k-th instance of the image as k",
+            )
+        return masks
+
+
+PromptedSet = AnnotatedSet[PromptedMap]
+
+
+def read_prompted(images: Path, labels: Path, skipped: Skipped | None = None) -> PromptedSet:
+    """The images below `images` that the file `labels` asks something of. Their PNGs are read by `load`.
+
+    With `skipped` given, unreadable images are noted there and left out; without, they are an error.
+
+    Raises:
+        MissingFileError: `images` or `labels` is not there, or an image has no PNG.
+        DataError: the file is of another form, a prompt is outside of its image, or it is of other images.
+        ImageError: an unreadable image and `skipped` is None.
+    """
+    paths, repairs = folder_images(images), Repairs()
+    asked = _entries(labels, repairs)
+    places = located(images, paths, [*asked], repairs)
+    found: dict[Path, PromptedMap] = {}
+    for name, path in sorted(places.items()):
+        frame = frame_or_skip(path, skipped)
+        if frame is None:
+            continue
+        if path in found:
+            raise DataError(f"{labels} has two names of one image", found=name, wanted=f"one name for {path}")
+        png = (labels.parent / MASKS / path.relative_to(images)).with_suffix(".png")
+        if not png.is_file():
+            raise MissingFileError(f"no masks for {name}", found=f"no {png}", wanted="a PNG of its instances")
+        prompts = [_prompt(labels, index, entry, frame.size) for index, entry in asked[name]]
+        kept = tuple(prompt for each in prompts for prompt in each)
+        instances = tuple(
+            int(entry["instance"]) for (_, entry), each in zip(asked[name], prompts, strict=True) for _ in each
+        )
+        found[path] = PromptedMap(png, frame, PromptedSample(path, None, prompts=kept, instances=instances))
+    if not found:
+        raise other_names(images, labels, paths, [*asked])
+    samples = tuple(each.sample for each in found.values())
+    notes = upright_notes((each.frame for each in found.values()), "map")
+    return AnnotatedSet(images, samples, found, (), len(set(paths.values())) - len(found), (*notes, *repairs.notes))
+
+
+def _entries(labels: Path, repairs: Repairs) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:
+    """The entries of each image by its name, each with its place in the file."""
+    if not labels.is_file():
+        raise MissingFileError(f"no file of prompts at {labels}", fix="check the path of --annotations")
+    try:
+        document = json.loads(labels.read_bytes())
+    except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError
+        raise DataError(f"{labels} is not a JSON file", found=str(error)[:200], wanted=WANTED) from None
+    found: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
+    for index, entry in enumerate(document if isinstance(document, list) else [document]):
+        fits = isinstance(entry, dict) and isinstance(entry.get("file_name"), str)
+        if not fits or type(entry.get("instance")) is not int or not ({"point", "box"} & set(entry)):
+            raise DataError(f"{labels}: [{index}] is no prompt", found=repr(entry)[:80], wanted=WANTED)
+        entries = found.setdefault(entry["file_name"], [])
+        if any(entry == other for _, other in entries):
+            repairs.add("repeated prompts, counted once", f"[{index}]")
+            continue
+        entries.append((index, entry))
+    return found
+
+
+def _prompt(labels: Path, index: int, entry: Mapping[str, Any], size: tuple[int, int]) -> list[Prompt]:
+    """A prompt by its point, and one by its box, as far as both are there."""
+    point, box = entry.get("point"), entry.get("box")
+    prompts: list[Prompt] = []
+    try:
+        if point is not None:
+            prompts += read_prompts([point], None, None, size)
+        if box is not None:
+            prompts += read_prompts(None, None, box, size)
+    except InputError as error:
+        raise DataError(
+            f"{labels}: [{index}]: {error.message}", found=error.found, wanted=error.wanted, fix=error.fix
+        ) from None
+    return prompts
+
+
+# --- Promptable segmentation: labelled points and boxes or a grid of points, the IoU of masks, and their pictures -----
+
 
 # Columns of answers: the best masks as bits, the IoU promised of them, and some of the raw logits.
 BITS, PROMISED, LOGITS = "bits", "promised", "logits"
@@ -155,7 +399,7 @@ class PromptedKit(ImageKit):
         kept = {
             BITS: np.stack([np.packbits(each.mask) for each in found.prompts]),
             PROMISED: np.array([each.score for each in found.prompts]),
-            LOGITS: drawn(outputs[MASKS][0], KEPT),
+            LOGITS: drawn(outputs[PROMPTED_MASKS][0], KEPT),
             IOU_SCORES: outputs[IOU_SCORES],
             SIZE: np.array(size, np.int64),
         }

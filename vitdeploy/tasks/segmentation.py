@@ -1,28 +1,214 @@
-"""Semantic segmentation: the class of every pixel, mIoU, and the share of pixels that keep their class."""
+"""Semantic segmentation: label maps, their agreement and IoU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from scipy import sparse
 
+from vitdeploy.data.decoding import Skipped
 from vitdeploy.data.masks import read_masks, understood
-from vitdeploy.data.pixels import Skipped
-from vitdeploy.document.answers import Said
+from vitdeploy.errors import DataError
 from vitdeploy.runtime.drawing import class_picture
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.runtime.segmentation import NONE, areas, classes_of
 from vitdeploy.spec import SegmentationSpec
 from vitdeploy.tasks.adapter import Data, DataChoice, Found, Panel, thumbnail, with_maps_of
+from vitdeploy.tasks.answers import Said
 from vitdeploy.tasks.counted import CountedKit
 from vitdeploy.tasks.drawn import drawn
-from vitdeploy.verification.changes import Changes
-from vitdeploy.verification.collect import Answers
-from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.counts import Counts
-from vitdeploy.verification.differences import differences, worst_of
-from vitdeploy.verification.records import Records
-from vitdeploy.verification.segmentation import segmentation_changes, segmentation_comparison, segmentation_records
+from vitdeploy.verification.changes import MOVED_PIXELS, Changes, Counts, judged
+from vitdeploy.verification.comparison import Comparison, differences, worst_of
+from vitdeploy.verification.intervals import (
+    Floats,
+    least_of_difference,
+    least_of_share,
+    percentile_interval,
+    replicates,
+)
+from vitdeploy.verification.records import Answers, Records, Table
+
+# --- Compares the class maps of a semantic segmentation model with the original's, and both with labelled maps --------
+
+
+# int [height, width] of classes; negative where there is none.
+ClassMap = npt.NDArray[Any]
+# From this IoU on a class of an image counts as found.
+FOUND = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentationComparison(Comparison):
+    """A segmentation model against the original. The metric is mIoU in percent: the IoU of each class over the pixels
+    of all images, and the mean over the classes that occur in the labels or the answers (PASCAL VOC, 2012).
+
+    agreement: percent of all pixels that have the original's class. Both intervals are bootstraps over the images.
+    regions: pairs of an image and a class in the original's maps. pixel_accuracy: percent of the labelled pixels with
+        the right class, the artifact's and the original's; None without labels.
+    """
+
+    regions: int
+    pixel_accuracy: float | None = None
+    reference_pixel_accuracy: float | None = None
+
+
+def compare_segmentation(
+    artifact: Iterable[ClassMap],
+    reference: Iterable[ClassMap],
+    truth: Iterable[ClassMap] | None,
+    *,
+    classes: int,
+    max_difference: float,
+    seed: int = 0,
+) -> SegmentationComparison:
+    """Compare the maps of the artifact and of the original of the same images, in the same order.
+
+    Each iterable is read once, one image of each at a time.
+
+    Args:
+        truth: the labelled maps, negative where a pixel has no class, or None.
+        classes: how many classes the models have.
+        max_difference: of the raw outputs, passed on.
+
+    Raises:
+        ValueError: iterables of other lengths, or no image; maps of other sizes.
+        DataError: not one labelled pixel in all images.
+    """
+    records = segmentation_records(artifact, reference, truth, classes=classes)
+    return segmentation_comparison(records, classes=classes, max_difference=max_difference, seed=seed)
+
+
+def segmentation_records(
+    artifact: Iterable[ClassMap], reference: Iterable[ClassMap], truth: Iterable[ClassMap] | None, *, classes: int
+) -> Records:
+    """What `segmentation_comparison` needs of each image; arguments as of `compare_segmentation`.
+
+    Tables: images, with how many pixels are the `same` of all `pixels`, and the `regions` of the original's map; with
+    labels, classes: a row for each `index` of a class that an image has on any side, with its pixels in both and in the
+    answer, `ours` and `theirs` int32 [rows, 2], and those that are `labelled`.
+
+    Raises:
+        ValueError: as `compare_segmentation`.
+    """
+    images: list[tuple[int, int, int]] = []
+    rows: list[dict[str, npt.NDArray[Any]]] = []
+    labels = () if truth is None else (truth,)
+    for a, b, *labelled in zip(artifact, reference, *labels, strict=True):
+        images.append((int((a == b).sum()), b.size, len(np.unique(b[b >= 0]))))
+        for t in labelled:
+            ours, theirs = (tally(each, t, classes).astype(np.int32) for each in (a, b))
+            index = np.flatnonzero((ours + theirs).any(axis=0)).astype(np.int32)
+            sides = {"ours": ours[:2, index].T, "theirs": theirs[:2, index].T}
+            rows.append({"index": index, **sides, "labelled": ours[2, index]})
+    if not images:
+        raise ValueError("no image")
+    same, pixels, regions = np.array(images, np.int64).T
+    tables = {"images": Table.each(same=same, pixels=pixels, regions=regions)}
+    return Records(len(images), {**tables, **({} if truth is None else {"classes": Table.of(rows)})})
+
+
+def segmentation_comparison(
+    records: Records, *, classes: int, max_difference: float, seed: int = 0
+) -> SegmentationComparison:
+    """The comparison that the records of all images are of; arguments and errors as of `compare_segmentation`."""
+    images, n = records["images"], records.n
+    equal, pixels = images["same"].astype(np.float64), images["pixels"].astype(np.float64)
+    regions, agreement = int(images["regions"].sum()), 100 * float(equal.sum() / pixels.sum())
+    drawn = replicates(n, seed, lambda weights: 100 * (weights @ equal) / (weights @ pixels))
+    labelled = "classes" in records
+    return SegmentationComparison(
+        n=n,
+        metric="mIoU" if labelled else None,
+        agreement=agreement,
+        agreement_ci95=percentile_interval(agreement, drawn, least_of_share(agreement / 100, regions), (0.0, 100.0)),
+        agreement_of="pixels with the original's class",
+        max_difference=max_difference,
+        regions=regions,
+        **(_accuracy(records["classes"], n, classes, seed) if labelled else {}),
+    )
+
+
+def tally(found: ClassMap, truth: ClassMap, classes: int) -> npt.NDArray[np.int64]:
+    """int64 [3, classes], pixels by class where the truth is known: of the class in both, in the answer, in the truth.
+
+    Raises:
+        ValueError: maps of other sizes.
+    """
+    if found.shape != truth.shape:
+        raise ValueError(f"a map of {found.shape} and labels of {truth.shape}")
+    known = truth >= 0
+    a, t = found[known], truth[known]
+    answered = a[a >= 0]
+    return np.stack([np.bincount(each, minlength=classes)[:classes] for each in (t[a == t], answered, t)]).astype(
+        np.int64
+    )
+
+
+def mean_iou(counts: Floats) -> Floats:
+    """mIoU in percent of tallies [..., 3, classes], over the classes that occur; NaN where none does."""
+    both, answered, labelled = np.moveaxis(counts, -2, 0)
+    union = answered + labelled - both
+    present = union > 0
+    shares = np.where(present, both / np.maximum(union, 1), 0.0)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(100 * shares.sum(axis=-1) / present.sum(axis=-1), np.float64)
+
+
+def segmentation_changes(artifact: Iterable[ClassMap], reference: Iterable[ClassMap]) -> Changes:
+    """Changed images: those with more than MOVED_PIXELS of their pixels in another class."""
+    moved = np.array([float((a != b).mean()) for a, b in zip(artifact, reference, strict=True)])
+    return judged(moved > MOVED_PIXELS, moved)
+
+
+def _accuracy(rows: Table, n: int, classes: int, seed: int) -> dict[str, Any]:
+    if not rows["labelled"].sum():
+        raise DataError(
+            "the labels hold not one pixel with a class, so there is no mIoU",
+            found=f"{n} maps without classes",
+            fix="check postprocess.ignore and postprocess.reduce_labels, or verify without labels",
+        )
+    sides = [_by_image(rows, side, n, classes) for side in ("ours", "theirs")]
+    counts = [np.asarray(each.sum(axis=0)).reshape(3, classes) for each in sides]
+    values = [float(mean_iou(each)) for each in counts]
+
+    def drawn_drop(weights: Floats) -> Floats:
+        # Whole numbers: their sums are exact, in whatever order they are added.
+        drawn = (np.ascontiguousarray((each.T @ weights.T).T).reshape(-1, 3, classes) for each in sides)
+        ours, theirs = (mean_iou(each) for each in drawn)
+        return theirs - ours
+
+    labelled = rows["labelled"] > 0
+    found = []
+    for each in (rows["ours"], rows["theirs"]):
+        both, answered = each.astype(np.int64).T
+        found.append((both / np.maximum(answered + rows["labelled"] - both, 1) >= FOUND)[labelled])
+    drop = values[1] - values[0]
+    right = [100 * float(each[0].sum() / each[2].sum()) for each in counts]
+    return {
+        "value": values[0],
+        "reference_value": values[1],
+        "drop": drop,
+        "drop_ci95": percentile_interval(
+            drop, replicates(n, seed, drawn_drop), least_of_difference(found[1], found[0]), (-100.0, 100.0)
+        ),
+        "pixel_accuracy": right[0],
+        "reference_pixel_accuracy": right[1],
+    }
+
+
+def _by_image(rows: Table, side: str, n: int, classes: int) -> sparse.csr_matrix:
+    """The tallies of each image, float64 [n, 3 * classes]: most images have few of the classes."""
+    counts = np.concatenate([rows[side].T.ravel(), rows["labelled"]]).astype(np.float64)
+    columns = np.concatenate([rows["index"] + kind * classes for kind in range(3)])
+    return sparse.csr_matrix((counts, (np.tile(rows.image, 3), columns)), (n, 3 * classes))
+
+
+# --- Semantic segmentation: the class of every pixel, mIoU, and the share of pixels that keep their class -------------
+
 
 MAP = "map"
 # Numbers of each raw output that are kept, for the largest difference.

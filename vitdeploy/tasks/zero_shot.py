@@ -13,14 +13,13 @@ import numpy as np
 
 from vitdeploy.data.classes import ClassMap
 from vitdeploy.data.containers.listing import CLASSES_FILE, ClassKind
+from vitdeploy.data.decoding import Skipped, batches
 from vitdeploy.data.folder import DataSplit, Sample, list_split, split
 from vitdeploy.data.label_file import read_texts
-from vitdeploy.data.pixels import Skipped, batches
-from vitdeploy.document.answers import Said
 from vitdeploy.errors import DataError
 from vitdeploy.paths import name_bytes
 from vitdeploy.progress import Progress
-from vitdeploy.quantization.image_checks import LEAST_IMAGES
+from vitdeploy.quantization.prepare import LEAST_IMAGES
 from vitdeploy.runtime.flow import FlowRunner
 from vitdeploy.runtime.flows import IMAGE_TOWER, TEXT_TOWER
 from vitdeploy.runtime.postprocess import classify, sigmoid
@@ -30,9 +29,10 @@ from vitdeploy.runtime.tokenizer import TextTokenizer, Tokens
 from vitdeploy.runtime.zero_shot import TextsBound, TextsSent
 from vitdeploy.spec import OpenVocabularySpec, PreprocessSpec, ReadsTexts, ZeroShotSpec
 from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Found, Setting, TaskAdapter
+from vitdeploy.tasks.answers import Said
 from vitdeploy.tasks.classification import ClassificationKit
 from vitdeploy.tasks.images import labels_in
-from vitdeploy.verification.collect import Answers
+from vitdeploy.verification.records import Answers
 
 # As many as an image of a golden set is compared with.
 GOLDEN_TEXTS = 32

@@ -1,20 +1,28 @@
-"""The samples that an artifact answers differently from the original, ranked by severity for a person to look at.
-
-Severity is 0 if nothing changed. Samples that became wrong rank above those that are wrong in a different way, and both
-above those that became right; within each group, a more confident answer or a larger change ranks higher.
-"""
+"""Which answers changed, counted."""
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.data.panoptic import PanopticMap
+from vitdeploy.verification.agreement import Tally
 from vitdeploy.verification.average_precision import Objects
 from vitdeploy.verification.detection import partners
+from vitdeploy.verification.records import Ints, Records
+
+# --- The samples that an artifact answers differently from the original -----------------------------------------------
+# ranked by severity for a person to look at.
+#
+# Severity is 0 if nothing changed. Samples that became wrong rank above those that are wrong in a different way, and
+# both above those that became right; within each group, a more confident answer or a larger change ranks higher.
+
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -75,3 +83,21 @@ def _classes(cut: PanopticMap) -> npt.NDArray[np.int64]:
     known, at = np.unique(cut.ids, return_inverse=True)
     classes = np.array([cut.classes.get(int(each), -1) for each in known], np.int64)
     return np.asarray(classes[at.reshape(cut.ids.shape)])
+
+
+# --- What is counted of some images, and the same of all of them: exact sums, or a record of each image ---------------
+
+
+Counts: TypeAlias = Tally | Records
+
+
+def joined(counts: Sequence[Counts], places: Sequence[Ints]) -> Counts:
+    """The counts of all images of some pieces: the same in whatever order the pieces are given.
+
+    Args:
+        places: int64, of each image of a piece its place among all images, or any number that orders them so.
+    """
+    records = [each for each in counts if isinstance(each, Records)]
+    if records:
+        return Records.joined(records, places)
+    return functools.reduce(operator.add, (each for each in counts if isinstance(each, Tally)))

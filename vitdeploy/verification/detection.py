@@ -12,8 +12,8 @@ import numpy.typing as npt
 from vitdeploy.data.detection import Boxes
 from vitdeploy.errors import DataError
 from vitdeploy.verification.average_precision import Matched, Objects, average_precision, match_boxes, matches_of
-from vitdeploy.verification.bootstrap import least_of_difference, least_of_share, percentile_interval, replicates
 from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.intervals import least_of_difference, least_of_share, percentile_interval, replicates
 from vitdeploy.verification.records import Records, Table
 
 MATCH_IOU = 0.5

@@ -11,21 +11,17 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from vitdeploy.data.pixels import batches
+from vitdeploy.data.decoding import batches
 from vitdeploy.errors import InputError
 from vitdeploy.graph.io.files import get_metadata, graph_spec, load_graph
 from vitdeploy.pipeline.artifact import float_graph, open_bundle
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.search.bisect import STANDS_OUT, Bisection, Culprit, Part, bisect
-from vitdeploy.search.facts import TensorFacts
-from vitdeploy.search.fix import Fix, find_fix, fixed_bits
-from vitdeploy.search.reference_outputs import ReferenceOutputs
-from vitdeploy.search.splice import Splice
+from vitdeploy.search.bisect import STANDS_OUT, Bisection, Culprit, Fix, Part, bisect, find_fix, fixed_bits
+from vitdeploy.search.graphs import ReferenceOutputs, Splice, TensorFacts
 from vitdeploy.spec import EngineSpec
-from vitdeploy.stages.files import find_graph
-from vitdeploy.stages.step import QUANTIZED
+from vitdeploy.stages.step import QUANTIZED, find_graph
 from vitdeploy.tasks.images import calibration_images
 from vitdeploy.workflows.subjects import find_bundle
 

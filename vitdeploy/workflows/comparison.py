@@ -6,26 +6,25 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
-from vitdeploy.benchmark.percentiles import DEFAULT
 from vitdeploy.benchmark.protocol import Protocol
+from vitdeploy.benchmark.results import DEFAULT
 from vitdeploy.benchmark.run import against_last
 from vitdeploy.document.bench import BenchDocument
-from vitdeploy.document.verification import Verification
+from vitdeploy.document.report import Verification
 from vitdeploy.errors import AnswersError
 from vitdeploy.pipeline.foresight import bounds_answers, criterion_of, foresee
 from vitdeploy.pipeline.measure import measure
 from vitdeploy.progress import Counter, Progress
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import Budget
-from vitdeploy.stages.verify import judge
+from vitdeploy.stages.answers import judge
 from vitdeploy.stages.workers import Executor
 from vitdeploy.tasks.adapter import DataChoice, Setting, TaskAdapter
 from vitdeploy.tasks.adapters import make_adapter
-from vitdeploy.verification.collect import Answers
 from vitdeploy.verification.gate import GUARD, accuracy_gate
+from vitdeploy.verification.records import Answers
 from vitdeploy.workflows.sharded import verify_in_shards
-from vitdeploy.workflows.sides import settings_of, verification
-from vitdeploy.workflows.subjects import Subject
+from vitdeploy.workflows.subjects import Subject, settings_of, verification
 
 
 def verify_subjects(

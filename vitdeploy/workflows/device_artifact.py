@@ -13,16 +13,16 @@ from vitdeploy.bundle.read import MANIFEST_FILE
 from vitdeploy.devices.agent.documents import Placed
 from vitdeploy.devices.shipment import Shipment, ship
 from vitdeploy.errors import InputError, quoted
-from vitdeploy.graph.analysis.linears import count_int8
+from vitdeploy.graph.analysis.rows import count_int8
 from vitdeploy.graph.io.files import load_graph, read_metadata
 from vitdeploy.pipeline.artifact import default_target, kind_of, new_folder, open_bundle
 from vitdeploy.pipeline.setting import engine_setting, graph_setting
 from vitdeploy.runtime.backend import engine_is_code
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.golden import golden_files
-from vitdeploy.search.parts import in_parts
+from vitdeploy.search.latency import in_parts
 from vitdeploy.spec import EngineSpec, Manifest, Precision, WeightBits
-from vitdeploy.stages.files import MODEL_FILE, find_graph
+from vitdeploy.stages.step import MODEL_FILE, find_graph
 from vitdeploy.tasks.adapter import Setting
 from vitdeploy.workflows.placement import PlacedGraphs, place_graphs
 from vitdeploy.workflows.seeded import golden_folder, seeded_answers

@@ -13,7 +13,7 @@ from vitdeploy.attention.rollout import Floats, read_by, to_grid
 from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.document.explanation import Explanation
 from vitdeploy.errors import GraphError, InputError, OutputError
-from vitdeploy.graph.analysis.attention_views import AttentionViews, object_views, token_views
+from vitdeploy.graph.analysis.attention import AttentionViews, object_views, token_views
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.admit import admit
 from vitdeploy.graph.io.files import get_metadata
@@ -21,10 +21,10 @@ from vitdeploy.publish import storage_errors, sync_folder, temporary_folder
 from vitdeploy.report.attention import Panel, attention_picture, picture_size
 from vitdeploy.runtime.detection import Detection, detect
 from vitdeploy.runtime.flows import FLOWS
-from vitdeploy.runtime.labels import read_labels
 from vitdeploy.runtime.postprocess import ClassScore, classify
 from vitdeploy.runtime.preprocess import Pixels, load_image
 from vitdeploy.runtime.runner import Array
+from vitdeploy.runtime.values import read_labels
 from vitdeploy.spec import Manifest, PostprocessSpec, PreprocessSpec
 
 # How many detected objects are shown.

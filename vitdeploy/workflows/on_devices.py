@@ -1,4 +1,4 @@
-"""`bench`, `verify` and `compile` on devices: all at once, and what goes wrong with one does not end the others."""
+"""Work on devices of a fleet, and the rows of a history that it leaves."""
 
 from __future__ import annotations
 
@@ -10,36 +10,118 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, NoReturn, TypeVar
+from typing import Generic, NoReturn, TypeAlias, TypeVar
 
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import against_last
 from vitdeploy.compilation.build_options import BuildOptions
+from vitdeploy.devices.agent.documents import Placed, Probe, Result
 from vitdeploy.devices.client import Client
 from vitdeploy.devices.registry import Device
 from vitdeploy.devices.results import check_named, check_run, product_files, reported
 from vitdeploy.devices.runner import RemoteRunner
-from vitdeploy.devices.shipment import entries, make_job
+from vitdeploy.devices.shipment import Shipment, entries, make_job
 from vitdeploy.document.bench import DeviceBench
 from vitdeploy.document.errors import ErrorFacts
-from vitdeploy.document.verification import Verification
-from vitdeploy.errors import VitdeployError
+from vitdeploy.document.report import Verification
+from vitdeploy.errors import CapabilityError, KnownBadError, VitdeployError
 from vitdeploy.graph.io.files import graph_spec, load_graph
-from vitdeploy.known_bad.engine import accepted_of
+from vitdeploy.known_bad.entries import REFUSED
+from vitdeploy.known_bad.find import Match, accepted_of, matches, refuse_known_bad
+from vitdeploy.known_bad.platform import concerns, for_target, platform_there
 from vitdeploy.known_bad.words import in_spite
+from vitdeploy.pipeline.artifact import new_folder
 from vitdeploy.pipeline.measure import summarise
 from vitdeploy.pipeline.workload import work_of
 from vitdeploy.progress import Progress
-from vitdeploy.runtime.weight_bits import weight_remarks
-from vitdeploy.spec import Budget, EngineSpec, encode
+from vitdeploy.runtime.values import weight_remarks
+from vitdeploy.search.high_precision import in_turns, judged
+from vitdeploy.search.latency import PartsTable
+from vitdeploy.search.rows import alternatives_of, table_of
+from vitdeploy.spec import Budget, EngineSpec, Precision, encode
 from vitdeploy.stages.compile import check_batch
+from vitdeploy.stages.step import MODEL_FILE
 from vitdeploy.tasks.adapter import DataChoice
-from vitdeploy.verification.collect import Answers
+from vitdeploy.verification.records import Answers
 from vitdeploy.workflows.comparison import Trial, unique
 from vitdeploy.workflows.device_artifact import DeviceArtifact, placed_shipment
-from vitdeploy.workflows.known_there import known_there, suspects_of
 from vitdeploy.workflows.placement import PlacedGraphs
 from vitdeploy.workflows.subjects import Subject, image_request
+
+# --- The table of runtimes known to be wrong, asked for a device before it builds or measures anything ----------------
+# Patterns are found here, once for all devices. Only where a graph shows one is the device asked for its releases.
+
+
+@dataclass(frozen=True)
+class Suspects:
+    """Of one artifact, by the precision of each of its graphs: the entries that refuse it on some release of its
+    runtime. `graphs` are its files by part; `accepted` the entries that are no reason to refuse it."""
+
+    placed: Placed
+    graphs: dict[str, Path]
+    found: tuple[tuple[Precision, tuple[Match, ...]], ...]
+    accepted: frozenset[str]
+
+    def __bool__(self) -> bool:
+        return any(each for _, each in self.found)
+
+    def check(self, probe: Probe) -> None:
+        """Raise where the release there computes it wrongly; nothing of a target that does not work there, which says
+        so itself.
+
+        Raises:
+            KnownBadError: what goes wrong there, and the way out.
+        """
+        target = self.placed.target
+        state = probe.targets.get(target)
+        if state is None or not state.works:
+            return
+        for precision, found in self.found:
+            platform = platform_there(target, {**probe.host, **probe.runtimes.get(target, {})}, precision)
+            open_ones = [match for match in found if concerns(match.entry, platform)]
+            refuse_known_bad(open_ones, platform, self.placed.name, self.accepted)
+
+    def known_of(self, engine: EngineSpec) -> EngineSpec:
+        """The engine that the device made, with the accepted entries that are about it.
+
+        Raises:
+            KnownBadError: one that is not accepted is, by what the engine records of where it was made.
+        """
+        taken = accepted_of(engine, self.graphs, self.placed.name, tuple(self.accepted)) if self else ()
+        return dataclasses.replace(engine, accepted=taken or None)
+
+
+def suspects_of(shipment: Shipment, accepted: Sequence[str]) -> Suspects:
+    """What the table says of an artifact, whatever the release and the machine; errors as `entries.table`."""
+    placed = shipment.placed
+    graphs = {graph.part: shipment.files[graph.file] for graph in placed.graphs}
+    found = []
+    for graph in placed.graphs:
+        precision = graph.precision or placed.precision
+        entries = [entry for entry in for_target(placed.target) if entry.action in REFUSED]
+        found.append((precision, tuple(matches(load_graph(graphs[graph.part]), entries))))
+    return Suspects(placed, graphs, tuple(found), frozenset(accepted))
+
+
+def known_there(client: Client, suspects: Sequence[Suspects]) -> dict[str, KnownBadError]:
+    """By name, the refusals of artifacts that the device is known to compute wrongly. It is asked only where an
+    artifact is suspect; errors as `Client.probe`."""
+    if not any(suspects):
+        return {}
+    probe = client.probe()
+    refused = {}
+    for each in suspects:
+        try:
+            each.check(probe)
+        except KnownBadError as error:
+            error.message = f"{client.device.name}: {error.message}"
+            refused[each.placed.name] = error
+    return refused
+
+
+# --- `bench`, `verify` and `compile` on devices -----------------------------------------------------------------------
+# all at once, and what goes wrong with one does not end the others.
+
 
 T = TypeVar("T")
 Note = Callable[[str], None]
@@ -246,3 +328,67 @@ def _bring_graph(graphs: PlacedGraphs, part: EngineSpec, folder: Path) -> None:
     shutil.copyfile(source, folder / part.graph)
     for weights in graphs.folder.glob(f"{source.name}.data"):
         shutil.copyfile(weights, (folder / part.graph).with_name(weights.name))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Finds on a device in which parts a placed model computes its rows fastest there (`search.row_parts` does it here).
+
+
+Parts: TypeAlias = tuple[int, ...]
+
+
+def measure_row_parts_there(
+    placed: PlacedGraphs, batch: int, device: Device, progress: Progress, note: Note
+) -> PartsTable:
+    """The measurement of `search.row_parts.measure_row_parts`, by a device: one job with the graph in each form, which
+    it compiles and measures in alternating blocks.
+
+    A form that does not work there is left out. Without the first one, or where the device cannot time anything, as in
+    an emulator, nothing is measured, and the table has the `reason`.
+
+    Raises:
+        VitdeployError: the device cannot be reached, or answers what it was not asked for.
+    """
+    alternatives, reason = alternatives_of(placed.folder / MODEL_FILE)
+    if reason:
+        return table_of(placed.target, batch, {}, reason=reason)
+    protocol = in_turns()
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as work:
+        forms, results = Path(work) / "forms", Path(work) / "results"
+        forms.mkdir()
+        results.mkdir()
+        shipments = []
+        for done, parts in enumerate(_in_order(alternatives)):
+            progress(f"prepare rows in parts for {device.name}", done, len(alternatives))
+            form = placed if parts == alternatives[0] else placed.in_parts(parts, new_folder(forms, _name(parts)))
+            shipments.append(placed_shipment(_name(parts), form, batch))
+        job, files = make_job("bench", shipments, {"protocol": encode(protocol)})
+        (outcome,) = on_all([device], lambda client: client.run(job, files, results), progress, note)
+    if isinstance(outcome.error, CapabilityError):
+        return table_of(placed.target, batch, {}, reason=outcome.error.message)
+    if outcome.error is not None:
+        raise outcome.error
+    assert outcome.found is not None
+    return _table(outcome.found, alternatives, placed.target, batch, device.name)
+
+
+def _in_order(alternatives: Sequence[Parts]) -> list[Parts]:
+    """All at once last: a device compares with the last one, and measures again what is not narrow."""
+    return [*alternatives[1:], alternatives[0]]
+
+
+def _name(parts: Parts) -> str:
+    return "+".join(map(str, parts))
+
+
+def _table(result: Result, alternatives: Sequence[Parts], target: str, batch: int, device: str) -> PartsTable:
+    for failure in result.left_out:
+        if failure.artifact == _name(alternatives[0]):
+            return table_of(target, batch, result.host, reason=reported(device, failure).message)
+    measured = [parts for parts in _in_order(alternatives) if _name(parts) in result.engines]
+    bench_run = check_run(device, result.bench_run, in_turns(), [_name(parts) for parts in measured])
+    *others, together = bench_run.entries
+    found, disturbed = judged(dataclasses.replace(bench_run, entries=(together, *others)))
+    return table_of(
+        target, batch, result.host, zip((measured[-1], *measured[:-1]), found, strict=True), disturbed=disturbed
+    )

@@ -24,17 +24,16 @@ from vitdeploy.graph.io.files import (
     save_graph,
     set_metadata,
 )
-from vitdeploy.graph.passes.pixel_cast import cast_pixels_first
+from vitdeploy.graph.passes.folds import cast_pixels_first
 from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.monitor_reference import reference_beside
-from vitdeploy.search.parts import PartsTable, in_parts
+from vitdeploy.search.latency import PartsTable, in_parts
 from vitdeploy.spec import EngineSpec, GraphSpec, Manifest, Precision
+from vitdeploy.stages.calibrate import splits_rows
 from vitdeploy.stages.capability import check_precision
 from vitdeploy.stages.compile import check_task, compile_graphs
-from vitdeploy.stages.engines import read_engine
-from vitdeploy.stages.files import MODEL_FILE, TOKENIZER_FILE, graphs_in, known_labels
-from vitdeploy.stages.in_parts import splits_rows
+from vitdeploy.stages.step import MODEL_FILE, TOKENIZER_FILE, graphs_in, known_labels, read_engine
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,7 @@ def chosen_row_parts(
 
 
 def _measured_here(placed: PlacedGraphs, batch: int, progress: Progress) -> PartsTable:
-    from vitdeploy.search.row_parts import measure_row_parts
+    from vitdeploy.search.rows import measure_row_parts
 
     return measure_row_parts(placed.folder / MODEL_FILE, placed.target, batch, progress=progress)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.bundle.read import MANIFEST_FILE, file_sha256
 from vitdeploy.bundle.sign import SIGNATURE_FILE, signed_digests
-from vitdeploy.devices.fleet import check_deployment
+from vitdeploy.devices.registry import check_deployment
 from vitdeploy.errors import SignatureError, TargetError
 from vitdeploy.pipeline.artifact import open_bundle
 from vitdeploy.runtime.choice import select_engines, usable_engines

@@ -20,7 +20,7 @@ from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.read import MANIFEST_FILE
 from vitdeploy.bundle.write import GOLDEN_BYTES, Golden, write_bundle
 from vitdeploy.errors import AnswersError, MissingPackageError, VitdeployError
-from vitdeploy.graph.half.emulated import emulate
+from vitdeploy.graph.half.half import emulate
 from vitdeploy.graph.io.files import GraphMetadata, fixed_batch, get_metadata, graph_spec, load_graph, serialised
 from vitdeploy.runtime.canary import wrong_answers
 from vitdeploy.runtime.engine import make_runner

@@ -1,33 +1,28 @@
-"""`verify` on any number of images, in the memory of a few thousand.
-
-The images in sorted order are cut into shards (`data.shards`). First the original answers those shards that it has not
-answered before, then the engine those that it has not been compared on; what each leaves is stored. It is what the
-task's comparison is made of (`tasks.counted`), so that of all shards is the comparison on all images, the same to the
-last bit. A command that was killed goes on with the shard where it was; another engine needs none of the original's
-answers again; a folder that grows has few new shards.
-"""
+"""An evaluation in shards, on any executor."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
 from vitdeploy.data.file_digests import DIGESTS_FILE, FileDigests
-from vitdeploy.data.folder import Ints, first_of_copies
+from vitdeploy.data.folder import Ints, Samples, first_of_copies
 from vitdeploy.data.shards import MOST, WINDOW, cut
-from vitdeploy.document.mapping import Copies
-from vitdeploy.document.verification import Verification
+from vitdeploy.document.report import Verification
 from vitdeploy.errors import DataError, HostError, StorageError, VitdeployError, error_with_code
 from vitdeploy.pipeline.foresight import bounds_answers, criterion_by
 from vitdeploy.pipeline.run import default_store
 from vitdeploy.progress import Counter, Progress
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.spec import Budget
+from vitdeploy.stages.answers import explained
 from vitdeploy.stages.shards import (
     Answered,
     Identity,
@@ -38,20 +33,103 @@ from vitdeploy.stages.shards import (
     evaluate,
     shard_digest,
 )
-from vitdeploy.stages.verify import explained
+from vitdeploy.stages.turns import machine_turn
 from vitdeploy.stages.workers import Executor
 from vitdeploy.store.places import store_folder
 from vitdeploy.tasks.adapter import Data, DataChoice, Setting, told_copies
 from vitdeploy.tasks.adapters import counted_adapter
-from vitdeploy.tasks.counted import CountedKit, Listed
+from vitdeploy.tasks.answers import Copies
+from vitdeploy.tasks.counted import CountedKit, Listed, Truth
 from vitdeploy.tasks.images import scratch_folder
+from vitdeploy.verification.changes import Counts, joined
 from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.counts import Counts, joined
-from vitdeploy.verification.feasible import Criterion, unprovable
-from vitdeploy.verification.gate import GUARD, accuracy_gate
-from vitdeploy.workflows.shard_work import Work, do, threads_here
-from vitdeploy.workflows.sides import settings_of, verification
-from vitdeploy.workflows.subjects import Subject
+from vitdeploy.verification.gate import GUARD, Criterion, accuracy_gate, unprovable
+from vitdeploy.workflows.subjects import Portable, Subject, settings_of, verification
+
+# --- Some shards of an evaluation as a piece of work for an executor. What it finds is in the store -------------------
+
+
+# What sets the number of threads of PyTorch before it is loaded. Ray sets it for its tasks, and rounding may depend on
+# it.
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Work:
+    """Shards that one artifact has to answer: `parts` of `samples`, of which `truth` is known. `identity`: the
+    artifact's own. `setting`: of the task that counts; `answering`: of the side that answers. `threads`: of
+    `THREADS`, what the command has."""
+
+    portable: Portable
+    identity: Identity
+    setting: Setting
+    answering: Setting
+    skip_bad: bool
+    samples: Samples
+    truth: Truth | None
+    parts: tuple[Part, ...]
+    threads: tuple[str | None, ...]
+
+
+def threads_here() -> tuple[str | None, ...]:
+    """For `Work.threads`."""
+    return tuple(os.environ.get(name) for name in THREADS)
+
+
+def do(work: Work) -> None:
+    """Evaluate the shards that are not in the store of this process yet, such as by a process that died in the middle.
+
+    Errors as of `evaluate` and `Portable.runner`.
+    """
+    store = default_store()
+    shards = ShardStore(store)
+    parts = [part for part in work.parts if not shards.holds(part, work.skip_bad)]
+    if not parts:
+        return
+    adapter, answering = counted_adapter(work.setting), counted_adapter(work.answering)
+    assert adapter is not None and answering is not None, "a piece of a task that is counted in shards"
+    evaluate(
+        *(_held.predictor(work), work.samples, work.truth, parts),
+        *(adapter, answering.kept, shards, store.root / DIGESTS_FILE),
+        skip_bad=work.skip_bad,
+        processes=1,
+        turn=machine_turn,
+    )
+
+
+class _Held:
+    """The artifact that this process ran last, which the next piece of work asks for too."""
+
+    def __init__(self) -> None:
+        self._what: tuple[Portable, Identity, Setting] | None = None
+        self._predictor: Predictor | None = None
+
+    def predictor(self, work: Work) -> Predictor:
+        what = work.portable, work.identity, work.setting
+        if self._predictor is None or self._what != what:
+            if self._predictor is not None:
+                self._predictor.close()
+                self._predictor = None
+            for name, value in zip(THREADS, work.threads, strict=True):
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+            runner = work.portable.runner(work.identity, default_store())
+            self._what, self._predictor = what, Predictor(runner, work.setting.images)
+        return self._predictor
+
+
+_held = _Held()
+
+
+# --- `verify` on any number of images, in the memory of a few thousand ------------------------------------------------
+# The images in sorted order are cut into shards (`data.shards`). First the original answers those shards that it has
+# not answered before, then the engine those that it has not been compared on; what each leaves is stored. It is what
+# the task's comparison is made of (`tasks.counted`), so that of all shards is the comparison on all images, the same to
+# the last bit. A command that was killed goes on with the shard where it was; another engine needs none of the
+# original's answers again; a folder that grows has few new shards.
+
 
 F = TypeVar("F")
 # A piece of work has so many shards at most, and there are so many pieces at least: a process that dies, or is slower

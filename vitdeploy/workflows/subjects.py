@@ -1,21 +1,27 @@
-"""Find what a name on the command line stands for: a bundle, a graph or a built-in model; all can be benched."""
+"""What commands compare: bundles, originals and engines, compiled for where they run."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
+import shutil
+import socket
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Protocol
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.benchmark.candidate import BenchCandidate, engine_candidate
+from vitdeploy.benchmark.run import BenchCandidate, engine_candidate
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.bundle.sign import signed_digests
-from vitdeploy.errors import CapabilityError, EngineError, InputError, MissingPackageError
-from vitdeploy.graph.half.emulated import emulate
+from vitdeploy.data.classes import differing
+from vitdeploy.document.report import Verification
+from vitdeploy.document.verified import Verified
+from vitdeploy.errors import CapabilityError, EngineError, InputError, MissingPackageError, StorageError, WorkerError
+from vitdeploy.graph.half.half import emulate
 from vitdeploy.graph.io.files import (
     fixed_batch,
     get_metadata,
@@ -40,16 +46,138 @@ from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
-from vitdeploy.runtime.weight_bits import weight_remarks
+from vitdeploy.runtime.values import weight_remarks
 from vitdeploy.spec import EngineSpec, Manifest, encode
-from vitdeploy.stages.files import MODEL_FILE, find_graph, is_ours
 from vitdeploy.stages.reference_model import ReferenceModel, find_reference_model, reference_runner
 from vitdeploy.stages.shards import Identity
-from vitdeploy.tasks.adapter import Setting
-from vitdeploy.workflows.identities import engine_identity, original_identity
+from vitdeploy.stages.step import MODEL_FILE, find_graph, is_ours, package_versions, target_tools
+from vitdeploy.store.key import artifact_key, code_version
+from vitdeploy.store.store import Store
+from vitdeploy.tasks.adapter import Data, Setting
+from vitdeploy.verification.gate import Gate
 from vitdeploy.workflows.placement import compile_bundle
-from vitdeploy.workflows.portable import Portable, PortableEngine, PortableOriginal
 from vitdeploy.workflows.seeded import require_seeded, seeded_answers
+
+# --- What the answers of an artifact depend on beside its images: the part of a key that is the artifact's ------------
+
+
+def engine_identity(manifest: Manifest, engine: EngineSpec, *, compiled: bool) -> Identity:
+    """The identity of a bundle's engine: all files beside those that it loads. If it was `compiled` for this command,
+    its graph and the code that compiles in place of what was made of it: OpenVINO writes another model.xml each time.
+
+    Raises:
+        MissingPackageError, EngineError, CapabilityError: this machine lacks what the engine needs.
+    """
+    parts = engine.parts or (engine,)
+    graphs, files = tuple(part.graph for part in parts), {name for part in parts for name in part.files}
+    folders = {PurePosixPath(name).parent for name in (*graphs, *files)}
+    inputs = {each.path: each.sha256 for each in manifest.files if PurePosixPath(each.path).parent in folders}
+    if compiled:
+        made = {name for name in files if not name.startswith(graphs)}
+        inputs = {name: digest for name, digest in inputs.items() if name not in made}
+    code = code_version(everything=compiled)
+    return Identity({"engine": encode(engine)}, inputs, {**target_tools(engine.target), "code": code})
+
+
+def original_identity(reference_model: ReferenceModel) -> Identity:
+    """The identity of an original."""
+    packages = package_versions(("torch", "timm", "transformers", "onnxruntime"))
+    tools = {**packages, "host": str(describe_host()), "code": code_version()}
+    return Identity(reference_model.identity(), dict(reference_model.digests), tools)
+
+
+# --- What another process, here or elsewhere, makes the runner of a subject of: plain data that can be pickled --------
+
+
+class Portable(Protocol):
+    """A subject in another process."""
+
+    def sent(self, identity: Identity, store: Store) -> Portable:
+        """The same, of files that are found where the store is."""
+        ...
+
+    def runner(self, identity: Identity, store: Store) -> Runner:
+        """Its runner (not loaded yet), here.
+
+        Raises:
+            WorkerError: here it is not what it is in the process that asks, whose `identity` is given.
+            StorageError: its files are not in the store. Errors of reading it propagate.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class PortableOriginal:
+    """An original: its source, whose paths lead to the same files everywhere."""
+
+    source: Source
+
+    def sent(self, identity: Identity, store: Store) -> PortableOriginal:
+        return self
+
+    def runner(self, identity: Identity, store: Store) -> Runner:
+        _require_same(original_identity(find_reference_model(self.source)), identity)
+        return reference_runner(self.source)
+
+
+@dataclass(frozen=True)
+class PortableEngine:
+    """An engine of a bundle. `compiled` for this command, into a folder that goes with it: it is sent by the store,
+    under `key`."""
+
+    folder: Path
+    engine: EngineSpec
+    trust: Path | None
+    compiled: bool
+    key: str = ""
+
+    def sent(self, identity: Identity, store: Store) -> PortableEngine:
+        if not self.compiled:
+            return dataclasses.replace(self, folder=self.folder.absolute())
+        kind = "evaluated-engine"
+        key = artifact_key(kind, identity.config, identity.inputs, identity.tools)
+        if store.find(key) is None:
+            store.make(key, kind, identity.config, identity.inputs, identity.tools, self._copy)
+        return dataclasses.replace(self, key=key)
+
+    def _copy(self, out: Path) -> None:
+        shutil.copytree(self.folder, out, dirs_exist_ok=True)
+
+    def runner(self, identity: Identity, store: Store) -> Runner:
+        folder, engine = self.folder, self.engine
+        if self.key:
+            found = store.find(self.key)
+            if found is None:
+                raise StorageError(
+                    f"{engine.artifact} is not in the store of {socket.gethostname()}",
+                    found="nothing under its key",
+                    wanted="one store for the whole evaluation",
+                    fix="set VITDEPLOY_SHARED_STORE on all machines",
+                )
+            folder = found.path
+        manifest, _ = open_bundle(folder, self.trust)
+        _require_same(engine_identity(manifest, engine, compiled=self.compiled), identity)
+        return make_runner(folder, engine, trust=self.trust, spinning=False)
+
+
+def _require_same(here: Identity, asked: Identity) -> None:
+    """Raise WorkerError if an artifact is made of other files here, or is computed by other tools."""
+    for found, wanted in ((here.inputs, asked.inputs), (here.tools, asked.tools)):
+        if (name := _differing(found, wanted)) is not None:
+            raise WorkerError(
+                f"{socket.gethostname()} would give other answers than the machine that asks",
+                found=f"{name}: {found.get(name, 'nothing')}"[:300],
+                wanted=f"{name}: {wanted.get(name, 'nothing')}"[:300],
+                fix="have the same files and packages on all nodes, and nodes of one kind",
+            )
+
+
+def _differing(found: Mapping[str, str], wanted: Mapping[str, str]) -> str | None:
+    return next((name for name in sorted({*found, *wanted}) if found.get(name) != wanted.get(name)), None)
+
+
+# --- Find what a name on the command line stands for: a bundle, a graph or a built-in model; all can be benched -------
+
 
 REBUILT = "{} was built again, of the bundle's graph: its plan is not of this user and this machine."
 EMULATED = "Emulated on this CPU: storage in the types of the graph, sums in float32. No GPU was asked."
@@ -297,3 +425,70 @@ def image_request(setting: Setting) -> dict[str, object] | None:
         return None
     facts = {"task": setting.task, "preprocess": setting.preprocess, "postprocess": setting.postprocess}
     return {**encode(facts), "labels": list(setting.labels) or None}
+
+
+# --- The two sides of a comparison: how each is read, and the document of both ----------------------------------------
+
+
+def settings_of(ours: Subject, theirs: Subject) -> tuple[Setting, Setting]:
+    """The setting of each side; a side without preprocessing of its own takes the other's."""
+    own, other = ours.setting, theirs.setting
+    if not ours.own and not theirs.own and own.preprocess is not None:
+        raise InputError(
+            "neither side says how images are prepared",
+            found="two built-in models",
+            wanted="at least one exported graph or bundle",
+        )
+    if own.task != other.task or own.classes != other.classes:
+        raise InputError(
+            "the tasks or classes of the two models differ",
+            found=f"{own.task} with {own.classes} classes against {other.task} with {other.classes}",
+            wanted="the same task, and the same number of classes",
+        )
+    if (differs := differing(own.labels, other.labels)) is not None:
+        raise InputError(
+            "the two models count their classes in another order",
+            found=differs,
+            wanted="the same classes in the same order: answers are compared by their numbers",
+            fix="take the original that the artifact was made of, or correct the labels.txt that is wrong",
+        )
+    own = dataclasses.replace(own, labels=own.labels or other.labels, claim=other.claim)
+    if not ours.own:
+        own = _taken(ours.name, own, other)
+    if not theirs.own:
+        other = _taken(theirs.name, other, own)
+    return own, other
+
+
+def _taken(name: str, setting: Setting, other: Setting) -> Setting:
+    """The setting of an original that does not say how its images are prepared, with the other side's preprocessing.
+
+    Raises:
+        InputError: it takes images of another size.
+    """
+    ours, theirs = setting.preprocess, other.preprocess
+    if ours is not None and theirs is not None and ours.crop != theirs.crop:
+        raise InputError(
+            f"{name} takes images of another size than the other side",
+            found=f"{ours.crop[0]}x{ours.crop[1]}",
+            wanted=f"{theirs.crop[0]}x{theirs.crop[1]}",
+            fix=f"--image-size {theirs.crop[0]}x{theirs.crop[1]}, where the model takes that size",
+        )
+    return dataclasses.replace(setting, preprocess=theirs)
+
+
+def verification(
+    ours: Subject, theirs: Subject, found: Verified, data: Data, gate: Gate, doubt: str | None
+) -> Verification:
+    """The document of what was found."""
+    return Verification(
+        artifact=ours.name,
+        against=theirs.name,
+        verified=found,
+        mapping=data.mapping_facts,
+        skipped=tuple(data.skipped),
+        remarks=(*ours.remarks, *theirs.remarks, *data.notes),
+        warnings=(*data.warnings, *([doubt] if doubt is not None else [])),
+        gate=gate,
+        copies=data.copies,
+    )

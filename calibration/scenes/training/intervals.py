@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from calibration.scenes.training.loop import Metric
-from vitdeploy.verification.bootstrap import draws, least_of_share, percentile_interval
+from vitdeploy.verification.intervals import draws, least_of_share, percentile_interval
 
 Floats = np.ndarray
 

@@ -158,10 +158,9 @@ def _kinds(work: Path, small: Small, stack: contextlib.ExitStack) -> list[Kind]:
 
 def _probe(device: Any) -> Kind:
     from vitdeploy.backends import TARGETS
-    from vitdeploy.devices.advice import advice_lines
+    from vitdeploy.devices.advice import advice_lines, diagnose
     from vitdeploy.devices.agent.documents import Probe
     from vitdeploy.devices.agent.probe import probe
-    from vitdeploy.devices.doctor import diagnose
     from vitdeploy.devices.results import check_probe, parse
     from vitdeploy.known_bad.entries import table
     from vitdeploy.known_bad.platform import concerns, platform_there
@@ -263,8 +262,8 @@ def _result() -> dict[str, Any]:
 
 
 def _measured(device: Any, graph: Path, work: Path, said: dict[str, bytes]) -> list[Kind]:
-    from vitdeploy.api.bench_lines import bench_lines
-    from vitdeploy.api.tables import printed
+    from vitdeploy.api.bench import bench_lines
+    from vitdeploy.api.values import printed
     from vitdeploy.benchmark.protocol import Protocol
     from vitdeploy.progress import silent
     from vitdeploy.spec import encode
@@ -372,12 +371,11 @@ def _served(board: Board, graph: Path, work: Path) -> list[Kind]:
 
 def _deployed(device: Any, small: Small, said: dict[str, bytes]) -> list[Kind]:
     """What a device says of deployments, and of a release that it tries."""
-    from vitdeploy.api.fleet import Standing
-    from vitdeploy.api.tables import printed
+    from vitdeploy.api.deploy import Standing
+    from vitdeploy.api.values import printed
     from vitdeploy.devices.agent.documents import Deployments, Missing, StageOptions, SwitchOptions
-    from vitdeploy.devices.client import Client
-    from vitdeploy.devices.deployed import check_deployments, check_missing
-    from vitdeploy.devices.fleet import Fleet, Member
+    from vitdeploy.devices.client import Client, check_deployments, check_missing
+    from vitdeploy.devices.registry import Fleet, Member
     from vitdeploy.devices.results import parse
     from vitdeploy.spec import encode
     from vitdeploy.workflows.release import ready

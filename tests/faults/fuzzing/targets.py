@@ -73,7 +73,7 @@ def _recipe(path: Path) -> None:
 
 
 def _manifest(work: Path, seeds: Seeds) -> Read:
-    from vitdeploy.bundle.archive import packed_order
+    from vitdeploy.bundle.pack import packed_order
     from vitdeploy.bundle.read import parse_manifest
 
     def read(data: bytes) -> None:
@@ -83,7 +83,7 @@ def _manifest(work: Path, seeds: Seeds) -> Read:
 
 
 def _archive(path: Path) -> None:
-    from vitdeploy.bundle.archive import read_packed
+    from vitdeploy.bundle.pack import read_packed
 
     read_packed(path)
 
@@ -152,9 +152,8 @@ def _http(work: Path, seeds: Seeds) -> Read:
     from uvicorn.server import ServerState
 
     from vitdeploy.serve.app import Service
-    from vitdeploy.serve.connection import Connection
     from vitdeploy.serve.engines import load_engines
-    from vitdeploy.serve.server import Server
+    from vitdeploy.serve.server import Connection, Server
     from vitdeploy.serve.settings import Settings
 
     for name in ("vitdeploy.serve", "uvicorn", "uvicorn.error"):
@@ -290,11 +289,11 @@ TARGETS = {
         Target("recipe", ("vitdeploy.recipe.load",), _by_path("recipe.yaml", _recipe), _recipes),
         Target(
             "manifest",
-            ("vitdeploy.bundle.read", "vitdeploy.bundle.archive"),
+            ("vitdeploy.bundle.read", "vitdeploy.bundle.pack"),
             _manifest,
             lambda seeds: [(seeds.bundle / "manifest.json").read_bytes()],
         ),
-        Target("archive", ("vitdeploy.bundle.archive",), _by_path("bundle.vitb", _archive), _small_archive),
+        Target("archive", ("vitdeploy.bundle.pack",), _by_path("bundle.vitb", _archive), _small_archive),
         Target("ONNX admission", ("vitdeploy.graph.io.admit",), _by_path("graph.onnx", _graph), _graphs),
         Target(
             "weights admission",

@@ -6,7 +6,7 @@ import onnxruntime
 import pytest
 
 from tests.graph.small_graphs import WIDTH, Builder, block
-from vitdeploy.graph.analysis.cuts import changed_tensors, part, single_cuts
+from vitdeploy.graph.analysis.prunable import changed_tensors, part, single_cuts
 from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.io.files import load_graph
 

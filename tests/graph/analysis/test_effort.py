@@ -4,7 +4,7 @@ import pytest
 from onnx import helper
 
 from tests.graph.analysis.test_work import model_of
-from vitdeploy.graph.analysis.effort import effort
+from vitdeploy.graph.analysis.work import effort
 
 MATRICES, STACKS = ([2, 3], [3, 5]), ([7, 2, 3], [7, 3, 5])
 

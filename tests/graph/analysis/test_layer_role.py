@@ -4,7 +4,7 @@ import onnx_ir as ir
 import pytest
 
 from tests.graph.small_graphs import Builder
-from vitdeploy.graph.analysis.linears import find_linears, is_place, is_ranked
+from vitdeploy.graph.analysis.rows import find_linears, is_place, is_ranked
 from vitdeploy.graph.analysis.work import layer_macs
 from vitdeploy.quantization import place_onnxruntime, place_openvino, place_tensorrt
 from vitdeploy.quantization.place_openvino import reasons_for_float

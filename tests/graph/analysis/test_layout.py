@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.graph.small_graphs import CHANNELS, HEADS, MERGED, WIDTH, Builder, attention_model, node_named, run
-from vitdeploy.graph.analysis.layout import exclusive, leaves, origin, scaled_input, static_shape
+from vitdeploy.graph.analysis.rows import exclusive, leaves, origin, scaled_input, static_shape
 
 BATCH, TOKENS = 2, 5
 

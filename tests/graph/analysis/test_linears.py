@@ -7,7 +7,7 @@ from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import load_file
 
 from tests.graph.builder import Builder
-from vitdeploy.graph.analysis.linears import count_int8, find_linears, name_apart, unplaced_weights
+from vitdeploy.graph.analysis.rows import count_int8, find_linears, name_apart, unplaced_weights
 from vitdeploy.graph.io.files import load_graph
 
 DEPTH = 2

@@ -5,7 +5,7 @@ import onnx_ir as ir
 import pytest
 
 from tests.graph.small_graphs import Builder, run
-from vitdeploy.graph.analysis.rowwise import rows_of_inputs
+from vitdeploy.graph.analysis.rows import rows_of_inputs
 
 SHAPE = (2, 6, 4)  # of "x" and "y"
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, checker, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from vitdeploy.graph.canonical.matmul import gemm_to_matmul
+from vitdeploy.graph.canonical.products import gemm_to_matmul
 from vitdeploy.graph.edit import drop_unused
 
 sizes = st.integers(1, 9)

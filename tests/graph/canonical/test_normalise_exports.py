@@ -14,7 +14,7 @@ from torch import nn
 
 from tests.graph.builder import census, difference, run, values
 from tests.references import reference
-from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.admit import admit
 from vitdeploy.graph.io.files import save_graph

@@ -5,7 +5,7 @@ import pytest
 
 from tests.graph.small_graphs import Builder, assert_rewritten, operators
 from vitdeploy.graph.canonical.normalise import normalise
-from vitdeploy.graph.canonical.stacks import unstack
+from vitdeploy.graph.canonical.shapes import unstack
 
 
 def stacked(index, axis=1, taken=1, between=None):

@@ -5,7 +5,7 @@ import onnx_ir as ir
 import pytest
 
 from tests.graph.builder import Builder, census, checked, difference, run, values
-from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.canonical.normalise import normalise
 
 WIDTH, TOKENS, HEADS = 8, 6, 2

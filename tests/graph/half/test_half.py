@@ -12,10 +12,16 @@ from onnx import TensorProto
 from tests.graph.passes.test_rotation import NORMS, READS, by_convolution, by_linear, vit, without_norm
 from tests.graph.small_graphs import Builder, difference, random_feeds, run, run_in_double, weights
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.half.emulated import emulate
-from vitdeploy.graph.half.patches import patches_to_matmul
-from vitdeploy.graph.half.residual_scale import scale_residual, stream_tensors
-from vitdeploy.graph.half.typed import NUMPY, TYPES, half_roles, type_graph
+from vitdeploy.graph.half.half import (
+    NUMPY,
+    TYPES,
+    emulate,
+    half_roles,
+    patches_to_matmul,
+    scale_residual,
+    stream_tensors,
+    type_graph,
+)
 from vitdeploy.quantization.half import lift_masks
 
 HALVES = ("fp16", "bf16")

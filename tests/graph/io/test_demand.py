@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 from tests.graph.builder import Builder, values
 from vitdeploy.errors import GraphError, InputError, UnsafeGraphError
-from vitdeploy.graph.analysis import budget
+from vitdeploy.graph.analysis import work as budget
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.admit import COUNTED, admit, metadata_keys, read_graph
 from vitdeploy.graph.io.files import save_graph

@@ -7,8 +7,7 @@ from onnx import TensorProto
 
 from tests.graph.builder import Builder, difference, run, values
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.io.external import import_graph
-from vitdeploy.graph.io.files import serialised
+from vitdeploy.graph.io.files import import_graph, serialised
 from vitdeploy.spec import PostprocessSpec
 
 QUERIES, CLASSES, SIDE = 4, 3, 8

@@ -7,8 +7,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from vitdeploy.errors import GraphError, MissingFileError
 from vitdeploy.graph.canonical.normalise import normalise
-from vitdeploy.graph.io.external import import_graph
-from vitdeploy.graph.io.files import graph_spec, serialised
+from vitdeploy.graph.io.files import graph_spec, import_graph, serialised
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.spec import (
     PAIRS_ASSUMED,

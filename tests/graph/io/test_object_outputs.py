@@ -6,9 +6,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.io.external import import_graph
+from vitdeploy.graph.io.files import import_graph
 from vitdeploy.spec import ImageSpec, KeypointSpec
-from vitdeploy.spec.anomaly import GIVEN
+from vitdeploy.spec.tasks import GIVEN
 
 FLOAT = TensorProto.FLOAT
 

@@ -10,8 +10,7 @@ from tests.graph.builder import Builder, difference, run, values
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.admit import admit
-from vitdeploy.graph.io.external import import_graph
-from vitdeploy.graph.io.files import serialised
+from vitdeploy.graph.io.files import import_graph, serialised
 
 SIDE = 8
 

@@ -20,7 +20,7 @@ from tests.graph.small_graphs import (
     sequence_first,
     weights,
 )
-from vitdeploy.graph.passes.biases import drop_key_bias, fold_value_bias
+from vitdeploy.graph.passes.folds import drop_key_bias, fold_value_bias
 
 TOKENS = 5
 

@@ -18,8 +18,8 @@ from tests.graph.small_graphs import (
     query_key_value,
     weights,
 )
-from vitdeploy.graph.analysis.linears import find_linears
-from vitdeploy.graph.passes.class_token import class_token_only
+from vitdeploy.graph.analysis.rows import find_linears
+from vitdeploy.graph.passes.tokens import class_token_only
 
 TOKENS = 6
 

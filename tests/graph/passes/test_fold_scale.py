@@ -19,7 +19,7 @@ from tests.graph.small_graphs import (
     sequence_first,
     weights,
 )
-from vitdeploy.graph.passes.scales import fold_attention_scale
+from vitdeploy.graph.passes.folds import fold_attention_scale
 
 TOKENS = 5
 

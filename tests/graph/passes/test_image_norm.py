@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto
 
 from tests.graph.small_graphs import Builder, assert_rewritten, weights
-from vitdeploy.graph.passes.image_norm import fold_image_normalisation
+from vitdeploy.graph.passes.folds import fold_image_normalisation
 
 CHANNELS, SIDE = 3, 8
 

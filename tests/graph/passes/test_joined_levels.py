@@ -3,8 +3,8 @@
 import pytest
 
 from tests.graph.small_graphs import Builder, assert_rewritten, operators
-from vitdeploy.graph.analysis.linears import find_linears
-from vitdeploy.graph.passes.joined_levels import join_before_transpose
+from vitdeploy.graph.analysis.rows import find_linears
+from vitdeploy.graph.passes.rows import join_before_transpose
 
 
 def levels(perms=((0, 2, 1), (0, 2, 1)), axis=1, shown=False, read=True):

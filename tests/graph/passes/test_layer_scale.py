@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.graph.small_graphs import Builder, assert_rewritten, operators, weights
-from vitdeploy.graph.passes.scales import fold_layer_scale
+from vitdeploy.graph.passes.folds import fold_layer_scale
 
 
 def scaled_linear(gamma, *, inside=3, bias=True, order="xg", seed=0, outputs=(), second=None):

@@ -5,11 +5,11 @@ import onnxruntime
 import pytest
 
 from tests.pipeline import planted
-from vitdeploy.graph.analysis.attention_views import find_weights, patch_grid, tokens_read
+from vitdeploy.graph.analysis.attention import find_weights, patch_grid, tokens_read
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.files import serialised
-from vitdeploy.graph.passes.attention_outputs import mark, mark_mean
 from vitdeploy.graph.passes.optimize import optimize
+from vitdeploy.graph.passes.tokens import mark, mark_mean
 
 
 def normalised(model):

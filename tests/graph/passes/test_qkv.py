@@ -20,8 +20,8 @@ from tests.graph.small_graphs import (
     sequence_first,
     weights,
 )
-from vitdeploy.graph.analysis.linears import find_linears
-from vitdeploy.graph.passes.biases import drop_key_bias
+from vitdeploy.graph.analysis.rows import find_linears
+from vitdeploy.graph.passes.folds import drop_key_bias
 from vitdeploy.graph.passes.qkv import merge_qkv, split_qkv
 
 TOKENS = 5

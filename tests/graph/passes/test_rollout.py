@@ -6,11 +6,11 @@ import pytest
 
 from tests.pipeline import planted
 from vitdeploy.attention.instrumented import run_instrumented
-from vitdeploy.graph.analysis.attention_views import token_views
+from vitdeploy.graph.analysis.attention import token_views
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.files import load_graph, serialised
-from vitdeploy.graph.passes.attention_outputs import add_rollout
 from vitdeploy.graph.passes.optimize import optimize
+from vitdeploy.graph.passes.tokens import add_rollout
 from vitdeploy.spec import PreprocessSpec
 
 

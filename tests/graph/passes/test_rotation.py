@@ -21,9 +21,9 @@ from tests.graph.small_graphs import (
     run_in_double,
     weights,
 )
-from vitdeploy.graph.passes import rotation
+from vitdeploy.graph.passes import folds as rotation
+from vitdeploy.graph.passes.folds import orthogonal, rotate_residual
 from vitdeploy.graph.passes.optimize import OptimizeOptions, optimize
-from vitdeploy.graph.passes.rotation import orthogonal, rotate_residual
 from vitdeploy.quantization.probe import with_outputs
 
 PATCHES, BLOCKS = 4, 2

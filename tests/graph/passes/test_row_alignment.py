@@ -20,11 +20,10 @@ from tests.graph.small_graphs import (
 )
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.analysis.attention import find_attentions
-from vitdeploy.graph.analysis.linears import find_linears
-from vitdeploy.graph.passes.class_token import class_token_only
+from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.passes.optimize import OptimizeOptions, optimize
-from vitdeploy.graph.passes.row_alignment import align_rows
-from vitdeploy.graph.passes.token_merging import merge_tokens
+from vitdeploy.graph.passes.rows import align_rows
+from vitdeploy.graph.passes.tokens import class_token_only, merge_tokens
 from vitdeploy.graph.values import dim
 from vitdeploy.quantization.probe import with_outputs
 

@@ -13,14 +13,12 @@ from tests.graph.passes.test_row_alignment import READS, checked
 from tests.graph.passes.test_token_merging import PATCHES, vit
 from tests.graph.small_graphs import FORMS, WIDTH, Builder, random_feeds
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.analysis.linears import count_int8, find_linears
+from vitdeploy.graph.analysis.rows import count_int8, find_linears
 from vitdeploy.graph.edit import drop_unused
-from vitdeploy.graph.passes.row_alignment import align_rows
-from vitdeploy.graph.passes.row_split import complete_shapes, parts_of, split_rows, work_by_tokens
+from vitdeploy.graph.passes.rows import align_rows, complete_shapes, parts_of, split_rows, work_by_tokens
 from vitdeploy.graph.values import dim
 from vitdeploy.quantization.placement import place, shape
-from vitdeploy.quantization.ranges import Range
-from vitdeploy.quantization.scores import score_tensors
+from vitdeploy.quantization.ranges import Range, score_tensors
 
 TOKENS = PATCHES + 1
 

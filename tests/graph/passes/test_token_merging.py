@@ -23,10 +23,9 @@ from tests.graph.small_graphs import (
     weights,
 )
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.analysis.tokens import merge_points
-from vitdeploy.graph.passes.class_token import class_token_only
+from vitdeploy.graph.analysis.attention import merge_points
 from vitdeploy.graph.passes.optimize import OptimizeOptions, optimize
-from vitdeploy.graph.passes.token_merging import merge_tokens
+from vitdeploy.graph.passes.tokens import class_token_only, merge_tokens
 from vitdeploy.quantization.probe import with_outputs
 
 PATCHES, BLOCKS = 13, 4

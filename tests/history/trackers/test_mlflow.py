@@ -18,14 +18,13 @@ import pytest
 from tests.command_line import command_line, undisturbed
 from tests.history.made import MEASURED, START, bench_document, bench_rows, machine, report, stamped
 from vitdeploy.api.bench import Benchmark
-from vitdeploy.api.history import record, recorded
-from vitdeploy.api.tracking import report_to
+from vitdeploy.api.history import record, recorded, report_to
 from vitdeploy.errors import AnswersError, HostError, MissingPackageError
 from vitdeploy.history.files import append
 from vitdeploy.history.of_documents import row_of_canary, rows_of_report
-from vitdeploy.history.place import open_place
+from vitdeploy.history.row import open_place
 from vitdeploy.history.trackers.named import open_tracker
-from vitdeploy.history.trackers.outcome import Attached, Outcome
+from vitdeploy.history.trackers.trackers import Attached, Outcome
 
 pytest.importorskip("mlflow", reason="needs MLflow's client: pip install 'vitdeploy[mlflow]'")
 
@@ -246,7 +245,7 @@ def test_credentials_that_are_missing_are_named_by_their_variables(monkeypatch):
 
 
 def test_a_server_that_is_late_is_not_waited_for_without_end(monkeypatch):
-    monkeypatch.setattr("vitdeploy.history.trackers.tracker.PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr("vitdeploy.history.trackers.trackers.PATIENCE_SECONDS", 0.3)
     ended = threading.Event()
     with faulty(lambda handler: ended.wait(20)) as place:
         with pytest.raises(HostError, match="does not answer") as told:

@@ -9,9 +9,8 @@ import pytest
 from tests.history.made import MEASURED, START, bench_document, bench_rows, machine, report, stamped
 from tests.report.pages import compare_document, run_report, sweep_document
 from vitdeploy.api.bench import Benchmark
-from vitdeploy.api.history import record
-from vitdeploy.api.reporter import Reporter
-from vitdeploy.api.tracking import outcomes_of_history, outcomes_of_result, report_to
+from vitdeploy.api.history import outcomes_of_history, outcomes_of_result, record, report_to
+from vitdeploy.api.values import Reporter
 from vitdeploy.document.comparison import ComparisonDocument
 from vitdeploy.document.sweep import SweepDocument
 from vitdeploy.errors import AnswersError, InputError, OutputError
@@ -23,10 +22,10 @@ from vitdeploy.history.of_documents import (
     rows_of_report,
     rows_of_sweep,
 )
-from vitdeploy.history.place import open_place
+from vitdeploy.history.row import open_place
 from vitdeploy.history.trackers.bencher import metrics_of
 from vitdeploy.history.trackers.named import open_tracker
-from vitdeploy.history.trackers.outcome import Outcome, outcomes_of
+from vitdeploy.history.trackers.trackers import Outcome, outcomes_of
 from vitdeploy.spec import decode, encode
 
 ENGINE = "openvino-cpu-fp32"

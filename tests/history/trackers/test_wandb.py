@@ -13,14 +13,13 @@ import pytest
 
 from tests.history.made import MEASURED, START, bench_document, bench_rows, machine, report, stamped
 from vitdeploy.api.bench import Benchmark
-from vitdeploy.api.history import record
-from vitdeploy.api.tracking import report_to
+from vitdeploy.api.history import record, report_to
 from vitdeploy.errors import AnswersError, HostError, MissingPackageError
 from vitdeploy.history.files import append
 from vitdeploy.history.of_documents import row_of_canary, rows_of_report
-from vitdeploy.history.place import open_place
+from vitdeploy.history.row import open_place
 from vitdeploy.history.trackers.named import open_tracker
-from vitdeploy.history.trackers.outcome import Attached, Outcome
+from vitdeploy.history.trackers.trackers import Attached, Outcome
 
 pytest.importorskip("wandb", reason="needs the client: pip install 'vitdeploy[wandb]'")
 
@@ -186,7 +185,7 @@ def test_a_key_that_the_server_refuses_is_never_printed(tmp_path):
 
 def test_a_server_that_does_not_answer_is_told(monkeypatch):
     tracker = open_tracker("wandb")
-    monkeypatch.setattr("vitdeploy.history.trackers.tracker.PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("vitdeploy.history.trackers.trackers.PATIENCE_SECONDS", 0.2)
     ended = threading.Event()
     monkeypatch.setattr(tracker, "_has_key", lambda: ended.wait(20))
     monkeypatch.setattr(tracker, "_offline", False)

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from tests.models.vit_samples import SMALL, difference, images, randomised, timm_vit
-from vitdeploy.models.architectures.deit import DeiTConfig, DistilledVisionTransformer
-from vitdeploy.models.architectures.vit import VisionTransformer
-from vitdeploy.models.keys.vit_names import parse_deit, parse_vit
+from vitdeploy.models.architectures.vit import DeiTConfig, DistilledVisionTransformer, VisionTransformer
+from vitdeploy.models.keys.vit import parse_deit, parse_vit
 
 CONFIG = DeiTConfig(**{field.name: getattr(SMALL, field.name) for field in fields(SMALL)})
 VARIANTS = {

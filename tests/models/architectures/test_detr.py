@@ -8,10 +8,8 @@ import torch
 
 from tests.models.detr_reference import original_state, outputs_of, randomise, saved_state, small
 from tests.references import reference
-from vitdeploy.models.architectures.detr import DETR, DETRConfig, sine_positions
-from vitdeploy.models.architectures.detr_masks import GroupNorm
-from vitdeploy.models.architectures.resnet import ResNet, ResNetConfig
-from vitdeploy.models.checkpoints.load_state import load_state
+from vitdeploy.models.architectures.detr import DETR, DETRConfig, GroupNorm, ResNet, ResNetConfig, sine_positions
+from vitdeploy.models.checkpoints.fit import load_state
 from vitdeploy.models.families.detr import NAMES, build, parse, recognise, resize
 from vitdeploy.models.family import Hints
 from vitdeploy.models.keys.detr import _BACKBONE_RULES, _renamed

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.references import reference
-from vitdeploy.models.architectures.positions import resize_positions, sincos_2d, sinusoidal
+from vitdeploy.models.architectures.layers import resize_positions, sincos_2d, sinusoidal
 
 
 def test_sinusoidal_is_the_formula_of_the_paper():

@@ -10,7 +10,7 @@ from torch import nn
 from tests.parity import STEPS
 from vitdeploy.errors import CheckpointError, UnknownModelError
 from vitdeploy.models.architectures.transformer import MASKED, Transformer, TransformerConfig
-from vitdeploy.models.checkpoints.load_state import load_state
+from vitdeploy.models.checkpoints.fit import load_state
 from vitdeploy.models.families.transformer import NAMES, build, parse, recognise
 from vitdeploy.models.family import Hints
 

@@ -12,7 +12,7 @@ import torch
 from tests.models.vit_samples import SMALL, images, randomised
 from tests.parity import BATCHES, ENGINES, engine_runner
 from vitdeploy.exporter.torch_onnx import export_graph
-from vitdeploy.models.architectures.deit import DeiTConfig
+from vitdeploy.models.architectures.vit import DeiTConfig
 from vitdeploy.models.families.vit import DEIT_FAMILY, FAMILY
 from vitdeploy.spec import PreprocessSpec
 

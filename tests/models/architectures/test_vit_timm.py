@@ -11,7 +11,7 @@ from tests.models.vit_samples import SMALL, TIMM_FAMILIES, TIMM_VARIANTS, differ
 from tests.parity import family_of
 from tests.references import reference
 from vitdeploy.models.architectures.vit import EncoderBlock, VisionTransformer, ViTConfig
-from vitdeploy.models.keys.vit_names import parse_vit
+from vitdeploy.models.keys.vit import parse_vit
 
 TOLERANCE = 1e-10
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitdeploy.errors import CheckpointError, PickleError
-from vitdeploy.models.checkpoints.npz import is_npz, read_npz
+from vitdeploy.models.checkpoints.read import is_npz, read_npz
 
 DTYPES = ["float32", "float64", "float16", ">f4", "int64", "uint8", "bool"]
 

@@ -13,7 +13,7 @@ from torch import nn
 from vitdeploy.errors import CheckpointError, MissingFileError, NonFiniteWeightsError, PickleError
 from vitdeploy.models.architectures.vit import VisionTransformer
 from vitdeploy.models.catalog import find_or_raise
-from vitdeploy.models.checkpoints.load_state import load_state
+from vitdeploy.models.checkpoints.fit import load_state
 from vitdeploy.models.checkpoints.read import read_checkpoint
 from vitdeploy.models.load import load_model
 from vitdeploy.models.source import Source

@@ -19,7 +19,7 @@ from tests.references import reference
 from vitdeploy.exporter.torch_onnx import export_graph
 from vitdeploy.graph.io.files import save_graph
 from vitdeploy.models.load import load_model
-from vitdeploy.models.model_folder.objects import PROCESSOR_OF
+from vitdeploy.models.model_folder.folder import PROCESSOR_OF
 from vitdeploy.models.source import Source
 from vitdeploy.runtime.detection import detect
 

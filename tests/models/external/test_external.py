@@ -20,9 +20,8 @@ from vitdeploy.errors import (
     UserCodeError,
 )
 from vitdeploy.models.external import transformers
-from vitdeploy.models.libraries import library
 from vitdeploy.models.load import load_model
-from vitdeploy.models.source import Source
+from vitdeploy.models.source import Source, library
 
 HEAD = """
 import torch

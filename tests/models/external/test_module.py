@@ -12,8 +12,7 @@ from tests.references import reference
 from vitdeploy.errors import CheckpointError, UserCodeError
 from vitdeploy.exporter.torch_onnx import export_graph
 from vitdeploy.graph.io.files import serialised
-from vitdeploy.models.external.identity import identity_in_memory
-from vitdeploy.models.external.module import from_module
+from vitdeploy.models.external.module import from_module, identity_in_memory
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.spec import DepthSpec, PreprocessSpec, SegmentationSpec
 

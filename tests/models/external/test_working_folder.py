@@ -8,10 +8,9 @@ import sys
 
 import pytest
 
-from vitdeploy.cli.outside import outside_working_folder
+from vitdeploy.cli.options import outside_working_folder
 from vitdeploy.errors import UserCodeError
-from vitdeploy.models.external.function import from_function
-from vitdeploy.models.external.working_folder import WorkingFolder, shown_folder
+from vitdeploy.models.external.module import WorkingFolder, from_function, shown_folder
 from vitdeploy.models.load import load_model
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.measure import original_candidate

@@ -8,8 +8,7 @@ import torch
 from tests.models.detr_reference import DEPTHS, WIDTHS, original_state, saved_state, small
 from tests.references import reference
 from vitdeploy.errors import CheckpointError, UnknownModelError
-from vitdeploy.models.architectures.detr import DETRConfig
-from vitdeploy.models.architectures.resnet import ResNetConfig
+from vitdeploy.models.architectures.detr import DETRConfig, ResNetConfig
 from vitdeploy.models.families.detr import FAMILY, NAMES, build, describe, parse, preprocess, recognise, resize
 from vitdeploy.models.family import Hints
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec

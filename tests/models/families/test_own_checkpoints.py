@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from tests.models.vit_samples import SMALL
-from vitdeploy.models.architectures.deit import DeiTConfig
-from vitdeploy.models.architectures.detr import DETRConfig
-from vitdeploy.models.architectures.resnet import ResNetConfig
+from vitdeploy.models.architectures.detr import DETRConfig, ResNetConfig
 from vitdeploy.models.architectures.swin import SwinConfig
 from vitdeploy.models.architectures.transformer import TransformerConfig
+from vitdeploy.models.architectures.vit import DeiTConfig
 from vitdeploy.models.catalog import family_named
 from vitdeploy.models.load import load_model
 from vitdeploy.models.source import Source

@@ -18,10 +18,10 @@ from tests.models.vit_samples import (
 )
 from tests.references import reference
 from vitdeploy.errors import CheckpointError, UnknownModelError
-from vitdeploy.models.architectures.positions import RESAMPLING, sincos_2d
+from vitdeploy.models.architectures.layers import RESAMPLING, sincos_2d
 from vitdeploy.models.architectures.vit import VisionTransformer, ViTConfig
 from vitdeploy.models.families.vit import DEIT_FAMILY, FAMILY
-from vitdeploy.models.keys.vit_names import SIZES, parse_deit, parse_vit
+from vitdeploy.models.keys.vit import SIZES, parse_deit, parse_vit
 from vitdeploy.spec import PreprocessSpec, TensorSpec
 
 FAMILIES = {name: family for family in (FAMILY, DEIT_FAMILY) for name in family.names}

@@ -18,11 +18,10 @@ from tests.models.vit_samples import (
 )
 from tests.references import reference
 from vitdeploy.errors import CheckpointError
-from vitdeploy.models.architectures.deit import DeiTConfig, DistilledVisionTransformer
-from vitdeploy.models.architectures.vit import VisionTransformer, ViTConfig
+from vitdeploy.models.architectures.vit import DeiTConfig, DistilledVisionTransformer, VisionTransformer, ViTConfig
 from vitdeploy.models.families.vit import recognise_deit, recognise_vit
 from vitdeploy.models.family import Hints
-from vitdeploy.models.keys.vit_names import parse_deit, parse_vit
+from vitdeploy.models.keys.vit import parse_deit, parse_vit
 
 HINTS = Hints(heads=4, image_size=(32, 48))
 WIDE = ViTConfig((32, 32), 16, 3, width=192, depth=1, heads=3, num_classes=5)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitdeploy.models.architectures.deit import DeiTConfig, DistilledVisionTransformer
-from vitdeploy.models.architectures.vit import VisionTransformer
+from vitdeploy.models.architectures.vit import DeiTConfig, DistilledVisionTransformer, VisionTransformer
 from vitdeploy.models.family import Recognised
 
 

@@ -29,7 +29,7 @@ from vitdeploy.errors import CheckpointError
 from vitdeploy.exporter.torch_onnx import export_graph
 from vitdeploy.graph.io.files import save_graph
 from vitdeploy.models import catalog
-from vitdeploy.models.checkpoints.load_state import load_state
+from vitdeploy.models.checkpoints.fit import load_state
 from vitdeploy.models.families.rfdetr import FAMILY, NAMES
 from vitdeploy.models.family import Hints
 from vitdeploy.models.keys.rfdetr import RULES

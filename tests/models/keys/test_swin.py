@@ -14,7 +14,7 @@ from tests.references import reference
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.architectures.swin import SwinConfig, SwinTransformer
 from vitdeploy.models.architectures.vit import VisionTransformer, ViTConfig
-from vitdeploy.models.checkpoints.load_state import load_state
+from vitdeploy.models.checkpoints.fit import load_state
 from vitdeploy.models.families.swin import recognise, resize
 from vitdeploy.models.family import Hints
 

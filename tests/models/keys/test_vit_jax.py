@@ -13,7 +13,7 @@ from tests.models.keys.jax_layout import BIG_VISION, ORIGINAL, as_jax, stacked
 from tests.models.keys.proof import answer, loaded, randomise
 from tests.references import reference
 from vitdeploy.errors import CheckpointError
-from vitdeploy.models.checkpoints.npz import read_npz
+from vitdeploy.models.checkpoints.read import read_npz
 from vitdeploy.models.family import Hints
 from vitdeploy.models.keys.vit_jax import recognise
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from vitdeploy.errors import CheckpointError
-from vitdeploy.models.model_folder.generation import searched
+from vitdeploy.models.model_folder.folder import searched
 
 GIVEN = {"decoder_start_token_id": 1, "eos_token_id": 2, "max_length": 8}
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.references import reference
 from vitdeploy.errors import CheckpointError, HubError, MissingFileError, MissingPackageError
-from vitdeploy.models.model_folder.files import ModelFolder
+from vitdeploy.models.model_folder.folder import ModelFolder
 from vitdeploy.models.model_folder.hub import _tagged, is_hub_name, locate, pinned
 
 ROOT = Path(__file__).parents[3]

@@ -9,7 +9,7 @@ from tests.references import reference
 from vitdeploy.errors import CheckpointError, MissingFileError
 from vitdeploy.models.json_file import read_json
 from vitdeploy.models.model_folder import image_processor
-from vitdeploy.models.model_folder.config import timm_config
+from vitdeploy.models.model_folder.folder import labels_for, timm_config
 from vitdeploy.models.model_folder.image_processor import (
     CLIP_MEAN,
     CLIP_STD,
@@ -24,7 +24,6 @@ from vitdeploy.models.model_folder.image_processor import (
     transformers_preprocess,
     transformers_processor,
 )
-from vitdeploy.models.model_folder.labels import labels_for
 from vitdeploy.spec import PreprocessSpec
 
 SQUARE = (224, 224)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.references import reference
 from vitdeploy.errors import CheckpointError
-from vitdeploy.models.model_folder.labels import labels_for
+from vitdeploy.models.model_folder.folder import labels_for
 
 UNNAMED = "numbers are not those of classes"
 

@@ -11,8 +11,8 @@ import torch
 
 from tests.references import reference
 from vitdeploy.errors import CheckpointError
+from vitdeploy.models.model_folder.folder import PROCESSOR_OF, RULES, detector_size, reading_rule
 from vitdeploy.models.model_folder.image_processor import PROCESSORS
-from vitdeploy.models.model_folder.objects import PROCESSOR_OF, RULES, detector_size, reading_rule
 from vitdeploy.runtime.detection import detect
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitdeploy.data.containers import tables, tars, uris
-from vitdeploy.data.containers.listing import Listing
-from vitdeploy.data.containers.rows import ARROW, PARQUET
+from vitdeploy.data.containers.listing import ARROW, PARQUET, Listing
 from vitdeploy.errors import DataError, MissingFileError
 from vitdeploy.paths import is_dir, is_file
 

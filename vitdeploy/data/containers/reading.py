@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vitdeploy.data.containers.held import Container, Held, Part
-from vitdeploy.data.containers.rows import TableRow
+from vitdeploy.data.containers.listing import TableRow
 from vitdeploy.data.containers.uris import Uri
 from vitdeploy.runtime.preprocess import Pixels, load_image
 from vitdeploy.runtime.topdown import Box

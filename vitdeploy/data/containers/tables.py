@@ -22,15 +22,20 @@ from vitdeploy.data.containers.listing import (
     LABEL_COLUMNS,
     NO_LABELS,
     Classes,
+    Group,
     LabelColumn,
     Listing,
     Names,
+    Table,
+    TableRow,
     check_names,
     column_of,
     listed_names,
+    open_table,
     read_label,
+    require_pyarrow,
+    whole,
 )
-from vitdeploy.data.containers.rows import Group, Table, TableRow, open_table, require_pyarrow, whole
 from vitdeploy.errors import DataError
 from vitdeploy.limits import bounded
 from vitdeploy.publish import storage_errors

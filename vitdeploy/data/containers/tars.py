@@ -25,12 +25,12 @@ from vitdeploy.data.containers.listing import (
     LabelColumn,
     Listing,
     Names,
+    first_repeated,
     label_in_json,
     listed_names,
     read_label,
     same_label,
 )
-from vitdeploy.data.containers.repeated import first_repeated
 from vitdeploy.errors import DataError
 from vitdeploy.limits import bounded
 from vitdeploy.publish import storage_errors

@@ -28,10 +28,10 @@ from vitdeploy.data.containers.listing import (
     Listing,
     Names,
     column_of,
+    first_repeated,
     listed_names,
     read_label,
 )
-from vitdeploy.data.containers.repeated import first_repeated
 from vitdeploy.data.label_file import Repairs, read_text
 from vitdeploy.errors import DataError, ImageError, StorageError
 from vitdeploy.limits import bounded

@@ -26,8 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vitdeploy.benchmark.probes import ROOT, affinity, read_number, read_text
-from vitdeploy.benchmark.throttling import Reading, Throttle
+from vitdeploy.benchmark.machine import ROOT, Reading, Throttle, affinity, read_number, read_text
 
 LONGEST = 80
 PROGRAM_SECONDS = 10

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.energy import EnergyMeter
-from vitdeploy.benchmark.probes import affinity, clock_mhz, read_text, temperature, throttle_count
-from vitdeploy.benchmark.throttling import Throttle
+from vitdeploy.benchmark.machine import Throttle, affinity, clock_mhz, read_text, temperature, throttle_count
 from vitdeploy.compilation.backend import TargetState
 from vitdeploy.devices.agent.board import read_board
 from vitdeploy.devices.agent.documents import Probe

@@ -11,10 +11,9 @@ import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from vitdeploy.benchmark.candidate import BenchCandidate, engine_candidate
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.results import BenchRun
-from vitdeploy.benchmark.run import run_benchmark
+from vitdeploy.benchmark.run import BenchCandidate, engine_candidate, run_benchmark
 from vitdeploy.benchmark.tail import tail_of
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.devices.agent.documents import FORMAT, Golden, Job, Result, StageOptions, SwitchOptions, Tried
@@ -22,10 +21,9 @@ from vitdeploy.devices.agent.failures import explained
 from vitdeploy.devices.agent.releases import Deployment
 from vitdeploy.errors import HostError, VitdeployError
 from vitdeploy.runtime.choice import select_engines, usable_engines
-from vitdeploy.runtime.emulation import require_real_times
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import GoldenCheck, check_golden
-from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.host import describe_host, require_real_times
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import EngineSpec, Manifest, decode, encode
 

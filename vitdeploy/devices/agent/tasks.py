@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from vitdeploy.benchmark.candidate import engine_candidate
 from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.benchmark.run import against_last, run_benchmark
+from vitdeploy.benchmark.run import against_last, engine_candidate, run_benchmark
 from vitdeploy.benchmark.survey import surveyed
 from vitdeploy.bundle.read import file_sha256, read_bundle
 from vitdeploy.devices.agent.build import make_engine
@@ -16,9 +15,8 @@ from vitdeploy.devices.agent.failures import explained, failure
 from vitdeploy.devices.agent.rollout import stage, switch
 from vitdeploy.errors import VitdeployError
 from vitdeploy.runtime.canary import UNPROVEN, require_golden_answers
-from vitdeploy.runtime.emulation import require_real_times
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.host import describe_host, require_real_times
 from vitdeploy.spec import EngineSpec, FileEntry, decode, encode
 
 Progress = Callable[[str, int, int], None]

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.benchmark.machine_lock import MACHINE, described, holder
+from vitdeploy.benchmark.machine import MACHINE, described, holder
 from vitdeploy.devices.agent.state import Process, home
 
 LOOK_SECONDS = 0.25

@@ -8,9 +8,7 @@ import shutil
 from pathlib import Path
 
 from vitdeploy import __version__
-from vitdeploy.embed.golden import write_golden
-from vitdeploy.embed.source import Embedded, find_embedded, refuse_fit
-from vitdeploy.embed.templates import render
+from vitdeploy.embed.source import Embedded, find_embedded, refuse_fit, render, write_golden
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime.openvino import HALVES, PRECISION_HINTS
 from vitdeploy.spec import DepthSpec, ImageSpec, KeypointSpec, Postprocess, PostprocessSpec, SegmentationSpec

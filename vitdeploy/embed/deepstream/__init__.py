@@ -11,8 +11,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from vitdeploy import __version__
-from vitdeploy.embed.source import Embedded, find_embedded
-from vitdeploy.embed.templates import render
+from vitdeploy.embed.source import Embedded, find_embedded, render
 from vitdeploy.errors import CapabilityError
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec

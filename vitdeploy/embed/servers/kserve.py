@@ -10,8 +10,7 @@ from pathlib import Path
 
 from vitdeploy.embed.servers import ovms, triton
 from vitdeploy.embed.servers.layout import TASKS, TEMPLATES, find_serving, server_name, write_client
-from vitdeploy.embed.source import find_embedded
-from vitdeploy.embed.templates import render
+from vitdeploy.embed.source import find_embedded, render
 
 MANIFEST = "inference-service.yaml"
 

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from vitdeploy import __version__
-from vitdeploy.embed.source import Embedded
-from vitdeploy.embed.templates import render
+from vitdeploy.embed.source import Embedded, render
 from vitdeploy.errors import ManifestError
 from vitdeploy.runtime.answers import TASKS as IMAGE_TASKS
 from vitdeploy.runtime.flows import FLOWS

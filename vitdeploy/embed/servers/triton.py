@@ -18,8 +18,7 @@ from vitdeploy.embed.servers.layout import (
     server_name,
     write_client,
 )
-from vitdeploy.embed.source import Embedded, find_embedded
-from vitdeploy.embed.templates import render
+from vitdeploy.embed.source import Embedded, find_embedded, render
 from vitdeploy.spec import TensorSpec
 
 BACKENDS = {"onnxruntime-cpu": "onnxruntime", "openvino-cpu": "openvino"}

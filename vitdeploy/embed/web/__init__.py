@@ -12,16 +12,14 @@ from typing import Any
 import onnx_ir as ir
 
 from vitdeploy import __version__
-from vitdeploy.embed.golden import write_golden
-from vitdeploy.embed.source import Embedded, find_embedded, refuse_fit
-from vitdeploy.embed.templates import render
+from vitdeploy.embed.source import Embedded, find_embedded, refuse_fit, render, write_golden
 from vitdeploy.embed.web.pad import drawing_form
 from vitdeploy.errors import CapabilityError, GraphError
-from vitdeploy.graph.analysis.attention_views import AttentionViews, token_views
+from vitdeploy.graph.analysis.attention import AttentionViews, token_views
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.admit import admit
 from vitdeploy.graph.io.files import save_graph
-from vitdeploy.graph.passes.attention_outputs import add_rollout
+from vitdeploy.graph.passes.tokens import add_rollout
 from vitdeploy.runtime.golden import largest_difference
 from vitdeploy.spec import TensorSpec, encode
 

@@ -1,20 +1,31 @@
-"""Find attention: softmax over the keys of a product of two computed tensors, then its product with the values.
-
-    mix = softmax(f(Q K^T)) V          f: masks, position biases, factors that are equal along a row
-
-Source: arXiv 1706.03762, equation 1. The form is MatMul, Softmax, MatMul, as exporters write it; how the three operands
-come from linears is the business of `layout.py`.
-"""
+"""Attention, tokens and the residual stream in a graph."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
-from vitdeploy.graph.analysis.layout import reshape_sizes
-from vitdeploy.graph.values import floats_of, only_user
+from vitdeploy.errors import GraphError
+from vitdeploy.graph.analysis.rows import (
+    Linear,
+    Rows,
+    is_layout,
+    reshape_sizes,
+    rows_of_inputs,
+    selected_rows,
+    slice_bounds,
+)
+from vitdeploy.graph.values import ancestors, dim, floats_of, integers_of, is_constant, only_user, scalar_of
+
+# --- Find attention: softmax over the keys of a product of two computed tensors, then its product with the values -----
+# mix = softmax(f(Q K^T)) V          f: masks, position biases, factors that are equal along a row
+#
+# Source: arXiv 1706.03762, equation 1. The form is MatMul, Softmax, MatMul, as exporters write it; how the three
+# operands come from linears is the business of `layout.py`.
 
 
 @dataclass(frozen=True)
@@ -112,3 +123,518 @@ def _minus_infinity(value: ir.Value) -> bool:
 def _equal_along_rows(value: ir.Value) -> bool:
     array = floats_of(value)
     return array is not None and (array.ndim == 0 or array.shape[-1] == 1)
+
+
+# --- The weights of attention in a graph ------------------------------------------------------------------------------
+# how large they are, which of them say where a model looks, and whose rows.
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights softmax(Q K^T) of one attention: `queries` rows over `keys` columns, for each head.
+
+    windowed: the leading axis holds more than the batch and the heads, so rows see a part of the keys only.
+    learned: the queries are parameters, the same for every image (attention pooling, or object queries).
+    """
+
+    attention: Attention
+    queries: int
+    keys: int
+    windowed: bool
+    learned: bool
+
+    @property
+    def name(self) -> str:
+        """The module path that the exporter gave it."""
+        return str(self.attention.softmax.name).removesuffix("/Softmax")
+
+
+def find_weights(model: ir.Model) -> list[Weights]:
+    """The weights of all attentions whose sizes are known, in graph order. For a graph as `normalise` leaves it."""
+    found = []
+    batch = model.graph.inputs[0].shape[0] if model.graph.inputs and model.graph.inputs[0].shape else None
+    for attention in find_attentions(model):
+        shape = attention.softmax.outputs[0].shape
+        if shape is None or len(shape) < 3:
+            continue
+        queries, keys = shape[-2:]
+        if not isinstance(queries, int) or not isinstance(keys, int):
+            continue
+        # [batch, heads, queries, keys], or with batch and heads in one axis; windows are a factor of the first one.
+        windowed = len(shape) > 4 or (len(shape) == 4 and shape[0] != batch)
+        learned = next(ancestors(attention.query, past_sizes=False), None) is None
+        found.append(Weights(attention, queries, keys, windowed, learned))
+    return found
+
+
+def patch_grid(weights: Weights) -> tuple[int, int] | None:
+    """(rows, columns) of the patches that the keys come from: the size of what the nearest convolution above gives."""
+    for node in ancestors(weights.attention.key):
+        shape = node.outputs[0].shape if node.op_type == "Conv" else None
+        if shape is not None and len(shape) == 4:
+            rows, columns = shape[2], shape[3]
+            return (rows, columns) if isinstance(rows, int) and isinstance(columns, int) else None
+    return None
+
+
+def tokens_read(model: ir.Model, weights: Weights, first: int) -> tuple[int, ...]:
+    """The tokens among the `first` that are selected one by one after an attention: class token, distillation token.
+
+    () if all tokens are read alike, as in average pooling.
+    """
+    nodes = list(model.graph)
+    rows: set[int] = set()
+    for node in nodes[nodes.index(weights.attention.mix) :]:
+        value = node.inputs[0] if node.op_type in ("Gather", "Slice") else None
+        if value is not None and value.shape is not None and list(value.shape)[1:2] == [weights.queries]:
+            picked = _picked(node, weights.queries, len(value.shape))
+            rows |= set(picked) if picked and max(picked) < first else set()
+    return tuple(sorted(rows))
+
+
+@dataclass(frozen=True)
+class AttentionViews:
+    """The attentions of a graph that maps are made of. Rows `rows` of the last one are looked at.
+
+    grid: (rows, columns) of patches; prefix: how many tokens come before them. reader: whose rows these are, in words.
+    """
+
+    blocks: tuple[Weights, ...]
+    grid: tuple[int, int]
+    prefix: int
+    rows: tuple[int, ...]
+    reader: str
+
+    @property
+    def last(self) -> Weights:
+        return self.blocks[-1]
+
+
+def token_views(model: ir.Model, name: str) -> AttentionViews:
+    """The blocks of a model whose tokens are patches, after a few of its own (class, distillation, registers).
+
+    Args:
+        model: as `normalise` leaves it. name: of the bundle, for errors.
+
+    Raises:
+        GraphError: no attention over one grid of patches: none at all, inside windows, or over changing tokens.
+    """
+    found = find_weights(model)
+    grid = patch_grid(found[0]) if found else None
+    if not found or grid is None:
+        raise GraphError(
+            f"{name} has no attention over patches of the image",
+            found="no patch embedding by a convolution" if found else "no attention (Softmax between two MatMul)",
+            wanted="a Vision Transformer",
+        )
+    *before, last = found
+    tokens, patches = last.keys, grid[0] * grid[1]
+    small = [each for each in found if each.windowed or found[0].keys < patches]
+    if small:
+        raise GraphError(
+            f"{name} attends inside windows, so no token's attention covers the image",
+            found=f"{small[0].name}: rows of {small[0].keys} tokens, for {grid[0]}x{grid[1]} patches",
+            wanted="attention of every token to all patches, as in ViT, DeiT, DINOv2, CLIP or DETR",
+            fix="for Swin and its kin use occlusion or gradients on the PyTorch model instead",
+        )
+    if any(each.keys != tokens or (each is not last and each.queries != tokens) for each in found):
+        sizes = ", ".join(f"{each.queries}x{each.keys}" for each in found)
+        merged, aligned = tokens < found[0].keys, any(each.queries > each.keys for each in found)
+        options = [f"optimize.{name}" for name, on in (("token_merging", merged), ("align_rows", aligned)) if on]
+        raise GraphError(
+            f"the attentions of {name} are over different tokens, so there is no one map",
+            found=f"queries x keys: {sizes}",
+            wanted="the same tokens in every block",
+            fix=f"explain a bundle made without {' and '.join(options)}" if options else "",
+        )
+    prefix = tokens - patches
+    rows, reader = _rows_of_interest(model, last, prefix)
+    return AttentionViews((*before, last), grid, prefix, rows, reader)
+
+
+def _rows_of_interest(model: ir.Model, last: Weights, prefix: int) -> tuple[tuple[int, ...], str]:
+    """The queries whose attention makes the answer. Where `optimize` left some rows only, it is these."""
+    if last.learned:
+        return tuple(range(last.queries)), "last attention, read by the pooling query"
+    rows = tuple(range(last.queries)) if last.queries < last.keys else tokens_read(model, last, prefix)
+    if rows:
+        return rows, "last attention, read by the class token" if len(
+            rows
+        ) == 1 else f"last attention, read by {len(rows)} tokens"
+    return tuple(range(prefix, last.keys)), "last attention, read by all patches"
+
+
+def object_views(model: ir.Model, name: str) -> AttentionViews:
+    """The last attention from a decoder's object queries (arXiv 2005.12872) to the features of the image.
+
+    Raises:
+        GraphError: the object queries attend to points, or to nothing.
+    """
+    boxes = next((each for each in model.graph.outputs if each.name == "boxes"), None)
+    queries = boxes.shape[1] if boxes is not None and boxes.shape is not None else None
+    for weights in reversed(find_weights(model)):
+        grid = patch_grid(weights)
+        if (
+            grid is not None
+            and not weights.windowed
+            and (weights.queries, weights.keys) == (queries, grid[0] * grid[1])
+        ):
+            return AttentionViews(
+                (weights,), grid, 0, tuple(range(weights.queries)), "the decoder's last look at the image"
+            )
+    raise GraphError(
+        f"the decoder of {name} has no attention over the whole image",
+        found="no Softmax over all positions for each object query (deformable attention samples points)",
+        wanted="cross-attention as in DETR",
+    )
+
+
+def _picked(node: ir.Node, size: int, rank: int) -> list[int]:
+    """The rows along axis 1 that a Gather or Slice by constants reads; [] for any other."""
+    if node.op_type == "Gather":
+        indices = integers_of(node.inputs[1]) if node.attributes.get_int("axis", 0) % rank == 1 else None
+        return [index % size for index in indices or []]
+    bounds = slice_bounds(node)
+    if bounds is None or len(bounds) != 1 or bounds[0][0] % rank != 1:
+        return []
+    return list(range(size))[bounds[0][1]]
+
+
+# --- The tokens of a Vision Transformer's graph -----------------------------------------------------------------------
+# how many, which come before the patches, and what is computed of each.
+#
+# Nothing is changed here. A token axis is followed forwards through operations that work on each row alone
+# (`rowwise.py`), through attention, which reads tokens as queries, as keys and as values, and to selections of the
+# tokens before the patches, where it ends. Anything else depends on how many tokens there are.
+
+
+Mask = npt.NDArray[np.bool_]
+# Of residual streams and of what attention makes of them: [batch, tokens, channels] and [batch, heads, queries, keys].
+TOKENS, KEYS = 1, 3
+
+
+@dataclass(frozen=True)
+class MergePoint:
+    """A place between attention and MLP where tokens can be merged.
+
+    `block`: number of the attention in the graph, from 0. `before` and `after`: the residual stream in front of it, and
+    with its result added; both [batch, tokens, channels].
+    """
+
+    block: int
+    attention: Attention
+    before: ir.Value
+    after: ir.Value
+
+
+@dataclass(frozen=True)
+class MergePoints:
+    """`count` tokens, the first `prefix` of which (class, distillation, registers) are not patches; points by block."""
+
+    count: int
+    prefix: int
+    points: dict[int, MergePoint]
+
+
+@dataclass(frozen=True)
+class TokenFlow:
+    """The token axes of every tensor that holds something for each token, and the attentions to these tokens."""
+
+    axes: dict[ir.Value, set[int]]
+    attentions: list[Attention]
+
+
+class _Stopped(Exception):
+    """Why a token axis cannot be followed."""
+
+
+def merge_points(model: ir.Model) -> MergePoints:
+    """Find the places where tokens can be merged, in a graph in canonical form.
+
+    Raises:
+        GraphError: there are none. No attention of all tokens to each other; the number of tokens already changes; an
+            output, or an operation, depends on every token.
+    """
+    attentions = find_attentions(model)
+    streams = {block: (each, residual(each)) for block, each in enumerate(attentions)}
+    found = {i: MergePoint(i, each, *stream) for i, (each, stream) in streams.items() if stream is not None}
+    counts = dict.fromkeys(dim(each.softmax.outputs[0], -1) for each in attentions)
+    if not found or len(counts) > 1:
+        over = f"attention to {' and '.join(map(str, counts))} tokens" if counts else "no attention"
+        raise _refused(over, "self-attention to the same tokens in every block")
+    [count] = [dim(point.after, TOKENS) for point in found.values()][:1]
+    assert count is not None
+    first = next(iter(found.values()))
+    of_image = _of_image(first.before, TOKENS, count)
+    prefix = int(of_image.argmax())
+    if not of_image[prefix:].all():
+        raise _refused("tokens that are no patches behind or between those of the image", "them before the patches")
+    points, reason = {}, ""
+    for block, point in found.items():
+        try:
+            flow = follow(model, point.before, prefix)
+        except _Stopped as stop:
+            reason = reason or str(stop)
+        else:
+            if point.attention in flow.attentions and flow.axes.get(point.after) == {TOKENS}:
+                points[block] = point
+    if not points:
+        raise _refused(reason, "tokens that only attention, row-wise operations and the choice of a class token read")
+    return MergePoints(count, prefix, points)
+
+
+def follow(model: ir.Model, stream: ir.Value, prefix: int) -> TokenFlow:
+    """Everything that is computed of the tokens of `stream`, [batch, tokens, channels].
+
+    Raises:
+        _Stopped: they cannot be followed to the end.
+    """
+    flow, attentions = TokenFlow({stream: {TOKENS}}, []), find_attentions(model)
+    by_node = {node: each for each in attentions for node in (each.scores, each.softmax, each.mix)}
+    size = dim(stream, TOKENS)
+    assert size is not None
+    for node in model.graph:
+        axes = {
+            axis
+            for index, value in enumerate(node.inputs)
+            if value is not None
+            for own in flow.axes.get(value, ())
+            if (axis := _behind(node, index, own, size, prefix, flow, by_node.get(node))) is not None
+        }
+        if axes:
+            flow.axes.update((output, axes) for output in node.outputs)
+        if node in by_node and node is by_node[node].softmax and KEYS in axes:
+            flow.attentions.append(by_node[node])
+    for value in flow.axes:
+        if value.is_graph_output():
+            raise _Stopped(f"the output {value.name}, which holds something of each token")
+    return flow
+
+
+def _behind(
+    node: ir.Node, index: int, axis: int, size: int, prefix: int, flow: TokenFlow, attention: Attention | None
+) -> int | None:
+    """The axis of the outputs along which the tokens lie that one input holds along `axis`; None if they end."""
+    value = node.inputs[index]
+    assert value is not None and value.shape is not None
+    last = len(value.shape) - 1
+    if attention is not None and node is attention.scores and index == 1 and axis == last:
+        return _keys(node)
+    if attention is not None and node is attention.softmax and axis == last:
+        return _keys(node)
+    if attention is not None and node is attention.mix and axis == last - index:
+        other = node.inputs[1 - index]
+        if other is not None and other.shape is not None and len(other.shape) - 2 + index in flow.axes.get(other, ()):
+            return None
+    if index == 0 and reads_first(node, axis, prefix):
+        return None
+    for out in range(len(node.outputs[0].shape or ())):
+        rows = rows_of_inputs(node, out, size) if dim(node.outputs[0], out) == size else None
+        if rows is not None and rows.get(index) == axis:
+            for i, own in rows.items():
+                other = node.inputs[i]
+                if other is not None and own not in flow.axes.get(other, ()):
+                    raise _Stopped(f"{node.name}, where {other.name} holds a number for each token")
+            return out
+    raise _Stopped(f"{node.name} ({node.op_type}), which depends on every token")
+
+
+def _keys(node: ir.Node) -> int:
+    if len(node.outputs[0].shape or ()) != KEYS + 1:
+        raise _Stopped(f"{node.name}, where batch and heads share an axis")
+    return KEYS
+
+
+def reads_first(node: ir.Node, axis: int, count: int) -> bool:
+    """Whether a node selects some of the first `count` rows of its first input along `axis`, by indices that stay valid
+    whatever follows these rows."""
+    selected = selected_rows(node)
+    if selected is None or selected.axis != axis or not all(row < count for row in selected.rows):
+        return False
+    if node.op_type == "Slice":
+        return all(0 <= end <= count for _, cut in slice_bounds(node) or () for end in (cut.start, cut.stop))
+    return node.op_type == "Gather" and min(integers_of(node.inputs[1]) or [0]) >= 0
+
+
+def residual(attention: Attention) -> tuple[ir.Value, ir.Value] | None:
+    """(before, after): the operands [batch, tokens, channels] of the sum that adds the result of self-attention."""
+    weights = attention.softmax.outputs[0]
+    count, value = dim(weights, -1), attention.mix.outputs[0]
+    if count is None or dim(weights, -2) != count:
+        return None
+    while (node := only_user(value)) is not None:
+        others = [other for other in node.inputs if other is not value and other is not None]
+        if node.op_type == "Add" and len(others) == 1 and not is_constant(others[0], overridable=True):
+            after = node.outputs[0]
+            shapes = [list(each.shape or ()) for each in (others[0], after)]
+            fits = shapes[0][1:] == shapes[1][1:] and len(shapes[1]) == TOKENS + 2 and shapes[1][TOKENS] == count
+            return (others[0], after) if fits else None
+        value = node.outputs[0]
+    return None
+
+
+def _of_image(value: ir.Value, axis: int, size: int) -> Mask:
+    """Which rows along an axis of `size` depend on the content of a graph input, [size]. In a residual stream in front
+    of any attention these are the patches."""
+    if not _depends(value):
+        return np.zeros(size, bool)
+    node = value.producer()
+    if node is None:
+        return np.ones(size, bool)
+    if node.op_type == "Concat" and node.attributes.get_int("axis", 0) in (axis, axis - len(value.shape or ())):
+        return np.concatenate([_of_image(each, axis, dim(each, axis) or 0) for each in node.inputs if each is not None])
+    pads = integers_of(node.inputs[1]) if node.op_type == "Pad" and len(node.inputs) < 4 else None
+    if pads is not None and node.inputs[0] is not None:
+        before, behind = pads[axis], pads[axis + len(pads) // 2]
+        return np.pad(_of_image(node.inputs[0], axis, size - before - behind), (before, behind))
+    rows = rows_of_inputs(node, axis, size)
+    if rows is None:
+        return np.ones(size, bool)
+    found = np.zeros(size, bool)
+    for i, each in enumerate(node.inputs):
+        if each is not None:
+            found |= _of_image(each, axis=rows[i], size=size) if i in rows else _depends(each)
+    return found
+
+
+def _depends(value: ir.Value) -> bool:
+    """Whether a tensor depends on the content of a graph input, not on its size alone."""
+    values = [value, *(each for node in ancestors(value, past_sizes=False) for each in node.inputs if each is not None)]
+    return any(each.is_graph_input() for each in values)
+
+
+def _refused(found: str, wanted: str) -> GraphError:
+    return GraphError(
+        "the tokens of this graph cannot be merged", found=found, wanted=wanted, fix="leave token merging out"
+    )
+
+
+# --- The residual stream of a Transformer: everything that is added up in it, and what reads it -----------------------
+# Followed from one tensor of the stream through operations that do the same to any combination of its channels, to what
+# writes it (linears, convolutions, constants) and to what reads it (norms, linears).
+
+
+# Beside layout operations: what is linear, and the same for each channel.
+_LINEAR = ("Add", "Concat", "Expand", "Pad", "ReduceMean", "ReduceSum", "Sub")
+
+
+@dataclass
+class ResidualStream:
+    """`axes`: of every tensor the axis of its channels; `constants`: the inputs of nodes that are constants, with that
+    axis; `writers` and `readers`: the linears and convolutions, by node, whose outputs and inputs are such tensors;
+    `norms`: the layer normalisations over the channels."""
+
+    width: int
+    axes: dict[ir.Value, int]
+    constants: dict[tuple[ir.Node, int], int] = field(default_factory=dict)
+    writers: set[ir.Node] = field(default_factory=set)
+    readers: set[ir.Node] = field(default_factory=set)
+    norms: list[ir.Node] = field(default_factory=list)
+
+
+class Stopped(Exception):
+    """Something reads or writes the stream that is not known to treat all its channels alike."""
+
+
+def find_stream(linears: Sequence[Linear], model: ir.Model) -> ResidualStream | None:
+    """The residual stream of the blocks with self-attention, as a whole; None if there is none over a fixed number
+    of tokens, or where anything but norms and linears reads it (an output of the graph, a concatenation of channels),
+    or anything but linears, convolutions and constants writes it (norms behind the sum, or in front of the first
+    block)."""
+    start = next((found[0] for each in find_attentions(model) if (found := residual(each)) is not None), None)
+    width = dim(start, -1)
+    if start is None or width is None:
+        return None
+    try:
+        return _follow(linears, start, width)
+    except Stopped:
+        return None
+
+
+def _follow(linears: Sequence[Linear], start: ir.Value, width: int) -> ResidualStream:
+    """Everything that is part of the stream if `start` [..., width] is."""
+    by_output = {linear.output: linear for linear in linears}
+    by_node = {linear.node: linear for linear in linears}
+    stream, rest = ResidualStream(width, {}), [(start, len(start.shape or ()) - 1)]
+    while rest:
+        value, axis = rest.pop()
+        if value in stream.axes:
+            if stream.axes[value] != axis:
+                raise Stopped
+            continue
+        stream.axes[value] = axis
+        if value.is_graph_output():
+            raise Stopped
+        linear = by_output.get(value)
+        rest += _written(stream, value, axis) if linear is None else []
+        if linear is not None:
+            if axis != (1 if linear.kind == "conv" else last_axis(value)) or linear.groups > 1:
+                raise Stopped
+            stream.writers.add(linear.node)
+        for node, index in value.uses():
+            if node.op_type == "LayerNormalization" and index == 0 and axis == last_axis(value):
+                stream.norms.append(node)
+            elif reads(by_node.get(node), value, axis):
+                stream.readers.add(node)
+            elif node.op_type != "Shape":
+                rest += behind(node, index, axis, width)
+    return stream
+
+
+def _written(stream: ResidualStream, value: ir.Value, axis: int) -> list[tuple[ir.Value, int]]:
+    """The tensors, with their channel axes, from which an operation computes `value`; constants are noted."""
+    node = value.producer()
+    rows = _commutes(node, axis, stream.width) if node is not None else None
+    if node is None or rows is None:
+        raise Stopped
+    operands = [(output, axis) for output in node.outputs]
+    for index, own in rows.items():
+        operand = node.inputs[index]
+        assert operand is not None
+        if not is_constant(operand, overridable=True):
+            operands.append((operand, own))
+        elif floats_of(operand) is not None and dim(operand, own) == stream.width:
+            stream.constants[node, index] = own
+        else:
+            raise Stopped
+    return operands
+
+
+def behind(node: ir.Node, index: int, axis: int, width: int) -> list[tuple[ir.Value, int]]:
+    """The outputs of a node that does the same to any combination of one input's channels, with the axis of theirs.
+
+    Raises:
+        Stopped: it does not.
+    """
+    for out in range(len(node.outputs[0].shape or ())):
+        rows = _commutes(node, out, width) if dim(node.outputs[0], out) == width else None
+        if rows is not None and rows.get(index) == axis:
+            return [(output, out) for output in node.outputs]
+    raise Stopped
+
+
+def _commutes(node: ir.Node, axis: int, width: int) -> Rows | None:
+    """The axes of the inputs' channels, if the operation does the same to any combination of channels."""
+    if node.domain or not (is_layout(node) or node.op_type in _LINEAR):
+        return None
+    if node.op_type == "Expand":
+        ranks = [len(value.shape or ()) if value is not None else 0 for value in (node.inputs[0], node.outputs[0])]
+        own = axis + ranks[0] - ranks[1]
+        return {0: own} if dim(node.inputs[0], own) == width and own >= 0 else None
+    if node.op_type == "Pad":
+        pads = integers_of(node.inputs[1]) if len(node.inputs) < 4 else None
+        filled = len(node.inputs) > 2 and node.inputs[2] is not None and scalar_of(node.inputs[2]) != 0
+        inside = pads is not None and pads[axis] == pads[axis + len(pads) // 2] == 0
+        return {0: axis} if inside and not filled else None
+    rows = rows_of_inputs(node, axis, width)
+    broadcast = node.op_type in ("Add", "Sub") and rows is not None and len(rows) < len(node.inputs)
+    return None if broadcast else rows
+
+
+def reads(linear: Linear | None, value: ir.Value, axis: int) -> bool:
+    """Whether a linear sums up along this axis of the value."""
+    return linear is not None and linear.kind == "matmul" and linear.input is value and axis == last_axis(value)
+
+
+def last_axis(value: ir.Value) -> int:
+    return len(value.shape or ()) - 1

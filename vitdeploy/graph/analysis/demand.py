@@ -16,10 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from vitdeploy.graph.analysis import budget
-from vitdeploy.graph.analysis.budget import Budget, label
-from vitdeploy.graph.analysis.effort import effort
-from vitdeploy.graph.analysis.work import MATMULS, STANDARD, UnknownSize
+from vitdeploy.graph.analysis import work as budget
+from vitdeploy.graph.analysis.work import MATMULS, STANDARD, Budget, UnknownSize, effort, label
 from vitdeploy.graph.shapes.infer import CONTENT_LIMIT, INTEGERS, Contents, Facts
 from vitdeploy.graph.shapes.operators import Operators
 from vitdeploy.graph.shapes.sizes import Dims

@@ -1,10 +1,8 @@
-"""Bring a graph, ours or made by others, into the one form that the later passes know: the canonical form.
-
-Each row of `PASSES` says its part of it. In all of them constants are initializers.
-"""
+"""The one form of a graph."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,27 +10,279 @@ from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import NameFixPass
+from onnx_ir.passes.common import LiftConstantsToInitializersPass, NameFixPass, RemoveUnusedNodesPass
+from onnxscript import optimizer
 
-from vitdeploy.graph.analysis.linears import name_apart
-from vitdeploy.graph.canonical.attention import canonical_attention
-from vitdeploy.graph.canonical.convolution import fold_into_convolutions
-from vitdeploy.graph.canonical.folding import fold_constant_norms, fold_constants, lift_constants
-from vitdeploy.graph.canonical.free_sizes import SizeChain
-from vitdeploy.graph.canonical.gather import flatten_gathers
-from vitdeploy.graph.canonical.gelu import fuse_gelu
-from vitdeploy.graph.canonical.layer_norm import fuse_layer_norm, norm_before_heads
-from vitdeploy.graph.canonical.matmul import einsum_to_matmul, gemm_to_matmul
-from vitdeploy.graph.canonical.moments import fuse_moments
-from vitdeploy.graph.canonical.redundant import remove_redundant
-from vitdeploy.graph.canonical.shapes import resolve_shapes
-from vitdeploy.graph.canonical.stacks import unstack
+from vitdeploy.errors import GraphError
+from vitdeploy.graph.analysis.rows import name_apart
+from vitdeploy.graph.canonical.norms import fuse_gelu, fuse_layer_norm, fuse_moments, norm_before_heads
+from vitdeploy.graph.canonical.products import (
+    canonical_attention,
+    einsum_to_matmul,
+    flatten_gathers,
+    fold_into_convolutions,
+    gemm_to_matmul,
+)
+from vitdeploy.graph.canonical.shapes import SizeChain, resolve_shapes, settle_views, unstack
+from vitdeploy.graph.canonical.uniform import is_made_of_constants, sink_expand_of_constant
 from vitdeploy.graph.canonical.upgrade import upgrade_opset
-from vitdeploy.graph.canonical.views import settle_views
-from vitdeploy.graph.edit import Names, drop_unused, replace
+from vitdeploy.graph.edit import Names, bypass, drop_unused, replace
 from vitdeploy.graph.shapes.infer import Inference
 from vitdeploy.graph.shapes.operators import Operators
-from vitdeploy.graph.values import producer, scalar_of
+from vitdeploy.graph.shapes.sizes import UNKNOWN, Dims, Unknown, broadcast, product
+from vitdeploy.graph.values import array_of, is_constant, operands, producer, scalar_of
+
+# --- Constant folding: replace what depends on constants alone by its value -------------------------------------------
+
+
+# Constants up to this size are computed at export: the largest are position embeddings, not weights.
+FOLD_ELEMENTS = 1 << 26
+# Operators that are computed element by element in Python, about 10^5 elements a second; and how many each may have.
+SLOW = frozenset(
+    {
+        *("AveragePool", "Conv", "ConvTranspose", "GridSample", "LRN", "LpPool", "MaxPool", "NonMaxSuppression"),
+        *("Resize", "RoiAlign", "ScatterElements", "ScatterND", "Unique", "Upsample"),
+    }
+)
+SLOW_ELEMENTS = 1 << 20
+
+
+def lift_constants(model: ir.Model) -> None:
+    """Constant nodes become initializers, in place."""
+    if any(node.op_type == "Constant" for node in model.graph):
+        LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+
+
+def fold_constants(model: ir.Model, known: Inference) -> None:
+    """Compute what depends on constants alone; the results are initializers."""
+
+    def fits(node: ir.Node) -> bool | None:
+        for value in node.inputs:  # onnxscript lists in each constant all that are behind it: quadratic in a chain
+            if value is not None:
+                value.meta.pop(optimizer.FOLDED_FROM_KEY, None)
+        for output in node.outputs:
+            dims = known.dims_of(output)
+            size = product(dims) if dims is not None else UNKNOWN
+            if not isinstance(size, int) or size > (SLOW_ELEMENTS if node.op_type in SLOW else FOLD_ELEMENTS):
+                return False
+        return None
+
+    logger = logging.getLogger("onnxscript")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it warns of each operator with several outputs, which concerns no user
+    try:
+        with np.errstate(all="ignore"):
+            optimizer.fold_constants(
+                model,
+                onnx_shape_inference=False,
+                input_size_limit=FOLD_ELEMENTS,
+                output_size_limit=FOLD_ELEMENTS,
+                should_fold=fits,
+            )
+    except Exception as error:  # a node that no runtime could run either; the folding wraps whatever it meets
+        cause = error
+        while cause.__cause__ is not None and isinstance(cause.__cause__, Exception):
+            cause = cause.__cause__
+        raise GraphError(
+            "a constant of the graph cannot be computed", found=str(cause).splitlines()[0][:200] if str(cause) else ""
+        ) from None
+    finally:
+        logger.setLevel(level)
+    lift_constants(model)
+    RemoveUnusedNodesPass()(model)
+
+
+def fold_constant_norms(model: ir.Model) -> int:
+    """LayerNormalization of constants becomes a constant. In place; returns how many.
+
+    onnxscript's folding leaves it: it computes no operator with several outputs. DETR's first decoder block begins so:
+    its queries see each other before they see an image.
+
+    Source: the ONNX operator's specification, y = (x - mean) / sqrt(variance + epsilon) * scale + bias over the axes
+    from `axis` on, computed in float64 here.
+    """
+    changed = 0
+    for node in list(model.graph):
+        if node.op_type != "LayerNormalization" or node.domain != "":
+            continue
+        x, scale, *rest = (array_of(value) for value in node.inputs)
+        bias = rest[0] if rest else None
+        whole = (
+            x is not None and scale is not None and (len(node.inputs) < 3 or node.inputs[2] is None or bias is not None)
+        )
+        if not whole or any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
+            continue
+        assert x is not None and scale is not None
+        axis = node.attributes.get_int("axis", -1) % x.ndim
+        axes, values = tuple(range(axis, x.ndim)), x.astype(np.float64)
+        centred = values - values.mean(axis=axes, keepdims=True)
+        deviation = np.sqrt((centred**2).mean(axis=axes, keepdims=True) + node.attributes.get_float("epsilon", 1e-5))
+        result = centred / deviation * scale + (0 if bias is None else bias)
+        folded = Names(model).constant(result.astype(x.dtype), f"{node.name}.folded")
+        ir.convenience.replace_all_uses_with(node.outputs[0], folded, replace_graph_outputs=True)
+        model.graph.remove(node, safe=True)
+        changed += 1
+    return changed
+
+
+# --- Nodes that compute what is there already -------------------------------------------------------------------------
+# views of the same shape, neutral constants, Expands before broadcasting.
+
+
+# x op c = x for this constant; for the first two also c op x.
+NEUTRAL = {"Add": 0.0, "Mul": 1.0, "Sub": 0.0, "Div": 1.0}
+# Elementwise operators that broadcast all their inputs.
+BROADCASTING = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "And", "Or", "Equal", "Where", "Greater", "Less"}
+)
+
+
+def remove_redundant(model: ir.Model, known: Inference, chain: SizeChain, *, masks: bool = False) -> int:
+    """Bypass every node that, according to `known`, returns an input unchanged. Returns how many were removed.
+
+    `masks`: the graph counts the pixels of a mask, so that all is moved in front of an Expand that may be. In others
+    only what masks of scores need is: what is learned, as queries, stays where its exporter expands it.
+    """
+    count = 0
+    for node in list(model.graph):
+        if node.domain != "" or not node.outputs or any(output.uses() for output in node.outputs[1:]):
+            continue
+        source = _unchanged(known, node)
+        same = source is not None and source.dtype == node.outputs[0].dtype
+        bypassed = same and source is not None and bypass(node, source)
+        count += (
+            bypassed
+            or _sink_expand(model, known, chain, node, masks)
+            or sink_expand_of_constant(model, known, chain, node, masks)
+        )
+    return count
+
+
+def _unchanged(known: Inference, node: ir.Node) -> ir.Value | None:
+    """The input that the node returns as it is, if it does."""
+    operator, data = node.op_type, node.inputs[0] if node.inputs else None
+    if operator in NEUTRAL:
+        for x, c in _orders(node):
+            array = array_of(c)
+            neutral = array is not None and array.size > 0 and array.dtype.kind == "f"
+            if neutral and np.all(array == NEUTRAL[operator]) and _same(known, x, node.outputs[0]):
+                return x
+        return None
+    if operator == "Where":  # a mask that hides nothing, or everything
+        condition = array_of(data)
+        if condition is None or condition.size == 0 or condition.any() != condition.all():
+            return None
+        kept = node.inputs[1 if condition.all() else 2]
+        return kept if _same(known, kept, node.outputs[0]) else None
+    rule = _RULES.get(operator)
+    return data if rule is not None and data is not None and rule(known, node) else None
+
+
+def _orders(node: ir.Node) -> tuple[tuple[ir.Value, ir.Value], ...]:
+    pair = operands(node, node.op_type)
+    if pair is None:
+        return ()
+    return (pair, pair[::-1]) if node.op_type in ("Add", "Mul") else (pair,)
+
+
+def _same(known: Inference, a: ir.Value | None, b: ir.Value | None) -> bool:
+    dims = known.dims_of(a)
+    return dims is not None and dims == known.dims_of(b) and not any(isinstance(size, Unknown) for size in dims)
+
+
+def _same_shape(known: Inference, node: ir.Node) -> bool:
+    return _same(known, node.inputs[0], node.outputs[0])
+
+
+def _whole_slice(known: Inference, node: ir.Node) -> bool:
+    """All of every axis: nothing is cut off, and no axis runs backwards."""
+    steps = known.contents_of(node.inputs[4]) if len(node.inputs) > 4 else None
+    forwards = len(node.inputs) < 5 or (steps is not None and all(step == 1 for step in steps))
+    return forwards and _same_shape(known, node)
+
+
+def _same_type(known: Inference, node: ir.Node) -> bool:
+    source = node.inputs[0]
+    return source is not None and source.dtype is not None and int(source.dtype) == node.attributes.get_int("to", 0)
+
+
+def _inference_dropout(known: Inference, node: ir.Node) -> bool:
+    training = array_of(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else np.False_
+    return training is not None and not np.any(training)
+
+
+def _no_padding(known: Inference, node: ir.Node) -> bool:
+    pads = known.contents_of(node.inputs[1]) if len(node.inputs) > 1 else None
+    return pads is not None and all(size == 0 for size in pads)
+
+
+def _identity_transpose(known: Inference, node: ir.Node) -> bool:
+    perm = node.attributes.get_ints("perm", ())
+    return len(perm) > 0 and list(perm) == sorted(perm)
+
+
+_RULES: dict[str, Callable[[Inference, ir.Node], bool]] = {
+    "Identity": lambda known, node: True,
+    "Dropout": _inference_dropout,
+    "Cast": _same_type,
+    "Concat": lambda known, node: len(node.inputs) == 1,
+    "Pad": _no_padding,
+    "Transpose": _identity_transpose,
+    "Slice": _whole_slice,
+    "Reshape": _same_shape,
+    "Flatten": _same_shape,
+    "Expand": _same_shape,
+    "Squeeze": _same_shape,
+    "Unsqueeze": _same_shape,
+}
+
+
+def _sink_expand(model: ir.Model, known: Inference, chain: SizeChain, node: ir.Node, masks: bool) -> bool:
+    """Bypass an Expand if an elementwise operator broadcasts its data to the same result anyway.
+
+    If all other inputs are constants, the Expand moves behind the operator, so that a mask or a size that is the same
+    for the whole batch becomes a constant.
+    """
+    if node.op_type not in BROADCASTING or len(node.outputs) != 1:
+        return False
+    found = next(((i, e) for i, v in enumerate(node.inputs) if (e := producer(v, "Expand")) is not None), None)
+    if found is None:
+        return False
+    index, expand = found
+    data = expand.inputs[0]
+    inputs = [data if i == index else value for i, value in enumerate(node.inputs)]
+    shapes = [known.dims_of(value) for value in inputs]
+    wanted = known.dims_of(node.outputs[0])
+    if data is None or wanted is None or any(shape is None for shape in shapes):
+        return False
+    combined = broadcast(*(shape for shape in shapes if shape is not None))
+    if _equal(combined, wanted):
+        node.replace_input_with(index, data)
+        return True
+    others = [value for i, value in enumerate(node.inputs) if i != index]
+    constant = is_made_of_constants if masks else is_constant
+    if not constant(data) or not all(map(constant, others)):
+        return False
+    same = known.dims_of(expand.outputs[0]) == wanted
+    target = expand.inputs[1] if same else chain.vector(wanted) if masks else None
+    if target is None:
+        return False
+    inner = ir.node(node.op_type, inputs, attributes=dict(node.attributes))
+    inner.outputs[0].type = node.outputs[0].type
+    whole = ir.node("Expand", [inner.outputs[0], target])
+    if masks:  # for what follows in the same round
+        known.dims[inner.outputs[0]], known.dims[whole.outputs[0]] = combined, wanted
+    replace(model, node, [inner, whole])
+    return True
+
+
+def _equal(a: Dims, b: Dims) -> bool:
+    return a == b and not any(isinstance(size, Unknown) for size in a)
+
+
+# --- Bring a graph, ours or made by others, into the one form that the later passes know: the canonical form ----------
+# Each row of `PASSES` says its part of it. In all of them constants are initializers.
+
 
 # The oldest opset that has all operators of the canonical form except Gelu, and what an older graph is raised to.
 LOWEST_OPSET, OPSET = 18, 20

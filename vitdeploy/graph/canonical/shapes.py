@@ -1,22 +1,122 @@
-"""Shapes as constants: no node computes what is known, and a free size is read from the graph's input, once.
-
-A Reshape takes its shape from a constant, -1 for the size that is free; whatever else needs a free size (the Expand of
-a class token) takes it from one chain Shape(input, start, end) -> [Mul] -> Concat, shared by all.
-"""
+"""Shapes in one form: views, stacks, free sizes."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.canonical.free_sizes import SizeChain
-from vitdeploy.graph.canonical.gather import viewed
-from vitdeploy.graph.edit import Names, replace
+from vitdeploy.graph.canonical.products import viewed
+from vitdeploy.graph.edit import Names, bypass, replace
 from vitdeploy.graph.shapes.infer import ARITHMETIC, Inference
-from vitdeploy.graph.shapes.sizes import Dims, view_shape
-from vitdeploy.graph.values import array_of
+from vitdeploy.graph.shapes.sizes import Dims, Extent, Size, Unknown, view_shape
+from vitdeploy.graph.values import (
+    array_of,
+    floats_of,
+    integers_of,
+    is_constant,
+    only_user,
+    operands,
+    producer,
+    rank_of,
+    stem,
+)
+
+# --- Sizes that only the graph's inputs know, such as the batch, as short and shared as they can be computed ----------
+
 
 INT64 = ir.DataType.INT64
+
+
+class SizeChain:
+    """Makes Shape(input, start, end), its multiples and their Concat, each only once, at the head of the graph.
+
+    What the graph has in this form already is used again.
+    """
+
+    def __init__(self, model: ir.Model, known: Inference) -> None:
+        self._model = model
+        self._last: ir.Node | None = None
+        self._made: dict[Dims, ir.Value] = {}
+        self._origins: dict[str, tuple[ir.Value, int]] = {}
+        for value in model.graph.inputs:
+            for axis, size in enumerate(known.dims_of(value) or ()):
+                if isinstance(size, Size) and value.name not in model.graph.initializers:
+                    self._origins.setdefault(str(size), (value, axis))
+
+        for node in model.graph:
+            for output in node.outputs:
+                if output in known.contents and self.is_canonical(output):
+                    self._made.setdefault(tuple(known.contents[output]), output)
+
+    def is_canonical(self, value: ir.Value) -> bool:
+        """A Concat of constants and sizes of inputs, or one such size."""
+        node = value.producer()
+        if node is not None and node.op_type == "Concat":
+            return all(_is_size_of_input(part) or is_constant(part) for part in node.inputs)
+        return _is_size_of_input(value)
+
+    def vector(self, entries: Dims) -> ir.Value | None:
+        """An int64 [n] value that holds `entries`; None if a size in it is not one of the inputs'."""
+        if entries in self._made:
+            return self._made[entries]
+        parts = []
+        for entry in entries:
+            part = self._entry(entry)
+            if part is None:
+                return None
+            parts.append(part)
+        value = parts[0] if len(parts) == 1 else self._append("Concat", parts, axis=0)
+        self._made[entries] = value
+        return value
+
+    def _entry(self, entry: Extent) -> ir.Value | None:
+        if isinstance(entry, Unknown):
+            return None
+        if (entry,) in self._made:
+            return self._made[(entry,)]
+        if isinstance(entry, int):
+            value = Names(self._model).constant(np.array([entry], np.int64), f"size_{entry}")
+        elif len(entry.names) > 1 or entry.names[0] not in self._origins:
+            return None
+        elif entry.factor == 1:
+            source, axis = self._origins[entry.names[0]]
+            value = self._append("Shape", [source], start=axis, end=axis + 1)
+        else:
+            one, factor = self._entry(Size(1, entry.names)), self._entry(entry.factor)
+            assert one is not None and factor is not None
+            value = self._append("Mul", [one, factor])
+        self._made[(entry,)] = value
+        return value
+
+    def _append(self, operator: str, inputs: Sequence[ir.Value], **attributes: int) -> ir.Value:
+        node = Names(self._model).node(operator, inputs, f"sizes/{operator}_{len(self._made)}", attributes)
+        value = node.outputs[0]
+        value.dtype = INT64
+        if self._last is None:
+            self._model.graph.insert_before(self._model.graph[0], node)
+        else:
+            self._model.graph.insert_after(self._last, node)
+        self._last = node
+        return value
+
+
+def _is_size_of_input(value: ir.Value | None) -> bool:
+    node = value.producer() if value is not None else None
+    return (
+        node is not None
+        and node.op_type == "Shape"
+        and node.inputs[0] is not None
+        and node.inputs[0].is_graph_input()
+        and {"start", "end"} <= node.attributes.keys()
+    )
+
+
+# --- Shapes as constants: no node computes what is known, and a free size is read from the graph's input, once --------
+# A Reshape takes its shape from a constant, -1 for the size that is free; whatever else needs a free size (the Expand
+# of a class token) takes it from one chain Shape(input, start, end) -> [Mul] -> Concat, shared by all.
 
 
 def resolve_shapes(model: ir.Model, known: Inference, chain: SizeChain) -> int:
@@ -116,3 +216,230 @@ def _free_sizes(model: ir.Model, known: Inference, chain: SizeChain) -> int:
                     node.replace_input_with(index, short)
                     count += 1
     return count
+
+
+# --- Views that stand where the canonical form has none: between a product and its bias, and around a product ---------
+# Keras' layers write a product on rows of a matrix, [batch tokens, in], or on heads, and add the bias behind the
+# Reshape that follows; converters of Einsum to MatMul give the product one batch axis, of all that it had. Numbers stay
+# the same, bit by bit: only views and where the bias is added change.
+
+
+KEY = [0, 2, 1]
+
+
+def settle_views(model: ir.Model) -> int:
+    """Rewrite all three constructs, in place. Returns how many."""
+    nodes = list(model.graph)
+    if not any(node.op_type == "MatMul" for node in nodes):
+        return 0
+    known, count = Inference(model), 0
+    for node in nodes:
+        if node.op_type == "Add" and node.graph is not None:
+            count += _bias_before_view(model, known, node)
+    for node in nodes:
+        if node.op_type in ("Reshape", "Squeeze") and node.graph is not None:
+            count += _product_of_heads(model, known, node)
+    for node in nodes:
+        if node.op_type == "Reshape" and node.graph is not None:
+            count += _rows_kept(known, node)
+    if count:
+        Inference(model)  # shapes of what is new
+    return count
+
+
+def _bias_before_view(model: ir.Model, known: Inference, add: ir.Node) -> bool:
+    """Reshape(x W) + b becomes Reshape(x W + b), where the last axes are those of W's output and b is theirs alone."""
+    pair = operands(add, "Add")
+    for view, constant in (pair, pair[::-1]) if pair is not None else ():
+        reshape, bias = producer(view, "Reshape"), floats_of(constant)
+        product = producer(reshape.inputs[0], "MatMul") if reshape is not None else None
+        if reshape is None or product is None or bias is None or only_user(view) is not add:
+            continue
+        weight, dims = floats_of(product.inputs[1]), known.dims_of(view)
+        if weight is None or weight.ndim != 2 or dims is None or only_user(product.outputs[0]) is not reshape:
+            continue
+        vector = _vector(bias, dims, weight.shape[1])
+        if vector is None or known.dims_of(add.outputs[0]) != dims:
+            continue
+        names = Names(model)
+        summed = names.node(
+            "Add", [product.outputs[0], names.constant(vector, f"{stem(product)}.bias")], f"{stem(product)}/Add_bias"
+        )
+        summed.outputs[0].type, summed.outputs[0].shape = view.type, product.outputs[0].shape
+        before = known.dims_of(product.outputs[0])
+        if before is not None:
+            known.dims[summed.outputs[0]] = before
+        model.graph.insert_after(product, summed)
+        reshape.replace_input_with(0, summed.outputs[0])
+        return bypass(add, view)
+    return False
+
+
+def _vector(bias: np.ndarray, dims: Dims, width: int) -> np.ndarray | None:
+    """[width] of a bias on the last axes of a tensor of `dims`, which together are `width`; None if it is none."""
+    axes, size = 0, 1
+    while size < width and axes < len(dims):
+        axes += 1
+        last = dims[-axes]
+        if not isinstance(last, int):
+            return None
+        size *= last
+    if size != width or bias.ndim > len(dims) or any(side != 1 for side in bias.shape[: max(bias.ndim - axes, 0)]):
+        return None
+    own = bias.reshape(bias.shape[max(bias.ndim - axes, 0) :])
+    sides = tuple(side for side in dims[len(dims) - axes :] if isinstance(side, int))
+    return np.ascontiguousarray(np.broadcast_to(own, sides or (1,)).reshape(-1))
+
+
+class _Operand(NamedTuple):
+    """An operand [batch heads, rows, columns] of a product as Transpose(source, perm) [batch, heads, rows, columns]."""
+
+    source: ir.Value
+    perm: list[int]
+    dims: Dims
+
+
+def _product_of_heads(model: ir.Model, known: Inference, last: ir.Node) -> bool:
+    """Reshape(MatMul(Reshape(a), Reshape(b))) with two batch axes before and behind: the product of four axes."""
+    inner = last
+    if last.op_type == "Squeeze":
+        found = producer(last.inputs[0], "Reshape")
+        if found is None or only_user(found.outputs[0]) is not last:
+            return False
+        inner = found
+    product = producer(inner.inputs[0], "MatMul")
+    if product is None or only_user(product.outputs[0]) is not inner:
+        return False
+    left, right = (_operand(known, value) for value in product.inputs)
+    if left is None or right is None or left.dims[:2] != right.dims[:2]:
+        return False
+    if known.dims_of(last.outputs[0]) != (*left.dims[:3], right.dims[3]) or left.dims[3] != right.dims[2]:
+        return False
+    names, nodes, values = Names(model), [], []
+    for operand, role in ((left, "left"), (right, "right")):
+        value = operand.source
+        if operand.perm != sorted(operand.perm):
+            node = names.node("Transpose", [value], f"{stem(product)}/Transpose_{role}", {"perm": operand.perm})
+            node.outputs[0].type = value.type
+            known.dims[node.outputs[0]] = operand.dims
+            nodes.append(node)
+            value = node.outputs[0]
+        values.append(value)
+    new = names.node("MatMul", values, f"{stem(product)}/MatMul_heads")
+    known.dims[new.outputs[0]] = (*left.dims[:3], right.dims[3])
+    replace(model, last, [*nodes, new])
+    return True
+
+
+def _operand(known: Inference, value: ir.Value | None) -> _Operand | None:
+    """Read back through Transpose(0, 2, 1), Reshape, Transpose and Unsqueeze, as far as each is there."""
+    swapped = producer(value, "Transpose")
+    if swapped is not None:
+        if list(swapped.attributes.get_ints("perm", ())) != KEY:
+            return None
+        value = swapped.inputs[0]
+    reshape = producer(value, "Reshape")
+    merged = known.dims_of(value)
+    if reshape is None or merged is None or len(merged) != 3:
+        return None
+    source, perm = _without_unit_axes(reshape.inputs[0])
+    dims = known.dims_of(source)
+    if source is None or dims is None or len(dims) != 4 or len(perm) != 4:
+        return None
+    moved = tuple(dims[axis] for axis in perm)
+    if any(isinstance(size, Unknown) for size in moved) or merged[1:] != moved[2:]:
+        return None
+    if swapped is not None:
+        perm, moved = [*perm[:2], perm[3], perm[2]], (*moved[:2], moved[3], moved[2])
+    return _composed(known, source, perm, moved)
+
+
+def _composed(known: Inference, source: ir.Value, perm: list[int], moved: Dims) -> _Operand:
+    """With the Transpose that makes the source taken into `perm`, where there is one."""
+    node = producer(source, "Transpose")
+    below = node.inputs[0] if node is not None else None
+    if node is not None and below is not None and known.dims_of(below) is not None:
+        inner = list(node.attributes.get_ints("perm", ()))
+        if len(inner) == 4:
+            return _Operand(below, [inner[axis] for axis in perm], moved)
+    return _Operand(source, perm, moved)
+
+
+def _without_unit_axes(value: ir.Value | None) -> tuple[ir.Value | None, list[int]]:
+    """(x, perm) of a value that is Transpose(x, perm) but for axes of 1 that an Unsqueeze put into it."""
+    transpose = producer(value, "Transpose")
+    inner = transpose.inputs[0] if transpose is not None else value
+    perm = list(transpose.attributes.get_ints("perm", ())) if transpose is not None else []
+    unsqueeze = producer(inner, "Unsqueeze")
+    axes = array_of(unsqueeze.inputs[1]) if unsqueeze is not None else None
+    if unsqueeze is None or axes is None:
+        rank = len(inner.shape) if inner is not None and inner.shape is not None else 0
+        return inner, perm or list(range(rank))
+    source = unsqueeze.inputs[0]
+    rank = (len(source.shape) if source is not None and source.shape is not None else 0) + axes.size
+    put = {int(axis) % rank for axis in axes.ravel()} if rank else set()
+    kept = [axis for axis in range(rank) if axis not in put]
+    return source, [kept.index(axis) for axis in perm or range(rank) if axis in kept]
+
+
+def _rows_kept(known: Inference, last: ir.Node) -> bool:
+    """Reshape(Reshape(x) W + b) that gives x's leading axes back is x W + b."""
+    summed = last.inputs[0]
+    pair = operands(producer(summed, "Add"), "Add")
+    product = None
+    for value in pair or (summed,):
+        product = product or producer(value, "MatMul")
+    if product is None or summed is None or only_user(summed) is not last:
+        return False
+    if pair is not None and only_user(product.outputs[0]) is not summed.producer():
+        return False
+    rows = producer(product.inputs[0], "Reshape")
+    weight = floats_of(product.inputs[1])
+    x = rows.inputs[0] if rows is not None else None
+    before, flat, after = known.dims_of(x), known.dims_of(product.inputs[0]), known.dims_of(last.outputs[0])
+    if x is None or weight is None or weight.ndim != 2 or before is None or flat is None or after is None:
+        return False
+    wanted: tuple[Extent, ...] = (*before[:-1], weight.shape[1])
+    if len(flat) != 2 or after != wanted or before[-1] != flat[-1] or view_shape(before, after) is None:
+        return False
+    if pair is not None and not any(_is_row(each, weight.shape[1]) for each in pair):
+        return False
+    product.replace_input_with(0, x)
+    for value in (product.outputs[0], summed):
+        known.dims[value] = wanted
+    return bypass(last, summed)
+
+
+def _is_row(value: ir.Value, width: int) -> bool:
+    array = array_of(value)
+    return array is not None and array.shape == (width,)
+
+
+# --- One part of a stack of tensors is that tensor: DETR's decoders stack what each layer says, and give the last -----
+
+
+def unstack(model: ir.Model) -> int:
+    """Bypass every Gather of one part of a Concat of Unsqueezes along one axis, in place; returns how many there were.
+
+    What only the other parts need is then dead code.
+    """
+    return sum(
+        node.op_type == "Gather" and (part := _part(node)) is not None and bypass(node, part)
+        for node in list(model.graph)
+    )
+
+
+def _part(gather: ir.Node) -> ir.Value | None:
+    """The tensor that `gather` takes out of a stack; None if it does something else."""
+    stack, index = producer(gather.inputs[0], "Concat"), gather.inputs[1]
+    chosen, rank = integers_of(index), rank_of(gather.inputs[0])
+    if stack is None or chosen is None or len(chosen) != 1 or rank is None or rank_of(index) != 0:
+        return None
+    axis = stack.attributes.get_int("axis", 0) % rank
+    parts = [producer(value, "Unsqueeze") for value in stack.inputs]
+    if gather.attributes.get_int("axis", 0) % rank != axis or not -len(parts) <= chosen[0] < len(parts):
+        return None
+    if any(part is None or [a % rank for a in integers_of(part.inputs[1]) or ()] != [axis] for part in parts):
+        return None
+    part = parts[chosen[0]]
+    return part.inputs[0] if part is not None else None

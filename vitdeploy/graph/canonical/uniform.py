@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.canonical.free_sizes import SizeChain
+from vitdeploy.graph.canonical.shapes import SizeChain
 from vitdeploy.graph.edit import Names, replace
 from vitdeploy.graph.shapes.infer import Inference
 from vitdeploy.graph.shapes.sizes import Dims

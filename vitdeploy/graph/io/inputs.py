@@ -1,18 +1,25 @@
-"""Change the inputs of a graph: bind one to a constant, set the image size, take pixels instead of floats."""
+"""The inputs of a graph: pixels, their range, and inputs that are bound to values."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
 
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.edit import Names
 from vitdeploy.graph.io.bound import named, value_of
+from vitdeploy.graph.values import array_of, is_constant
 from vitdeploy.spec import PreprocessSpec
+
+# --- Change the inputs of a graph: bind one to a constant, set the image size, take pixels instead of floats ----------
 
 
 def bind_input(model: ir.Model, name: str, value: npt.NDArray[Any]) -> None:
@@ -266,3 +273,158 @@ def take_pixels(model: ir.Model, preprocess: PreprocessSpec) -> None:
 
 def _fits(shape: ir.Shape, wanted: tuple[int, int, int]) -> bool:
     return all(not isinstance(size, int) or size == want for size, want in zip(shape[1:], wanted, strict=True))
+
+
+# --- What the first layer of a graph reads of images ------------------------------------------------------------------
+# the operators before it that scale, shift and move, run alone.
+
+
+Floats = npt.NDArray[np.float32]
+MOVES = frozenset(
+    {"Cast", "Clip", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Unsqueeze"}
+)
+LINEAR = MOVES | {"Add", "BatchNormalization", "Concat", "Div", "Mul", "Neg", "Sub", "Transpose"}
+# Of these the first operand may be of the image, and no other one.
+PRODUCTS = ("BatchNormalization", "Div")
+# What makes the numbers that the operators use of a file's constants.
+CONSTANT = LINEAR | {"Constant", "Expand", "Reciprocal", "Sqrt"}
+# A graph whose pixels pass more operators than these before its first layer is not looked at.
+MOST = 64
+
+
+class FirstValues:
+    """A function from images [1, channels, height, width] to what the graph's first layers read of them; [] where
+    nothing stands before these, or more than is looked at."""
+
+    def __init__(self, model: ir.Model) -> None:
+        image = model.graph.inputs[0]
+        followed, read, nodes = {image}, dict[ir.Value, None](), dict[ir.Node, None]()
+        for node in model.graph:
+            operands = [value for value in node.inputs if value in followed]
+            if not operands:
+                continue
+            constants = _constants(value for value in node.inputs if value not in followed)
+            if constants is None or not _linear(node, operands) or len(nodes) > MOST:
+                read.update(dict.fromkeys(value for value in operands if value is not None))
+                continue
+            nodes.update(dict.fromkeys((*constants, node)))
+            followed.update(node.outputs)
+        size = image.shape[0] if image.shape is not None else 1
+        self.batch = size if isinstance(size, int) else 1
+        self.input, self.evaluator = str(image.name), _evaluator(model, image, list(nodes), list(read))
+
+    def __call__(self, images: Floats) -> list[Floats]:
+        if self.evaluator is None:
+            return []
+        try:
+            with np.errstate(all="ignore"):
+                values = self.evaluator.run(None, {self.input: images.repeat(self.batch, axis=0)})
+        except Exception:  # of a graph of anybody's: what cannot be computed here says nothing of its pixels
+            return []
+        return [np.asarray(array) for array in values]
+
+
+def _linear(node: ir.Node, operands: Sequence[ir.Value | None]) -> bool:
+    if node.op_type in PRODUCTS and operands != [node.inputs[0]]:
+        return False
+    return not node.domain and node.op_type in LINEAR and (node.op_type != "Mul" or len(operands) == 1)
+
+
+def _constants(values: Iterable[ir.Value | None]) -> list[ir.Node] | None:
+    """The nodes that make the values of constants alone, in their order; None where one is of something else."""
+    nodes: list[ir.Node] = []
+    for value in values:
+        node = value.producer() if value is not None else None
+        if value is None or is_constant(value, overridable=True):
+            continue
+        before = _constants(node.inputs) if node is not None and not node.domain and node.op_type in CONSTANT else None
+        if node is None or before is None or len(nodes) + len(before) > MOST:
+            return None
+        nodes += [*before, node]
+    return nodes
+
+
+def _evaluator(
+    model: ir.Model, image: ir.Value, nodes: Sequence[ir.Node], read: Sequence[ir.Value]
+) -> ReferenceEvaluator | None:
+    if not nodes or not read:
+        return None
+    arrays = {str(value.name): array_of(value, overridable=True) for node in nodes for value in node.inputs if value}
+    graph = onnx.helper.make_graph(
+        [ir.to_proto(node) for node in nodes],
+        "first",
+        [onnx.helper.make_tensor_value_info(str(image.name), onnx.TensorProto.FLOAT, None)],
+        [onnx.helper.make_tensor_value_info(str(value.name), onnx.TensorProto.FLOAT, None) for value in read],
+        [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items() if array is not None],
+    )
+    opsets = [onnx.helper.make_opsetid("", model.opset_imports.get("", 18))]
+    return ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets))
+
+
+# --- Graphs in float16 or bfloat16, computed in float32 ---------------------------------------------------------------
+# which precision an engine has is chosen later, by measurement.
+
+
+HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+# Attributes that name the type of what a node makes.
+TYPES = ("to", "dtype", "output_dtype")
+# The constants of GELU (arXiv 1606.08415): as float16 they would keep three digits, and GELU would be none.
+EXACT = (math.sqrt(2), math.sqrt(0.5), math.sqrt(2 / math.pi), 0.044715, math.sqrt(2 / math.pi) * 0.044715)
+
+
+def widened(model: ir.Model) -> list[str]:
+    """Let weights, casts, inputs and outputs in half precision be float32, in place; the weights' values stay.
+
+    The graph then computes what the file's weights mean, without the rounding of each of its steps. Returns a note on
+    it, or none where nothing is in half precision.
+    """
+    counts = Counter[str]()
+    for graph in (model.graph, *_subgraphs(model)):
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if tensor is not None and tensor.dtype in HALF:
+                counts[tensor.dtype.name.lower()] += 1
+                value.const_value = ir.tensor(_float32(tensor), name=value.name)
+                value.type = ir.TensorType(ir.DataType.FLOAT)
+        for value in (*graph.inputs, *graph.outputs):
+            _widen_value(value)
+    for node in model.graph.all_nodes():
+        counts.update(_widen_node(node))
+        for value in node.outputs:
+            _widen_value(value)
+    if not counts:
+        return []
+    [(name, _)] = counts.most_common(1)
+    return [f"the graph is in {name}: it is computed in float32, with the same weights"]
+
+
+def _widen_value(value: ir.Value) -> None:
+    if value.dtype in HALF:
+        value.type = ir.TensorType(ir.DataType.FLOAT)
+
+
+def _widen_node(node: ir.Node) -> list[str]:
+    """The half precision of tensors in attributes, and of the type that Cast, EyeLike and others make."""
+    found = []
+    for name, attribute in list(node.attributes.items()):
+        if attribute.type == ir.AttributeType.TENSOR and (tensor := attribute.as_tensor()).dtype in HALF:
+            found.append(tensor.dtype.name.lower())
+            node.attributes[name] = ir.AttrTensor(name, ir.tensor(_float32(tensor)))
+        elif name in TYPES and attribute.type == ir.AttributeType.INT and attribute.as_int() in map(int, HALF):
+            found.append(ir.DataType(attribute.as_int()).name.lower())
+            node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.FLOAT))
+    return found
+
+
+def _float32(tensor: ir.TensorProtocol) -> npt.NDArray[np.float32]:
+    """The values; those constants that a single number is the rounding of, as they were before it."""
+    array = tensor.numpy()
+    if array.size == 1:
+        for constant in EXACT:
+            if array.item() == np.array(constant).astype(array.dtype).item():
+                return np.full(array.shape, constant, np.float32)
+    return array.astype(np.float32)
+
+
+def _subgraphs(model: ir.Model) -> list[ir.Graph]:
+    return [graph for graph in model.graphs() if graph is not model.graph]

@@ -1,44 +1,15 @@
-"""Which task the outputs of somebody else's graph are of, by their names and shapes: a row per task.
-
-Exporters differ in what they call their outputs and in whether post-processing is part of the graph. What is known:
-
-    labels + boxes + scores                                           RT-DETR, D-FINE, DEIM as their code exports them
-    dets + labels [+ masks]                                           RF-DETR as its code exports it
-    one float tensor [batch, queries, 4 + classes] or [..., 6]        RT-DETR as Ultralytics exports it
-    logits, pred_logits + boxes, pred_boxes [+ masks, pred_masks]     DETR and its kin as optimum and others export them
-    heatmaps                                                          key points, as transformers and mmpose name them
-    reconstruction                                                    a picture, as transformers names it
-    features [+ patch_features]                                       a feature extractor, as transformers names them
-    one float tensor [batch, width]                                   a classifier, an embedding or measures: `meanings`
-    logits of four axes; class_queries_logits + masks_queries_logits   a semantic segmentation model, as transformers
-    the same queries, or a detector's with masks, where asked for      an instance segmentation model
-    predicted_depth                                                   a depth model, as transformers names it
-    anomaly_map + pred_score                                          an anomaly model, as anomalib names them
-    anything else with an axis for the batch                          numbers that are compared as such
-
-What no name says is read from the nodes that compute an output: whether scores compete or are independent, and whether
-boxes are relative to the image.
-"""
+"""What the outputs of a graph mean, by their names and shapes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.io import (
-    anomaly_outputs,
-    any_outputs,
-    dense_outputs,
-    image_outputs,
-    instance_outputs,
-    keypoint_outputs,
-)
-from vitdeploy.graph.io.detectors import independent_scores, joined, ranked_in_pixels
-from vitdeploy.graph.io.endings import as_logits, computed_of, ending_of
+from vitdeploy.graph.io.endings import as_logits, computed_of, ending_of, independent_scores, joined, ranked_in_pixels
 from vitdeploy.graph.io.meanings import (
     OUTPUTS,
     PROBABILITIES,
@@ -49,9 +20,196 @@ from vitdeploy.graph.io.meanings import (
     meaning_of,
     of_training,
 )
-from vitdeploy.graph.io.output_row import Found, GraphOutputs, Values, floats
-from vitdeploy.runtime.tensors import last_resort
-from vitdeploy.spec import Postprocess, PostprocessSpec, Task
+from vitdeploy.runtime.values import last_resort
+from vitdeploy.spec import (
+    HEATMAPS,
+    RECONSTRUCTION,
+    DepthSpec,
+    ImageSpec,
+    InstanceSpec,
+    KeypointSpec,
+    Postprocess,
+    PostprocessSpec,
+    SegmentationSpec,
+    Task,
+    TensorsSpec,
+)
+from vitdeploy.spec.tasks import ANOMALY_MAP, GIVEN, PREDICTED_SCORE
+
+# --- The row of a task among those that recognise a graph's outputs, and what such rows share -------------------------
+
+
+Values = Mapping[str, ir.Value]
+# The task's outputs by its names for them, and what they mean.
+Found = tuple[dict[str, ir.Value], Postprocess | None]
+
+
+@dataclass(frozen=True)
+class GraphOutputs:
+    """How a task's outputs are found among those of a graph.
+
+    find: takes these, by the task's names where they have known aliases, and whether the user asked for this task;
+        returns None if they are not of the task. Some are of several tasks: which have to be asked for.
+    wanted: the outputs in words.
+    """
+
+    task: Task
+    find: Callable[[Values, bool], Found | None]
+    wanted: str
+
+
+def floats(outputs: Values, rank: int | None = None) -> dict[str, ir.Value]:
+    """The float32 outputs, of that many axes if given."""
+    found = {name: value for name, value in outputs.items() if value.dtype == ir.DataType.FLOAT}
+    if rank is None:
+        return found
+    return {name: value for name, value in found.items() if value.shape is not None and len(value.shape) == rank}
+
+
+# --- Whatever outputs a graph has, for the task of last resort --------------------------------------------------------
+
+
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
+INPUT = "image"
+OTHERS = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.BOOL)
+
+
+def _tensors(outputs: Values, asked: bool) -> Found | None:
+    """All of them, by their own names, where each is of numbers and has an axis for the batch."""
+    for value in outputs.values():
+        if value.dtype not in (*FLOATS, *OTHERS) or value.shape is None or not len(value.shape):
+            return None
+    own = {INPUT + "_" if value.name == INPUT else str(value.name): value for value in outputs.values()}
+    return own, TensorsSpec(tuple(name for name, value in own.items() if value.dtype in OTHERS))
+
+
+ROW = GraphOutputs("tensors", _tensors, "any numbers [batch, ...] (--task tensors)")
+
+
+# --- Recognises the map and the score of an anomaly model among a graph's outputs, as anomalib names them -------------
+
+
+def _map_and_score(outputs: Values, asked: bool) -> Found | None:
+    """pred_label and pred_mask, which are computed of these two, are left out."""
+    found = floats(outputs)
+    names = (ANOMALY_MAP, PREDICTED_SCORE)
+    return ({name: found[name] for name in names}, GIVEN) if set(names) <= set(found) else None
+
+
+ANOMALY_ROW = GraphOutputs("anomaly", _map_and_score, "anomaly_map [batch, 1, height, width] and pred_score [batch]")
+
+
+# --- Outputs of graphs with an answer for every pixel: classes, or depth ----------------------------------------------
+
+
+CLASSES, MASKS = "class_queries_logits", "masks_queries_logits"
+
+
+def _class_maps(outputs: Values, asked: bool) -> Found | None:
+    """By the names of transformers; where it is asked for, the only output of four axes."""
+    ranked = floats(outputs, 3) | floats(outputs, 4)
+    if {CLASSES, MASKS} <= set(ranked):
+        return {"class_logits": ranked[CLASSES], "masks": ranked[MASKS]}, SegmentationSpec("queries")
+    maps = {name: value for name, value in floats(outputs, 4).items() if value.shape and value.shape[1] != 1}
+    if "logits" in maps:
+        return {"logits": maps["logits"]}, SegmentationSpec()
+    return ({"logits": next(iter(maps.values()))}, SegmentationSpec()) if asked and len(maps) == 1 else None
+
+
+def _depth_maps(outputs: Values, asked: bool) -> Found | None:
+    """By the name of transformers; where it is asked for, the only output [b, h, w] or [b, 1, h, w]."""
+    planes = floats(outputs, 3) | {
+        name: value for name, value in floats(outputs, 4).items() if value.shape and value.shape[1] == 1
+    }
+    if "predicted_depth" in planes:
+        return {"depth": planes["predicted_depth"]}, DepthSpec()
+    return ({"depth": next(iter(planes.values()))}, DepthSpec()) if asked and len(planes) == 1 else None
+
+
+SEGMENTATION = GraphOutputs(
+    "segmentation", _class_maps, f"logits [batch, classes, height, width]; {CLASSES} and {MASKS}"
+)
+DEPTH = GraphOutputs("depth", _depth_maps, "predicted_depth [batch, height, width]")
+
+
+# --- Recognises the picture that an image-to-image model gives among a graph's outputs --------------------------------
+
+
+def _picture(outputs: Values, asked: bool) -> Found | None:
+    """[b, c, h, w] of 1 or 3 channels: by its name, or the only one where it is asked for."""
+    found = {name: value for name, value in floats(outputs, 4).items() if value.shape and value.shape[1] in (1, 3)}
+    if RECONSTRUCTION in found:
+        return {RECONSTRUCTION: found[RECONSTRUCTION]}, ImageSpec()
+    return ({RECONSTRUCTION: next(iter(found.values()))}, ImageSpec()) if asked and len(found) == 1 else None
+
+
+IMAGE_ROW = GraphOutputs("image-to-image", _picture, "reconstruction [batch, 1 or 3, height, width]")
+
+
+# --- Recognises the queries with masks of an instance segmentation model among a graph's outputs ----------------------
+
+
+# Class logits and masks of transformers' queries, and of those of the papers' code.
+QUERIES = (("class_queries_logits", "masks_queries_logits"), ("logits", "masks"))
+# Boxes, class logits and masks of detectors with masks: of RF-DETR's code, and of others.
+RF_DETR, DETECTOR = ("dets", "labels", "masks"), ("boxes", "logits", "masks")
+
+
+def _instances(outputs: Values, asked: bool) -> Found | None:
+    """Only where it is asked for: semantic models have the same outputs, and panoptic ones nearly the same. What has
+    boxes and scores that compete is DETR's, whose masks are those of a panoptic map."""
+    found = floats(outputs, 3) | floats(outputs, 4)
+    if not asked:
+        return None
+    for boxes, classes, masks in (RF_DETR, DETECTOR):
+        if {boxes, classes, masks} <= set(found):
+            independent = boxes == RF_DETR[0] or independent_scores(found[boxes])
+            kept = {"class_logits": found[classes], "masks": found[masks]}
+            return (kept, InstanceSpec("sigmoid", enlarge="bilinear")) if independent else None
+    names = next((pair for pair in QUERIES if set(pair) <= set(found)), None)
+    return None if names is None else ({"class_logits": found[names[0]], "masks": found[names[1]]}, InstanceSpec())
+
+
+INSTANCE_ROW = GraphOutputs(
+    "instance-segmentation", _instances, "class_queries_logits and masks_queries_logits, with --task"
+)
+
+
+# --- Recognises the heat maps of a model of key points among a graph's outputs ----------------------------------------
+
+
+def _heatmaps(outputs: Values, asked: bool) -> Found | None:
+    found = floats(outputs, 4)
+    if HEATMAPS in found:
+        return {HEATMAPS: found[HEATMAPS]}, KeypointSpec()
+    return ({HEATMAPS: next(iter(found.values()))}, KeypointSpec()) if asked and len(found) == 1 else None
+
+
+KEYPOINT_ROW = GraphOutputs("keypoints", _heatmaps, "heatmaps [batch, points, height, width]")
+
+
+# --- Which task the outputs of somebody else's graph are of, by their names and shapes: a row per task ----------------
+# Exporters differ in what they call their outputs and in whether post-processing is part of the graph. What is known:
+#
+#     labels + boxes + scores                                           RT-DETR, D-FINE, DEIM as their code exports them
+#     dets + labels [+ masks]                                           RF-DETR as its code exports it
+#     one float tensor [batch, queries, 4 + classes] or [..., 6]        RT-DETR as Ultralytics exports it
+#     logits, pred_logits + boxes, pred_boxes [+ masks, pred_masks]     DETR and its kin as optimum and others export
+#   them
+#     heatmaps                                                          key points, as transformers and mmpose name them
+#     reconstruction                                                    a picture, as transformers names it
+#     features [+ patch_features]                                       a feature extractor, as transformers names them
+#     one float tensor [batch, width]                                   a classifier, an embedding or measures:
+#   `meanings`
+#     logits of four axes; class_queries_logits + masks_queries_logits   a semantic segmentation model, as transformers
+#     the same queries, or a detector's with masks, where asked for      an instance segmentation model
+#     predicted_depth                                                   a depth model, as transformers names it
+#     anomaly_map + pred_score                                          an anomaly model, as anomalib names them
+#     anything else with an axis for the batch                          numbers that are compared as such
+#
+# What no name says is read from the nodes that compute an output: whether scores compete or are independent, and
+# whether boxes are relative to the image.
+
 
 ALIASES = {
     "pred_logits": "logits",
@@ -210,14 +368,14 @@ ROWS = (
     GraphOutputs("panoptic", _segments, "logits, boxes and masks"),
     GraphOutputs("detection", _rf_detr, "dets and labels"),
     GraphOutputs("detection", _objects, "logits and boxes"),
-    keypoint_outputs.ROW,
-    dense_outputs.SEGMENTATION,
-    instance_outputs.ROW,
-    dense_outputs.DEPTH,
-    anomaly_outputs.ROW,
-    image_outputs.ROW,
+    KEYPOINT_ROW,
+    SEGMENTATION,
+    INSTANCE_ROW,
+    DEPTH,
+    ANOMALY_ROW,
+    IMAGE_ROW,
     GraphOutputs("detection", _joined, "one tensor [batch, queries, 4 + classes] that ends with sigmoids"),
     GraphOutputs("features", _features, "features [batch, width]"),
     GraphOutputs("classification", _classes, "logits [batch, classes]"),
-    any_outputs.ROW,
+    ROW,
 )

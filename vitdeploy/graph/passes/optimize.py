@@ -8,14 +8,17 @@ from typing import Literal, NamedTuple
 
 import onnx_ir as ir
 
-from vitdeploy.graph.passes.biases import drop_key_bias, fold_value_bias
-from vitdeploy.graph.passes.class_token import class_token_only
-from vitdeploy.graph.passes.image_norm import fold_image_normalisation
+from vitdeploy.graph.passes.folds import (
+    drop_key_bias,
+    fold_attention_scale,
+    fold_image_normalisation,
+    fold_layer_scale,
+    fold_value_bias,
+    rotate_residual,
+)
 from vitdeploy.graph.passes.qkv import merge_qkv, split_qkv
-from vitdeploy.graph.passes.rotation import rotate_residual
-from vitdeploy.graph.passes.row_alignment import align_rows
-from vitdeploy.graph.passes.scales import fold_attention_scale, fold_layer_scale
-from vitdeploy.graph.passes.token_merging import merge_tokens
+from vitdeploy.graph.passes.rows import align_rows
+from vitdeploy.graph.passes.tokens import class_token_only, merge_tokens
 
 
 @dataclass(frozen=True)

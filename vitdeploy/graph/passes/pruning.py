@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.analysis.layout import reshape_sizes, split_sizes
 from vitdeploy.graph.analysis.prunable import Prunable
+from vitdeploy.graph.analysis.rows import reshape_sizes, split_sizes
 from vitdeploy.graph.edit import Editor, Numbers
 
 

@@ -10,9 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.graph.analysis.attention import Attention, find_attentions
-from vitdeploy.graph.analysis.layout import Indices, Leaf, leaves, origin, static_shape
-from vitdeploy.graph.analysis.linears import Linear
-from vitdeploy.graph.canonical.layer_norm import norm_before_heads
+from vitdeploy.graph.analysis.rows import Indices, Leaf, Linear, leaves, origin, static_shape
+from vitdeploy.graph.canonical.norms import norm_before_heads
 from vitdeploy.graph.edit import Editor, drop_unused
 from vitdeploy.graph.values import dim
 

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from vitdeploy.document.context import Omission
 from vitdeploy.history.row import ResultRow
-from vitdeploy.history.trackers.outcome import Outcome
-from vitdeploy.history.trackers.tracker import Sent, Tracker
+from vitdeploy.history.trackers.trackers import Outcome, Sent, Tracker
 from vitdeploy.progress import Progress
 from vitdeploy.publish import replacing_file
 

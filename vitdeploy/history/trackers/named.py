@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vitdeploy.errors import InputError
 from vitdeploy.history.trackers.bencher import Bencher
-from vitdeploy.history.trackers.tracker import Tracker
+from vitdeploy.history.trackers.trackers import Tracker
 
 WANTED = "mlflow[:URI], wandb[:[ENTITY/]PROJECT] or bencher:FILE"
 

@@ -1,15 +1,4 @@
-"""DETR, written to be read as its specification.
-
-Source: Carion et al., "End-to-End Object Detection with Transformers", ECCV 2020 (arXiv 2005.12872), section 3.2 and
-appendices A.2-A.4. A ResNet's last features, projected to the model's width, are the tokens of a transformer encoder. A
-decoder turns a fixed set of learned object queries into as many objects, each with class logits and a box.
-
-Both transformers are post-norm. Positions are added to the queries and keys of every attention, never to its values:
-2-D sines for image tokens, the learned object queries for objects.
-
-An image fills the model's input: there is no padding and so no attention mask.
-Axis names used in the comments: b batch, n image tokens, q object queries, d width, h heads, e width per head.
-"""
+"""DETR, with masks, on a ResNet."""
 
 from __future__ import annotations
 
@@ -20,7 +9,140 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitdeploy.models.architectures.resnet import ResNet, ResNetConfig
+# --- ResNet with bottleneck blocks and frozen batch norm: the backbone of DETR ----------------------------------------
+# Sources: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016 (arXiv 1512.03385), table 1 and figure
+# 5, with the stride in the 3x3 convolution (torchvision's "v1.5"); Carion et al. (arXiv 2005.12872), section 4: batch
+# norm is frozen, and the DC5 variant replaces the last stage's stride by a dilation.
+#
+# Every halving rounds up, so an image of any size of at least 1x1 pixel has features. Axis names used in the comments:
+# b batch, c channels, H and W height and width of the image.
+
+
+REDUCTION = 4  # a bottleneck computes its 3x3 convolution on a quarter of its output's channels
+
+
+@dataclass(frozen=True)
+class ResNetConfig:
+    """Shape of a ResNet. `widths` are the output channels of the four stages, `depths` their numbers of blocks.
+
+    `dilate_last`: the last stage keeps the resolution and dilates its 3x3 convolutions by 2 (DC5).
+    """
+
+    in_channels: int = 3
+    stem_width: int = 64
+    widths: tuple[int, int, int, int] = (256, 512, 1024, 2048)
+    depths: tuple[int, int, int, int] = (3, 4, 6, 3)
+    dilate_last: bool = False
+
+    def __post_init__(self) -> None:
+        if min(self.in_channels, self.stem_width, *self.widths, *self.depths) < 1:
+            raise ValueError("sizes of 0 in the backbone")
+        if any(width % REDUCTION for width in self.widths):
+            raise ValueError(f"backbone widths {self.widths} are not divisible by {REDUCTION}")
+
+    @property
+    def strides(self) -> tuple[int, int, int, int]:
+        """The stride of each stage's features, in pixels of the image."""
+        return 4, 8, 16, 16 if self.dilate_last else 32
+
+
+class FrozenBatchNorm(nn.Module):
+    """Batch norm whose statistics and affine parameters are constants: y = scale * x + shift."""
+
+    weight: Tensor
+    bias: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, channels: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        for name, value in (("weight", 1.0), ("bias", 0.0), ("running_mean", 0.0), ("running_var", 1.0)):
+            self.register_buffer(name, torch.full((channels,), value))
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """(scale, shift), each [c]."""
+        scale = self.weight * (self.running_var + self.eps).rsqrt()
+        return scale, self.bias - self.running_mean * scale
+
+
+class ConvNorm(nn.Module):
+    """A convolution and its frozen batch norm, computed as one convolution with a bias.
+
+    The scale multiplies the weights instead of the output, which constant folding turns into a plain Conv at export.
+    """
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, dilation: int = 1) -> None:
+        super().__init__()
+        self.stride, self.dilation, self.padding = stride, dilation, dilation * (kernel // 2)
+        self.weight = nn.Parameter(torch.empty(outputs, inputs, kernel, kernel))
+        self.norm = FrozenBatchNorm(outputs)
+        nn.init.kaiming_normal_(self.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale, shift = self.norm()
+        weight = self.weight * scale.reshape(-1, 1, 1, 1)
+        return F.conv2d(x, weight, shift, self.stride, self.padding, self.dilation)
+
+
+class Bottleneck(nn.Module):
+    """1x1 convolution to a quarter of the channels, 3x3, 1x1 back, and a residual connection."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, dilation: int) -> None:
+        super().__init__()
+        inner = outputs // REDUCTION
+        self.conv1 = ConvNorm(inputs, inner, 1)
+        self.conv2 = ConvNorm(inner, inner, 3, stride, dilation)
+        self.conv3 = ConvNorm(inner, outputs, 1)
+        self.downsample = ConvNorm(inputs, outputs, 1, stride) if stride != 1 or inputs != outputs else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = F.relu(self.conv2(F.relu(self.conv1(x))))
+        return F.relu(self.conv3(inner) + self.downsample(x))
+
+
+class ResNet(nn.Module):
+    """Image in, the features of the four stages out.
+
+    Input: float32 [b, in_channels, H, W], normalised pixels.
+    Output: four of float32 [b, widths[i], ceil(H / strides[i]), ceil(W / strides[i])].
+    """
+
+    def __init__(self, config: ResNetConfig) -> None:
+        super().__init__()
+        self.conv1 = ConvNorm(config.in_channels, config.stem_width, 7, 2)
+        self.layers = nn.ModuleList()
+        inputs = config.stem_width
+        for stage, (outputs, depth) in enumerate(zip(config.widths, config.depths, strict=True)):
+            dilated = config.dilate_last and stage == 3
+            blocks = nn.Sequential()
+            for block in range(depth):
+                stride = 2 if block == 0 and stage > 0 and not dilated else 1
+                # The first block of a dilated stage still sees the undilated grid of the stage before it.
+                blocks.append(Bottleneck(inputs, outputs, stride, dilation=2 if dilated and block > 0 else 1))
+                inputs = outputs
+            self.layers.append(blocks)
+
+    def forward(self, image: Tensor) -> list[Tensor]:
+        x = F.max_pool2d(F.relu(self.conv1(image)), kernel_size=3, stride=2, padding=1)
+        features = []
+        for stage in self.layers:
+            x = stage(x)
+            features.append(x)
+        return features
+
+
+# --- DETR, written to be read as its specification --------------------------------------------------------------------
+# Source: Carion et al., "End-to-End Object Detection with Transformers", ECCV 2020 (arXiv 2005.12872), section 3.2 and
+# appendices A.2-A.4. A ResNet's last features, projected to the model's width, are the tokens of a transformer encoder.
+# A decoder turns a fixed set of learned object queries into as many objects, each with class logits and a box.
+#
+# Both transformers are post-norm. Positions are added to the queries and keys of every attention, never to its values:
+# 2-D sines for image tokens, the learned object queries for objects.
+#
+# An image fills the model's input: there is no padding and so no attention mask. Axis names used in the comments: b
+# batch, n image tokens, q object queries, d width, h heads, e width per head.
+
 
 MIN_SIDE = 32  # pixels of the image for one token, without dilation; no larger size needs to be a multiple of anything
 
@@ -244,3 +366,127 @@ class DETR(nn.Module):
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         objects = self.decode(image).objects
         return self.class_embed(objects), self.box_embed(objects)
+
+
+# --- DETR's panoptic head: one mask for every object query ------------------------------------------------------------
+# Source: Carion et al., arXiv 2005.12872, section 4.4 and figure 8. Every object attends to the encoder's output, and
+# the attention maps of its heads, concatenated to the projected features, go through a small convolutional network that
+# upsamples them thrice, each time adding the backbone's features of that resolution.
+#
+# What does not depend on the object is computed once for an image and broadcast: the first convolution is linear, so
+# that of a concatenation is the sum of two (here `from_features` and `from_attention`, whose weights are the two parts
+# of the published ones). For 100 objects that takes away most of the head's work. Axis names: b batch, q object
+# queries, n image tokens, d width, h heads, e width per head, c channels.
+
+
+class AttentionMaps(nn.Module):
+    """softmax(Q K^T / sqrt(e)) over all heads and all image tokens together: an object's maps sum to 1."""
+
+    def __init__(self, config: DETRConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.query = nn.Linear(config.width, config.width)
+        self.key = nn.Linear(config.width, config.width)
+        for linear in (self.query, self.key):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, objects: Tensor, memory: Tensor) -> Tensor:
+        """[b, q, h * n] of objects [b, q, d] and memory [b, n, d]."""
+        (_, count, width), tokens = objects.shape, memory.shape[1]
+        each = width // self.heads
+        query = self.query(objects).reshape(-1, count, self.heads, each).transpose(1, 2)
+        key = self.key(memory).reshape(-1, tokens, self.heads, each).permute(0, 2, 3, 1)
+        scores = (query * each**-0.5) @ key  # [b, h, q, n]
+        return scores.transpose(1, 2).reshape(-1, count, self.heads * tokens).softmax(-1)
+
+
+class GroupNorm(nn.Module):
+    """Group norm (arXiv 1803.08494) with 8 groups, or one per channel if there are fewer.
+
+    Written as instance norm of the groups, with every size but the batch a constant of the exported graph.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.groups = min(8, channels)
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, channels, height, width = x.shape
+        normalised = F.instance_norm(x.reshape(-1, self.groups, channels // self.groups * height * width))
+        x = normalised.reshape(-1, channels, height, width)
+        return x * self.weight.reshape(-1, 1, 1) + self.bias.reshape(-1, 1, 1)
+
+
+class Upsample(nn.Module):
+    """Nearest-neighbour upsampling to the next features, which are added; then convolution, group norm, ReLU."""
+
+    def __init__(self, features: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.adapter = nn.Conv2d(features, inputs, 1)
+        self.conv = nn.Conv2d(inputs, outputs, 3, padding=1)
+        self.norm = GroupNorm(outputs)
+
+    def forward(self, x: Tensor, features: Tensor, count: int) -> Tensor:
+        """[b * q, outputs, height, width] of x [b * q, inputs, ...] and features [b, c, height, width], q = `count`."""
+        height, width = features.shape[2:]
+        if x.shape[2:] != features.shape[2:]:
+            # A halved size was rounded up: doubled, it has at most one row or column too many.
+            x = F.interpolate(x, scale_factor=2.0, mode="nearest")[:, :, :height, :width]
+        x = x.reshape(-1, count, x.shape[1], height, width) + self.adapter(features)[:, None]
+        return F.relu(self.norm(self.conv(x.reshape(-1, *x.shape[2:]))))
+
+
+class MaskHead(nn.Module):
+    def __init__(self, config: DETRConfig) -> None:
+        super().__init__()
+        first, *widths = config.mask_widths
+        self.from_features = nn.Conv2d(config.width, first, 3, padding=1)
+        self.from_attention = nn.Conv2d(config.heads, first, 3, padding=1, bias=False)
+        self.norm1 = GroupNorm(first)
+        self.conv2 = nn.Conv2d(first, widths[0], 3, padding=1)
+        self.norm2 = GroupNorm(widths[0])
+        channels = reversed(config.backbone.widths[:3])
+        self.upsamples = nn.ModuleList(map(Upsample, channels, widths, widths[1:]))
+        self.out = nn.Conv2d(widths[3], 1, 3, padding=1)
+        self.initialise(first)
+
+    def initialise(self, fan_in: int) -> None:
+        """Kaiming uniform with a = 1 and zero biases, as the released code; the first convolution as the one it is."""
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_uniform_(module.weight, a=1)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        bound = (3 / (9 * fan_in)) ** 0.5
+        nn.init.uniform_(self.from_features.weight, -bound, bound)
+        nn.init.uniform_(self.from_attention.weight, -bound, bound)
+
+    def forward(self, projected: Tensor, maps: Tensor, features: list[Tensor]) -> Tensor:
+        """Mask logits [b, q, H / 4, W / 4] of projected [b, d, height, width], maps [b, q, h * n] and all features."""
+        count, (height, width) = maps.shape[1], projected.shape[2:]
+        attention = self.from_attention(maps.reshape(-1, self.from_attention.in_channels, height, width))
+        shared = self.from_features(projected)
+        x = attention.reshape(-1, count, attention.shape[1], height, width) + shared[:, None]
+        x = F.relu(self.norm1(x.reshape(-1, *x.shape[2:])))
+        x = F.relu(self.norm2(self.conv2(x)))
+        for upsample, level in zip(self.upsamples, reversed(features[:3]), strict=True):
+            x = upsample(x, level, count)
+        return self.out(x).reshape(-1, count, *features[0].shape[2:])
+
+
+class DETRPanoptic(DETR):
+    """Image in, objects with masks out: as DETR, and masks [b, q, ceil(height / 4), ceil(width / 4)], logits."""
+
+    def __init__(self, config: DETRConfig) -> None:
+        super().__init__(config)
+        self.mask_attention = AttentionMaps(config)
+        self.mask_head = MaskHead(config)
+
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
+        decoded = self.decode(image)
+        maps = self.mask_attention(decoded.objects, decoded.memory)
+        masks = self.mask_head(decoded.projected, maps, decoded.features)
+        return self.class_embed(decoded.objects), self.box_embed(decoded.objects), masks

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitdeploy.errors import CapabilityError
-from vitdeploy.models.libraries import cannot_import, last_line, library
+from vitdeploy.models.source import cannot_import, last_line, library
 
 _NEEDED = "5.23"  # whose names of tensors the tables of keys have
 

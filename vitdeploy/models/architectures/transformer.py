@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitdeploy.models.architectures.positions import sinusoidal
+from vitdeploy.models.architectures.layers import sinusoidal
 
 # What is added to the score of a masked token. Its softmax is exactly 0 in float16, float32 and float64 alike, and a
 # row with nothing but masked tokens stays finite, which minus infinity would turn into NaN.

@@ -1,18 +1,4 @@
-"""Vision Transformer, written to be read as its specification.
-
-Source: Dosovitskiy et al., "An Image is Worth 16x16 Words", ICLR 2021 (arXiv 2010.11929), equations 1-4:
-
-    z_0  = [x_class; x_1 E; ...; x_N E] + E_pos          patch embedding, class token, position embedding  (1)
-    z'_l = MSA(LN(z_{l-1})) + z_{l-1}                    multi-head self-attention, pre-norm                (2)
-    z_l  = MLP(LN(z'_l)) + z'_l                          two linears with GELU between                      (3)
-    y    = LN(z_L)[0]                                    the class token, then a linear head                (4)
-
-The default configuration is exactly that. Each later variant changes one term, as `ViTConfig` says field by field:
-DeiT-III (2204.07118), DINOv2 (2304.07193) and its registers (2309.16588), MAE (2111.06377), the image towers of CLIP
-(2103.00020) and SigLIP (2303.15343). DeiT with a distillation token is in deit.py.
-
-Parameter names are those of timm's `vit_*` checkpoints, so such a state dict loads as it is.
-"""
+"""ViT, DeiT and text encoders."""
 
 from __future__ import annotations
 
@@ -25,15 +11,34 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitdeploy.models.architectures.layers import (
+    MLP,
     Activation,
     AttentionPool,
     FeedForward,
+    Grid,
     LayerScale,
     PatchEmbedding,
+    Resampling,
     SelfAttention,
     feed_forward,
+    sincos_2d,
+    sinusoidal,
 )
-from vitdeploy.models.architectures.positions import Grid, Resampling, sincos_2d, sinusoidal
+
+# --- Vision Transformer, written to be read as its specification ------------------------------------------------------
+# Source: Dosovitskiy et al., "An Image is Worth 16x16 Words", ICLR 2021 (arXiv 2010.11929), equations 1-4:
+#
+#     z_0  = [x_class; x_1 E; ...; x_N E] + E_pos          patch embedding, class token, position embedding  (1)
+#     z'_l = MSA(LN(z_{l-1})) + z_{l-1}                    multi-head self-attention, pre-norm                (2)
+#     z_l  = MLP(LN(z'_l)) + z'_l                          two linears with GELU between                      (3)
+#     y    = LN(z_L)[0]                                    the class token, then a linear head                (4)
+#
+# The default configuration is exactly that. Each later variant changes one term, as `ViTConfig` says field by field:
+# DeiT-III (2204.07118), DINOv2 (2304.07193) and its registers (2309.16588), MAE (2111.06377), the image towers of CLIP
+# (2103.00020) and SigLIP (2303.15343). DeiT with a distillation token is in deit.py.
+#
+# Parameter names are those of timm's `vit_*` checkpoints, so such a state dict loads as it is.
+
 
 Positions: TypeAlias = Literal["learned", "sinusoidal", "sincos_2d", "none"]
 Pooling: TypeAlias = Literal["class", "average", "attention", "class_average"]
@@ -297,3 +302,146 @@ def linear_head(config: ViTConfig) -> nn.Module:
     if not config.num_classes:
         return nn.Identity()
     return nn.Linear(config.feature_width, config.num_classes, bias=config.head != "projection")
+
+
+# --- DeiT with its distillation token ---------------------------------------------------------------------------------
+# Source: Touvron et al., "Training data-efficient image transformers & distillation through attention", ICML 2021
+# (arXiv 2012.12877), section 4: a second learned token, after the class token, which a second linear head reads. It was
+# trained on a teacher's answers as the class token was on the labels; at inference the two heads' outputs are averaged.
+#
+# A DeiT without that token is a plain ViT, and DeiT-III is one with LayerScale: see vit.py.
+
+
+@dataclass(frozen=True)
+class DeiTConfig(ViTConfig):
+    """A `ViTConfig` whose tokens are class token, distillation token, patches."""
+
+    preset: Preset = "imagenet"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.registers or self.pre_logits or (self.pooling, self.final_norm) != ("class", "before_pooling"):
+            raise ValueError("a distilled DeiT pools its class and distillation tokens after the final norm, no others")
+
+    @property
+    def prefix(self) -> int:
+        return 2
+
+
+class DistilledVisionTransformer(VisionTransformer):
+    """Image in; class logits out, or features where `config.num_classes` is 0.
+
+    As `VisionTransformer`; the pooled features are the mean of the class and the distillation token.
+    """
+
+    def __init__(self, config: DeiTConfig) -> None:
+        super().__init__(config)
+        self.dist_token = nn.Parameter(torch.empty(1, 1, config.width))
+        self.head_dist = linear_head(config)
+        nn.init.trunc_normal_(self.dist_token, std=0.02)
+        if isinstance(self.head_dist, nn.Linear):
+            nn.init.trunc_normal_(self.head_dist.weight, std=0.02)
+            if self.head_dist.bias is not None:
+                nn.init.zeros_(self.head_dist.bias)
+
+    def prefix_tokens(self) -> list[Tensor]:
+        return [*super().prefix_tokens(), self.dist_token]
+
+    def forward(self, image: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        tokens = self.encode(image)
+        of_labels, of_teacher = self.head(tokens[:, 0]), self.head_dist(tokens[:, 1])
+        mean = (of_labels + of_teacher) / 2
+        return mean if self.config.num_classes else (mean, tokens[:, self.config.prefix :])
+
+
+# --- The text encoders of CLIP and SigLIP: a pre-norm Transformer over tokens, one of which becomes the features ------
+# Sources: Radford et al., "Learning Transferable Visual Models From Natural Language Supervision", ICML 2021 (arXiv
+# 2103.00020), section 2.4: each token sees itself and those before it, and the features are those of the end token.
+# Zhai et al., "Sigmoid Loss for Language Image Pre-Training", ICCV 2023 (arXiv 2303.15343): every token sees all of
+# them, padding too, and the features are those of the last one.
+#
+# Parameter names are those of our Vision Transformer, so that both towers are read alike.
+
+
+TextPooling: TypeAlias = Literal["end", "highest", "last"]
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """`length`: tokens of every text, padded. `features`: width of what is given. `end`: the token whose features are
+    taken, by `pooling` "end" at the first place where it stands; "highest" at the first place of the largest token
+    number (CLIP's own rule, whose end token has the largest), "last" at the last place."""
+
+    vocabulary: int
+    length: int
+    width: int
+    depth: int
+    heads: int
+    hidden: int
+    features: int
+    layer_norm_eps: float
+    activation: Activation
+    causal: bool
+    pooling: TextPooling
+    end: int
+    head_bias: bool
+
+
+class CausalSelfAttention(SelfAttention):
+    """Self-attention in which a token sees itself and those before it. Float [b, n, d] -> [b, n, d]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, tokens, width = x.shape
+        qkv = self.qkv(x).reshape(-1, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        query, key, value = qkv.unbind(0)  # each [b, h, n, e]
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.proj(mixed.transpose(1, 2).reshape(-1, tokens, width))
+
+
+class TextBlock(nn.Module):
+    """x + MSA(LN(x)), then x + MLP(LN(x)). Float [b, n, d] -> [b, n, d]."""
+
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        width, eps = config.width, config.layer_norm_eps
+        attention = CausalSelfAttention if config.causal else SelfAttention
+        self.norm1 = nn.LayerNorm(width, eps=eps)
+        self.attn = attention(width, config.heads)
+        self.norm2 = nn.LayerNorm(width, eps=eps)
+        self.mlp = MLP(width, config.hidden, config.activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class TextEncoder(nn.Module):
+    """Token numbers int64 [b, length] in, features float32 [b, features] out, not normalised to length 1."""
+
+    places: Tensor
+
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.token_embed = nn.Embedding(config.vocabulary, config.width)
+        self.pos_embed = nn.Parameter(torch.zeros(1, config.length, config.width))
+        self.blocks = nn.ModuleList(TextBlock(config) for _ in range(config.depth))
+        self.norm = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
+        self.head = nn.Linear(config.width, config.features, bias=config.head_bias)
+        self.register_buffer("places", torch.arange(config.length)[None], persistent=False)
+
+    def forward(self, text: Tensor) -> Tensor:
+        x = self.token_embed(text) + self.pos_embed
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.pool(self.norm(x), text))
+
+    def pool(self, tokens: Tensor, text: Tensor) -> Tensor:
+        """[b, n, d] -> [b, d]. One row is chosen by a product with zeros and a one: an index would bring the size of
+        the batch into the graph."""
+        if self.config.pooling == "last":
+            return tokens[:, -1]
+        marks = text if self.config.pooling == "highest" else (text == self.config.end).to(torch.int64)
+        place = marks.argmax(dim=-1, keepdim=True)
+        chosen = (self.places == place).to(tokens.dtype)
+        return (chosen[:, None] @ tokens)[:, 0]

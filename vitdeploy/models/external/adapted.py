@@ -22,15 +22,22 @@ from vitdeploy.graph.io.meanings import (
     of_problem,
     of_training,
 )
-from vitdeploy.models.external.any_outputs import name_of, names_beside
-from vitdeploy.models.external.dense_outputs import sizes_of_patches
-from vitdeploy.models.external.endings import Watched, watched
 from vitdeploy.models.external.libraries import where
-from vitdeploy.models.external.outputs import ROWS, map_of, other_tasks, recognised
+from vitdeploy.models.external.outputs import (
+    ROWS,
+    Watched,
+    map_of,
+    name_of,
+    names_beside,
+    other_tasks,
+    recognised,
+    sizes_of_patches,
+    watched,
+)
 from vitdeploy.models.external.sizes import FewTokens, QueriesTaken, nearest_sizes, runs, smallest_size
 from vitdeploy.models.family import Signature, few_tokens
-from vitdeploy.models.model_folder.config import backbone_size, sides
-from vitdeploy.runtime.tensors import last_resort
+from vitdeploy.models.model_folder.folder import backbone_size, sides
+from vitdeploy.runtime.values import last_resort
 from vitdeploy.spec import INVERSE_ASSUMED, Task, TensorSpec
 
 IMAGE_SIZE = (224, 224)

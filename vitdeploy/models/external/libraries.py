@@ -7,7 +7,7 @@ import traceback
 from pathlib import Path
 
 import vitdeploy
-from vitdeploy.models.libraries import last_line
+from vitdeploy.models.source import last_line
 
 
 def where(error: BaseException) -> str:

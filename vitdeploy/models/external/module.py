@@ -1,22 +1,120 @@
-"""A module of the user's own, with what has to be known of it: what a function returned, or one that is in memory."""
+"""Modules of others: from a function, a file or an object, with their size and preprocessing."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+import difflib
+import hashlib
+import importlib
+import importlib.metadata
+import random
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import FrameType, ModuleType
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import vitdeploy
 from vitdeploy.errors import CheckpointError, UserCodeError
-from vitdeploy.models.external.adapted import IMAGE_SIZE, adapt, size_of, size_within
-from vitdeploy.models.external.own_scaling import with_own_scaling
-from vitdeploy.models.libraries import last_line
+from vitdeploy.models.checkpoints.fit import load_state
+from vitdeploy.models.checkpoints.read import read_tensors
+from vitdeploy.models.checkpoints.unsupported import refuse_state
+from vitdeploy.models.external.adapted import IMAGE_SIZE, SEED, adapt, size_of, size_within
+from vitdeploy.models.external.libraries import where
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.model_folder.image_processor import timm_preprocess
-from vitdeploy.runtime.labels import number_of_classes
+from vitdeploy.models.pixel_range import Floats, scaling_of, settled
+from vitdeploy.models.source import last_line
+from vitdeploy.runtime.values import number_of_classes
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, Task
+
+# --- How a module scales its own pixels: its forward pass up to the first layer, for a few images ---------------------
+# The module's own code runs, under a mode of PyTorch that sees each operator. Operators that scale, shift and move
+# values are followed from the image on; the pass ends at the first other one that reads what they made.
+
+
+MOVES = (
+    *("_reshape_alias", "_to_copy", "_unsafe_view", "alias", "cat", "clone", "detach", "expand", "flip", "index"),
+    *("index_select", "lift_fresh", "permute", "select", "slice", "split", "split_with_sizes", "squeeze", "stack"),
+    *("transpose", "unbind", "unsqueeze", "view"),
+    # Of values that are even, or lie between the bounds, as those that are tried are.
+    *("_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "clamp", "clamp_max", "clamp_min", "upsample_bicubic2d"),
+    *("upsample_bilinear2d", "upsample_nearest2d"),
+)
+NORMS = ("_batch_norm_no_update", "_native_batch_norm_legit_no_training", "native_batch_norm")
+# Of these one operand may be of the image, or both; of the others one alone.
+SUMS, PRODUCTS = ("add", "rsub", "sub"), ("div", "mul", "neg")
+
+
+class _Reached(BaseException):
+    """The first layer is reached; no module takes it for an error of its own."""
+
+
+class _Following(TorchDispatchMode):
+    """`values`: what the first layer read of the image."""
+
+    def __init__(self, image: Tensor) -> None:
+        super().__init__()
+        self.followed = [image]
+        self.values: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        operands = list(_tensors((args, kwargs or {})))
+        reads = [value for value in operands if any(value is image for image in self.followed)]
+        if not reads:
+            return func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("aten::").rstrip("_")
+        linear = name in (*MOVES, *SUMS) or (name in (*PRODUCTS, *NORMS) and reads == [args[0]])
+        linear |= name == "mul" and len(reads) == 1
+        if not linear:
+            self.values = reads
+            raise _Reached
+        made = func(*args, **(kwargs or {}))
+        self.followed += _tensors(made[:1] if name in NORMS else made)
+        return made
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    leaves, _ = torch.utils._pytree.tree_flatten(values)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def first_values(module: nn.Module, images: Floats) -> list[Floats]:
+    """What the first layer of a module reads of images; [] where the module does not come so far."""
+    image = torch.from_numpy(images.copy())  # which the module may change
+    following = _Following(image)
+    try:
+        with torch.no_grad(), following:
+            module(image)
+    except _Reached:
+        pass
+    except Exception:  # a scripted module wraps whatever ends it
+        return [value.numpy() for value in following.values]
+    return [value.numpy() for value in following.values]
+
+
+def with_own_scaling(original: LoadedModel, assumed: str | None) -> LoadedModel:
+    """The model with the pixels that its own scaling asks for, and notes on it; `assumed` as of `settled`."""
+    signature, spec = original.signature, original.preprocess
+    assert spec is not None
+    scaling = scaling_of(lambda images: first_values(original.module, images), spec.channels, signature.image_size)
+    spec, notes = settled(spec, scaling, assumed)
+    return dataclasses.replace(original, preprocess=spec, notes=(*original.notes, *notes))
+
+
+# --- A module of the user's own, with what has to be known of it ------------------------------------------------------
+# what a function returned, or one that is in memory.
+
 
 ASSUMED = "the module does not say how images are prepared: mean = std = 0.5 is assumed"
 # Tasks whose answer is about an image as such: its short side is resized, and the middle is cut out.
@@ -140,3 +238,306 @@ def _channels(model: nn.Module) -> int:
     """Input channels of the first convolution; 3 where there is none."""
     first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
     return first.in_channels if first is not None else 3
+
+
+# --- The working folder as a place for the modules of a user's own model, and for nobody else's imports ---------------
+# Python looks for every import in the folder that a program was started in. There a folder called `triton` is then
+# taken for the package of that name, by PyTorch too, which asks for it while it exports. So that folder is on no path
+# of ours (`runtime.interpreter`), and this finder shows it to the code that lies in it alone.
+
+
+# Frames between an import and who asks for it.
+MACHINERY = ("<frozen importlib", str(Path(importlib.__file__).parent))
+PROBES = ("<frozen importlib.util>", str(Path(importlib.__file__).parent / "util.py"))
+INSTALLED = {"site-packages", "dist-packages"}
+STANDARD = Path(sysconfig.get_path("stdlib"))
+
+
+class WorkingFolder(MetaPathFinder):
+    """Finds the modules of one folder.
+
+    For code of this folder they come first, as for a script that is started there; folders without `__init__.py` come
+    last. Libraries that this code calls find its modules by name while the model is built (a pickle, a registry).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.named = ""
+        self.building = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if path is not None:  # of a package, which has a path of its own
+            return None
+        spec = PathFinder.find_spec(fullname, [str(self.folder)])
+        if spec is None:
+            return None
+        asked_by_own = fullname == self.named or is_own(_asking(), self.folder)
+        if spec.origin is None:  # a folder without __init__.py: whatever else has the name is meant
+            return spec if asked_by_own and not self._elsewhere(fullname) else None
+        if asked_by_own:
+            return spec
+        return spec if self.building and not _probed() and not self._elsewhere(fullname) else None
+
+    def _elsewhere(self, name: str) -> bool:
+        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        return any(finder.find_spec(name, None) is not None for finder in others)
+
+    @contextlib.contextmanager
+    def build(self) -> Iterator[None]:
+        """While the user's own code makes a model."""
+        self.building = True
+        try:
+            yield
+        finally:
+            self.building = False
+
+    def import_module(self, name: str) -> ModuleType:
+        """Import the module that the user named; its errors propagate."""
+        importlib.invalidate_caches()
+        self.named = name.partition(".")[0]
+        try:
+            return importlib.import_module(name)
+        finally:
+            self.named = ""
+
+    def hidden(self, name: str) -> str | None:
+        """The file of a module that is loaded already, where it hides one of this folder; None otherwise."""
+        top = name.partition(".")[0]
+        loaded = sys.modules.get(top)
+        spec = PathFinder.find_spec(top, [str(self.folder)]) if loaded is not None else None
+        if spec is None or spec.origin is None:
+            return None
+        file = getattr(loaded, "__file__", None)
+        same = file is not None and Path(file).resolve() == Path(spec.origin).resolve()
+        return None if same else file or "Python itself"
+
+
+def shown_folder() -> WorkingFolder:
+    """The finder of the working folder, which stays: a model may import when it first runs."""
+    folder = Path.cwd()
+    for finder in sys.meta_path:
+        if isinstance(finder, WorkingFolder) and finder.folder == folder:
+            return finder
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, WorkingFolder)]
+    added = WorkingFolder(folder)
+    sys.meta_path.insert(sys.meta_path.index(PathFinder), added)
+    return added
+
+
+def is_own(file: str | None, folder: Path) -> bool:
+    """Whether a code file in this folder is the user's own, not part of an environment in the folder."""
+    if not file or file.startswith("<"):
+        return False
+    path = Path(file)
+    return path.is_relative_to(folder) and not INSTALLED & set(path.parts) and not path.is_relative_to(STANDARD)
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_filename != __file__:
+            yield frame
+        frame = frame.f_back
+
+
+def _asking() -> str | None:
+    """The file of the code that asks for an import."""
+    files = (frame.f_code.co_filename for frame in _frames())
+    return next((file for file in files if not file.startswith(MACHINERY)), None)
+
+
+def _probed() -> bool:
+    """Whether the caller only checks that such a module exists, as libraries do for optional ones."""
+    for frame in _frames():
+        if not frame.f_code.co_filename.startswith(MACHINERY):
+            return False
+        if frame.f_code.co_filename in PROBES:
+            return True
+    return False
+
+
+# --- Load the module, with its weights, that a user's own function returns; the working folder is searched too --------
+
+
+WANTED = "a function that takes nothing and returns a torch.nn.Module"
+
+
+def from_function(
+    reference: str,
+    image_size: tuple[int, int] | None,
+    checkpoint: Path | None = None,
+    task: Task | None = None,
+    preprocess: PreprocessSpec | None = None,
+) -> LoadedModel:
+    """Call `package.module:function` without arguments; the result gets the weights of `checkpoint` if given.
+
+    `preprocess` None: as the module's `pretrained_cfg` says (timm's modules have it), else as `described` assumes.
+
+    Raises:
+        UserCodeError: no such module or function, it fails, or it returns something other than a torch.nn.Module.
+        CheckpointError, MissingFileError, PickleError, NonFiniteWeightsError: the checkpoint does not fit the module.
+    """
+    model = _call(_function(reference), reference)
+    notes = [f"{reference} returned a {type(model).__name__}"]
+    if checkpoint is not None:
+        state, remarks = read_tensors(checkpoint)
+        try:
+            told = load_state(model, state, str(checkpoint))
+        except CheckpointError:
+            refuse_state(str(checkpoint), state)  # which says what it is, where that is known
+            raise
+        notes += [*remarks, *told, f"its weights are those of {checkpoint.name}"]
+    return described(model, reference, image_size, preprocess=preprocess, task=task, notes=notes)
+
+
+def _function(reference: str) -> Callable[[], Any]:
+    module_name, _, function_name = reference.partition(":")
+    if not module_name or not function_name:
+        raise UserCodeError(
+            f"{reference!r} names no function",
+            wanted="package.module:function",
+            fix="for build() in my_model.py: --model my_model:build",
+        )
+    folder = shown_folder()
+    if (file := folder.hidden(module_name)) is not None:
+        raise UserCodeError(
+            f"{module_name} in the working folder has the name of another module, which is loaded already",
+            found=file,
+            wanted="a name of its own",
+            fix="rename the file",
+        )
+    try:
+        with folder.build():
+            module = folder.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        raise UserCodeError(
+            f"{module_name} cannot be imported",
+            found=where(error),
+            wanted="a module on the Python path, or in the working folder",
+            fix=f"name it without .py: {module_name[:-3]}:{function_name}" if module_name.endswith(".py") else "",
+        ) from None
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        names = [name for name in vars(module) if callable(getattr(module, name)) and not name.startswith("_")]
+        near = difflib.get_close_matches(function_name, names, n=1)
+        raise UserCodeError(
+            f"{module_name} has no function {function_name!r}",
+            found=", ".join(names)[:200] or "no function",
+            wanted=WANTED,
+            fix=f"did you mean {module_name}:{near[0]}?" if near else "",
+        )
+    return function
+
+
+def _call(function: Callable[[], Any], reference: str) -> nn.Module:
+    try:
+        # The model is built again in other processes; weights that it draws must be the same there.
+        with _seeded(), shown_folder().build():
+            model = function()
+    except (Exception, SystemExit) as error:
+        raise UserCodeError(f"{reference} failed", found=where(error), wanted=WANTED) from None
+    return require_module(model, f"{reference} returned no model").float().eval()
+
+
+@contextlib.contextmanager
+def _seeded() -> Iterator[None]:
+    """The generators of PyTorch, numpy and Python, seeded, and afterwards as they were before."""
+    before = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(SEED)
+            np.random.seed(SEED)
+            random.seed(SEED)
+            yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+
+
+# --- The identity of an external module -------------------------------------------------------------------------------
+# as digests of all that its answers depend on; equal identities share artifacts.
+#
+# No checkpoint file stands for such a module. Its code may change with the same weights, and its weights with the same
+# code; and neither shows what a function reads, draws at random or downloads.
+
+
+IDENTITY_SEED = 0
+OURS = Path(vitdeploy.__file__).parent
+
+
+def weights_digest(module: nn.Module) -> str:
+    """SHA-256 of all parameters and buffers, those too that no checkpoint holds: names, types, shapes and numbers."""
+    total = hashlib.sha256()
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        total.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        total.update(_bytes(tensor))
+    return total.hexdigest()
+
+
+def identity(original: LoadedModel) -> str:
+    """SHA-256 of the weights, the structure as the module prints it, the user's code that is loaded, the versions of
+    the packages that its layers are of, and the answers to two seeded images where it takes images."""
+    module = original.module
+    total = hashlib.sha256(f"{weights_digest(module)}\n{module}\n".encode())
+    for line in (*_packages(module), *_code()):
+        total.update(f"{line}\n".encode())
+    signature = original.signature
+    if not signature.channels:
+        return total.hexdigest()
+    generator = torch.Generator().manual_seed(IDENTITY_SEED)
+    images = torch.randn(2, signature.channels, *signature.image_size, generator=generator)
+    with torch.no_grad():
+        answers = module(images)
+    for answer in answers if isinstance(answers, tuple) else (answers,):
+        total.update(_bytes(answer))
+    return total.hexdigest()
+
+
+def identity_in_memory(original: LoadedModel) -> str:
+    """`identity` of a module whose code may lie in no file, as a notebook's: SHA-256 of the weights and of the program
+    that PyTorch traces of its code. Where it cannot be traced: `identity`."""
+    signature = original.signature
+    images = torch.zeros(2, signature.channels, *signature.image_size)
+    batch = ({0: torch.export.Dim.DYNAMIC},)
+    try:
+        with torch.no_grad():
+            program = torch.export.export(original.module, (images,), dynamic_shapes=batch, strict=False)
+    except Exception:  # the export says what is wrong with it
+        return identity(original)
+    total = hashlib.sha256(weights_digest(original.module).encode())
+    for name, part in program.graph_module.named_modules():
+        if isinstance(part, torch.fx.GraphModule):
+            total.update(f"{name}\n{part.graph}\n".encode())
+    for name, constant in sorted(program.constants.items()):
+        total.update(name.encode())
+        if isinstance(constant, Tensor):
+            total.update(_bytes(constant))
+    return total.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _packages(module: nn.Module) -> list[str]:
+    """The installed packages that the layers' classes are of, with the versions of their distributions."""
+    names = {type(layer).__module__.partition(".")[0] for layer in module.modules()} - {"torch", "vitdeploy"}
+    files = {name: getattr(sys.modules.get(name), "__file__", None) or "" for name in names}
+    installed = [name for name, file in files.items() if INSTALLED & set(Path(file).parts)]
+    known = importlib.metadata.packages_distributions() if installed else {}
+    return sorted(
+        {f"{name} {each} {importlib.metadata.version(each)}" for name in installed for each in known.get(name, ())}
+    )
+
+
+def _code() -> list[str]:
+    """The files of all loaded modules that are neither Python's, nor installed, nor ours, with their digests."""
+    files = {Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
+    own = sorted(file for file in files if file.suffix == ".py" and file.is_file() and not _known(file))
+    return sorted(f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in own)
+
+
+def _known(file: Path) -> bool:
+    return bool(INSTALLED & set(file.parts)) or file.is_relative_to(OURS) or file.is_relative_to(STANDARD)

@@ -1,17 +1,281 @@
-"""What a module that is not ours returned, as the outputs of a task: a row per task."""
+"""What a module of others returns, by the names and shapes of its outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import field as endings_field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from vitdeploy.graph.io.meanings import OUTPUTS
-from vitdeploy.models.external import any_outputs, dense_outputs, image_outputs, instance_outputs, keypoint_outputs
-from vitdeploy.models.external.output_row import Output, OutputRow, field, tensors_of
-from vitdeploy.models.model_folder.objects import reading_rule
-from vitdeploy.spec import PostprocessSpec, Task, TensorSpec
+from vitdeploy.graph.io.meanings import OUTPUTS, Ending
+from vitdeploy.models.model_folder.folder import reading_rule, sides
+from vitdeploy.spec import (
+    HEATMAPS,
+    RECONSTRUCTION,
+    DepthSpec,
+    ImageSpec,
+    InstanceSpec,
+    KeypointSpec,
+    Postprocess,
+    PostprocessSpec,
+    SegmentationSpec,
+    Task,
+    TensorSpec,
+    TensorsSpec,
+)
+
+# --- The row of a task among those that recognise what a module returned, and what such rows share --------------------
+
+
+Output = tuple[str, Tensor]
+
+
+@dataclass(frozen=True)
+class OutputRow:
+    """How a task's outputs are found in what a module returned.
+
+    find: takes that, and whether the user asked for this task, or the module says that it is made for it; returns the
+        outputs by the names of `family.Signature`, [] if it is not of the task. A bare tensor may be of several tasks:
+        which have to be asked for.
+    wanted: the outputs in words.
+    postprocess: what the outputs mean, from the module and their shapes.
+    """
+
+    task: Task
+    find: Callable[[Any, bool], list[Output]]
+    wanted: str
+    postprocess: Callable[[nn.Module, Sequence[TensorSpec]], Postprocess | None] = lambda model, outputs: None
+
+
+def tensors_of(result: Any, *lengths: int) -> Sequence[Tensor]:
+    """The tensors of a tuple or list that is made of tensors alone, of one of these lengths; () of all else."""
+    several = isinstance(result, tuple | list) and not isinstance(result, Mapping) and len(result) in lengths
+    return result if several and all(isinstance(each, Tensor) for each in result) else ()
+
+
+def field(result: Any, *names: str) -> Tensor | None:
+    """The first of these fields of a mapping, such as transformers' outputs, that is a tensor."""
+    fields: Mapping[str, Any] = result if isinstance(result, Mapping) else {}
+    return next((fields[name] for name in names if isinstance(fields.get(name), Tensor)), None)
+
+
+# --- Whatever tensors a module returned, for the task of last resort --------------------------------------------------
+
+
+# What every runtime has, and numpy too.
+DTYPES = (torch.float32, torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.int8, torch.bool)
+INPUT = "image"
+
+
+def _tensors(result: Any, asked: bool) -> list[Output]:
+    """Every tensor, however deep in tuples and mappings; [] where one is of a type that no runtime gives."""
+    found = [(name or "output", tensor) for name, tensor in _named(result, "")]
+    if not found or any(tensor.dtype not in DTYPES or not tensor.ndim or not tensor.numel() for _, tensor in found):
+        return []
+    taken: dict[str, Tensor] = {}
+    for name, tensor in found:
+        free = re.sub(r"\W", "_", name)
+        while free in taken or free == INPUT:
+            free += "_"
+        taken[free] = tensor
+    return list(taken.items())
+
+
+def _named(result: Any, name: str) -> Iterator[Output]:
+    if isinstance(result, Tensor):
+        yield name, result
+    elif isinstance(result, Mapping):
+        for key, value in result.items():
+            yield from _named(value, f"{name}_{key}" if name else str(key))
+    elif isinstance(result, tuple | list):
+        for index, value in enumerate(result):
+            yield from _named(value, f"{name or 'output'}_{index}")
+
+
+def name_of(result: Any, tensor: Tensor) -> str:
+    """By which name a module returned a tensor; "" of a bare one."""
+    return next((name for name, each in _named(result, "") if each is tensor), "")
+
+
+def names_beside(result: Any, outputs: Sequence[Tensor]) -> tuple[str, ...]:
+    """The names of what a module returned beside these, and beside what these are views of."""
+    kept = {tensor.untyped_storage().data_ptr() for tensor in outputs}
+    return tuple(name for name, each in _named(result, "") if each.untyped_storage().data_ptr() not in kept)
+
+
+def _exact(model: nn.Module, outputs: Sequence[TensorSpec]) -> TensorsSpec:
+    return TensorsSpec(tuple(tensor.name for tensor in outputs if not tensor.dtype.startswith("float")))
+
+
+ROW = OutputRow("tensors", _tensors, "any tensors [batch, ...] (--task tensors)", _exact)
+
+
+# --- What modules with an answer for every pixel return: classes, or depth --------------------------------------------
+
+
+# transformers' own post-processing enlarges the masks to this size first, whatever the input's is.
+MASK2FORMER_MASKS = (384, 384)
+# Classes of transformers whose predicted depth is in metres; all others say it in their config, or are relative.
+METRIC = ("ZoeDepthFor", "GLPNFor", "DepthProFor", "PromptDepthAnythingFor")
+
+
+def _class_maps(result: Any, asked: bool) -> list[Output]:
+    """Logits [b, c, h, w] by their name, a tensor alone only where it is asked for; queries with masks."""
+    if isinstance(result, Mapping):
+        classes, masks = field(result, "class_queries_logits"), field(result, "masks_queries_logits")
+        if classes is not None and masks is not None:
+            return [("class_logits", classes), ("masks", masks)]
+        logits = field(result, "logits", *(["out"] if asked else []))  # torchvision's
+    elif asked:
+        logits = result if isinstance(result, Tensor) else None
+    else:
+        return []
+    return [("logits", logits)] if logits is not None and logits.ndim == 4 and logits.shape[1] > 1 else []
+
+
+def _segmentation(model: nn.Module, outputs: Sequence[TensorSpec]) -> SegmentationSpec:
+    return SegmentationSpec() if outputs[0].name == "logits" else SegmentationSpec("queries", mask_size(model))
+
+
+def mask_size(model: nn.Module) -> tuple[int, int] | None:
+    """(height, width) to which transformers' processor enlarges the masks of this class first; None if it does not."""
+    name = type(model).__name__
+    if name.startswith("Mask2Former"):
+        return MASK2FORMER_MASKS
+    return sides(getattr(getattr(model, "config", None), "image_size", None)) if name.startswith("Eomt") else None
+
+
+def _depth_maps(result: Any, asked: bool) -> list[Output]:
+    """Depth [b, h, w] by its name; a tensor alone, also [b, 1, h, w], only where it is asked for."""
+    depth = field(result, "predicted_depth")
+    if depth is None and asked:
+        depth = result if isinstance(result, Tensor) else field(result, "depth")
+    if depth is None or not (depth.ndim == 3 or (depth.ndim == 4 and depth.shape[1] == 1)):
+        return []
+    return [("depth", depth)]
+
+
+def _depth(model: nn.Module, outputs: Sequence[TensorSpec]) -> DepthSpec:
+    config = getattr(model, "config", None)
+    metric = getattr(config, "depth_estimation_type", None) == "metric" or type(model).__name__.startswith(METRIC)
+    limit = getattr(config, "max_depth", None) if metric else None
+    return DepthSpec("metric" if metric else "inverse", max_depth=float(limit) if limit else None)
+
+
+def sizes_of_patches(model: nn.Module, image_size: tuple[int, int]) -> str | None:
+    """The next smaller and larger image sizes that the model's patches divide, in words; None if they divide this one,
+    or the model does not say its patches."""
+    config = getattr(model, "config", None)
+    parts = (config, getattr(config, "backbone_config", None))
+    patch = next((side for part in parts if isinstance(side := getattr(part, "patch_size", None), int)), None)
+    if not patch or not any(side % patch for side in image_size):
+        return None
+    down, up = (
+        [max(1, side // patch + more) * patch if side % patch else side for side in image_size] for more in (0, 1)
+    )
+    return f"{down[0]}x{down[1]} or {up[0]}x{up[1]}, which patches of {patch} pixels divide"
+
+
+SEGMENTATION = OutputRow(
+    "segmentation",
+    _class_maps,
+    "logits [batch, classes, height, width]; class_queries_logits and masks_queries_logits",
+    _segmentation,
+)
+DEPTH = OutputRow("depth", _depth_maps, "predicted_depth [batch, height, width]", _depth)
+
+
+# --- Recognises the picture that an image-to-image model gives --------------------------------------------------------
+
+
+def _picture(result: Any, asked: bool) -> list[Output]:
+    """[b, c, h, w] of 1 or 3 channels: by transformers' name, a tensor alone only where it is asked for."""
+    found = result if isinstance(result, Tensor) and asked else field(result, RECONSTRUCTION)
+    return [(RECONSTRUCTION, found)] if found is not None and found.ndim == 4 and found.shape[1] in (1, 3) else []
+
+
+IMAGE_ROW = OutputRow(
+    "image-to-image", _picture, "reconstruction [batch, 1 or 3, height, width]", lambda model, outputs: ImageSpec()
+)
+
+
+# --- Recognises the queries with masks of an instance segmentation model ----------------------------------------------
+
+
+# transformers' processor of EoMT shows what has this score.
+EOMT_THRESHOLD = 0.8
+# The class of transformers whose queries with boxes and masks are instances; those of all others are panoptic.
+RF_DETR = "RfDetrForInstanceSegmentation"
+
+
+def _queries(result: Any, asked: bool) -> list[Output]:
+    """Only where it is asked for: semantic models have the same outputs."""
+    if not asked or not isinstance(result, Mapping) or field(result, "pred_boxes") is not None:
+        return []
+    classes = field(result, "class_queries_logits", "pred_logits")
+    return _pair(classes, field(result, "masks_queries_logits", "pred_masks"))
+
+
+def _with_boxes(result: Any, asked: bool) -> list[Output]:
+    """Only where it is asked for: panoptic models have the same outputs. The masks say more than the boxes."""
+    if not asked or not isinstance(result, Mapping) or field(result, "pred_boxes") is None:
+        return []
+    return _pair(field(result, "logits", "pred_logits"), field(result, "pred_masks"))
+
+
+def _pair(classes: Tensor | None, masks: Tensor | None) -> list[Output]:
+    if classes is None or masks is None or (classes.ndim, masks.ndim) != (3, 4):
+        return []
+    return [("class_logits", classes), ("masks", masks)]
+
+
+def _spec(model: nn.Module, outputs: Sequence[TensorSpec]) -> InstanceSpec:
+    """As transformers' processor of the class reads them; as Mask2Former's of a class that is not theirs."""
+    if type(model).__name__.startswith("Eomt"):
+        return InstanceSpec("softmax", "queries", mask_size(model), "bilinear", EOMT_THRESHOLD)
+    return InstanceSpec(mask_size=mask_size(model))
+
+
+QUERIES = OutputRow(
+    "instance-segmentation", _queries, "class_queries_logits and masks_queries_logits, with --task", _spec
+)
+DETECTOR = OutputRow(
+    "instance-segmentation",
+    _with_boxes,
+    "logits, pred_boxes and pred_masks of independent scores (RF-DETR), with --task",
+    lambda model, outputs: InstanceSpec("sigmoid", enlarge="bilinear"),
+)
+
+
+# --- Recognises the heat maps of a model of key points ----------------------------------------------------------------
+
+
+def _heatmaps(result: Any, asked: bool) -> list[Output]:
+    """[b, k, h, w] by the name of transformers and mmpose, a tensor alone only where it is asked for."""
+    maps = result if isinstance(result, Tensor) and asked else field(result, "heatmaps")
+    return [(HEATMAPS, maps)] if maps is not None and maps.ndim == 4 else []
+
+
+def _points(model: nn.Module, outputs: Sequence[TensorSpec]) -> KeypointSpec:
+    """The lines of a skeleton as transformers' configs have them."""
+    edges = getattr(getattr(model, "config", None), "edges", None)
+    count = KeypointSpec().number_of_classes(outputs) or 0
+    pairs = [tuple(each) for each in edges] if isinstance(edges, list | tuple) else []
+    fits = all(len(pair) == 2 and all(type(end) is int and 0 <= end < count for end in pair) for pair in pairs)
+    return KeypointSpec(skeleton=tuple((a, b) for a, b in pairs) if fits else ())
+
+
+KEYPOINT_ROW = OutputRow("keypoints", _heatmaps, "heatmaps [batch, points, height, width]", _points)
+
+
+# --- What a module that is not ours returned, as the outputs of a task: a row per task --------------------------------
+
 
 # Of a mapping, the names of an embedding.
 VECTORS = ("image_embeds", "pooler_output", "features", "embedding", "embeddings")
@@ -27,14 +291,14 @@ def recognised(result: Any, task: Task | None) -> tuple[OutputRow, list[Output]]
         return recognised(result[0], task)
     for row in sorted(ROWS, key=lambda row: row.task != task):
         outputs = row.find(result, row.task == task)
-        if outputs and (row is any_outputs.ROW or all(tensor.is_floating_point() for _, tensor in outputs)):
+        if outputs and (row is ROW or all(tensor.is_floating_point() for _, tensor in outputs)):
             return row, outputs
     return None
 
 
 def other_tasks(result: Any, task: Task) -> tuple[Task, ...]:
     """The other tasks, best first, that find their outputs if they are asked for; not that of last resort."""
-    rows = [row for row in ROWS if row.task != task and row is not any_outputs.ROW and row.find(result, True)]
+    rows = [row for row in ROWS if row.task != task and row is not ROW and row.find(result, True)]
     return tuple(dict.fromkeys(row.task for row in rows))
 
 
@@ -113,13 +377,90 @@ OBJECTS = "logits [batch, queries, classes] and boxes [batch, queries, 4]"
 ROWS = (
     OutputRow("panoptic", _segments, f"{OBJECTS}, and masks [batch, queries, height, width]", _object_scores),
     OutputRow("detection", _objects, OBJECTS, _object_scores),
-    dense_outputs.SEGMENTATION,
-    instance_outputs.QUERIES,
-    instance_outputs.DETECTOR,
-    dense_outputs.DEPTH,
+    SEGMENTATION,
+    QUERIES,
+    DETECTOR,
+    DEPTH,
     OutputRow("classification", _classes, "logits [batch, classes]"),
-    keypoint_outputs.ROW,
-    image_outputs.ROW,
+    KEYPOINT_ROW,
+    IMAGE_ROW,
     OutputRow("features", _features, "features [batch, width]"),
-    any_outputs.ROW,
+    ROW,
 )
+
+
+# --- How the output of a module ends, seen in one run of it: the operator and the layer that gave its numbers ---------
+
+
+# Operators of ATen: what keeps the numbers of rows, or averages them, tells nothing of its own.
+_KEEPS = ("mean", "clone", "_to_copy", "index", "gather", "index_select", "select", "cat")
+_ENDINGS: dict[str, Ending] = {
+    **dict.fromkeys(("sigmoid", "sigmoid_", "hardsigmoid"), "sigmoid"),
+    **dict.fromkeys(("mm", "bmm", "native_layer_norm", "native_group_norm", "tanh", "_fused_rms_norm"), "vector"),
+    **dict.fromkeys(("native_batch_norm", "_native_batch_norm_legit_no_training", "cudnn_batch_norm"), "vector"),
+}
+_TOLERANCE = 1e-4
+
+
+@dataclass
+class Watched(TorchDispatchMode):
+    """The last operator and the last layer that wrote to each address; views share it."""
+
+    operators: dict[int, Ending] = endings_field(default_factory=dict)
+    layers: dict[int, str] = endings_field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        first = result[0] if isinstance(result, tuple | list) and result else result
+        if isinstance(first, Tensor):
+            sources = [each.data_ptr() for each in args if isinstance(each, Tensor)]
+            name = func.overloadpacket.__name__
+            if name in _KEEPS and sources:
+                self.operators[first.data_ptr()] = self.operators.get(sources[0], "")
+            elif first.data_ptr() not in sources:  # else a view
+                self.operators[first.data_ptr()] = _ENDINGS.get(name, "")
+        return result
+
+    def layer(self, name: str) -> Callable[..., None]:
+        """A forward hook."""
+
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if isinstance(output, Tensor):
+                self.layers[output.data_ptr()] = name
+
+        return hook
+
+    def ending(self, output: Tensor) -> Ending:
+        """Of [batch, width]: by its numbers where these tell, else by the operator."""
+        rows = output.detach().double()
+        if rows.shape[1] > 1 and bool(rows.isfinite().all()):
+            if bool((rows >= 0).all()) and _all_one(rows.sum(1)):
+                return "softmax"
+            if bool((rows <= 0).all()) and _all_one(rows.exp().sum(1)):
+                return "log"
+            if _all_one(rows.norm(dim=1)):
+                return "vector"
+        return self.operators.get(output.data_ptr(), "")
+
+
+def _all_one(numbers: Tensor) -> bool:
+    return bool(((numbers - 1).abs() < _TOLERANCE).all())
+
+
+def watched(model: nn.Module, run: Callable[[], Any]) -> tuple[Any, Watched]:
+    """What `run` returns, and what it did. A module that cannot be watched is run alone."""
+    watch = Watched()
+    with contextlib.ExitStack() as hooks:
+        for name, layer in model.named_modules():
+            if next(layer.children(), None) is None:
+                with contextlib.suppress(Exception):  # a layer of TorchScript takes none
+                    hooks.callback(layer.register_forward_hook(watch.layer(name)).remove)
+        try:
+            with watch:
+                return run(), watch
+        except Exception:
+            watch = Watched()
+    return run(), watch

@@ -20,10 +20,9 @@ from torch import nn
 
 import vitdeploy
 from vitdeploy.errors import UserCodeError
-from vitdeploy.models.external.module import copied, from_module, require_module
-from vitdeploy.models.external.working_folder import INSTALLED
-from vitdeploy.models.libraries import last_line
+from vitdeploy.models.external.module import INSTALLED, copied, from_module, require_module
 from vitdeploy.models.loaded import LoadedModel
+from vitdeploy.models.source import last_line
 from vitdeploy.spec import PreprocessSpec, Task
 
 STANDARD, OURS = Path(sysconfig.get_path("stdlib")), Path(vitdeploy.__file__).parent

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.family import Signature
-from vitdeploy.models.model_folder.config import sides
+from vitdeploy.models.model_folder.folder import sides
 from vitdeploy.spec import PromptSpec, TensorSpec
-from vitdeploy.spec.prompts import EMPTY, IOU_SCORES, MASKS, NO_POINT
+from vitdeploy.spec.tasks import EMPTY, IOU_SCORES, MASKS, NO_POINT
 
 # Points and corners of a prompt: they cost little next to the image's thousands of tokens.
 SLOTS = 10

@@ -17,9 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitdeploy.errors import CheckpointError, UnknownModelError
-from vitdeploy.models.architectures.detr import DETR, MIN_SIDE, DETRConfig
-from vitdeploy.models.architectures.detr_masks import DETRPanoptic
-from vitdeploy.models.architectures.resnet import ResNetConfig
+from vitdeploy.models.architectures.detr import DETR, MIN_SIDE, DETRConfig, DETRPanoptic, ResNetConfig
 from vitdeploy.models.family import Family, Hints, Recognised, Signature, refuse_channels
 from vitdeploy.models.keys.detr import to_detr
 from vitdeploy.models.model_folder.image_processor import IMAGENET_MEAN, IMAGENET_STD

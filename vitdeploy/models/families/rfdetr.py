@@ -14,7 +14,7 @@ from math import isqrt
 from torch import Tensor
 
 from vitdeploy.errors import CheckpointError
-from vitdeploy.models.architectures.rfdetr import RFDETR, RFDETRConfig, cross_heads
+from vitdeploy.models.architectures.library_detectors import RFDETR, RFDETRConfig, cross_heads
 from vitdeploy.models.checkpoints.mismatch import listed, patterns
 from vitdeploy.models.family import Family, Hints, Recognised, Signature, refuse_few_tokens
 from vitdeploy.models.keys.rfdetr import RULES

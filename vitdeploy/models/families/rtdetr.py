@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from vitdeploy.errors import CheckpointError
-from vitdeploy.models.architectures.rtdetr import (
+from vitdeploy.models.architectures.library_detectors import (
     RTDETR,
     HGNetV2,
     Kind,

@@ -23,7 +23,7 @@ from vitdeploy.errors import CheckpointError, UnknownModelError
 from vitdeploy.models.architectures.swin import Border, SwinConfig, SwinTransformer
 from vitdeploy.models.family import Family, Hints, Recognised, Signature, refuse_channels
 from vitdeploy.models.keys import swin as keys
-from vitdeploy.models.model_folder.config import stated_size
+from vitdeploy.models.model_folder.folder import stated_size
 from vitdeploy.models.model_folder.image_processor import timm_preprocess
 from vitdeploy.models.names import NAMES
 from vitdeploy.spec import PreprocessSpec, TensorSpec

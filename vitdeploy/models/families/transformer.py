@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vitdeploy.errors import CheckpointError, UnknownModelError
-from vitdeploy.models.architectures.positions import sinusoidal
+from vitdeploy.models.architectures.layers import sinusoidal
 from vitdeploy.models.architectures.transformer import Transformer, TransformerConfig
 from vitdeploy.models.family import Family, Hints, Recognised, Signature
 from vitdeploy.runtime.sequence import SEQUENCE_OUTPUTS

@@ -9,12 +9,11 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from vitdeploy.errors import CheckpointError
-from vitdeploy.models.architectures.deit import DistilledVisionTransformer
-from vitdeploy.models.architectures.positions import resize_positions
-from vitdeploy.models.architectures.vit import Preset, VisionTransformer, ViTConfig
+from vitdeploy.models.architectures.layers import resize_positions
+from vitdeploy.models.architectures.vit import DistilledVisionTransformer, Preset, VisionTransformer, ViTConfig
 from vitdeploy.models.family import Family, Hints, Recognised, Signature, refuse_channels
 from vitdeploy.models.keys import vit_jax, vit_timm, vit_torchvision, vit_transformers
-from vitdeploy.models.keys.vit_names import parse_deit, parse_vit
+from vitdeploy.models.keys.vit import parse_deit, parse_vit
 from vitdeploy.models.keys.vit_transformers import MODEL_TYPES
 from vitdeploy.models.model_folder.image_processor import (
     CLIP_MEAN,

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.architectures.layers import Activation
-from vitdeploy.models.architectures.text_encoder import TextConfig, TextPooling
+from vitdeploy.models.architectures.vit import TextConfig, TextPooling
 from vitdeploy.models.checkpoints.mismatch import listed
 from vitdeploy.models.family import Hints, Recognised
 from vitdeploy.models.keys.text_transformers import TextTower
-from vitdeploy.models.keys.vit_common import as_rows, depth_of, heads_for, image_size_for, measured, recognised
-from vitdeploy.models.model_folder.files import OPEN_CLIP
-from vitdeploy.models.model_folder.open_clip import ALONE, OpenClip
+from vitdeploy.models.keys.vit import as_rows, depth_of, heads_for, image_size_for, measured, recognised
+from vitdeploy.models.model_folder.folder import OPEN_CLIP
+from vitdeploy.models.model_folder.tokenizer import ALONE, OpenClip
 
 IMAGE, TEXT, TRUNK = "visual.", "text.", "visual.trunk."
 # What tells such a state dict with an image tower of OpenCLIP's own.

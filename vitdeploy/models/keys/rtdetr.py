@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vitdeploy.models.architectures.rtdetr import Kind
+from vitdeploy.models.architectures.library_detectors import Kind
 from vitdeploy.models.keys.rules import Rule, apply
 
 _STAGE, _BLOCK = "backbone.res_layers.*.blocks.*", "model.backbone.model.encoder.stages.*.layers.*"

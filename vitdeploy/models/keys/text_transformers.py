@@ -12,9 +12,9 @@ from torch import Tensor
 
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.architectures.layers import Activation
-from vitdeploy.models.architectures.text_encoder import TextConfig
+from vitdeploy.models.architectures.vit import TextConfig
 from vitdeploy.models.checkpoints.mismatch import listed
-from vitdeploy.models.keys.vit_common import merge_attention
+from vitdeploy.models.keys.vit import merge_attention
 from vitdeploy.models.keys.vit_transformers import ACTIVATIONS
 
 PREFIX = "text_model."

@@ -17,14 +17,20 @@ import torch
 from torch import Tensor
 
 from vitdeploy.errors import CheckpointError, UnknownModelError
-from vitdeploy.models.architectures.deit import DeiTConfig
-from vitdeploy.models.architectures.layers import ACTIVATIONS
-from vitdeploy.models.architectures.positions import sincos_2d, sinusoidal
-from vitdeploy.models.architectures.vit import FinalNorm, Pooling, Positions, ViTConfig
+from vitdeploy.models.architectures.layers import ACTIVATIONS, sincos_2d, sinusoidal
+from vitdeploy.models.architectures.vit import DeiTConfig, FinalNorm, Pooling, Positions, ViTConfig
 from vitdeploy.models.family import Hints, Recognised
-from vitdeploy.models.keys.vit_common import depth_of, heads_for, image_size_for, left_out, recognised
-from vitdeploy.models.keys.vit_names import SIZES, parse_deit, parse_vit
-from vitdeploy.models.model_folder.config import stated_size
+from vitdeploy.models.keys.vit import (
+    SIZES,
+    depth_of,
+    heads_for,
+    image_size_for,
+    left_out,
+    parse_deit,
+    parse_vit,
+    recognised,
+)
+from vitdeploy.models.model_folder.folder import stated_size
 
 # The published width with two numbers of heads: DINOv2's giant has 24, and SwiGLU.
 GIANTOPT = SIZES["giantopt"]

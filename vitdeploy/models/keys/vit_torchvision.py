@@ -13,7 +13,7 @@ from torch import Tensor
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.checkpoints.mismatch import listed
 from vitdeploy.models.family import Hints, Recognised
-from vitdeploy.models.keys.vit_common import (
+from vitdeploy.models.keys.vit import (
     as_rows,
     heads_for,
     image_size_for,

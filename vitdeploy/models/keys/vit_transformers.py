@@ -24,7 +24,7 @@ from vitdeploy.models.architectures.layers import Activation
 from vitdeploy.models.architectures.vit import FinalNorm, Pooling, Preset
 from vitdeploy.models.checkpoints.mismatch import listed
 from vitdeploy.models.family import Hints, Recognised
-from vitdeploy.models.keys.vit_common import (
+from vitdeploy.models.keys.vit import (
     as_rows,
     heads_for,
     image_size_for,
@@ -34,7 +34,7 @@ from vitdeploy.models.keys.vit_common import (
     recognised,
     require,
 )
-from vitdeploy.models.model_folder.config import stated_size, vision_part
+from vitdeploy.models.model_folder.folder import stated_size, vision_part
 
 PREFIXES = ("", "vit.", "deit.", "dinov2.", "dinov2_with_registers.", "vision_model.")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vitdeploy.errors import HubError, MissingFileError, MissingPackageError
 from vitdeploy.models.checkpoints.shards import INDEX
-from vitdeploy.models.model_folder.files import (
+from vitdeploy.models.model_folder.folder import (
     CONFIG,
     OPEN_CLIP,
     OPEN_CLIP_WEIGHTS,

@@ -1,4 +1,4 @@
-"""What a model folder says of its tokenizer, as far as `tokenizer.json` alone does not."""
+"""Tokenizers and OpenCLIP's configs in folders of libraries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from typing import Any, Literal
 
 from vitdeploy.errors import CheckpointError, python_command
 from vitdeploy.models.json_file import read_json
-from vitdeploy.spec import Clean, TextSpec
+from vitdeploy.models.model_folder.folder import OPEN_CLIP, sides
+from vitdeploy.models.model_folder.image_processor import CLIP_MEAN, CLIP_STD
+from vitdeploy.spec import CLEANINGS, Clean, Interpolation, PreprocessSpec, TextSpec
+
+# --- What a model folder says of its tokenizer, as far as `tokenizer.json` alone does not -----------------------------
+
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 # The largest vocabularies, of 256,000 tokens, take half of that.
@@ -159,3 +164,168 @@ def _number(tokenizer: Mapping[str, Any], name: object) -> int | None:
     if isinstance(vocabulary, list):
         return next((i for i, row in enumerate(vocabulary) if isinstance(row, list) and row[:1] == [name]), None)
     return None
+
+
+# --- A folder in OpenCLIP's layout ------------------------------------------------------------------------------------
+# `open_clip_config.json` beside weights with OpenCLIP's names, and what it says.
+#
+# Source: `CLIPVisionCfg`, `CLIPTextCfg` and `PreprocessCfg` of open_clip_torch 3.3, whose defaults stand for what the
+# file leaves out. A key that is not read here must have a value that changes nothing.
+
+
+ALONE = "for the image tower alone: --task features"
+# Keys that are read, and those that have no part in what a trained tower computes.
+_VISION = {"layers", "width", "head_width", "patch_size", "image_size", "no_ln_pre", "final_ln_after_pool"}
+_VISION |= {"pool_type", "act_kwargs", "norm_kwargs", "timm_model_name", "timm_pool", "timm_proj", "timm_model_kwargs"}
+_TEXT = {"context_length", "vocab_size", "width", "heads", "layers", "no_causal_mask", "pool_type", "eos_id"}
+_TEXT |= {"act_kwargs", "norm_kwargs", "hf_tokenizer_name", "tokenizer_kwargs"}
+_BY_TENSORS = {"mlp_ratio", "ls_init_value", "pos_embed_type", "proj_bias", "timm_proj_bias"}
+_OF_TRAINING = {"patch_dropout", "output_tokens", "image_seq_len", "timm_model_pretrained", "timm_drop"}
+_OF_TRAINING |= {"timm_drop_path", "attn_pooler_queries", "attn_pooler_heads"}
+# Of tokenizers, whose numbers are in their own files; and of text towers that are refused before.
+_OF_TOKENIZERS = {"pad_id", "bos_id", "hf_model_pretrained", "hf_proj_type", "hf_pooler_type"}
+_NEUTRAL: tuple[Any, ...] = (None, False, "", "default")
+# Values that are as good as absent where they are these.
+_USUAL = {"text_arch": "clip", "proj_type": "linear", "in_chans": 3, "tiktoken_name": "cl100k_base"}
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("width", "head_width", "heads", "context_length", "vocab_size", "patch_size"), (int,)),
+    **dict.fromkeys(
+        ("pool_type", "proj_type", "timm_model_name", "timm_pool", "timm_proj", "hf_tokenizer_name"), (str,)
+    ),
+    **dict.fromkeys(("act_kwargs", "norm_kwargs", "timm_model_kwargs", "tokenizer_kwargs"), (dict,)),
+    **dict.fromkeys(("no_ln_pre", "final_ln_after_pool", "no_causal_mask"), (bool,)),
+}
+
+
+@dataclass(frozen=True)
+class OpenClip:
+    """What the file says. `vision`, `text`: its parts as they are; `features`: the width that both towers share."""
+
+    file: Path
+    features: int
+    quick_gelu: bool
+    vision: Mapping[str, Any]
+    text: Mapping[str, Any]
+    preprocess: Mapping[str, Any]
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """(height, width) in pixels."""
+        size = sides(self.vision.get("image_size", 224))
+        if size is None:
+            raise self.refused(f"image_size {self.vision['image_size']!r}", "a side in pixels, or height and width")
+        return size
+
+    def refused(self, found: str, wanted: str, fix: str = "") -> CheckpointError:
+        """The error of a value that vitdeploy does not have."""
+        return CheckpointError(
+            f"{self.file} says something that vitdeploy does not do", found=found, wanted=wanted, fix=fix
+        )
+
+    def refuse_vision(self) -> None:
+        """Raise CheckpointError for an image tower with parts that ours does not have."""
+        self._refuse("vision_cfg", self.vision, _VISION, "the image tower of CLIP, SigLIP or timm")
+
+    def refuse_text(self) -> None:
+        """Raise CheckpointError for a text tower that is not OpenCLIP's own Transformer."""
+        name = self.text.get("hf_model_name")
+        if name:
+            raise self.refused(f"a text tower of transformers, {name}", "OpenCLIP's own text Transformer", ALONE)
+        self._refuse("text_cfg", self.text, _TEXT, "the text tower of CLIP or SigLIP", ALONE)
+
+    def _refuse(self, name: str, part: Mapping[str, Any], read: set[str], wanted: str, fix: str = "") -> None:
+        known = read | _BY_TENSORS | _OF_TRAINING | _OF_TOKENIZERS
+        others = {key: value for key, value in part.items() if key not in known and value not in _NEUTRAL}
+        foreign = [f"{key} {value!r}" for key, value in others.items() if _USUAL.get(key) != value]
+        foreign += [
+            f"{key} {part[key]!r}"
+            for key, kinds in _KINDS.items()
+            if part.get(key) is not None and (type(part[key]) not in kinds or (kinds == (int,) and part[key] < 1))
+        ]
+        if foreign:
+            raise self.refused(f"{name}: {', '.join(foreign)}", wanted, fix)
+
+    @property
+    def clean(self) -> Clean:
+        """How OpenCLIP's tokenizers change a text first.
+
+        Raises:
+            CheckpointError: a tokenizer of another kind, or one that is used in a way of its own.
+        """
+        arguments = self.text.get("tokenizer_kwargs") or {}
+        clean = arguments.get("clean", "whitespace" if self.text.get("hf_tokenizer_name") else "lower")
+        if set(arguments) - {"clean"} or clean not in CLEANINGS:
+            raise self.refused(
+                f"tokenizer_kwargs {dict(arguments)}", f"clean alone, one of {', '.join(CLEANINGS)}", ALONE
+            )
+        return clean
+
+
+def open_clip_config(folder: Path) -> OpenClip:
+    """What `open_clip_config.json` says: the file of a model folder, or one of OpenCLIP's own `model_configs`.
+
+    Raises:
+        CheckpointError: it describes no dual tower, or one with a decoder.
+    """
+    file = folder / OPEN_CLIP
+    content = read_json(file)
+    model = content.get("model_cfg", content)
+    model = model if isinstance(model, Mapping) else {}
+    vision, text, width = (model.get(key) for key in ("vision_cfg", "text_cfg", "embed_dim"))
+    others = [
+        key for key, value in model.items() if key.endswith("_cfg") and value and key not in ("vision_cfg", "text_cfg")
+    ]
+    whole = isinstance(vision, Mapping) and isinstance(text, Mapping) and isinstance(width, int)
+    if not whole or others:
+        raise CheckpointError(
+            f"{file} is not the config of an image tower and a text tower",
+            found=", ".join(map(str, others or model or content)) or "{}",
+            wanted="model_cfg with embed_dim, vision_cfg and text_cfg, as OpenCLIP writes it",
+            fix="CoCa, CLAP and GenLIP have further parts, and are not read"
+            if others
+            else "copy the folder again, whole",
+        )
+    preprocess = content.get("preprocess_cfg")
+    preprocess = preprocess if isinstance(preprocess, Mapping) else {}
+    return OpenClip(file, width, model.get("quick_gelu") is True, vision, text, preprocess)  # type: ignore[arg-type]
+
+
+def open_clip_preprocess(config: OpenClip) -> PreprocessSpec:
+    """The preprocessing of `preprocess_cfg`, as OpenCLIP's `image_transform` does it for evaluation.
+
+    Raises:
+        CheckpointError: a setting that vitdeploy does not have.
+    """
+    cfg, size = config.preprocess, config.image_size
+    mode, named = cfg.get("resize_mode") or "shortest", cfg.get("interpolation") or "bicubic"
+    own = sides(cfg.get("size")) or size
+    fill, colours = cfg.get("fill_color") or 0, cfg.get("mode") or "RGB"
+    if (
+        mode not in ("shortest", "squash")
+        or named not in ("bicubic", "bilinear", "random")
+        or (own, fill, colours) != (size, 0, "RGB")
+    ):
+        raise config.refused(
+            f"resize_mode {mode!r}, interpolation {named!r}, size {own}, fill_color {fill!r}, mode {colours!r}",
+            f"shortest or squash; bicubic or bilinear; size {size[0]}x{size[1]}; 0; RGB",
+        )
+    # OpenCLIP's own reading: what is random in training is bicubic, and so is a crop that is not square.
+    square = size[0] == size[1]
+    plain = named == "bilinear" and (square or mode == "squash")
+    interpolation: Interpolation = "bilinear" if plain else "bicubic"
+    mean, std = (_channels(config, key, usual) for key, usual in (("mean", CLIP_MEAN), ("std", CLIP_STD)))
+    if mode == "squash":
+        return PreprocessSpec(size, size, interpolation, mean, std)
+    if square:
+        return PreprocessSpec(size[0], size, interpolation, mean, std)
+    return PreprocessSpec(size, size, interpolation, mean, std, "cover")
+
+
+def _channels(config: OpenClip, key: str, usual: tuple[float, ...]) -> tuple[float, ...]:
+    found = config.preprocess.get(key) or usual
+    values = list(found) if isinstance(found, list | tuple) else [found] * 3
+    if len(values) != 3 or not all(type(value) in (int, float) and abs(value) < 1e6 for value in values):
+        raise config.refused(f"{key} {found!r}", "a number for each of 3 channels")
+    if key == "std" and min(values) <= 0:
+        raise config.refused(f"std {found!r}", "numbers above 0")
+    return tuple(map(float, values))

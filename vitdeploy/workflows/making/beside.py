@@ -15,8 +15,7 @@ from vitdeploy.stages.step import Outline, Step
 from vitdeploy.stages.workers import Pool, Workers
 from vitdeploy.store.store import Artifact, Store
 from vitdeploy.workflows.executors import InPool
-from vitdeploy.workflows.making.ahead import Ahead, Wanted
-from vitdeploy.workflows.making.given import AtSize, GivenRecipe
+from vitdeploy.workflows.making.making import Ahead, AtSize, GivenRecipe, Wanted
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,19 @@
-"""The findings of a comparison of one pair of engines, and its gates; all JSON-ready."""
+"""Differences between two sets of bundles."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from vitdeploy.document.comparison import AccuracyChange, Check, Limits, PairFacts, TimeRatio
-from vitdeploy.spec import Budget, bound_words
+from vitdeploy.document.comparison import AccuracyChange, Check, DigestPair, Limits, PairFacts, TimeRatio
+from vitdeploy.document.report import Provenance, Report
+from vitdeploy.errors import TargetError
+from vitdeploy.spec import Budget, DecodeError, Manifest, bound_words, decode
 from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.gate import Gate, accuracy_gate, drop_gate, join, slowdown_gate
+
+# --- The findings of a comparison of one pair of engines, and its gates; all JSON-ready -------------------------------
 
 
 @dataclass(frozen=True)
@@ -99,3 +103,79 @@ def _bound_gate(ratio: TimeRatio, max_slowdown: float) -> Gate:
     if low is not None and sign * (low - most) > 0:
         return Gate("fail", (f"{text} times the baseline's, budget {max_slowdown:+g} %",))
     return Gate("undecided", (f"{text}: {ratio.reason}",))
+
+
+# --- Choose which engine of the candidate is compared with which of the baseline --------------------------------------
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The names of two engines, most often the same one."""
+
+    baseline: str
+    candidate: str
+
+    @property
+    def name(self) -> str:
+        return self.candidate if self.baseline == self.candidate else f"{self.baseline} → {self.candidate}"
+
+
+def pair_up(baseline: Sequence[str], candidate: Sequence[str]) -> tuple[list[Pair], list[str], list[str]]:
+    """The pairs, in the candidate's order, a remark for each engine without a partner, and the targets for which only
+    the baseline has engines.
+
+    Engines with the same name are partners. An app gets a target's first engine: if the candidate no longer has that of
+    the baseline, because it may have failed its budget, its own first one for the target is the partner. If no name is
+    in both, and each side has one engine, these are partners.
+
+    Raises:
+        TargetError: there is no pair.
+    """
+    pairs = [Pair(name, name) for name in candidate if name in baseline]
+    first, instead = _first_of_targets(baseline), _first_of_targets(candidate)
+    pairs += [Pair(first[each], instead[each]) for each in first if each in instead and first[each] not in candidate]
+    if not pairs and len(baseline) == len(candidate) == 1:
+        return [Pair(baseline[0], candidate[0])], [], []
+    if not pairs:
+        raise TargetError(
+            "the two have no engine in common",
+            found=f"{', '.join(baseline) or 'none'} against {', '.join(candidate) or 'none'}",
+            wanted="engines of one target on both sides, or one engine on each",
+            fix="name the target that is to be compared with --target",
+        )
+    left = [f"{name} is in the baseline only" for name in baseline if name not in [p.baseline for p in pairs]]
+    left += [f"{name} is in the candidate only" for name in candidate if name not in [p.candidate for p in pairs]]
+    return pairs, left, [target for target in first if target not in instead]
+
+
+def _first_of_targets(artifacts: Sequence[str]) -> dict[str, str]:
+    """The first engine of each target; the name of an artifact is its target and its precision."""
+    return {artifact.rpartition("-")[0]: artifact for artifact in reversed(artifacts)}
+
+
+# --- Every digest of the two sides of a comparison, side by side ------------------------------------------------------
+
+
+def of_bundle(manifest: Manifest) -> dict[str, str]:
+    """The sha256 of every file of a bundle, and of its sources if recorded."""
+    files = {entry.path: entry.sha256 for entry in manifest.files}
+    try:
+        return {**_inputs(decode(Provenance, manifest.provenance)), **files}
+    except DecodeError:  # a bundle of something else than `run`
+        return files
+
+
+def of_report(report: Report) -> dict[str, str]:
+    """The same of what a report lists: what it was made from, the exported graph, and what engines were compiled to."""
+    return {**_inputs(report.provenance), **{each.path: each.sha256 for each in report.provenance.files}}
+
+
+def _inputs(provenance: Provenance) -> dict[str, str]:
+    data = {"calibration data": provenance.data.calibration, "evaluation data": provenance.data.evaluation}
+    return {**provenance.source.sha256, **{name: digest for name, digest in data.items() if digest}}
+
+
+def side_by_side(baseline: Mapping[str, str], candidate: Mapping[str, str]) -> tuple[DigestPair, ...]:
+    """A row for each name, in the baseline's order."""
+    names = dict.fromkeys([*baseline, *candidate])
+    return tuple(DigestPair(name, baseline.get(name), candidate.get(name)) for name in names)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from vitdeploy.benchmark.paired import PROCESS_FREEDOM, PROCESS_SPREAD, quantile
+from vitdeploy.benchmark.evidence import PROCESS_FREEDOM, PROCESS_SPREAD, quantile
 from vitdeploy.document.comparison import AccuracyChange, TimeRatio
 from vitdeploy.document.report import Report
 from vitdeploy.verification.intervals import unpaired_difference, unpaired_log_ratio
-from vitdeploy.workflows.regression.findings import Found
-from vitdeploy.workflows.regression.pairs import Pair, pair_up
+from vitdeploy.workflows.regression.findings import Found, Pair, pair_up
 
 # The accuracy of these tasks is a share of the samples that were answered rightly.
 SHARES = ("classification", "sequence", "zero-shot")

@@ -1,9 +1,12 @@
-"""Many recipes: what can be made side by side is, what is measured has a machine for itself, and one table of all."""
+"""Sweeps: a recipe or a grid of them, each entry measured once."""
 
 from __future__ import annotations
 
 import contextlib
+import shutil
+import socket
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -12,23 +15,114 @@ from pathlib import Path
 from typing import cast
 
 from vitdeploy.document.errors import ErrorFacts
+from vitdeploy.document.read import read_report
 from vitdeploy.document.report import Report
 from vitdeploy.document.sweep import Running, StageCounts, SweepDocument, SweptRecipe
-from vitdeploy.errors import VitdeployError
+from vitdeploy.errors import VitdeployError, WorkerError
+from vitdeploy.pipeline.assemble import run_pipeline
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.outcome import now
-from vitdeploy.progress import Progress
+from vitdeploy.progress import Progress, silent
+from vitdeploy.publish import replacing
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.runtime.host import describe_host
+from vitdeploy.stages.step import OUTPUT_NAMES, Step
 from vitdeploy.stages.workers import Executor, Pool
+from vitdeploy.store.key import artifact_key
 from vitdeploy.store.places import shared_store
 from vitdeploy.store.store import Store
-from vitdeploy.workflows.making.given import AtSize
-from vitdeploy.workflows.making.make import Line, Making
-from vitdeploy.workflows.sweeps.cost import measuring
-from vitdeploy.workflows.sweeps.entries import Entry, Outlined, load_all, outline, unmeasured
-from vitdeploy.workflows.sweeps.finished import FinishedRecipes
-from vitdeploy.workflows.sweeps.measure import MeasuredThere, bring, measure, measure_there
+from vitdeploy.workflows.making.making import AtSize, Line, Making
+from vitdeploy.workflows.sweeps.entries import (
+    Entry,
+    FinishedRecipes,
+    Outlined,
+    load_all,
+    measuring,
+    outline,
+    unmeasured,
+)
+
+# --- The run of one recipe of a sweep, here or on a node that measures ------------------------------------------------
+
+
+# The kind of artifact by which a bundle travels, and its folder in there.
+TRAVELS, BUNDLE = "swept", "bundle"
+
+
+def measure(entry: Entry, jobs: tuple[Job, ...], out: Path, told: Callable[[str], None]) -> Report:
+    """Run a recipe, whose `jobs` are those of `Entry.prepare`, with the bundle at `out`. What the store has is taken
+    from there. `told`: called with a line on what a user should know. Errors of stages and of the bench propagate."""
+    recipe = entry.load()
+
+    def finished(job: Job, step: Step, reused: bool) -> None:
+        if step.measured and reused:
+            told(f"{recipe.name}: {step.name} was chosen by times that were measured earlier on this device")
+
+    for note in dict.fromkeys(note for job in jobs for note in (*job.data.notes, *job.data.warnings)):
+        told(f"{recipe.name}: {note}")
+    report, _ = run_pipeline(
+        jobs,
+        recipe,
+        out,
+        Store(entry.store, shared_store()),
+        resume=True,
+        progress=lambda job: silent,
+        finished=finished,
+        note=lambda job, text: told(f"{recipe.name}: {text}"),
+    )
+    return report
+
+
+@dataclass(frozen=True)
+class MeasuredThere:
+    """What a node has measured: its bundle is in the store under `key`. `told`: lines for the user; `host`: its
+    name."""
+
+    key: str
+    told: tuple[str, ...]
+    host: str
+
+
+def measure_there(entry: Entry) -> MeasuredThere:
+    """Run a recipe on this node; its bundle goes to the store, where the command that asked takes it from. Errors as
+    those of `measure`."""
+    told: list[str] = []
+    asked = {"recipe": entry.load().name, "of": uuid.uuid4().hex}
+    key = artifact_key(TRAVELS, asked, {}, {})
+    store = Store(entry.store, shared_store())
+
+    def write(work: Path) -> None:
+        measure(entry, entry.prepare(), work / BUNDLE, told.append)
+
+    store.make(key, TRAVELS, asked, {}, {}, write)
+    if store.shared is not None:  # from there it is taken
+        store.remove(key)
+    return MeasuredThere(key, tuple(told), socket.gethostname())
+
+
+def bring(found: MeasuredThere, store: Store, out: Path) -> Report:
+    """Give the bundle that a node has measured its place, and take it out of the store of this machine.
+
+    Raises:
+        WorkerError: it is not in the store. OutputError: `out` holds something that is not a bundle.
+    """
+    artifact = store.find(found.key)
+    if artifact is None:
+        raise WorkerError(
+            f"the bundle that {found.host} has measured is not in the store",
+            found=f"no artifact {found.key[:12]} that is whole",
+            wanted="a store that the node and this machine share",
+            fix="the same command measures it again",
+        )
+    with replacing(out, OUTPUT_NAMES) as work:
+        shutil.copytree(artifact.path / BUNDLE, work, dirs_exist_ok=True)
+    store.remove(found.key)
+    return read_report(out / "report.json")
+
+
+# --- Many recipes -----------------------------------------------------------------------------------------------------
+# what can be made side by side is, what is measured has a machine for itself, and one table of all.
+
 
 # Of a sweep that is to end at a time, so many recipes are made and then measured, before any of the next: what is done
 # when it ends was measured too.

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.plan import engine_plan, judge_plan
-from vitdeploy.stages.pruning import pruning_step
-from vitdeploy.stages.score import score_step
+from vitdeploy.stages.rows import pruning_step
+from vitdeploy.stages.search import score_step
 from vitdeploy.stages.step import OPTIMIZE, Step
 from vitdeploy.stages.workers import HERE, Workers
-from vitdeploy.workflows.making.given import GivenRecipe
+from vitdeploy.workflows.making.making import GivenRecipe
 from vitdeploy.workflows.tuning.variants import Variant
 
 # The float graph that nothing is merged in and nothing is pruned of, for a variant that has another one itself. Its

@@ -10,7 +10,7 @@ from vitdeploy.pipeline.job import Job
 from vitdeploy.progress import Progress
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.runtime.flows import FLOWS
-from vitdeploy.workflows.making.given import GivenRecipe
+from vitdeploy.workflows.making.making import GivenRecipe
 from vitdeploy.workflows.tuning.variants import Variant
 
 

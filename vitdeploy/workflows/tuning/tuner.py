@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.benchmark.candidate import engine_candidate
-from vitdeploy.benchmark.machine_lock import MACHINE
+from vitdeploy.benchmark.machine import MACHINE
 from vitdeploy.benchmark.protocol import Protocol
+from vitdeploy.benchmark.run import engine_candidate
 from vitdeploy.errors import CapabilityError, GraphError, VitdeployError
 from vitdeploy.pipeline.foresight import criterion_of, foresee
 from vitdeploy.pipeline.job import Job
@@ -28,34 +28,32 @@ from vitdeploy.pipeline.run import run_plan
 from vitdeploy.pipeline.verdict import engine_gate
 from vitdeploy.progress import Progress
 from vitdeploy.search.expected import Expected
-from vitdeploy.search.front import pareto_front, undominated
 from vitdeploy.search.pruning import Pruning
 from vitdeploy.search.pruning import select as select_prunings
-from vitdeploy.search.rows import RowTable
-from vitdeploy.search.schedules import Schedule, select
+from vitdeploy.search.rows import RowTable, Schedule, select
+from vitdeploy.search.trials import pareto_front, undominated
 from vitdeploy.spec import Budget
 from vitdeploy.stages.answers import read_answers
-from vitdeploy.stages.engines import read_engine
-from vitdeploy.stages.files import read_json
-from vitdeploy.stages.high_precision import raises_precision
 from vitdeploy.stages.place import read_high_precision
-from vitdeploy.stages.pruning import PRUNING, read_prunings
-from vitdeploy.stages.rows import read_rows, rows_step
-from vitdeploy.stages.schedules import Schedules, read_schedules, schedules_step
-from vitdeploy.stages.score import Score, read_score
-from vitdeploy.stages.screen import SCREEN, SCREEN_FILE, screen_step
-from vitdeploy.stages.step import HIGH_PRECISION, OPTIMIZE, ORIGINAL, REFERENCE, Outline, Step
+from vitdeploy.stages.rows import (
+    PRUNING,
+    Schedules,
+    read_prunings,
+    read_rows,
+    read_schedules,
+    rows_step,
+    schedules_step,
+)
+from vitdeploy.stages.search import SCREEN, SCREEN_FILE, Score, raises_precision, read_score, screen_step
+from vitdeploy.stages.step import HIGH_PRECISION, OPTIMIZE, ORIGINAL, REFERENCE, Outline, Step, read_engine, read_json
 from vitdeploy.stages.workers import HERE, Workers
 from vitdeploy.store.store import Artifact, Store
 from vitdeploy.verification.gate import GUARD, accuracy_gate, guards
 from vitdeploy.workflows.executors import InPool
-from vitdeploy.workflows.making.ahead import Ahead, Wanted
-from vitdeploy.workflows.making.given import GivenRecipe
-from vitdeploy.workflows.tuning.choice import Finalist, choose
-from vitdeploy.workflows.tuning.left_out import NO_TIME, LeftOut, said, why_not
+from vitdeploy.workflows.making.making import Ahead, GivenRecipe, Wanted
 from vitdeploy.workflows.tuning.plans import UNCHANGED, VariantSteps, job_of, judged_plan, pruning_plan, scored_plan
-from vitdeploy.workflows.tuning.tuned import Made, Tuned
 from vitdeploy.workflows.tuning.variants import Variant, float_variants
+from vitdeploy.workflows.tuning.write import NO_TIME, Finalist, LeftOut, Made, Tuned, choose, said, why_not
 
 # The share of a time budget after which no new variant is begun; the rest is for measuring the finalists.
 SEARCH_SHARE = 0.5

@@ -18,7 +18,7 @@ from vitdeploy.devices.package import agent_package
 from vitdeploy.errors import HostError, HubError
 from vitdeploy.known_bad.platform import holds_for
 from vitdeploy.publish import publish, storage_errors, temporary_folder
-from vitdeploy.runtime.atomic import write_atomic
+from vitdeploy.runtime.trust import write_atomic
 from vitdeploy.store.places import store_folder
 
 FOLDER = "runtimes"

@@ -1,0 +1,483 @@
+"""Values that the API returns, as notebooks and terminals show them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import html
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from vitdeploy import limits
+from vitdeploy.errors import InputError, visible
+from vitdeploy.publish import check_replaceable, replacing
+
+if TYPE_CHECKING:
+    from IPython.display import DisplayHandle
+
+    from vitdeploy.document.bench import Bench
+    from vitdeploy.document.context import ArtifactContext, ContextFacts, LayerGroup
+    from vitdeploy.verification.comparison import Control
+
+
+# --- Bundles whose manifests must have a SHA-256 that somebody was told of --------------------------------------------
+
+
+def require_pinned(expect_digest: str | None, named: Iterable[str | Path]) -> None:
+    """Check that the bundle among `named`, which is one, has this manifest, and every file that it lists. None: nothing
+    is asked.
+
+    Raises:
+        InputError: none of them is a bundle, or several are.
+        DigestError: another manifest, or a file that is not the recorded one.
+    """
+    if expect_digest is None:
+        return
+    from vitdeploy.bundle.checked import open_checked
+    from vitdeploy.bundle.read import is_bundle
+
+    bundles = [Path(each) for each in named if is_bundle(Path(each))]
+    if len(bundles) != 1:
+        raise InputError(
+            "a digest pins the manifest of one bundle",
+            found=", ".join(map(str, bundles)) or "no bundle",
+            wanted="one bundle's folder",
+            fix="vitdeploy bundle verify BUNDLE --expect-digest pins one bundle after the other" if bundles else "",
+        )
+    open_checked(bundles[0], "all", expect_digest)
+
+
+# --- Format values: tables that fit the terminal, numbers and sizes ---------------------------------------------------
+# On a narrow terminal, columns are dropped in a defined order, and a note names them.
+
+
+@dataclass(frozen=True)
+class Column:
+    """`keep`: the least goes first where the terminal is narrow; the first column stays. Numbers stand at the right."""
+
+    name: str
+    keep: int = 0
+    left: bool = False
+    least: int = 0
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells, one per column; a shorter row is a subject with a remark: "failed: ..."."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def lines(self, width: int | None = None) -> list[str]:
+        """The table in at most `width` columns of characters; None: as wide as it is."""
+        every = range(len(self.columns))
+        shown = list(every)
+        while width is not None and self._wide(shown) > width and len(shown) > 1:
+            shown.remove(min(shown[1:], key=lambda index: (self.columns[index].keep, -index)))
+        for index in sorted(set(every) - set(shown), key=lambda index: -self.columns[index].keep):
+            if width is not None and self._wide(sorted([*shown, index])) <= width:  # a wide one made room
+                shown = sorted([*shown, index])
+        dropped = [self.columns[index].name for index in every if index not in shown]
+        lines = [line for row in self._all() for line in self._row(row, shown, width)]
+        if dropped:
+            lines += wrapped(f"(not shown in {width} columns: {', '.join(dropped)}; --json has all)", width)
+        return lines
+
+    def html(self) -> str:
+        """The table for a notebook."""
+        head = "".join(f"<th>{html.escape(column.name)}</th>" for column in self.columns)
+        rows = "".join(f"<tr>{self._html_cells(row)}</tr>" for row in self.rows)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+    def _html_cells(self, row: tuple[str, ...]) -> str:
+        if len(row) < len(self.columns):
+            rest = html.escape("  ".join(row[1:]))
+            return f'<td>{html.escape(row[0])}</td><td colspan="{len(self.columns) - 1}">{rest}</td>'
+        return "".join(f"<td>{html.escape(cell)}</td>" for cell in row)
+
+    def _all(self) -> tuple[tuple[str, ...], ...]:
+        return (tuple(column.name for column in self.columns), *self.rows)
+
+    def _widths(self, shown: Sequence[int]) -> list[int]:
+        full = [row for row in self._all() if len(row) == len(self.columns)]
+        widths = [max(self.columns[index].least, *(len(row[index]) for row in full)) for index in shown]
+        if self.columns[shown[-1]].left:  # nothing stands behind it
+            widths[-1] = max(len(row[shown[-1]]) for row in full)
+        return widths
+
+    def _wide(self, shown: Sequence[int]) -> int:
+        return sum(self._widths(shown)) + 2 * (len(shown) - 1)
+
+    def _row(self, row: tuple[str, ...], shown: Sequence[int], width: int | None) -> list[str]:
+        widths = self._widths(shown)
+        if len(row) < len(self.columns):
+            return wrapped("  ".join([row[0].ljust(widths[0]), *row[1:]]), width)
+        cells = [
+            row[index].ljust(size) if self.columns[index].left or index == 0 else row[index].rjust(size)
+            for index, size in zip(shown, widths, strict=True)
+        ]
+        return wrapped("  ".join(cells).rstrip(), width)
+
+
+Line = str | Table
+
+
+def printed(lines: Sequence[Line], width: int | None) -> list[str]:
+    """Lines of text: tables and long texts in `width` columns, where there is such a bound."""
+    found: list[str] = []
+    for line in lines:
+        found += line.lines(width) if isinstance(line, Table) else wrapped(line, width)
+    return found
+
+
+def wrapped(text: str, width: int | None) -> list[str]:
+    """The lines of a text, the long ones broken between words, and what follows indented; paths stay whole."""
+    found = []
+    for line in text.split("\n"):
+        if width is None or len(line) <= width:
+            found.append(line)
+            continue
+        indent = " " * (len(line) - len(line.lstrip(" ")) + 4)
+        found += textwrap.wrap(
+            line,
+            max(width, 20),
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+            replace_whitespace=False,
+            drop_whitespace=True,
+        )
+    return found
+
+
+def human_bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def unrelated(control: Control | None) -> str:
+    """What stands behind an agreement: that of answers to other images."""
+    return "" if control is None else f", unrelated {control.agreement:.2f} %"
+
+
+def interval(value: float, bounds: Sequence[float] | None, digits: int = 2) -> str:
+    """A value with its interval, where there is one."""
+    if bounds is None:
+        return f"{value:.{digits}f}"
+    low, high = bounds
+    return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+# --- Display results: as text in a terminal, as tables and plots in a notebook ----------------------------------------
+
+
+STYLE = "overflow-x:auto;font-variant-numeric:tabular-nums"
+
+
+class Shown(ABC):
+    """A value with lines of text and tables, and perhaps plots."""
+
+    @abstractmethod
+    def lines(self) -> Sequence[Line]:
+        """The result as lines for people."""
+
+    def plots(self) -> Sequence[str]:
+        """SVG elements that stand below the lines in a notebook."""
+        return ()
+
+    def __str__(self) -> str:
+        return "\n".join(printed(self.lines(), None))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        parts = [line.html() if isinstance(line, Table) else f"<div>{html.escape(line)}</div>" for line in self.lines()]
+        return f'<div style="{STYLE}">{"".join([*parts, *self.plots()])}</div>'
+
+
+# --- Folders for results: without a name given, a temporary one that is removed when Python ends ----------------------
+
+
+@functools.cache
+def _session() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="vitdeploy-", ignore_cleanup_errors=True)
+
+
+def unnamed_folder(name: str) -> Path:
+    """A new empty folder, which lasts as long as this process."""
+    return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=_session().name))
+
+
+def is_unnamed(folder: Path) -> bool:
+    """Whether a folder is removed when this process ends."""
+    return folder.is_relative_to(_session().name)
+
+
+def home_of(folder: str | Path | None, name: str, names: tuple[str, ...]) -> Path:
+    """The folder of a result: the requested one, or a new one.
+
+    Raises:
+        OutputError: it holds something other than `names`.
+    """
+    home = Path(folder) if folder is not None else unnamed_folder(name) / name
+    check_replaceable(home, names)
+    return home
+
+
+@contextlib.contextmanager
+def filling(home: Path, names: tuple[str, ...]) -> Iterator[Path]:
+    """The folder to write a result to, which becomes `home` when all is there: interrupted work leaves nothing."""
+    with replacing(home, names) as work:
+        yield work
+
+
+# --- Progress in a notebook: a bar for each phase at work, drawn by the browser; phases that ended leave nothing ------
+
+
+SECONDS_BETWEEN = 0.2
+
+
+class Bars:
+    """The progress bars of one call; thread-safe. A thread's next phase ends the one before."""
+
+    def __init__(self) -> None:
+        self._phases: dict[int, tuple[str, int, int]] = {}
+        self._handle: DisplayHandle | None = None
+        self._drawn = 0.0
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        from IPython.display import HTML, display  # which is there where there is a kernel
+
+        self._handle = display(HTML(""), display_id=True)
+
+    def update(self, text: str, done: int, total: int) -> None:
+        with self._lock:
+            before = self._phases.get(threading.get_ident())
+            self._phases[threading.get_ident()] = (text, done, total)
+            new = before is None or before[0] != text
+            if new or done >= total or time.monotonic() - self._drawn >= SECONDS_BETWEEN:
+                self._draw()
+
+    def stop(self) -> None:
+        with self._lock:
+            self._phases.clear()
+            self._draw()
+
+    def _draw(self) -> None:
+        from IPython.display import HTML
+
+        self._drawn = time.monotonic()
+        if self._handle is not None:
+            self._handle.update(HTML("".join(_bar(*phase) for phase in self._phases.values())))
+
+
+def _bar(text: str, done: int, total: int) -> str:
+    count = f" {done}/{total}" if total > 1 else ""
+    return f'<div><progress value="{done}" max="{max(total, 1)}"></progress> {html.escape(text)}{count}</div>'
+
+
+# --- Report the progress of long work: on a terminal, in a notebook, or as lines --------------------------------------
+
+
+class Display(Protocol):
+    """Where phases of the work are shown as they move."""
+
+    def start(self) -> None: ...
+    def update(self, text: str, done: int, total: int) -> None: ...
+    def stop(self) -> None: ...
+
+
+# After so many seconds without a line, where lines are all that is shown, one says that the work goes on.
+SILENCE = 30.0
+
+
+class Reporter:
+    """Progress and notes of one call, on standard error. A context manager around the work.
+
+    On a terminal, a phase of the work is one line that lives (rich, where it is installed), in a notebook a bar;
+    elsewhere it is one line, when it begins, and one more after each half minute in which nothing else is said.
+    """
+
+    def __init__(self, *, verbose: int = 0, quiet: bool = False) -> None:
+        self.verbose, self.quiet = verbose, quiet
+        self._display: Display | None = None
+        self._begun: set[str] = set()
+        self._lock = threading.Lock()
+        self._phase = ("", 0, 0)
+        self._since = self._said = time.monotonic()
+        self._ended = threading.Event()
+
+    def progress(self, text: str, done: int, total: int) -> None:
+        """`done` of `total` units of the phase `text`."""
+        limits.phase(text)
+        if self.quiet:
+            return
+        if self._display is not None:
+            self._display.update(text, done, total)
+            return
+        with self._lock:
+            new = text not in self._begun
+            self._begun.add(text)
+            if self._phase[0] != text:
+                self._since = time.monotonic()
+            self._phase = (text, done, total)
+        if new:
+            self._print(text)
+
+    def note(self, text: str) -> None:
+        """Show a line in addition to the result."""
+        if not self.quiet:
+            self._print(text)
+
+    def detail(self, text: str) -> None:
+        """A line for those who want to know more."""
+        if self.verbose:
+            self.note(text)
+
+    def __enter__(self) -> Reporter:
+        self._display = None if self.quiet else _display()
+        if self._display is not None:
+            self._display.start()
+        elif not self.quiet:
+            self._ended.clear()
+            threading.Thread(target=self._beat, name="vitdeploy-progress", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._display is not None:
+            self._display.stop()
+            self._display = None
+        self._ended.set()
+
+    def _print(self, text: str) -> None:
+        self._said = time.monotonic()
+        print(visible(text), file=sys.stderr, flush=True)
+
+    def _beat(self) -> None:
+        """Lines for long silences, until the work ends."""
+        while not self._ended.wait(max(0.1, self._said + SILENCE - time.monotonic())):
+            now = time.monotonic()
+            if now < self._said + SILENCE:
+                continue
+            with self._lock:
+                (text, done, total), since = self._phase, self._since
+            if text:
+                self._print(f"{text}: {now - since:.0f} s so far{f', {done} of {total}' if total > 1 else ''}")
+            else:
+                self._said = now
+
+
+def reporting(progress: bool | Reporter) -> Reporter:
+    """The reporter of a call: as it is given, or a new one, which is quiet for False."""
+    return progress if isinstance(progress, Reporter) else Reporter(quiet=not progress)
+
+
+def _display() -> Display | None:
+    if in_notebook():
+        return Bars()
+    if not sys.stderr.isatty():
+        return None
+    try:
+        from vitdeploy.api.live import Live
+    except ModuleNotFoundError:  # a device has no rich
+        return None
+    return Live()
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, which shows HTML."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and hasattr(shell, "kernel")
+
+
+# --- Print the context of a bench's latencies for people: the machine in a line, then each artifact in a few ----------
+
+
+SHOWN_LAYERS = 5
+LONGEST_NAME = 70
+
+
+def context_lines(context: ContextFacts | None) -> list[str]:
+    """The lines of the `context` of a bench; None if it was too short for one."""
+    if context is None:
+        return ["context: not measured by a bench of less than a second"]
+    lines = [f"machine: {context.machine}"] if context.machine else []
+    lines += [f"not measured: {each.what}: {each.why}" for each in context.left_out]
+    for artifact in context.artifacts:
+        lines += [f"{artifact.artifact}: {text}" for text in _artifact(artifact)]
+        lines += _groups(artifact.groups)
+    return lines
+
+
+def _artifact(found: ArtifactContext) -> list[str]:
+    lines = [] if found.line is None else [found.line]
+    work, time = found.work, found.time
+    if work is not None:
+        images = "an image" if work.batch == 1 else f"{work.batch} images"
+        lines.append(
+            f"{_giga(sum(work.flops.values()))} GFLOP and at least {human_bytes(work.bytes)} {images} "
+            f"(weights {human_bytes(work.weight_bytes)})"
+        )
+    elif time is not None:
+        lines.append(f"work unknown: {found.work_unknown}")
+    if time is not None:
+        over = 100 * (time.layers_ms / time.latency_ms - 1)
+        reason = f" (+{over:.0f} %: the profiler, or another moment)" if over >= 1 else ""
+        precisions = ", ".join(f"{name.upper()} {ms:.2f}" for name, ms in time.by_precision_ms.items())
+        lines.append(f"layers {time.layers_ms:.2f} of {time.latency_ms:.2f} ms{reason}: {precisions}")
+    return lines
+
+
+def _groups(groups: Sequence[LayerGroup]) -> list[str]:
+    """The layers that take most of the time; the same layer of all blocks is one line."""
+    return [
+        f"  {each.ms:>8.2f} ms {100 * each.share:>3.0f} %  {each.precision.upper():<5}"
+        f"{'' if each.count == 1 else str(each.count) + ' x ':>6}{_short(each.name)} ({_short(each.kind)})"
+        for each in groups[:SHOWN_LAYERS]
+    ]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 3]}..."
+
+
+def _giga(value: float) -> str:
+    return f"{value / 1e9:.3g}"
+
+
+# --- Plots of the report in a notebook, which has none of its page's colours ------------------------------------------
+
+
+def latency_plots(bench: Bench | None) -> list[str]:
+    """The latency distribution per artifact, as an SVG element; nothing without a bench."""
+    if bench is None:
+        return []
+    from vitdeploy.report.latency import latency_plot
+    from vitdeploy.report.lookup import measured_alone
+
+    plot = latency_plot(measured_alone(bench))
+    return [] if plot is None else [coloured(plot.wide)]
+
+
+def coloured(svg: str) -> str:
+    """An SVG element of the report with the colours that its page would give it."""
+    from vitdeploy.report.figures import VARIABLES
+
+    for colour, variable in VARIABLES.items():
+        svg = svg.replace(variable, colour)
+    return f'<div style="max-width:720px">{svg}</div>'

@@ -1,0 +1,526 @@
+"""What the machine says of itself: load, throttling, and whose turn it is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vitdeploy.errors import CapabilityError
+
+# --- What the machine did while a block was measured ------------------------------------------------------------------
+# clocks, temperature, other processes, waiting, suspension, memory.
+#
+# Everything is read from the kernel's files under `root`, "/" except in tests; what is missing or not permitted is
+# None. Sources: Linux, Documentation/filesystems/proc.rst (stat, status, cpuinfo),
+# Documentation/admin-guide/pm/cpufreq.rst (kHz), Documentation/ABI/testing/sysfs-class-thermal and
+# Documentation/hwmon/sysfs-interface.rst (millidegrees), arch/x86 thermal_throttle (counts),
+# Documentation/scheduler/sched-stats.rst (ns), Documentation/accounting/psi.rst (us).
+
+
+ROOT = Path("/")
+
+
+@dataclass(frozen=True)
+class CpuTimes:
+    """Seconds since boot that the CPUs of this process's affinity were busy, and that the hypervisor gave to others."""
+
+    busy: float
+    stolen: float
+
+
+def affinity() -> list[int]:
+    """The CPUs that this process may run on, by number."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def cpu_times(cpus: Sequence[int], root: Path = ROOT) -> CpuTimes | None:
+    """The times of `cpus` together. Fields of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal."""
+    text = read_text(root / "proc/stat")
+    wanted, found = {f"cpu{cpu}" for cpu in cpus}, []
+    for line in (text or "").splitlines():
+        name, *fields = line.split()
+        if name in wanted and len(fields) >= 8:
+            found.append([int(field) for field in fields[:8]])
+    # A sandbox may report all zeros, which mean nothing: a CPU is always busy or idle.
+    if len(found) < len(wanted) or not all(any(times) for times in found):
+        return None
+    tick = os.sysconf("SC_CLK_TCK")
+    busy = sum(times[i] for times in found for i in (0, 1, 2, 5, 6))
+    return CpuTimes(busy / tick, sum(times[7] for times in found) / tick)
+
+
+def run_delays(root: Path = ROOT) -> dict[str, float]:
+    """The seconds so far that each thread of this process was ready to run but waited for a CPU, by thread number. If
+    the
+    kernel does not report that, one entry: those in which some thread of its control group waited. Empty if it reports
+    neither."""
+    found = {}
+    for file in root.glob("proc/self/task/*/schedstat"):
+        fields = (read_text(file) or "").split()
+        if len(fields) >= 2 and any(map(int, fields[:2])):  # all zeros if the kernel does not count
+            found[file.parent.name] = int(fields[1]) / 1e9
+    if found:
+        return found
+    pressed = _pressed_seconds(root)
+    return {} if pressed is None else {"group": pressed}
+
+
+def _pressed_seconds(root: Path) -> float | None:
+    """The waiting seconds from the pressure file of this process's control group, or else of the whole machine."""
+    group = re.search(r"^0::/?(.*)$", read_text(root / "proc/self/cgroup") or "", re.MULTILINE)
+    files = [root / "sys/fs/cgroup" / group[1] / "cpu.pressure"] if group and group[1] else []
+    for file in (*files, root / "proc/pressure/cpu"):
+        match = re.search(r"^some .*total=(\d+)", read_text(file) or "", re.MULTILINE)
+        if match:
+            return int(match[1]) / 1e6
+    return None
+
+
+def longest_wait(before: Mapping[str, float], after: Mapping[str, float]) -> float | None:
+    """The longest wait of a thread between two readings of `run_delays`, in seconds; None if unknown. The slowest of
+    the threads that compute a query together decides."""
+    waits = [seconds - before.get(thread, 0.0) for thread, seconds in after.items()]
+    return max(0.0, *waits) if waits else None
+
+
+def process_seconds(root: Path = ROOT) -> dict[int, tuple[str, float]]:
+    """The name and the CPU seconds so far of every visible process."""
+    found = {}
+    for file in root.glob("proc/[0-9]*/stat"):
+        head, _, tail = (read_text(file) or "").rpartition(")")
+        fields = tail.split()
+        if len(fields) > 12:
+            seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            found[int(file.parent.name)] = (head.partition("(")[2], seconds)
+    return found
+
+
+def clock_mhz(cpus: Sequence[int], root: Path = ROOT) -> float | None:
+    """The fastest clock of `cpus`: that of a busy CPU, not of an idle one."""
+    files = (root / f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in cpus)
+    clocks = [value / 1e3 for value in map(read_number, files) if value is not None]
+    if not clocks:
+        text = read_text(root / "proc/cpuinfo") or ""
+        clocks = [float(value) for value in re.findall(r"^cpu MHz\s*:\s*([0-9.]+)$", text, re.MULTILINE)]
+    return max(clocks, default=None)
+
+
+def temperature(root: Path = ROOT) -> float | None:
+    """The hottest sensor in degrees Celsius, among those with a plausible reading."""
+    files = [*root.glob("sys/class/thermal/thermal_zone*/temp"), *root.glob("sys/class/hwmon/hwmon*/temp*_input")]
+    degrees = [value / 1e3 for value in map(read_number, files) if value is not None]
+    return max((value for value in degrees if 0 < value < 150), default=None)
+
+
+def throttle_count(root: Path = ROOT) -> int | None:
+    """How often the CPUs were slowed down by heat since boot."""
+    files = root.glob("sys/devices/system/cpu/cpu*/thermal_throttle/*_throttle_count")
+    counts = [int(value) for value in map(read_number, files) if value is not None]
+    return sum(counts) if counts else None
+
+
+def suspended_seconds() -> float:
+    """How long the machine has slept since boot; 0 if the system has no such clock."""
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        return 0.0
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+def peak_memory(root: Path = ROOT) -> int | None:
+    """The largest resident set of this process so far, in bytes."""
+    match = re.search(r"^VmHWM:\s*(\d+) kB$", read_text(root / "proc/self/status") or "", re.MULTILINE)
+    return int(match[1]) * 1024 if match else None
+
+
+def thread_count(root: Path = ROOT) -> int | None:
+    """How many threads this process has."""
+    match = re.search(r"^Threads:\s*(\d+)$", read_text(root / "proc/self/status") or "", re.MULTILINE)
+    return int(match[1]) if match else None
+
+
+def read_text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def read_number(path: Path) -> float | None:
+    try:
+        return float(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+# --- One measurement per machine at a time, across users: two at once would disturb each other ------------------------
+# The lock is the kernel's (flock) on an empty file in the machine's temporary folder, so it is released when its
+# process ends, for whatever reason. The kernel also reports the owner: nothing is written that another user could
+# forge. Without such a lock (Windows), or if the file cannot be opened, there is no waiting; other activity shows in
+# the load. Who waits has a lock of one byte of a second file, the next one after those of all who wait: the order of
+# arrival.
+
+
+LOCK_NAME, QUEUE_NAME = "vitdeploy-device.lock", "vitdeploy-device.queue"
+LOOK_SECONDS = 0.25
+# A lock that is free for so many looks is taken although others came before: they may be stopped.
+PATIENT_LOOKS = 8
+LONGEST_COMMAND = 100
+
+
+class MachineLock:
+    """The lock as this process sees it. It is reentrant for the thread that holds it: a bench contains others.
+
+    `waited`: seconds that this process has waited for it so far; `max_wait`: how many it may at most, None for any.
+    """
+
+    def __init__(self) -> None:
+        self.waited, self.max_wait = 0.0, None  # type: float, float | None
+        self._threads = threading.RLock()
+        self._depth = 0
+        self._descriptor: int | None = None
+
+    def take(self) -> bool:
+        """Try to take the lock; returns whether this thread holds it now. Release it once for each take."""
+        if not self._threads.acquire(blocking=False):
+            return False
+        if not self._depth:
+            held, self._descriptor = _locked()
+            if not held and not _is_ancestors(holder()):
+                self._threads.release()
+                return False
+        self._depth += 1
+        return True
+
+    def give_back(self) -> None:
+        self._depth -= 1
+        if not self._depth and self._descriptor is not None:
+            import fcntl
+
+            # A process forked meanwhile has the file open too: closing it here would not be enough.
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            os.close(self._descriptor)
+            self._descriptor = None
+        self._threads.release()
+
+
+MACHINE = MachineLock()
+
+
+@contextlib.contextmanager
+def machine_lock(waits_for: Callable[[str], None]) -> Iterator[None]:
+    """Wait until nothing else measures on this machine, and hold the lock. `waits_for` is called once with each process
+    waited for: which it is, since when it runs, and how many others wait before this one.
+
+    Raises:
+        CapabilityError: this process has waited for longer than `MACHINE.max_wait`.
+    """
+    if (_queue() and holder() is None) or not MACHINE.take():
+        with _ticket() as count_before:
+            _wait(waits_for, count_before)
+    try:
+        yield
+    finally:
+        MACHINE.give_back()
+
+
+def _wait(waits_for: Callable[[str], None], count_before: Callable[[], int]) -> None:
+    """Take the lock when it is this process's turn."""
+    reported, free_looks = "", 0
+    while True:
+        begun, before, pid = time.monotonic(), count_before(), holder()
+        free_looks = free_looks + 1 if pid is None else 0
+        if (not before or free_looks > PATIENT_LOOKS) and MACHINE.take():
+            return
+        text = described(pid) + _started(pid)
+        if before:
+            text += f"; {before} other{'s wait' if before > 1 else ' waits'} before this command"
+        if text != reported:
+            reported = text
+            waits_for(text)
+        if MACHINE.max_wait is not None and MACHINE.waited >= MACHINE.max_wait:
+            raise CapabilityError(
+                "another measurement uses this machine",
+                found=f"{text}; waited {MACHINE.waited:.0f} s",
+                wanted=f"the machine alone within --max-wait {MACHINE.max_wait:g} s",
+                fix="wait for it to end, or allow a longer --max-wait",
+            )
+        time.sleep(LOOK_SECONDS)
+        MACHINE.waited += time.monotonic() - begun
+
+
+@contextlib.contextmanager
+def _ticket() -> Iterator[Callable[[], int]]:
+    """A place in the queue; yields a function that counts those before it, 0 where the kernel shows none."""
+    descriptor = open_lock(lock_file().with_name(QUEUE_NAME)) if os.name == "posix" else None
+    if descriptor is None:
+        yield lambda: 0
+        return
+    import fcntl
+
+    place = max((start for start, _ in _queue()), default=0) + 1, os.getpid()
+    try:
+        with contextlib.suppress(OSError):  # not every file system has locks
+            fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, place[0])
+        yield lambda: sum(other < place for other in _queue())
+    finally:
+        os.close(descriptor)
+
+
+def _queue(root: Path = ROOT) -> list[tuple[int, int]]:
+    """Who waits for the lock, in the order of arrival: the number of the place, and the process."""
+    try:
+        inode = lock_file().with_name(QUEUE_NAME).stat().st_ino
+    except OSError:
+        return []
+    pattern = rf"^\d+: POSIX +\w+ +READ +(\d+) [0-9a-f]+:[0-9a-f]+:{inode} (\d+) "
+    entries = re.findall(pattern, read_text(root / "proc/locks") or "", re.MULTILINE)
+    return sorted((int(start), int(pid)) for pid, start in entries)
+
+
+def _started(pid: int | None, root: Path = ROOT) -> str:
+    """Since when a process runs, as ", since 14:03:22"; "" if that is not known."""
+    fields = (read_text(root / f"proc/{pid}/stat") or "").rpartition(")")[2].split()
+    uptime = (read_text(root / "proc/uptime") or "").split()
+    if pid is None or len(fields) < 20 or not uptime:
+        return ""
+    age = float(uptime[0]) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.strftime(", since %H:%M:%S", time.localtime(time.time() - age))
+
+
+def lock_file() -> Path:
+    return Path(tempfile.gettempdir()) / LOCK_NAME
+
+
+def _locked() -> tuple[bool, int | None]:
+    """Whether the lock is ours, and the descriptor that holds it; None if there is nothing to lock."""
+    descriptor = open_lock(lock_file()) if os.name == "posix" else None
+    if descriptor is None:
+        return True, None
+    import fcntl  # there is none on Windows
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return False, None
+    except OSError:  # a file system without such locks: no other holder is ever visible, so there is no waiting
+        os.close(descriptor)
+        return True, None
+    return True, descriptor
+
+
+def open_lock(path: Path) -> int | None:
+    """Open a lock file, creating it if missing. Others may have put something else in its place: links are not
+    followed, and a pipe does not block."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = None
+    # Another user's file in a sticky folder may be opened, but not with O_CREAT (fs.protected_regular).
+    for more in (os.O_CREAT, 0):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, flags | more, 0o644)
+            break
+    if descriptor is None:
+        return None
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        return None
+    # The umask may have hidden it from other users.
+    if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != 0o644:
+        os.fchmod(descriptor, 0o644)
+    return descriptor
+
+
+def holder(root: Path = ROOT) -> int | None:
+    """The process that holds the lock, if the kernel shows it to this one."""
+    try:
+        inode = lock_file().stat().st_ino
+    except OSError:
+        return None
+    pattern = rf"^\d+: FLOCK +\w+ +WRITE +(\d+) [0-9a-f]+:[0-9a-f]+:{inode} "
+    match = re.search(pattern, read_text(root / "proc/locks") or "", re.MULTILINE)
+    return int(match[1]) if match and int(match[1]) > 0 else None
+
+
+def described(pid: int | None, root: Path = ROOT) -> str:
+    """A process in words: its number and command."""
+    if pid is None:
+        return "another process that measures"
+    if pid == os.getpid():
+        return "another thread of this process that measures"
+    text = (read_text(root / f"proc/{pid}/cmdline") or "").replace("\0", " ").strip()
+    command = "".join(char if char.isprintable() else "?" for char in text)
+    if len(command) > LONGEST_COMMAND:
+        command = command[: LONGEST_COMMAND - 3] + "..."
+    return f"process {pid}" + (f" ({command})" if command else "")
+
+
+def _is_ancestors(pid: int | None, root: Path = ROOT) -> bool:
+    """Whether the lock's holder started this process, and so waits for it."""
+    if pid is None:
+        return False
+    own = os.getppid()
+    while own > 1 and own != pid:
+        fields = (read_text(root / f"proc/{own}/stat") or "").rpartition(")")[2].split()
+        own = int(fields[1]) if len(fields) > 1 else 0
+    return own == pid
+
+
+# --- Whether the machine slows itself down: for heat, for want of power, or because its clock was limited -------------
+# `Throttle` finds once what a machine has of these sources, and reads only those:
+#
+# - Raspberry Pi: the bits of `get_throttled`, from the firmware's file where the kernel has it, else by `vcgencmd`.
+#   Bits
+#   0-3 are of now, bits 16-19 say that the same has occurred since boot. Source: Raspberry Pi documentation,
+#   "vcgencmd",
+#   get_throttled; the file: its kernel's drivers/firmware/raspberrypi.c (hexadecimal without a prefix).
+# - Cooling devices that slow something down (not fans), with a state above 0: Linux,
+#   Documentation/driver-api/thermal/sysfs-api.rst. Jetsons have "cpu-throttle-alert" and its like among them.
+# - Counts of heat on x86 (arch/x86 thermal_throttle), and of over-current and under-voltage on a Jetson:
+#   oc*_event_cnt of
+#   the hwmon device soctherm_oc (NVIDIA Jetson Linux Developer Guide, "Platform Power and Performance").
+# - The upper limit of the CPUs' clocks (Linux, Documentation/admin-guide/pm/cpufreq.rst, scaling_max_freq).
+#
+# Everything is read from the kernel's files under `root`, "/" except in tests.
+
+
+# By bit of now; 16 higher is the bit that says that it has occurred since boot.
+FIRMWARE = {
+    0: "under-voltage",
+    1: "the firmware capped the CPU's clock",
+    2: "the firmware throttled the CPU",
+    3: "the soft temperature limit was reached",
+}
+OCCURRED = 16
+# The path differs between Raspberry Pi 3 and 4, and 5.
+FIRMWARE_FILES = (
+    "sys/devices/platform/soc/*firmware/get_throttled",
+    "sys/devices/platform/soc@*/*firmware/get_throttled",
+    "sys/devices/platform/*firmware/get_throttled",
+)
+COOLING = "sys/class/thermal/cooling_device[0-9]*"
+# Types of cooling devices that take speed: "cpufreq-cpu0", "thermal-cpufreq-0", "devfreq-17000000.gpu", "Processor"
+# (ACPI), "cpu-throttle-alert". "pwm-fan" and "hot-surface-alert" take none.
+TAKES_SPEED = re.compile(r"cpufreq|devfreq|throttle|^Processor$|powerclamp")
+COUNTERS = {
+    "heat": "sys/devices/system/cpu/cpu*/thermal_throttle/*_throttle_count",
+    "over-current or under-voltage": "sys/class/hwmon/hwmon*/oc[0-9]*_event_cnt",
+}
+PROGRAM_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One moment. `bits` of get_throttled, `cooling` the states of cooling devices by their type (the highest, where
+    several have one), `counts` of events since boot; empty for what the machine has not."""
+
+    bits: int | None = None
+    cooling: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+class Throttle:
+    """The sources of this machine, found once. Reading costs nothing where there is none.
+
+    Args:
+        program: vcgencmd; None to look for it, as a machine without the firmware's file may have it.
+    """
+
+    def __init__(self, root: Path = ROOT, program: str | None = None) -> None:
+        self._file = next((file for file in _files(root, FIRMWARE_FILES) if firmware_bits(read_text(file))[0]), None)
+        self._program = ""
+        if self._file is None:
+            self._program = self._working(program if program is not None else shutil.which("vcgencmd") or "")
+        named = [((read_text(each / "type") or "").strip(), each / "cur_state") for each in sorted(root.glob(COOLING))]
+        self._cooling = [(name[:40], file) for name, file in named if TAKES_SPEED.search(name)]
+        self._counters = {name: _files(root, (pattern,)) for name, pattern in COUNTERS.items()}
+
+    @property
+    def sources(self) -> list[str]:
+        """What is read, in words; none where nothing is."""
+        firmware = ["get_throttled"] if self._file or self._program else []
+        return [
+            *firmware,
+            *dict(self._cooling),
+            *(f"count of {name}" for name, files in self._counters.items() if files),
+        ]
+
+    def read(self) -> Reading:
+        cooling: dict[str, int] = {}
+        for name, file in self._cooling:
+            state = read_number(file)
+            if state is not None and state >= cooling.get(name, 0):
+                cooling[name] = int(state)
+        counts = {name: sum(int(read_number(file) or 0) for file in files) for name, files in self._counters.items()}
+        return Reading(self._bits(), cooling, {name: count for name, count in counts.items() if self._counters[name]})
+
+    def _bits(self) -> int | None:
+        if self._file is not None:
+            return firmware_bits(read_text(self._file))[1]
+        return firmware_bits(_output(self._program))[1] if self._program else None
+
+    @staticmethod
+    def _working(program: str) -> str:
+        """The program, if it answers: it needs a device file that only the group `video` may read."""
+        return program if program and firmware_bits(_output(program))[0] else ""
+
+
+def firmware_bits(text: str | None) -> tuple[bool, int | None]:
+    """Whether a text is the answer to get_throttled, and its bits: "throttled=0x50005" of vcgencmd, "50005" of the
+    file."""
+    match = re.fullmatch(r"(?:throttled=)?(?:0x)?([0-9a-fA-F]{1,8})", (text or "").strip())
+    return (True, int(match[1], 16)) if match else (False, None)
+
+
+def slowed_between(before: Reading, after: Reading) -> tuple[str, ...]:
+    """Why the machine was slower between two readings, none where it was not: what either of them shows, and what
+    occurred in between."""
+    bits = (before.bits or 0, after.bits or 0)
+    found = []
+    for bit, text in FIRMWARE.items():
+        now = (bits[0] | bits[1]) >> bit & 1
+        occurred = (bits[1] & ~bits[0]) >> (bit + OCCURRED) & 1
+        found += [text] if now or occurred else []
+    for name, state in {**before.cooling, **after.cooling}.items():
+        found += [f"{name} was active"] if max(state, before.cooling.get(name, 0)) > 0 else []
+    for name, count in after.counts.items():
+        found += [f"the count of {name} rose"] if count > before.counts.get(name, count) else []
+    return tuple(found)
+
+
+def clock_limit_mhz(cpus: Sequence[int], root: Path = ROOT) -> float | None:
+    """The highest clock that any of `cpus` may have now; None where the kernel shows none. Heat lowers it, and so does
+    another power mode."""
+    files = (root / f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_max_freq" for cpu in cpus)
+    return max((value / 1e3 for value in map(read_number, files) if value is not None), default=None)
+
+
+def _files(root: Path, patterns: Sequence[str]) -> list[Path]:
+    return [file for pattern in patterns for file in sorted(root.glob(pattern))]
+
+
+def _output(program: str) -> str:
+    try:
+        done = subprocess.run(
+            [program, "get_throttled"],
+            capture_output=True,
+            text=True,
+            timeout=PROGRAM_SECONDS,
+            check=False,
+            env={**os.environ, "LC_ALL": "C"},
+        )
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

@@ -1,0 +1,578 @@
+"""Products in one form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from vitdeploy.graph.analysis.attention import over_last_axis
+from vitdeploy.graph.analysis.rows import scaled_input
+from vitdeploy.graph.edit import Names, bypass, replace
+from vitdeploy.graph.shapes.infer import Inference
+from vitdeploy.graph.shapes.sizes import Dims, Extent, Unknown, broadcast, product, view_shape
+from vitdeploy.graph.values import array_of, floats_of, is_constant, operands, producer, stem, with_constant
+
+# --- Products as MatMul -----------------------------------------------------------------------------------------------
+# Gemm, and Einsum of two operands, with a Transpose and a Reshape where its axes need them.
+#
+# By the letters of an Einsum people write attention and projections: "bnd,dhe->bhne" is a linear, "bhie,bhje->bhij" the
+# scores. As MatMul they are found, rewritten and quantized as any other. Source: ONNX's specification of Einsum-12.
+
+
+def gemm_to_matmul(model: ir.Model) -> int:
+    """Gemm with constant weights and bias, alpha = beta = 1, becomes MatMul + Add with the weight as [in, out].
+
+    Left alone: other alpha or beta, a transposed input, weights that are computed. Returns how many were rewritten.
+    """
+    count, names = 0, Names(model)
+    for node in list(model.graph):
+        if node.op_type != "Gemm" or node.attributes.get_float("alpha", 1.0) != 1.0:
+            continue
+        if node.attributes.get_float("beta", 1.0) != 1.0 or node.attributes.get_int("transA", False):
+            continue
+        weight = floats_of(node.inputs[1])
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        if weight is None:
+            continue
+        if node.attributes.get_int("transB", False):
+            weight = np.ascontiguousarray(weight.T)
+        path = str(node.name).removesuffix("/Gemm")
+        nodes = [names.node("MatMul", [node.inputs[0], names.constant(weight, f"{path}.weight_t")], f"{path}/MatMul")]
+        if bias is not None:
+            nodes.append(names.node("Add", [nodes[0].outputs[0], bias], f"{path}/Add"))
+        old, new = node.outputs[0], nodes[-1].outputs[0]
+        new.type, new.shape = old.type, old.shape
+        ir.convenience.replace_nodes_and_values(model.graph, node, [node], nodes, [old], [new])
+        count += 1
+    return count
+
+
+@dataclass(frozen=True)
+class _Letters:
+    """Letters of "A,B->O": `batch` occur in all three, `summed` in A and B, `left` in A and O, `right` in B and O."""
+
+    a: str
+    b: str
+    out: str
+
+    @property
+    def batch(self) -> str:
+        return "".join(c for c in self.out if c in self.a and c in self.b)
+
+    @property
+    def summed(self) -> str:
+        return "".join(c for c in self.a if c in self.b and c not in self.out)
+
+    @property
+    def left(self) -> str:
+        return "".join(c for c in self.out if c in self.a and c not in self.b)
+
+    @property
+    def right(self) -> str:
+        return "".join(c for c in self.out if c in self.b and c not in self.a)
+
+
+def einsum_to_matmul(model: ir.Model) -> int:
+    """Rewrite every Einsum that is one product of matrices. Returns how many; left alone: other numbers of operands,
+    ellipses, a letter twice in an operand, a letter of one operand that is summed up alone, an outer product."""
+    nodes = [node for node in model.graph if node.op_type == "Einsum" and node.domain == ""]
+    if not nodes:
+        return 0
+    known = Inference(model)
+    count = sum(_rewrite(model, known, node) for node in nodes)
+    Inference(model)  # shapes of what is new
+    return count
+
+
+def _rewrite(model: ir.Model, known: Inference, node: ir.Node) -> bool:
+    letters = _letters(node.attributes.get_string("equation", "") or "")
+    if letters is None or node.outputs[0].dtype is None:
+        return False
+    a, b = node.inputs
+    if is_constant(a) and not is_constant(b):  # the weight on the right
+        a, b, letters = b, a, _Letters(letters.b, letters.a, letters.out)
+    dims = _dims(known, letters, (a, b))
+    if a is None or b is None or dims is None:
+        return False
+    builder, weight = _Builder(Names(model), node, dims), array_of(b)
+    if weight is not None and not letters.batch and letters.left:
+        found = _linear(builder, letters, a, weight)
+    elif len(letters.left) == len(letters.right) == len(letters.summed) == 1:
+        found = _product(builder, letters, a, b)
+    else:
+        return False
+    if found:
+        result = known.dims_of(node.outputs[0])
+        if result is not None:
+            known.dims[builder.nodes[-1].outputs[0]] = result
+        replace(model, node, builder.nodes)
+    return found
+
+
+def _letters(equation: str) -> _Letters | None:
+    operands, arrow, out = equation.replace(" ", "").partition("->")
+    a, comma, b = operands.partition(",")
+    if not arrow:  # in the order of the alphabet, what stands once
+        out = "".join(sorted(c for c in {*a, *b} if (a + b).count(c) == 1))
+    found = _Letters(a, b, out)
+    plain = comma and "," not in b and "." not in equation
+    twice = any(len(set(part)) != len(part) for part in (a, b, out))
+    alone = set(a) ^ set(b)
+    return found if plain and not twice and alone <= set(out) and found.summed else None
+
+
+def _dims(known: Inference, letters: _Letters, operands: Sequence[ir.Value | None]) -> dict[str, Extent] | None:
+    """The size of each letter; None if one is unknown, or an axis is to be broadcast."""
+    found: dict[str, Extent] = {}
+    for part, value in zip((letters.a, letters.b), operands, strict=True):
+        dims = known.dims_of(value)
+        if dims is None or len(dims) != len(part):
+            return None
+        for letter, size in zip(part, dims, strict=True):
+            if isinstance(size, Unknown) or found.setdefault(letter, size) != size:
+                return None
+    return found
+
+
+class _Builder:
+    """The nodes that replace one, in their order; each reads the one before."""
+
+    def __init__(self, names: Names, node: ir.Node, dims: dict[str, Extent]) -> None:
+        self.names, self.stem, self.dims, self.nodes = names, stem(node), dims, list[ir.Node]()
+        self.type = node.outputs[0].type
+
+    def transpose(self, value: ir.Value, before: str, after: str) -> ir.Value:
+        if before == after:
+            return value
+        return self._add("Transpose", [value], perm=[before.index(letter) for letter in after])
+
+    def reshape(self, value: ir.Value, before: Dims, after: Dims) -> ir.Value | None:
+        target = view_shape(before, after)
+        if before == after or target is None:
+            return value if before == after else None
+        shape = self.names.constant(np.array(target, np.int64), f"{self.stem}.shape")
+        return self._add("Reshape", [value, shape])
+
+    def matmul(self, left: ir.Value, right: ir.Value) -> ir.Value:
+        return self._add("MatMul", [left, right])
+
+    def sizes(self, letters: str) -> Dims:
+        return tuple(self.dims[letter] for letter in letters)
+
+    def _add(self, operator: str, inputs: list[ir.Value], **attributes: list[int]) -> ir.Value:
+        node = self.names.node(operator, inputs, f"{self.stem}/{operator}", attributes)
+        node.outputs[0].type = self.type
+        self.nodes.append(node)
+        return node.outputs[0]
+
+
+def _linear(builder: _Builder, letters: _Letters, x: ir.Value, weight: npt.NDArray[np.generic]) -> bool:
+    """Transpose(Reshape(Reshape(Transpose(x)) @ W)), W [summed, right] a constant; each only where it moves axes."""
+    left, summed, right = letters.left, letters.summed, letters.right
+    order = [letters.b.index(letter) for letter in summed + right]
+    depth = int(np.prod([weight.shape[axis] for axis in order[: len(summed)]]))
+    matrix = np.ascontiguousarray(weight.transpose(order).reshape(depth, -1))
+    rows, columns = builder.sizes(left), builder.sizes(right)
+    moved = builder.transpose(x, letters.a, left + summed)
+    flat = builder.reshape(moved, (*rows, *builder.sizes(summed)), (*rows, depth))
+    if flat is None:
+        return False
+    product = builder.matmul(flat, builder.names.constant(matrix, f"{builder.stem}.weight_t"))
+    wide = builder.reshape(product, (*rows, matrix.shape[1]), (*rows, *columns))
+    if wide is None:
+        return False
+    builder.transpose(wide, left + right, letters.out)
+    return True
+
+
+def _product(builder: _Builder, letters: _Letters, a: ir.Value, b: ir.Value) -> bool:
+    batch, left, summed, right = letters.batch, letters.left, letters.summed, letters.right
+    first = builder.transpose(a, letters.a, batch + left + summed)
+    second = builder.transpose(b, letters.b, batch + summed + right)
+    builder.transpose(builder.matmul(first, second), batch + left + right, letters.out)
+    return True
+
+
+# --- Batch normalisation, and any scale and shift of whole channels, folded into the convolution before it ------------
+# With running mean m and variance v: gamma (W x + b - m) / sqrt(v + eps) + beta = (s W) x + s (b - m) + beta, s = gamma
+# / sqrt(v + eps). Source: arXiv 1502.03167, section 3.1. Computed in float64 and rounded once.
+
+
+Floats = npt.NDArray[np.float64]
+
+
+def fold_into_convolutions(model: ir.Model) -> int:
+    """Fold BatchNormalization, Mul, Div, Add and Sub by constants per channel. Returns how many nodes went."""
+    count = 0
+    for node in list(model.graph):
+        if node.op_type in ("BatchNormalization", "Mul", "Div", "Add", "Sub") and node.domain == "":
+            count += _fold(model, node)
+    return count
+
+
+def _fold(model: ir.Model, node: ir.Node) -> bool:
+    # The convolution is the first input; the constant of an Add or Mul may come first too.
+    for value in node.inputs[: 2 if node.op_type in ("Add", "Mul") else 1]:
+        convolution = producer(value, "Conv")
+        if convolution is None or value is None or len(value.uses()) != 1 or value.is_graph_output():
+            continue
+        weight, bias = array_of(convolution.inputs[1]), None
+        if weight is None or weight.dtype != np.float32:
+            continue
+        if len(convolution.inputs) > 2 and convolution.inputs[2] is not None:
+            bias = array_of(convolution.inputs[2])
+            if bias is None:
+                continue
+        affine = _affine(node, value, weight.shape[0], weight.ndim)
+        if affine is None or not all(np.all(np.isfinite(part)) for part in affine):
+            continue
+        _convolution_rewrite(model, convolution, weight, bias, *affine)
+        return bypass(node, value)
+    return False
+
+
+def _affine(node: ir.Node, value: ir.Value, channels: int, rank: int) -> tuple[Floats, Floats] | None:
+    """(scale, shift), each [channels], of a node that computes scale * value + shift for each channel."""
+    ones, zeros = np.ones(channels), np.zeros(channels)
+    if node.op_type == "BatchNormalization":
+        arrays = [array_of(constant) for constant in node.inputs[1:]]
+        if len(node.outputs) != 1 or node.attributes.get_int("training_mode", False) or len(arrays) != 4:
+            return None
+        if any(array is None or array.shape != (channels,) for array in arrays):
+            return None
+        gamma, beta, mean, variance = (array.astype(np.float64) for array in arrays if array is not None)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scale = gamma / np.sqrt(variance + node.attributes.get_float("epsilon", 1e-5))
+            return scale, beta - scale * mean
+    pair = operands(node, node.op_type)
+    if pair is None:
+        return None
+    constant = _channels(array_of(pair[1] if pair[0] is value else pair[0]), channels, rank)
+    if constant is None:
+        return None
+    if node.op_type in ("Mul", "Div"):
+        with np.errstate(divide="ignore"):
+            return (constant if node.op_type == "Mul" else 1 / constant), zeros
+    return ones, (constant if node.op_type == "Add" else -constant)
+
+
+def _channels(array: npt.NDArray[Any] | None, channels: int, rank: int) -> Floats | None:
+    """[channels] of a constant that differs by channel only, as ONNX broadcasts it onto [N, channels, ...]."""
+    if array is None or array.dtype != np.float32 or array.ndim > rank:
+        return None
+    shape = [1] * (rank - array.ndim) + list(array.shape)
+    if array.size != shape[1] or array.size not in (1, channels):
+        return None
+    return np.broadcast_to(array.ravel().astype(np.float64), (channels,))
+
+
+def _convolution_rewrite(
+    model: ir.Model,
+    convolution: ir.Node,
+    weight: npt.NDArray[Any],
+    bias: npt.NDArray[Any] | None,
+    scale: Floats,
+    shift: Floats,
+) -> None:
+    old = convolution.inputs[1]
+    assert old is not None
+    if not np.all(scale == 1):
+        column = scale.reshape(-1, *(1,) * (weight.ndim - 1))
+        folded = Names(model).constant((weight * column).astype(np.float32), f"{old.name}.folded")
+        convolution.replace_input_with(1, folded)
+    moved = shift + (scale * bias if bias is not None else 0.0)
+    new_bias = Names(model).constant(moved.astype(np.float32), f"{old.name}.bias")
+    convolution.resize_inputs(3)
+    convolution.replace_input_with(2, new_bias)
+
+
+# --- Gathers that views say as well: by a grid of indices, and one that puts every element where it was ---------------
+# The latter is what PyTorch's `as_strided` becomes, in adaptive pooling for one: `as_strided(x, size, stride)` is
+# exported as x.reshape(-1)[index] with index[i, j, ...] = offset + i s_0 + j s_1 + ..., summed up from Range nodes and
+# constants. Where the strides are those of a tensor of that size, it is x.reshape(size).
+
+
+# Nodes between an index and the Range of its outermost axis: one Mul, one Unsqueeze, and an Add for each other axis.
+DEPTH = 12
+
+
+def flatten_gathers(model: ir.Model) -> int:
+    """A Gather by a grid of indices, which makes two axes of one, becomes a Gather by a list and a Reshape, in place.
+
+    `unfold` is exported so. OpenVINO 2026.4 moves what scales channels behind a Gather as if it left the number of
+    axes, and then refuses its own graph. Returns how many; left alone: constants, indices that are computed, a result
+    of unknown sizes.
+    """
+    grids = [
+        node for node in model.graph if node.op_type == "Gather" and node.domain == "" and _indices(node) is not None
+    ]
+    known = Inference(model) if grids else None
+    count = 0
+    for node in grids:
+        data, indices = node.inputs[0], _indices(node)
+        assert known is not None and data is not None and indices is not None
+        dims, wanted = known.dims_of(data), known.dims_of(node.outputs[0])
+        if is_constant(data) or dims is None or wanted is None:
+            continue
+        axis = node.attributes.get_int("axis", 0) % len(dims)
+        flat = (*dims[:axis], int(indices.size), *dims[axis + 1 :])
+        target = view_shape(flat, wanted)
+        if target is None:
+            continue
+        names = Names(model)
+        listed = names.constant(indices.reshape(-1), f"{stem(node)}.indices")
+        shape = names.constant(np.array(target, np.int64), f"{stem(node)}.shape")
+        gather = names.node("Gather", [data, listed], f"{stem(node)}/Gather", {"axis": axis})
+        gather.outputs[0].type = node.outputs[0].type
+        reshape = names.node("Reshape", [gather.outputs[0], shape], f"{stem(node)}/Reshape")
+        known.dims[gather.outputs[0]], known.dims[reshape.outputs[0]] = flat, wanted
+        replace(model, node, [gather, reshape])
+        count += 1
+    if count:
+        Inference(model)  # shapes of what is new
+    return count
+
+
+class Grid(NamedTuple):
+    """An integer tensor whose entry at [i, j, ...] is offset + i strides[0] + j strides[1] + ...
+
+    The stride of an axis of size 1 is 0.
+    """
+
+    dims: Dims
+    offset: int
+    strides: tuple[int, ...]
+
+
+def viewed(known: Inference, node: ir.Node) -> tuple[ir.Value, Dims] | None:
+    """(x, size) of a Gather that is x.reshape(size); None for any other."""
+    data, index = node.inputs
+    shape = known.dims_of(data)
+    if data is None or shape is None or len(shape) != 1 or isinstance(shape[0], Unknown):
+        return None
+    grid = _grid(known, index, DEPTH)
+    if grid is None or grid.offset or product(grid.dims) != shape[0]:
+        return None
+    behind: Extent = 1
+    for size, stride in zip(reversed(grid.dims), reversed(grid.strides), strict=True):
+        if size != 1 and stride != behind:
+            return None
+        behind = product((size, behind))
+    flat = producer(data, "Reshape")
+    source = flat.inputs[0] if flat is not None else None
+    return (source or data), grid.dims
+
+
+def _grid(known: Inference, value: ir.Value | None, depth: int) -> Grid | None:
+    array = array_of(value)
+    if array is not None:
+        return _of_constant(array)
+    node = value.producer() if value is not None else None
+    if node is None or node.domain != "" or depth == 0:
+        return None
+    if node.op_type == "Range":
+        return _of_range(known, node)
+    if (found := with_constant(node, "Mul")) is not None and float(found[1]).is_integer():
+        grid, factor = _grid(known, found[0], depth - 1), int(found[1])
+        return grid and Grid(grid.dims, grid.offset * factor, tuple(stride * factor for stride in grid.strides))
+    if node.op_type == "Unsqueeze":
+        return _unsqueezed(_grid(known, node.inputs[0], depth - 1), array_of(node.inputs[1]))
+    if node.op_type == "Add":
+        left, right = (_grid(known, operand, depth - 1) for operand in node.inputs)
+        return _sum(left, right) if left is not None and right is not None else None
+    return None
+
+
+def _of_constant(array: np.ndarray) -> Grid | None:
+    if array.dtype.kind != "i" or not array.size:
+        return None
+    offset = int(array.flat[0])
+    strides = [int(array.take(1, axis).flat[0]) - offset if size > 1 else 0 for axis, size in enumerate(array.shape)]
+    wanted = np.full(array.shape, offset)
+    for axis, (stride, size) in enumerate(zip(strides, array.shape, strict=True)):
+        wanted += stride * np.arange(size).reshape(-1, *[1] * (array.ndim - 1 - axis))
+    return Grid(array.shape, offset, tuple(strides)) if np.array_equal(array, wanted) else None
+
+
+def _of_range(known: Inference, node: ir.Node) -> Grid | None:
+    """0, 1, 2 ... up to a size, which may be a free one."""
+    start, limit, step = (known.contents_of(value) for value in node.inputs)
+    if any(part is None or part.size != 1 for part in (start, limit, step)):
+        return None
+    assert start is not None and limit is not None and step is not None
+    size = limit.item()
+    if start.item() != 0 or step.item() != 1 or isinstance(size, Unknown):
+        return None
+    return Grid((size,), 0, (0 if size == 1 else 1,))
+
+
+def _unsqueezed(grid: Grid | None, axes: np.ndarray | None) -> Grid | None:
+    if grid is None or axes is None:
+        return None
+    dims, strides = list(grid.dims), list(grid.strides)
+    rank = len(dims) + axes.size
+    for axis in sorted(int(axis) % rank for axis in axes.ravel()):
+        dims.insert(axis, 1)
+        strides.insert(axis, 0)
+    return Grid(tuple(dims), grid.offset, tuple(strides))
+
+
+def _sum(left: Grid, right: Grid) -> Grid | None:
+    rank = max(len(left.dims), len(right.dims))
+    dims = broadcast(left.dims, right.dims)
+    # An axis that is broadcast has stride 0; one that both have must have one size.
+    both = [(0,) * (rank - len(grid.dims)) + grid.strides for grid in (left, right)]
+    for grid in (left, right):
+        own = (1,) * (rank - len(grid.dims)) + tuple(grid.dims)
+        if any(size not in (1, whole) for size, whole in zip(own, dims, strict=True)):
+            return None
+    return Grid(dims, left.offset + right.offset, tuple(a + b for a, b in zip(*both, strict=True)))
+
+
+def _indices(node: ir.Node) -> np.ndarray | None:
+    """The constant indices of several axes."""
+    array = array_of(node.inputs[1])
+    return array if array is not None and array.ndim > 1 else None
+
+
+# --- Attention in one form --------------------------------------------------------------------------------------------
+# Softmax(scale q @ Transpose(k) [+ mask]) @ v, which OpenVINO, ONNX Runtime and TensorRT fuse.
+#
+# Source: arXiv 1706.03762, equation 1. Exporters put the scale behind the product, or its root on both factors (PyTorch
+# does, for range); they transpose the key through Reshape nodes, and clear rows that are masked out entirely.
+
+
+# A mask that leaves every row a score above this cannot make a row of minus infinity out of any finite scores.
+UNMASKED = -1e30
+
+
+def canonical_attention(model: ir.Model) -> int:
+    """Bring every attention into the form above. Returns how many nodes were rewritten."""
+    count = 0
+    for node in list(model.graph):
+        if node.op_type == "Softmax" and node.domain == "" and over_last_axis(node):
+            count += _without_nan_check(model, node)
+            product = _scores(node)
+            if product is not None:
+                count += _scale_on_query(model, *product)
+        elif node.op_type == "Reshape" and node.graph is not None:
+            count += _plain_transpose(model, node)
+    return count
+
+
+def _scores(softmax: ir.Node) -> tuple[ir.Node, ir.Node | None] | None:
+    """The product of query and key under a Softmax, and the Mul or Div that scales it, if one does."""
+    value = softmax.inputs[0]
+    masked = operands(producer(value, "Add"), "Add")
+    for candidate in masked or (value,):
+        for operator in ("Mul", "Div"):
+            scaled = with_constant(producer(candidate, operator), operator)
+            product = producer(scaled[0], "MatMul") if scaled is not None else None
+            if product is not None and candidate is not None:
+                return product, candidate.producer()
+        product = producer(candidate, "MatMul")
+        if product is not None and not is_constant(product.inputs[1]):
+            return product, None
+    return None
+
+
+def _scale_on_query(model: ir.Model, product: ir.Node, scaling: ir.Node | None) -> bool:
+    """One Mul on the query, by the product of all factors found behind the MatMul, on the query and on the key."""
+    query, key = product.inputs
+    if query is None or key is None:
+        return False
+    behind = scaled_input(scaling)
+    on_query, on_key = scaled_input(query.producer()), scaled_input(_below_transpose(key))
+    if behind is None and on_key is None:
+        return False
+    factor = float(np.prod([found[1] for found in (behind, on_query, on_key) if found is not None]))
+    if on_key is not None:
+        new_key = _without_factor(model, key, on_key[0])
+        product.replace_input_with(1, new_key)
+    dtype = (query.dtype or ir.DataType.FLOAT).numpy()
+    names = Names(model)
+    constant = names.constant(np.array(factor, dtype), f"{stem(product)}.scale")
+    source = on_query[0] if on_query is not None else query
+    scaled = names.node("Mul", [source, constant], f"{stem(product)}/Mul_scale")
+    scaled.outputs[0].type, scaled.outputs[0].shape = query.type, query.shape
+    model.graph.insert_before(product, scaled)
+    product.replace_input_with(0, scaled.outputs[0])
+    if scaling is not None and behind is not None:
+        bypass(scaling, product.outputs[0])
+    return True
+
+
+def _below_transpose(key: ir.Value) -> ir.Node | None:
+    """The node that may scale the key: the one before MatMul, or the one before the Transpose before it."""
+    node = key.producer()
+    if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
+        return node.inputs[0].producer()
+    return node
+
+
+def _without_factor(model: ir.Model, key: ir.Value, source: ir.Value) -> ir.Value:
+    """The key with the Mul taken out, its Transpose kept."""
+    node = key.producer()
+    assert node is not None
+    if node.op_type != "Transpose":
+        return source
+    if len(key.uses()) == 1:
+        node.replace_input_with(0, source)
+        return key
+    copy = Names(model).node("Transpose", [source], f"{node.name}_key", dict(node.attributes))
+    copy.outputs[0].type, copy.outputs[0].shape = key.type, key.shape
+    model.graph.insert_after(node, copy)
+    return copy.outputs[0]
+
+
+def _without_nan_check(model: ir.Model, softmax: ir.Node) -> bool:
+    """Replace Where(IsNaN(p), 0, p) by p, for a Softmax p with a finite score in every row.
+
+    PyTorch's export writes it for rows that are masked out entirely. A NaN from the input is no longer hidden.
+    """
+    probability, value = softmax.outputs[0], softmax.inputs[0]
+    users = {use.node.op_type: use.node for use in probability.uses()}
+    if set(users) != {"IsNaN", "Where"} or len(probability.uses()) != 2:
+        return False
+    where = users["Where"]
+    if where.inputs[0] is not users["IsNaN"].outputs[0] or where.inputs[2] is not probability:
+        return False
+    masked = operands(producer(value, "Add"), "Add")
+    if masked is not None:
+        masks = [array for array in map(array_of, masked) if array is not None]
+        if not masks or not all(np.all(mask.max(axis=-1) > UNMASKED) if mask.ndim else False for mask in masks):
+            return False
+    return bypass(where, probability)
+
+
+def _plain_transpose(model: ir.Model, node: ir.Node) -> bool:
+    """Reshape to rank 3, Transpose of the last two axes, Reshape back: one Transpose."""
+    transpose = producer(node.inputs[0], "Transpose")
+    first = producer(transpose.inputs[0], "Reshape") if transpose is not None else None
+    if transpose is None or first is None or list(transpose.attributes.get_ints("perm", ())) != [0, 2, 1]:
+        return False
+    source = first.inputs[0]
+    data, merged, result = (_shape(value) for value in (source, first.outputs[0], node.outputs[0]))
+    if source is None or data is None or merged is None or result is None or len(merged) != 3 or len(data) < 3:
+        return False
+    if result[:-2] != data[:-2] or merged[1:] != data[-2:] or result[-2:] != data[-2:][::-1]:
+        return False
+    rank = len(data)
+    perm = [*range(rank - 2), rank - 1, rank - 2]
+    replace(
+        model, node, [ir.node("Transpose", [source], attributes={"perm": perm}, name=f"{stem(node)}/Transpose_key")]
+    )
+    return True
+
+
+def _shape(value: ir.Value | None) -> list[int | str] | None:
+    """The sizes of a value, free ones by their names; None if one is not known."""
+    if value is None or value.shape is None:
+        return None
+    sizes = [size if isinstance(size, int) else size.value for size in value.shape]
+    return None if None in sizes else [size for size in sizes if size is not None]

@@ -1,0 +1,354 @@
+"""Half precision, typed in the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+
+from vitdeploy.errors import GraphError
+from vitdeploy.graph.analysis.attention import find_stream
+from vitdeploy.graph.analysis.rows import Linear, is_dequantized, is_layout
+from vitdeploy.graph.edit import Editor, Names, drop_unused
+from vitdeploy.graph.shapes.infer import Inference
+from vitdeploy.graph.values import array_of, floats_of
+
+# --- A smaller residual stream, by a power of two: the same function, with values that float16 can hold ---------------
+# The stream of a Transformer whose norms stand in front of attention and MLP is read through these norms alone, and
+# LN(a x) = LN(x) if the epsilon becomes a^2 times itself. So everything that writes into the stream is multiplied by a
+# = 2^-k, which rounds nothing in binary floating point: weights and biases of linears, positions, tokens. Linears that
+# read the stream without a norm have their weights divided by a.
+
+
+# What ONNX takes where a norm does not say its epsilon.
+EPSILON = 1e-5
+
+
+def stream_tensors(model: ir.Model) -> set[str]:
+    """The names of all tensors of the residual stream that `scale_residual` scales, with the products in front of
+    biases; empty where there is no such stream."""
+    editor = Editor(model)
+    stream = find_stream(editor.linears, model)
+    if stream is None:
+        return set()
+    products = {str(linear.node.outputs[0].name) for linear in editor.linears if linear.node in stream.writers}
+    return products | {str(value.name) for value in stream.axes}
+
+
+def scale_residual(model: ir.Model, exponent: int) -> int:
+    """Multiply the residual stream by 2^-`exponent`, in place; exact but for numbers that leave the range of float32.
+
+    Args:
+        model: as `normalise` leaves it.
+
+    Returns: how many norms read the stream; 0 if there is none that can be scaled, which is left as it is.
+    """
+    editor = Editor(model)
+    stream = find_stream(editor.linears, model)
+    if stream is None or not stream.norms:
+        return 0
+    factor = np.float32(2.0) ** -exponent
+    for linear in editor.linears:
+        writes, reads = linear.node in stream.writers, linear.node in stream.readers
+        power = int(writes) - int(reads)  # 0: from the stream into the stream, or neither
+        weight = linear.weight * factor**power if power else None
+        bias = linear.bias * factor if writes and linear.bias is not None else None
+        if weight is not None or bias is not None:
+            editor.set_linear(linear, weight, bias)
+    for node, index in stream.constants:
+        array = floats_of(node.inputs[index])
+        assert array is not None
+        editor.set_input(node, index, array * factor)
+    for node in stream.norms:
+        epsilon = node.attributes.get_float("epsilon", EPSILON)
+        node.attributes["epsilon"] = ir.AttrFloat32("epsilon", float(np.float32(epsilon) * factor * factor))
+    return len(stream.norms)
+
+
+# --- A convolution whose kernel tiles the image as a MatMul of patches ------------------------------------------------
+# for bfloat16, which Conv has from opset 22 on.
+
+
+def patches_to_matmul(model: ir.Model) -> int:
+    """Rewrite every convolution without groups, padding and overlap, whose stride is its kernel, in place; exact.
+
+    [batch, channels, height, width] becomes rows of patches [batch, rows, columns, channels * kernel * kernel], in the
+    order of the weight. Returns how many were rewritten.
+    """
+    editor, count = Editor(model), 0
+    for linear in editor.linears:
+        if linear.kind == "conv" and _tiles(linear):
+            _rewrite(editor, linear)
+            count += 1
+    return count
+
+
+def _tiles(linear: Linear) -> bool:
+    node, kernel = linear.node, linear.weight.shape[2:]
+    shape = linear.input.shape
+    strides = tuple(node.attributes.get_ints("strides", ()) or ())
+    dilated = any(each != 1 for each in node.attributes.get_ints("dilations", ()) or ())
+    if linear.groups > 1 or linear.padded or dilated or len(kernel) != 2 or strides != kernel or shape is None:
+        return False
+    return all(
+        isinstance(size, int) and size % each == 0 for size, each in zip(list(shape)[2:], kernel, strict=True)
+    ) and isinstance(shape[1], int)
+
+
+def _rewrite(editor: Editor, linear: Linear) -> None:
+    node, image = linear.node, linear.input
+    assert image.shape is not None
+    batch, channels, height, width = image.shape
+    out, _, rows, columns = linear.weight.shape
+    assert isinstance(height, int) and isinstance(width, int) and isinstance(channels, int)
+    down, across, depth = height // rows, width // columns, channels * rows * columns
+    name = linear.name
+
+    def step(operator: str, inputs: list[ir.Value], label: str, shape: list[Any], **attributes: Any) -> ir.Value:
+        return editor.node(node, operator, inputs, f"{name}/{label}", shape, **attributes)[0]
+
+    def sizes(label: str, *numbers: int) -> ir.Value:
+        return editor.constant(np.array(numbers, np.int64), f"{name}.{label}")
+
+    tiled = [batch, channels, down, rows, across, columns]
+    value = step("Reshape", [image, sizes("tiles", -1, *tiled[1:])], "tiles", tiled)
+    value = step(
+        "Transpose", [value], "patches", [batch, down, across, channels, rows, columns], perm=[0, 2, 4, 1, 3, 5]
+    )
+    value = step("Reshape", [value, sizes("rows", -1, down, across, depth)], "rows", [batch, down, across, depth])
+    weight = editor.constant(linear.weight.reshape(out, depth).T, f"{name}.patch_weight")
+    value = step("MatMul", [value, weight], "product", [batch, down, across, out])
+    if linear.bias is not None:
+        value = step(
+            "Add", [value, editor.constant(linear.bias, f"{name}.patch_bias")], "bias", [batch, down, across, out]
+        )
+    node.outputs[0].name, old = None, str(node.outputs[0].name)
+    value = step("Transpose", [value], "channels_first", [batch, out, down, across], perm=[0, 3, 1, 2])
+    ir.convenience.replace_all_uses_with(node.outputs[0], value, replace_graph_outputs=True)
+    value.name = old
+    editor.graph.remove(node, safe=True)
+
+
+# --- A graph with types of half precision as a float32 graph that rounds and overflows where the half would -----------
+# Half-precision *storage* with float32 accumulation: kernels compute in float32, and every tensor that is typed half
+# goes through a Cast to half and back. ONNX Runtime keeps that pair (OpenVINO removes it), so that infinities, lost
+# small numbers and roundings are those of the types. How a GPU adds up inside one operation is not emulated.
+#
+# Where a product takes two dequantized tensors, a GPU multiplies the integers and scales their exact sum; what
+# DequantizeLinear gives there is not rounded.
+
+
+HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+# What gives its input's numbers, or a choice of its inputs' numbers, and so rounds nothing.
+_SELECTS = ("Cast", "Concat", "Expand", "Identity", "Max", "MaxPool", "Min", "ReduceMax", "Relu", "Where")
+
+
+def emulate(model: ir.Model) -> ir.Model:
+    """A copy in float32 that gives the same numbers as the typed graph, but for the rounding inside of operations."""
+    copy = model.clone()
+    names = Names(copy)
+    for value in list(copy.graph.initializers.values()):
+        if value.dtype in HALVES:
+            _widen(copy, value, names)
+    typed = {value for node in copy.graph for value in node.outputs if value.dtype in HALVES}
+    kinds = {value: value.dtype for value in typed}
+    for value in typed:
+        value.type = ir.TensorType(ir.DataType.FLOAT)
+    for node in list(copy.graph):
+        halves = [value for value in node.outputs if value in typed]
+        if node.op_type == "Cast" and halves:
+            node.attributes["to"] = ir.AttrInt64("to", int(ir.DataType.FLOAT))
+        # A Cast rounds what comes in float32; one of pixels, or of what is in half already, rounds nothing twice.
+        rounds = not is_layout(node) and (node.op_type not in _SELECTS or node.op_type == "Cast")
+        if rounds and not _into_integer_product(node):
+            for value in halves:
+                _round(node, value, kinds[value], names)
+    return copy
+
+
+def _widen(model: ir.Model, constant: ir.Value, names: Names) -> None:
+    """Let everything that reads `constant` read it in float32: by a Cast, so that weights keep their size."""
+    readers = list(constant.uses())
+    cast = names.node("Cast", [constant], f"{constant.name}/float32", {"to": int(ir.DataType.FLOAT)})
+    cast.outputs[0].type, cast.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), constant.shape
+    model.graph.insert_before(model.graph[0], cast)
+    for reader, index in readers:
+        reader.replace_input_with(index, cast.outputs[0])
+
+
+def _round(node: ir.Node, value: ir.Value, kind: ir.DataType | None, names: Names) -> None:
+    """Let everything that reads `value` read it rounded to `kind`."""
+    assert kind is not None
+    readers = list(value.uses())
+    down = names.node("Cast", [value], f"{value.name}/round", {"to": int(kind)})
+    up = names.node("Cast", [down.outputs[0]], f"{value.name}/rounded", {"to": int(ir.DataType.FLOAT)})
+    for made, dtype in ((down, kind), (up, ir.DataType.FLOAT)):
+        made.outputs[0].type, made.outputs[0].shape = ir.TensorType(dtype), value.shape
+    node.append([down, up])
+    for reader, index in readers:
+        reader.replace_input_with(index, up.outputs[0])
+
+
+def _into_integer_product(node: ir.Node) -> bool:
+    """A DequantizeLinear whose output is read only by matrix products with another one."""
+    readers = [use.node for use in node.outputs[0].uses()]
+    return node.op_type == "DequantizeLinear" and all(
+        reader.op_type in ("MatMul", "Conv", "Gemm") and all(is_dequantized(value) for value in reader.inputs[:2])
+        for reader in readers
+    )
+
+
+# --- Precision written into a graph -----------------------------------------------------------------------------------
+# half everywhere but in parts that fall back to float32, with a Cast at every border.
+#
+# This is what strongly typed runtimes take (TensorRT from version 11 knows nothing else): each operation is computed in
+# the type of its inputs. Inputs and outputs of the graph keep their types. What ONNX does not define in half precision
+# stays in float32, operation by operation (onnx.defs: the type constraints of each operator's schema), and so do
+# branches and loops.
+
+
+Half = Literal["fp16", "bf16"]
+TYPES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
+NUMPY: dict[str, npt.DTypeLike] = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16}
+GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+NAMES = {"fp16": "tensor(float16)", "bf16": "tensor(bfloat16)"}
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The inputs and outputs of one operation that are in half precision if the operation is."""
+
+    inputs: tuple[bool, ...]
+    outputs: tuple[bool, ...]
+
+
+def half_roles(node: ir.Node, opset: int, half: Half) -> Roles | None:
+    """The roles that ONNX allows for an operation; None if it has no half precision, or holds a branch or loop."""
+    if node.domain or any(attribute.type in GRAPHS for attribute in node.attributes.values()):
+        return None
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return None
+    allowed = {each.type_param_str: set(each.allowed_type_strs) for each in schema.type_constraints}
+
+    def takes(formals: list[onnx.defs.OpSchema.FormalParameter], count: int) -> tuple[bool, ...]:
+        last = len(formals) - 1
+        kinds = [formals[min(i, last)].type_str for i in range(count)]
+        return tuple(NAMES[half] in allowed.get(kind, {kind}) for kind in kinds)
+
+    roles = Roles(takes(list(schema.inputs), len(node.inputs)), takes(list(schema.outputs), len(node.outputs)))
+    pairs = [*zip(node.inputs, roles.inputs, strict=True), *zip(node.outputs, roles.outputs, strict=True)]
+    return roles if any(takes_half for value, takes_half in pairs if is_float(value)) else None
+
+
+def is_float(value: ir.Value | None) -> bool:
+    return value is not None and value.dtype == ir.DataType.FLOAT
+
+
+def touches_floats(node: ir.Node) -> bool:
+    return any(is_float(value) for value in (*node.inputs, *node.outputs))
+
+
+def type_graph(model: ir.Model, half: Half, float_fallback: Mapping[str, str]) -> None:
+    """Write the types into a float32 graph, in place.
+
+    Args:
+        float_fallback: names of nodes that stay in float32, with the reasons.
+
+    Raises:
+        GraphError: a constant of an operation in half is beyond its range.
+    """
+    Inference(model)  # writes the types of all tensors
+    opset = model.graph.opset_imports[""]
+    typing = _Typing(model, half)
+    for node in list(model.graph):
+        if not touches_floats(node):
+            continue
+        roles = None if str(node.name) in float_fallback else half_roles(node, opset, half)
+        typing.write(node, roles)
+    typing.close()
+    drop_unused(model)
+
+
+class _Typing:
+    """The state while types are written. `halves`: the tensors that are already in half."""
+
+    def __init__(self, model: ir.Model, half: Half) -> None:
+        self.model, self.half, self.names = model, half, Names(model)
+        self.halves: set[ir.Value] = set()
+        self._casts: dict[tuple[ir.Value, bool], ir.Value] = {}
+
+    def write(self, node: ir.Node, roles: Roles | None) -> None:
+        for i, value in enumerate(node.inputs):
+            if value is None or not (is_float(value) or value in self.halves):
+                continue
+            wanted = roles is not None and roles.inputs[i]
+            if wanted != (value in self.halves):
+                node.replace_input_with(i, self._as(value, wanted))
+        if roles is None:
+            return
+        for output, takes_half in zip(node.outputs, roles.outputs, strict=True):
+            if takes_half and is_float(output):
+                output.type = ir.TensorType(TYPES[self.half])  # a new one: values may share theirs
+                self.halves.add(output)
+        if node.op_type == "Cast" and node.outputs[0] in self.halves:
+            node.attributes["to"] = ir.AttrInt64("to", int(TYPES[self.half]))
+
+    def close(self) -> None:
+        """Cast the rest to float32: outputs of the graph, and what branches and loops read from outside."""
+        for i, output in enumerate(self.model.graph.outputs):
+            if output in self.halves:
+                self.model.graph.outputs[i] = self._output(output)
+        for value in list(self.halves):
+            for node, index in list(value.uses()):
+                if node.graph is not self.model.graph:
+                    node.replace_input_with(index, self._as(value, False))
+
+    def _as(self, value: ir.Value, half: bool) -> ir.Value:
+        """The value in the other type."""
+        if (value, half) not in self._casts:
+            array = array_of(value)
+            made = self._cast(value, half) if array is None else self._constant(value, array)
+            self._casts[value, half] = made
+            if half:
+                self.halves.add(made)
+        return self._casts[value, half]
+
+    def _constant(self, value: ir.Value, array: npt.NDArray[np.float32]) -> ir.Value:
+        with np.errstate(over="ignore"):
+            converted = array.astype(NUMPY[self.half])
+        if (np.isinf(converted.astype(np.float32)) & np.isfinite(array)).any():
+            raise GraphError(
+                f"the constant {value.name} is beyond the range of {self.half}",
+                found=f"{np.abs(array).max():.3g}",
+                wanted="at most 65504",
+                fix="leave the layer that reads it in float32",
+            )
+        return self.names.constant(converted, f"{value.name}.{self.half}")
+
+    def _cast(self, value: ir.Value, half: bool) -> ir.Value:
+        kind = TYPES[self.half] if half else ir.DataType.FLOAT
+        name = f"{value.name}/{self.half if half else 'fp32'}"
+        node = self.names.node("Cast", [value], f"{name}/Cast", {"to": int(kind)}, output=name)
+        node.outputs[0].type, node.outputs[0].shape = ir.TensorType(kind), value.shape
+        producer = value.producer()
+        if producer is None:
+            self.model.graph.insert_before(self.model.graph[0], node)
+        else:
+            producer.append(node)
+        return node.outputs[0]
+
+    def _output(self, value: ir.Value) -> ir.Value:
+        """The same output of the graph in float32, under its name."""
+        name = str(value.name)
+        value.name = self.names.free(f"{name}/{self.half}")
+        made = self._as(value, False)
+        made.name = name
+        return made

@@ -1,0 +1,393 @@
+"""Keys of a ViT in the checkpoints of other libraries."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitdeploy.errors import CheckpointError, UnknownModelError
+from vitdeploy.models.architectures.vit import DeiTConfig, ViTConfig
+from vitdeploy.models.checkpoints.mismatch import listed
+from vitdeploy.models.family import Hints, Recognised
+
+# --- Shared code of the key readers for ViTs: checking, merging and measuring a renamed state dict --------------------
+# Every reader turns its library's tensors into timm's names (`blocks.0.attn.qkv.weight`, `patch_embed.proj.weight`
+# ...), which are also those of `VisionTransformer`. What follows from names and shapes is measured here; what does not
+# (epsilon, activation, pooling) the reader says.
+
+
+# Published models: DeiT (192, 384), ViT (768, 1024, 1280: table 1 of arXiv 2010.11929), "Scaling ViT" (512, 1408, 1664:
+# table 2 of arXiv 2106.04560), SoViT-400m (1152: arXiv 2305.13035), DINOv2 ViT-g (1536: arXiv 2304.07193).
+HEADS_OF_WIDTH = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 16, 1536: 24, 1664: 16}
+TOKENS = ("cls_token", "dist_token", "reg_token", "pos_embed", "attn_pool.latent")
+_SPLIT = re.compile(r"blocks\.\d+\.attn\.[qkv]\.")
+BLOCK_PARTS = ("norm1", "attn.q", "attn.k", "attn.v", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
+
+
+def measured(state: Mapping[str, Tensor], heads: int, image_size: tuple[int, int], **conventions: Any) -> ViTConfig:
+    """The configuration of a whole state dict under timm's names.
+
+    conventions: fields of ViTConfig that names and shapes leave open.
+
+    Raises:
+        CheckpointError: sizes that make no ViT.
+    """
+    patches, positions = state["patch_embed.proj.weight"], state["pos_embed"]
+    patch = int(patches.shape[2])
+    rows, read = state["blocks.0.mlp.fc1.weight"].shape[0], state["blocks.0.mlp.fc2.weight"].shape[1]
+    grid = (image_size[0] // patch) * (image_size[1] // patch)
+    config = DeiTConfig if "dist_token" in state else ViTConfig
+    try:
+        return config(
+            image_size=image_size,
+            patch_size=patch,
+            in_channels=int(patches.shape[1]),
+            width=int(patches.shape[0]),
+            depth=depth_of(state),
+            heads=heads,
+            mlp_ratio=int(rows) / int(patches.shape[0]),
+            num_classes=_first_axis(state, "head.weight", 0),
+            drop_remainder=bool(image_size[0] % patch or image_size[1] % patch),
+            class_token="cls_token" in state,
+            registers=_first_axis(state, "reg_token", 1),
+            prefix_positions=int(positions.shape[1]) > grid or "cls_token" not in state,
+            stem_norm="norm_pre.weight" in state,
+            qkv_bias="blocks.0.attn.qkv.bias" in state,
+            mlp="swiglu_packed" if rows == 2 * read else "mlp",
+            layer_scale="blocks.0.ls1.gamma" in state,
+            pre_logits=_first_axis(state, "pre_logits.fc.weight", 0),
+            head="projection" if "head.weight" in state and "head.bias" not in state else "linear",
+            **conventions,
+        )
+    except ValueError as error:
+        raise CheckpointError("the tensors make no Vision Transformer", found=str(error)) from None
+
+
+def recognised(style: str, state: dict[str, Tensor], config: ViTConfig, notes: list[str]) -> Recognised:
+    return Recognised("deit" if isinstance(config, DeiTConfig) else "vit", style, config, state, tuple(notes))
+
+
+def _first_axis(state: Mapping[str, Tensor], key: str, axis: int) -> int:
+    return int(state[key].shape[axis]) if key in state else 0
+
+
+def depth_of(state: Iterable[str]) -> int:
+    """One more than the largest block number; 0 without blocks."""
+    return 1 + max((int(found[1]) for key in state if (found := re.match(r"blocks\.(\d+)\.", key))), default=-1)
+
+
+def require(state: Mapping[str, Tensor], style: str, stem: Iterable[str] = ()) -> None:
+    """Check that every tensor that each ViT has is there, as readers need it to merge query, key and value.
+
+    Raises:
+        CheckpointError: lists what is missing, under timm's names, or says what has another shape.
+    """
+    wanted = {"patch_embed.proj.weight": 4, "pos_embed": 0, **dict.fromkeys(stem, 0)}
+    for block in range(max(1, depth_of(state))):
+        for part in BLOCK_PARTS:
+            wanted[f"blocks.{block}.{part}.weight"] = 1 if part.startswith("norm") else 2
+    missing = [key for key in wanted if key not in state]
+    if missing:
+        raise CheckpointError(
+            f"the state dict has the names of {style}, but is not whole",
+            found=f"{len(missing)} missing: {listed(missing)}",
+            wanted="every tensor of the model",
+            fix="save model.state_dict() of the whole model",
+        )
+    width, _, height, across = _with_axes(state, "patch_embed.proj.weight", 4, style)
+    if 0 in state["patch_embed.proj.weight"].shape:
+        raise _misshapen(state, "patch_embed.proj.weight", "no axis of size 0", style)
+    if height != across:
+        raise CheckpointError("the patches are not square", found=f"{height}x{across}", wanted="square patches")
+    for key, axes in wanted.items():
+        if axes:
+            _with_axes(state, key, axes, style)
+    for key in ("head.weight", "pre_logits.fc.weight"):
+        if key in state:
+            _with_axes(state, key, 2, style)
+    for key in TOKENS:
+        if key in state and (state[key].ndim == 0 or state[key].shape[-1] != width):
+            raise _misshapen(state, key, f"rows of {width}", style)
+
+
+def _with_axes(state: Mapping[str, Tensor], key: str, axes: int, style: str) -> tuple[int, ...]:
+    if state[key].ndim != axes:
+        raise _misshapen(state, key, f"{axes} axes", style)
+    return tuple(state[key].shape)
+
+
+def _misshapen(state: Mapping[str, Tensor], key: str, wanted: str, style: str) -> CheckpointError:
+    return CheckpointError(
+        f"the state dict has the names of {style}, but not its shapes",
+        found=f"{key} of {list(state[key].shape)}",
+        wanted=wanted,
+    )
+
+
+def as_rows(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The state with tokens and positions as [1, n, width]."""
+    return state | {key: state[key].reshape(1, -1, state[key].shape[-1]) for key in TOKENS if key in state}
+
+
+def merge_attention(state: dict[str, Tensor], notes: list[str]) -> dict[str, Tensor]:
+    """`attn.q`, `attn.k` and `attn.v` of every block as the rows of one `attn.qkv`, in that order.
+
+    A bias that only some of them have is zero where it is missing.
+
+    Raises:
+        CheckpointError: the three differ in shape.
+    """
+    merged = {key: tensor for key, tensor in state.items() if not _SPLIT.match(key)}
+    biased = any(_SPLIT.match(key) and key.endswith(".bias") for key in state)
+    zeros = []
+    for block in range(depth_of(state)):
+        own = f"blocks.{block}.attn"
+        weights = [state[f"{own}.{name}.weight"] for name in "qkv"]
+        if len({weight.shape for weight in weights}) > 1:
+            raise CheckpointError(
+                f"block {block}: query, key and value differ in shape",
+                found=", ".join(str(list(weight.shape)) for weight in weights),
+                wanted="three of one shape",
+            )
+        merged[f"{own}.qkv.weight"] = torch.cat(weights)
+        if biased:
+            biases = [state.get(f"{own}.{name}.bias", torch.zeros_like(weights[0][:, 0])) for name in "qkv"]
+            merged[f"{own}.qkv.bias"] = torch.cat(biases)
+            zeros += [name for name in "qkv" if f"{own}.{name}.bias" not in state]
+    if zeros:
+        notes.append(f"{len(zeros)} biases of query, key or value are not in the file: zero")
+    return merged
+
+
+def heads_for(width: int, hints: Hints, configured: int | None, notes: list[str]) -> int:
+    """Heads from the flag, else the config file, else what published models of that width have.
+
+    Raises:
+        CheckpointError: nothing tells, or the width is not divisible by the number.
+    """
+    heads = hints.heads or configured
+    if heads is None:
+        if width not in HEADS_OF_WIDTH:
+            raise CheckpointError(
+                "the number of attention heads cannot be known from the tensors",
+                found=f"width {width}",
+                wanted=f"a published width ({', '.join(map(str, HEADS_OF_WIDTH))}), a config.json, or the number",
+                fix=f"--heads N, a divisor of {width}",
+            )
+        heads = HEADS_OF_WIDTH[width]
+        notes.append(f"{heads} heads, as published models of width {width} have; --heads says otherwise")
+    if not isinstance(heads, int) or heads < 1 or width % heads:
+        raise CheckpointError(
+            "the number of attention heads does not divide the width",
+            found=f"{heads} heads, width {width}",
+            wanted=f"a divisor of {width}",
+            fix="--heads N",
+        )
+    return heads
+
+
+def image_size_for(
+    patches: int, patch: int, hints: Hints, configured: tuple[int, int] | None, notes: list[str]
+) -> tuple[int, int]:
+    """Image size (height, width) from `patches` positions: the flag or the config file where they fit, else a square.
+
+    A flag that does not fit asks for another size than the checkpoint's and is not this function's to answer.
+
+    Raises:
+        CheckpointError: the patches make no square, and nothing says which rectangle they are.
+    """
+    for size in (hints.image_size, configured):
+        if size is not None and (size[0] // patch) * (size[1] // patch) == patches:
+            if size[0] % patch or size[1] % patch:
+                notes.append(f"image size {size[0]}x{size[1]}: patches of {patch} leave its last rows or columns out")
+            return size
+    side = math.isqrt(max(patches, 0))
+    if side * side != patches or side == 0:
+        rectangles = [f"{h * patch}x{patches // h * patch}" for h in range(1, patches + 1) if patches % h == 0]
+        raise CheckpointError(
+            f"{patches} positions are not those of a square image",
+            found=f"patches of {patch}x{patch}",
+            wanted=f"one of {listed(rectangles)}" if rectangles else "at least one patch",
+            fix="--image-size HEIGHTxWIDTH",
+        )
+    return side * patch, side * patch
+
+
+def left_out(keys: Iterable[str], why: str) -> list[str]:
+    """One note for tensors that the model has no use for, by the part that they belong to; none without keys."""
+    parts: dict[str, int] = {}
+    for key in keys:
+        part = re.sub(r"\.(weight|bias)$", "", key) if key.count(".") < 3 else key.split(".")[0] + ".*"
+        parts[part] = parts.get(part, 0) + 1
+    total = sum(parts.values())
+    return [f"left out, {why}: {listed(list(parts))} ({total} tensor{'s' if total > 1 else ''})"] if parts else []
+
+
+# --- Names of Vision Transformers, as timm spells them, and the configuration that each spells out --------------------
+# vit_<size>_patch<P>_<image>[.mae|.dino]              plain; the tags are self-supervised encoders (features)
+#     vit_<size>_patch<P>_clip_[quickgelu_]<image>         CLIP's image tower, to its projection
+#     vit_<size>_patch<P>_siglip_[gap_]<image>             SigLIP's image tower (features); gap: averaged, not attended
+#     vit_<size>_patch<P>_[reg<R>_]dinov2                  DINOv2 at 518 (features), with R registers
+#     deit_<size>_patch<P>_<image>, deit3_...              DeiT without its distillation token, DeiT-III
+#     deit_<size>_distilled_patch<P>_<image>               DeiT with it
+#
+# <size> is one of `SIZES` or w<width>d<depth>h<heads>; <image> is a side in pixels, or <height>x<width>.
+
+
+class Size(NamedTuple):
+    width: int
+    depth: int
+    heads: int
+    mlp_ratio: float = 4.0
+
+
+# DeiT (arXiv 2012.12877) for tiny and small; table 1 of arXiv 2010.11929 for base, large and huge; table 2 of arXiv
+# 2106.04560 for giant and gigantic; arXiv 2305.13035 for so400m; SigLIP 2 (arXiv 2502.14786) for giantopt; timm for
+# medium, which is DeiT-III's.
+SIZES = {
+    "tiny": Size(192, 12, 3),
+    "small": Size(384, 12, 6),
+    "medium": Size(512, 12, 8),
+    "base": Size(768, 12, 12),
+    "large": Size(1024, 24, 16),
+    "so400m": Size(1152, 27, 16, 3.7362),
+    "huge": Size(1280, 32, 16),
+    "giant": Size(1408, 40, 16, 48 / 11),
+    "giantopt": Size(1536, 40, 16),
+    "gigantic": Size(1664, 48, 16, 64 / 13),
+}
+# DINOv2's giant (arXiv 2304.07193, table 17) is another; its SwiGLU has 8192 rows, both halves together.
+DINOV2_GIANT = Size(1536, 40, 24, 16 / 3)
+DINOV2_IMAGE = (518, 518)
+# Dimensions that image and text share: table 20 of arXiv 2103.00020 (base, large), OpenCLIP's for the others.
+CLIP_DIMENSIONS = {"medium": 512, "base": 512, "large": 768, "huge": 1024, "giant": 1024, "gigantic": 1280}
+# timm runs these (size, patch) with exact GELU (large only below 512), though SigLIPs were trained with its tanh form.
+SIGLIP_EXACT_GELU = {("base", 16), ("large", 16), ("so400m", 14)}
+# SigLIP so400m/14 was trained at 384; its patches leave out the last 6 rows and columns.
+SIGLIP_REMAINDER = ("so400m", 14, (384, 384))
+
+_SIZE = r"(?P<size>[a-z]+[0-9]*m?|w(?P<width>\d+)d(?P<depth>\d+)h(?P<heads>\d+))"
+_PATCH = r"_patch(?P<patch>\d+)"
+_IMAGE = r"_(?P<height>\d+)(?:x(?P<image_width>\d+))?"
+Maker = Callable[["re.Match[str]", dict[str, Any]], ViTConfig]
+
+
+def _plain(found: re.Match[str], base: dict[str, Any]) -> ViTConfig:
+    return ViTConfig(**base, num_classes=0, preset="imagenet") if found["tag"] else ViTConfig(**base)
+
+
+def _clip(found: re.Match[str], base: dict[str, Any]) -> ViTConfig:
+    return ViTConfig(
+        **base,
+        num_classes=CLIP_DIMENSIONS.get(found["size"], 512),
+        layer_norm_eps=1e-5,
+        stem_norm=True,
+        activation="quick_gelu" if found["quick"] else "gelu",
+        head="projection",
+        preset="clip",
+    )
+
+
+def _siglip(found: re.Match[str], base: dict[str, Any]) -> ViTConfig:
+    size, patch, image = found["size"], base["patch_size"], base["image_size"]
+    exact = (size, patch) in SIGLIP_EXACT_GELU and (size, image) != ("large", (512, 512))
+    return ViTConfig(
+        **base,
+        num_classes=0,
+        drop_remainder=(size, patch, image) == SIGLIP_REMAINDER,
+        class_token=False,
+        activation="gelu" if exact else "gelu_tanh",
+        pooling="average" if found["gap"] else "attention",
+        preset="siglip",
+    )
+
+
+def _dinov2(found: re.Match[str], base: dict[str, Any]) -> ViTConfig:
+    giant = found["size"] == "giant"
+    size = dict(zip(Size._fields, DINOV2_GIANT, strict=True)) if giant else {}
+    return ViTConfig(
+        **base | size | {"image_size": DINOV2_IMAGE},
+        num_classes=0,
+        registers=int(found["registers"] or 0),
+        prefix_positions=found["registers"] is None,
+        mlp="swiglu_packed" if giant else "mlp",
+        layer_scale=True,
+        preset="imagenet",
+    )
+
+
+def _deit(found: re.Match[str], base: dict[str, Any]) -> ViTConfig:
+    third = found["third"] is not None
+    return ViTConfig(**base, layer_scale=third, prefix_positions=not third, preset="imagenet")
+
+
+def _distilled(found: re.Match[str], base: dict[str, Any]) -> DeiTConfig:
+    return DeiTConfig(**base)
+
+
+VIT_PATTERNS: tuple[tuple[re.Pattern[str], Maker], ...] = (
+    (re.compile(f"vit_{_SIZE}{_PATCH}{_IMAGE}" + r"(?:\.(?P<tag>mae|dino))?"), _plain),
+    (re.compile(f"vit_{_SIZE}{_PATCH}_clip(?P<quick>_quickgelu)?{_IMAGE}"), _clip),
+    (re.compile(f"vit_{_SIZE}{_PATCH}_siglip(?P<gap>_gap)?{_IMAGE}"), _siglip),
+    (re.compile(f"vit_{_SIZE}{_PATCH}" + r"(?:_reg(?P<registers>\d+))?_dinov2"), _dinov2),
+    (re.compile(f"deit(?P<third>3)?_{_SIZE}{_PATCH}{_IMAGE}"), _deit),
+)
+DEIT_PATTERNS: tuple[tuple[re.Pattern[str], Maker], ...] = (
+    (re.compile(f"deit_{_SIZE}_distilled{_PATCH}{_IMAGE}"), _distilled),
+)
+
+
+def parse_vit(name: str) -> ViTConfig | None:
+    """The configuration that a name of a ViT without distillation token spells out; None for any other name.
+
+    Raises:
+        UnknownModelError: the name's sizes contradict each other.
+    """
+    return _parse(name, VIT_PATTERNS)
+
+
+def parse_deit(name: str) -> DeiTConfig | None:
+    """The configuration that a name of a distilled DeiT spells out; None for any other name.
+
+    Raises:
+        UnknownModelError: the name's sizes contradict each other.
+    """
+    config = _parse(name, DEIT_PATTERNS)
+    assert config is None or isinstance(config, DeiTConfig)
+    return config
+
+
+def _parse(name: str, patterns: tuple[tuple[re.Pattern[str], Maker], ...]) -> ViTConfig | None:
+    for pattern, make in patterns:
+        found = pattern.fullmatch(name)
+        if found is None or (found["width"] is None and found["size"] not in SIZES):
+            continue
+        try:
+            return make(found, _base(found))
+        except ValueError as error:
+            raise UnknownModelError(
+                f"{name!r} cannot be built",
+                found=str(error),
+                wanted="an image size that the patch size divides, and a width that the heads divide",
+                fix="change the numbers in the name; --image-size gives another size to a model with learned positions",
+            ) from None
+    return None
+
+
+def _base(found: re.Match[str]) -> dict[str, Any]:
+    """The fields of `ViTConfig` that every name spells out."""
+    named = found.groupdict()
+    if named["width"] is None:
+        size = SIZES[named["size"]]
+    else:
+        size = Size(int(named["width"]), int(named["depth"]), int(named["heads"]))
+    fields: dict[str, Any] = {"patch_size": int(named["patch"]), **size._asdict()}
+    if "height" in named:
+        height = int(named["height"])
+        fields["image_size"] = (height, int(named["image_width"] or height))
+    return fields

@@ -1,0 +1,264 @@
+"""The self-test: small models through the whole pipeline."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+from vitdeploy.backends import TARGETS
+from vitdeploy.benchmark.protocol import Protocol
+from vitdeploy.benchmark.run import BenchCandidate, engine_candidate
+from vitdeploy.compilation.finding import finding_lines
+from vitdeploy.compilation.probe import examine, probe_target
+from vitdeploy.document.bench import Bench
+from vitdeploy.document.errors import ErrorFacts
+from vitdeploy.document.selftest import SelftestDocument, SelftestEngine, SelftestModel, StepFacts, StepStatus
+from vitdeploy.errors import GateError, VitdeployError
+from vitdeploy.pipeline.job import Job, prepare, tool_versions
+from vitdeploy.pipeline.measure import measure, original_candidate
+from vitdeploy.pipeline.outcome import TOOLS, engine_bytes, now, verified
+from vitdeploy.pipeline.plan import engine_plan, judge_plan
+from vitdeploy.pipeline.run import run_plan
+from vitdeploy.progress import Progress
+from vitdeploy.report.html import render_selftest
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.interpreter import module_argv
+from vitdeploy.spec import Precision, encode
+from vitdeploy.stages.reference_model import to_request
+from vitdeploy.stages.step import QUANTIZED, Candidate, read_engine
+from vitdeploy.store.store import Artifact, Store
+from vitdeploy.verification.diagnosis import follows
+from vitdeploy.verification.gate import GUARD, accuracy_gate, proves_nothing
+from vitdeploy.workflows.selftest.cases import Case
+
+# --- The steps of a self-test: each is attempted, and what fails is kept while the rest goes on -----------------------
+
+
+DONE: StepStatus = "done"
+FAILED: StepStatus = "failed"
+NOT_RUN: StepStatus = "not run"
+LOGS = "logs"
+
+T = TypeVar("T")
+
+
+@dataclass
+class Steps:
+    """`rows` are those of selftest.json; the logs of failures are in `folder`."""
+
+    folder: Path
+    rows: list[StepFacts] = field(default_factory=list)
+
+    def attempt(self, model: str, step: str, work: Callable[[], T]) -> T | None:
+        """The result of `work`, or None if it fails: only an interruption ends the self-test."""
+        start = time.perf_counter()
+        try:
+            result = work()
+        except Exception as error:
+            self._fail(model, step, time.perf_counter() - start, error)
+            return None
+        self._add(StepFacts(model, step, DONE, time.perf_counter() - start))
+        return result
+
+    def skip(self, model: str, step: str, why: str) -> None:
+        self._add(StepFacts(model, step, NOT_RUN, 0.0, why))
+
+    def count(self, status: StepStatus) -> int:
+        return sum(row.status == status for row in self.rows)
+
+    def _fail(self, model: str, step: str, seconds: float, error: Exception) -> None:
+        log = f"{LOGS}/{len(self.rows):02d}-{_file_name(model)}-{_file_name(step)}.txt"
+        (self.folder / LOGS).mkdir(exist_ok=True)
+        trace = "".join(traceback.format_exception(error))
+        (self.folder / log).write_text(f"{error}\n\n{trace}", encoding="utf-8")
+        known = error if isinstance(error, VitdeployError) else VitdeployError(f"a bug in vitdeploy: {error!r}"[:300])
+        found = known.found.splitlines()[0] if known.found else ""
+        detail = f"{known.message} ({found})" if found else known.message
+        self._add(StepFacts(model, step, FAILED, seconds, detail, log, ErrorFacts.of(known)))
+
+    def _add(self, row: StepFacts) -> None:
+        self.rows.append(replace(row, seconds=round(row.seconds, 3)))
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)
+
+
+# --- The self-test of a target ----------------------------------------------------------------------------------------
+# every precision of every case built, verified against PyTorch, and benched interleaved.
+
+
+# What a self-test tries of a target's precisions, in this order.
+PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8", "fp8")
+# Every name in a report's folder; a folder with any other is never replaced.
+REPORT_NAMES = ("selftest.json", "report.html", "doctor.txt", "logs")
+GPU_TOOLS = ("onnxruntime-gpu", "tensorrt", "tensorrt-cu13", "tensorrt-cu12", "cuda-python", "triton")
+COMPILED = "torch.compile-fp16"
+
+
+def run_selftest(
+    target: str, cases: Sequence[Case], out: Path, store: Store, *, protocol: Protocol, progress: Progress
+) -> SelftestDocument:
+    """Fill the empty folder `out` with selftest.json, report.html, doctor.txt and the logs of what failed.
+
+    If the target does not work, nothing is attempted: the report then says that no step was run, and what is missing.
+    `store` gets the engines: it should be a new one, because nothing found in it is made again.
+
+    Returns: selftest.json.
+    """
+    found = examine(target)
+    missing = [each.name for each in found if not each.ok]
+    why = f"needs {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else "") if missing else ""
+    steps, models = Steps(out), list[SelftestModel]()
+    for case in cases:
+        if missing:
+            _skip_all(steps, case.name, target, why)
+        else:
+            models.append(_deploy(case, target, steps, store, protocol, functools.partial(_told, progress, case.name)))
+    document = SelftestDocument(
+        format=1,
+        target=target,
+        created=now(),
+        works=not missing,
+        passed=not missing and not steps.count(FAILED),
+        sentence=_sentence(target, why, steps),
+        doctor=tuple(found),
+        steps=tuple(steps.rows),
+        models=tuple(models),
+        environment={**describe_host(), **tool_versions((*TOOLS, *GPU_TOOLS))},
+    )
+    (out / "doctor.txt").write_text("".join(f"{line}\n" for line in finding_lines(found)), encoding="utf-8")
+    (out / "selftest.json").write_text(json.dumps(encode(document), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    (out / "report.html").write_text(render_selftest(document), encoding="utf-8")
+    return document
+
+
+def _told(progress: Progress, model: str, text: str, done: int, total: int) -> None:
+    progress(f"{model}: {text}", done, total)
+
+
+def _sentence(target: str, why: str, steps: Steps) -> str:
+    if why:
+        return f"{target} does not work here, so nothing was run: it {why}."
+    failed, left = steps.count(FAILED), steps.count(NOT_RUN)
+    tried = len(steps.rows) - left
+    not_run = f"; {left} not run" if left else ""
+    return f"{target}: {tried - failed} of {tried} steps done{not_run}." + (f" {failed} failed." if failed else "")
+
+
+def _candidates(target: str) -> list[Candidate]:
+    return [Candidate(target, p, shipped=True) for p in PRECISIONS if p in TARGETS[target].precisions]
+
+
+def _skip_all(steps: Steps, model: str, target: str, why: str, *, begun: bool = False) -> None:
+    made = [step for c in _candidates(target) for step in (c.artifact, f"{c.artifact} answers")]
+    for step in (*(() if begun else ("prepare",)), *made, "bench"):
+        steps.skip(model, step, why)
+
+
+def _deploy(
+    case: Case, target: str, steps: Steps, store: Store, protocol: Protocol, progress: Progress
+) -> SelftestModel:
+    """One case: its engines and their times."""
+    name = case.name
+    job = steps.attempt(name, "prepare", lambda: prepare(case.recipe(target), skip_bad=False, progress=progress)[0])
+    if job is None:
+        _skip_all(steps, name, target, "the model or its images are not there", begun=True)
+        return SelftestModel(name, case.trained)
+    usable, fresh, engines = probe_target(target).precisions, set[str](), {}
+    for candidate in _candidates(target):
+        if candidate.precision not in usable:
+            for step in (candidate.artifact, f"{candidate.artifact} answers"):
+                steps.skip(name, step, f"this device has no {candidate.precision}")
+            continue
+        plan = [*engine_plan(job, [candidate]), *judge_plan(job, [candidate])]
+        made = steps.attempt(
+            name,
+            candidate.artifact,
+            lambda plan=plan: run_plan(plan, store, resume=False, progress=progress, fresh=fresh),  # type: ignore[misc]
+        )
+        if made is not None:
+            engines[candidate] = made
+            _judge(steps, case, job, candidate, made)
+    tested = tuple(_engine_facts(made, candidate) for candidate, made in engines.items())
+    return SelftestModel(name, case.trained, tested, _bench(job, engines, target, steps, name, protocol, progress))
+
+
+def _judge(steps: Steps, case: Case, job: Job, candidate: Candidate, made: dict[str, Artifact]) -> None:
+    """The engine's answers, as a step of its own: they are the original's, or the self-test fails."""
+    step = f"{candidate.artifact} answers"
+    if candidate.precision in QUANTIZED and not case.trained:
+        steps.skip(case.name, step, "of seeded weights rounding decides the answers")
+        return
+
+    def judge() -> None:
+        found = verified(made, candidate)
+        gate = accuracy_gate(found, job.budget, guard=GUARD[job.reference_model.task])
+        # A seeded model may call all images the same, and its outputs still tell them apart.
+        if gate.status != "pass" and not (proves_nothing(gate) and follows(found)):
+            raise GateError(
+                f"{candidate.artifact} does not provably give the original's answers",
+                found="; ".join(gate.reasons),
+                wanted=str(job.budget),
+            )
+
+    steps.attempt(case.name, step, judge)
+
+
+def _engine_facts(artifacts: dict[str, Artifact], candidate: Candidate) -> SelftestEngine:
+    engine = read_engine(artifacts[candidate.step("compile")].path)
+    return SelftestEngine(
+        candidate.artifact,
+        engine.precision,
+        engine.provider,
+        engine.kernels,
+        engine.options,
+        engine.device,
+        engine_bytes(artifacts, candidate),
+        verified(artifacts, candidate),
+    )
+
+
+def _bench(
+    job: Job,
+    engines: dict[Candidate, dict[str, Artifact]],
+    target: str,
+    steps: Steps,
+    name: str,
+    protocol: Protocol,
+    progress: Progress,
+) -> Bench | None:
+    """All engines and PyTorch in one benchmark run; where PyTorch itself fails, the engines alone."""
+    if not engines:
+        steps.skip(name, "bench", "no engine was made")
+        return None
+    bench_candidates = []
+    for candidate, artifacts in engines.items():
+        folder = artifacts[candidate.step("compile")].path
+        bench_candidates.append(engine_candidate(read_engine(folder), folder, candidate.artifact))
+    reference = _reference(job, target)
+    pairs = [(each.artifact, reference.artifact) for each in bench_candidates]
+    found = steps.attempt(name, "bench", lambda: measure([reference, *bench_candidates], protocol, pairs, progress))
+    if found is not None:
+        return found
+    first = bench_candidates[0].artifact
+    pairs = [(each.artifact, first) for each in bench_candidates[1:]]
+    return steps.attempt(
+        name, f"bench without {reference.artifact}", lambda: measure(bench_candidates, protocol, pairs, progress)
+    )
+
+
+def _reference(job: Job, target: str) -> BenchCandidate:
+    """PyTorch at its best on a GPU; on a CPU the original as everywhere else."""
+    source = job.reference_model.source
+    if TARGETS[target].device != "GPU":
+        return original_candidate(source)
+    worker = module_argv("vitdeploy.workflows.selftest.torch_worker")
+    return BenchCandidate(COMPILED, "torch", "fp16", worker, to_request(source))

@@ -1,0 +1,272 @@
+"""Versions of runtimes compared, each in an environment of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from vitdeploy.backends import TARGETS
+from vitdeploy.benchmark.protocol import Protocol
+from vitdeploy.benchmark.run import BenchCandidate, engine_candidate, run_benchmark, started
+from vitdeploy.bundle.read import read_bundle
+from vitdeploy.document.bench import Ratio
+from vitdeploy.document.errors import ErrorFacts
+from vitdeploy.document.versions import AnswersFacts, ReleaseFacts, VersionsDocument
+from vitdeploy.errors import InputError, VitdeployError
+from vitdeploy.known_bad.platform import platform_of
+from vitdeploy.pipeline.measure import ratios
+from vitdeploy.progress import Progress
+from vitdeploy.runtime.golden import no_golden, read_golden
+from vitdeploy.spec import EngineSpec, Manifest, decode
+from vitdeploy.workflows.versions.environments import Environment, Environments, NotInstalled
+
+# --- Which releases of a runtime are asked for: "openvino==2025.2..2026.4", or any requirement of PEP 508 -------------
+
+
+RUNTIMES = ("openvino", "onnxruntime")
+EXAMPLE = "openvino==2025.2..2026.4"
+_SERIES = re.compile(r"\s*([A-Za-z][\w.-]*?)\s*==\s*(\d+(?:\.\d+)*)\s*\.\.\s*(\d+(?:\.\d+)*)\s*")
+
+
+@dataclass(frozen=True)
+class Releases:
+    """The releases of the package `runtime` that are in `specifier`, and up to `last` with all that begin with it."""
+
+    runtime: str
+    specifier: SpecifierSet
+    last: tuple[int, ...] | None
+    text: str
+
+    def has(self, version: Version) -> bool:
+        """Whether a release is asked for; pre-releases only if the specifier names one."""
+        if version.is_prerelease and not self.specifier.prereleases:
+            return False
+        below = self.last is None or version.release[: len(self.last)] <= self.last
+        return below and self.specifier.contains(version, prereleases=True)
+
+    def of(self, versions: Iterable[Version]) -> list[Version]:
+        """Those that are asked for, in order."""
+        return sorted(version for version in versions if self.has(version))
+
+
+def parse_releases(text: str) -> Releases:
+    """The releases that a text asks for.
+
+    Raises:
+        InputError: it is no range, an empty one, or of a runtime that has no releases to compare.
+    """
+    series = _SERIES.fullmatch(text)
+    if series is not None:
+        name, first, last = series.groups()
+        if Version(first) > Version(last) and Version(first).release[: last.count(".") + 1] > Version(last).release:
+            raise _no_range(text, "the first release is newer than the last")
+        found = Releases(name, SpecifierSet(f">={first}"), Version(last).release, text)
+    else:
+        try:
+            asked = Requirement(text)
+        except InvalidRequirement as error:
+            raise _no_range(text, str(error).splitlines()[0]) from None
+        if not asked.specifier or asked.url or asked.extras or asked.marker:
+            raise _no_range(text, "no releases are named" if not asked.specifier else "more than a name and releases")
+        found = Releases(asked.name, asked.specifier, None, text)
+    if found.runtime not in RUNTIMES:
+        raise InputError(
+            f"releases of {found.runtime} are not compared",
+            found=text,
+            wanted=f"one of {', '.join(RUNTIMES)}",
+            fix="a plan of TensorRT is for one release; `vitdeploy compile` builds it anew"
+            if found.runtime == "tensorrt"
+            else f"--runtime '{EXAMPLE}'",
+        )
+    return found
+
+
+def _no_range(text: str, why: str) -> InputError:
+    return InputError(
+        f"{text!r} is no range of releases",
+        found=why,
+        wanted=f"NAME==FIRST..LAST, such as {EXAMPLE}, or a requirement such as 'onnxruntime>=1.20,<1.32'",
+    )
+
+
+# --- The engines of a bundle on releases of their runtime -------------------------------------------------------------
+# golden answers, and times beside those of their own release.
+
+
+CHECK = "vitdeploy.devices.agent.golden"
+BENCH = "vitdeploy.benchmark.worker"
+CHECK_SECONDS = 600.0
+OWN = "own release"
+
+Note = Callable[[str], None]
+
+
+def compare_versions(
+    folder: Path, text: str, protocol: Protocol, *, rebuild: bool, progress: Progress, note: Note
+) -> VersionsDocument:
+    """The bundle in `folder` on the releases that a text asks for, such as "openvino==2025.2..2026.4".
+
+    Raises:
+        InputError: no range, a runtime that no engine of the bundle is for, no release in the range, or a bundle
+            without golden answers. HubError: pip finds no releases. Errors of reading the bundle propagate.
+    """
+    asked = parse_releases(text)
+    manifest = read_bundle(folder)
+    engines = _engines(folder, manifest, asked)
+    environments = Environments()
+    progress(f"releases of {asked.runtime}", 0, 1)
+    released = environments.released(asked.runtime)
+    chosen = asked.of(released)
+    skipped = {str(version): "not for this Python and system" for version in _elsewhere(environments, asked, released)}
+    if not chosen:
+        raise InputError(
+            f"no release of {asked.runtime} that installs here is in {text}",
+            found=f"{released[0]} to {released[-1]}" + (f"; elsewhere {', '.join(skipped)}" if skipped else ""),
+            wanted="a range with one of them",
+        )
+    found = {}
+    for index, version in enumerate(chosen):
+        progress(f"install {asked.runtime} {version}", index, len(chosen))
+        try:
+            found[version] = environments.of(asked.runtime, version)
+        except NotInstalled as error:
+            skipped[str(version)] = str(error)
+    own = {engine.artifact: platform_of(engine).version or "" for engine in engines}
+    releases: list[ReleaseFacts] = []
+    for engine in engines:
+        base = _own_environment(environments, asked.runtime, own[engine.artifact], found, note)
+        comparison = _Comparison(folder.resolve(), manifest, engine, base, protocol, rebuild, progress)
+        releases += _with_changes([comparison.release(version, each) for version, each in found.items()])
+    order = {str(version): index for index, version in enumerate(found)}
+    releases.sort(key=lambda each: order[each.version])
+    return VersionsDocument(str(folder), asked.runtime, text, own, rebuild, tuple(releases), skipped)
+
+
+def _engines(folder: Path, manifest: Manifest, asked: Releases) -> list[EngineSpec]:
+    """The engines for a runtime on the CPU, with golden answers."""
+    targets = {name for name, row in TARGETS.items() if row.package == asked.runtime and row.device == "CPU"}
+    engines = [engine for engine in manifest.engines if engine.target in targets]
+    if not engines:
+        raise InputError(
+            f"no engine of {folder} is for {asked.runtime}",
+            found=", ".join(engine.artifact for engine in manifest.engines),
+            wanted=f"a range of {' or '.join(sorted({TARGETS[each.target].package for each in manifest.engines}))}",
+        )
+    for engine in engines:
+        if read_golden(folder, manifest, engine) is None:
+            raise no_golden(manifest, engine.artifact)
+    return engines
+
+
+def _elsewhere(environments: Environments, asked: Releases, released: Sequence[Version]) -> list[Version]:
+    return asked.of(version for version in environments.elsewhere(asked.runtime) if version not in released)
+
+
+def _own_environment(
+    environments: Environments, runtime: str, own: str, found: Mapping[Version, Environment], note: Note
+) -> Environment | None:
+    """The environment of the release that an engine was made with; None where it cannot be had, which is said."""
+    if not own:
+        note("the bundle does not say which release it was made with: times have no ratio")
+        return None
+    try:
+        return found.get(Version(own)) or environments.of(runtime, Version(own))
+    except NotInstalled as error:
+        note(f"{runtime} {own}, which the bundle was made with, is not installed here ({error}): times have no ratio")
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Comparison:
+    """One engine of a bundle, and the environment of its own release."""
+
+    folder: Path
+    manifest: Manifest
+    engine: EngineSpec
+    base: Environment | None
+    protocol: Protocol
+    rebuild: bool
+    progress: Progress
+
+    def release(self, version: Version, there: Environment) -> ReleaseFacts:
+        """What the engine does on one release; an error of it is part of the result."""
+        facts, step = ReleaseFacts(str(version), self.engine.artifact), f"{self.engine.artifact} on {version}"
+        self.progress(step, 0, 1)
+        with tempfile.TemporaryDirectory(prefix="vitdeploy-") as work:
+            try:
+                answers, candidate = self._checked(there, Path(work) / "engine")
+                facts = dataclasses.replace(facts, answers=answers)
+                if answers.ok:  # a time of wrong answers is worth nothing
+                    facts = dataclasses.replace(facts, time=self._time(candidate, step))
+            except VitdeployError as error:
+                return dataclasses.replace(facts, error=ErrorFacts.of(error))
+        return facts
+
+    def _checked(self, there: Environment, rebuilt: Path) -> tuple[AnswersFacts, BenchCandidate]:
+        """The golden answers in an environment, and the engine there, ready to be measured."""
+        rebuilt.mkdir()
+        command = {
+            "do": "check",
+            "folder": str(self.folder),
+            "artifact": self.engine.artifact,
+            "rebuild": str(rebuilt) if self.rebuild else "",
+        }
+        with started({self.engine.artifact: there.argv(CHECK)}) as [worker]:
+            found = worker.ask(command, CHECK_SECONDS)
+            worker.ask({"do": "close"}, CHECK_SECONDS)
+        engine = decode(EngineSpec, found["engine"])
+        difference = found["difference"] if math.isfinite(found["difference"]) else None
+        answers = AnswersFacts(
+            found["ok"],
+            found["inputs"],
+            found["same"],
+            found["least_same"],
+            difference,
+            found["tolerance"],
+            engine.kernels if self.rebuild else None,
+        )
+        candidate = engine_candidate(engine, Path(found["home"]))
+        return answers, dataclasses.replace(candidate, argv=there.argv(BENCH))
+
+    def _time(self, candidate: BenchCandidate, step: str) -> Ratio | None:
+        """The time of a query, as a ratio to that of the engine as the bundle has it, on its own release."""
+
+        def tell(text: str, done: int, total: int) -> None:
+            self.progress(text if total == 1 else step, done, total)  # a total of 1: what is waited for
+
+        if self.base is None:
+            return None
+        own = dataclasses.replace(engine_candidate(self.engine, self.folder, OWN), argv=self.base.argv(BENCH))
+        pairs = [(candidate.artifact, OWN)]
+        measured = run_benchmark([candidate, own], self.protocol, tell, pairs=pairs)
+        return next(ratio for ratio in ratios(measured, pairs) if ratio.metric == "latency")
+
+
+def _with_changes(releases: Sequence[ReleaseFacts]) -> list[ReleaseFacts]:
+    """The releases in order, each with what is other than with the one before."""
+    changed = [(), *(_changes(before, after) for before, after in itertools.pairwise(releases))]
+    return [dataclasses.replace(each, changed=what) for each, what in zip(releases, changed, strict=True)]
+
+
+def _changes(before: ReleaseFacts, after: ReleaseFacts) -> tuple[str, ...]:
+    answers = _verdict(before) != _verdict(after)
+    a, b = before.time, after.time
+    apart = a is not None and b is not None and (a.ci95[1] < b.ci95[0] or b.ci95[1] < a.ci95[0])
+    decided = a is not None and b is not None and a.decided and b.decided
+    return (*(["answers"] if answers else []), *(["time"] if apart and decided else []))
+
+
+def _verdict(release: ReleaseFacts) -> tuple[bool, int] | str:
+    if release.answers is None:
+        return release.error.code if release.error is not None else ""
+    return release.answers.ok, release.answers.same
