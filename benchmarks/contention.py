@@ -131,14 +131,14 @@ def hold(bundle: Path, kind: str, number: int) -> dict[str, Any]:
     doubled = dataclasses.replace(plain[0], artifact=DOUBLED, argv=(sys.executable, str(WORKER)))
     pairs = [(AGAIN, ENGINE), (DOUBLED, ENGINE)]
 
-    def settled(bench_run: BenchRun) -> bool:
+    def still_open(bench_run: BenchRun) -> list[str]:
         [found] = ratios(bench_run, pairs[1:])
         low, high = found.sure
-        return found.verdict == "not decided" or not low <= 1 <= high
+        return [] if found.verdict == "not decided" or not low <= 1 <= high else [ENGINE, AGAIN, DOUBLED]
 
     start = time.monotonic()
     with contention(kind, SEED + number, plain[0].request):
-        bench_run = run_benchmark([*plain, doubled], PROTOCOL, pairs=pairs, settled=settled)
+        bench_run = run_benchmark([*plain, doubled], PROTOCOL, pairs=pairs, still_open=still_open)
     keys = ("a", "ratio", "ci95", "verdict", "decided", "bounds", "reason")
     return {
         "kind": kind,
@@ -230,21 +230,32 @@ def table(contests: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def bench_seconds(argv: Sequence[str]) -> float:
+    """How long the bench of a run took: from the line that names it, waits included, to its context."""
+    begun = ended = 0.0
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            begun = begun or (time.monotonic() if " to measure, " in line else 0.0)
+            ended = ended or (time.monotonic() if line.startswith("context") else 0.0)
+    return ended - begun
+
+
 def demos(work: Path, count: int, loops: int) -> Iterator[str]:
     """`make demo` so many times beside busy loops: the grade of each verdict, and the seconds of its bench."""
     grades: list[str] = []
     alone: dict[str, float] = {}
     true: list[bool] = []
     for number in range(count + 1):
+        bench = 0.0
         busy = [subprocess.Popen([sys.executable, "-c", LOOP]) for _ in range(loops if number else 0)]
-        out, start = work / "demo", time.monotonic()
+        out = work / "demo"
         try:  # the first run makes the stages, so that the others are their bench alone
-            subprocess.run([*command("run", ROOT / "recipes/digits.yaml", "-q"), "-o", str(out)], check=False)
+            bench = bench_seconds([*command("run", ROOT / "recipes/digits.yaml"), "-o", str(out)])
         finally:
             for other in busy:
                 other.kill()
                 other.wait()
-        seconds = time.monotonic() - start
         found = json.loads((out / "report.json").read_text(encoding="utf-8"))
         verdict, facts = found["verdict"], found["bench"]
         first = verdict["recommended"] or verdict["leading"]
@@ -258,8 +269,8 @@ def demos(work: Path, count: int, loops: int) -> Iterator[str]:
         true.append(claimed <= alone[first] if first else True)
         grades.append(verdict["grade"])
         yield (
-            f"{number}: {verdict['grade']}: {first}, at least {claimed:.2f}; {verdict['sentence']} ({seconds:.0f} s, "
-            f"{facts['protocol']['rounds']} rounds)"
+            f"{number}: {verdict['grade']}: {first}, at least {claimed:.2f}; {verdict['sentence']} "
+            f"(bench {bench:.0f} s, {facts['protocol']['rounds']} rounds)"
         )
     yield f"{len(grades) - grades.count('no ranking')} of {len(grades)} recommend or name a leader, beside {loops}"
     yield f"{sum(true)} of {len(true)} claim no more than what holds alone"

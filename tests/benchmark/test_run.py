@@ -25,7 +25,7 @@ from vitdeploy.benchmark.evidence import PairedRatio
 from vitdeploy.benchmark.load import PoissonLoad
 from vitdeploy.benchmark.protocol import Protocol, Scenario, parse_scenario
 from vitdeploy.benchmark.run import BenchCandidate, run_benchmark, running_order
-from vitdeploy.benchmark.summary import Row
+from vitdeploy.benchmark.summary import Row, judged
 from vitdeploy.benchmark.worker import SEED, random_feeds
 from vitdeploy.errors import EngineError, MissingPackageError, TargetError, TensorError, VitdeployError, WorkerError
 from vitdeploy.pipeline.measure import summarise
@@ -208,17 +208,17 @@ def test_what_is_not_narrow_is_measured_again_in_other_processes(script, monkeyp
     assert [len(entry.rounds["single"]) for entry in alone.entries] == [3, 3]
 
 
-def test_a_run_ends_with_the_process_after_which_it_is_settled(script):
+def test_a_run_ends_with_the_process_after_which_nothing_is_open(script):
     """What describes an artifact is measured once; what decides, until nothing can change."""
     seen, totals = [], []
 
-    def settled(bench_run):
+    def still_open(bench_run):
         seen.append([len(entry.rounds["single"]) for entry in bench_run.entries])
-        return len(seen) == 2
+        return () if len(seen) == 2 else ("one", "two")
 
     protocol = Protocol(("single", "offline", "server:200"), (1, 4), 0.06, 0.02, 21, 0.0)
     pair, tell = [script("one"), script("two")], lambda text, done, total: totals.append((done, total))
-    bench_run = run_benchmark(pair, protocol, tell, pairs=[("two", "one")], settled=settled)
+    bench_run = run_benchmark(pair, protocol, tell, pairs=[("two", "one")], still_open=still_open)
     assert seen == [[7, 7], [14, 14]]
     for entry in bench_run.entries:
         assert {name: len(blocks) for name, blocks in entry.rounds.items()} == {
@@ -230,8 +230,35 @@ def test_a_run_ends_with_the_process_after_which_it_is_settled(script):
     measured = summarise(bench_run, [("two", "one")], (50,))
     assert measured.protocol.processes == 2 and measured.results[0].warm_load_seconds is not None
     served = dataclasses.replace(protocol, scenarios=("server:200",), min_rounds=3)
-    bench_run = run_benchmark(pair, served, settled=lambda found: False)  # nothing that rounds could decide
+    bench_run = run_benchmark(
+        pair, served, still_open=lambda so_far: ["one", "two"]
+    )  # nothing that rounds could decide
     assert [len(entry.rounds["server:200"]) for entry in bench_run.entries] == [3, 3]
+
+
+def test_an_artifact_of_which_nothing_is_open_leaves_the_run(script):
+    """It keeps the rounds that it has, and its ratios are of the rounds that both have."""
+    left = iter([("one", "three"), ("one", "two", "three")])
+    protocol = Protocol(("single", "offline"), (1, 4), 0.06, 0.02, 21, 0.0)
+    names, totals = ["one", "two", "three"], []
+    pairs, tell = [("two", "one"), ("three", "one")], lambda text, done, total: totals.append((done, total))
+    candidates = [script(name) for name in names]
+    bench_run = run_benchmark(candidates, protocol, tell, pairs=pairs, still_open=lambda so_far: next(left, ()))
+    assert [len(entry.rounds["single"]) for entry in bench_run.entries] == [21, 7, 21]  # gone for good
+    assert totals[-1][0] == totals[-1][1] == 3 * (7 + 4) + 2 * (7 + 7)
+    measured = summarise(bench_run, pairs, (50,))
+    assert measured.protocol.rounds == {"single": 21, "offline": 4}
+    assert {len(medians) for medians in measured.block_medians_ms.values()} == {7}
+    of_three = judged(bench_run, "two", "one", "single"), judged(shortened(bench_run, 7), "two", "one", "single")
+    assert of_three[0] == of_three[1]
+    assert judged(bench_run, "three", "one", "single") != judged(shortened(bench_run, 7), "three", "one", "single")
+
+
+def shortened(bench_run, count):
+    entries = (
+        dataclasses.replace(each, rounds={k: v[:count] for k, v in each.rounds.items()}) for each in bench_run.entries
+    )
+    return dataclasses.replace(bench_run, entries=tuple(entries))
 
 
 def test_rounds_that_others_disturbed_are_measured_again(script, monkeypatch):

@@ -135,6 +135,15 @@ def quiet_together(entries: Sequence[Entry], scenario: str) -> list[int]:
     return [number for number, each in enumerate(zip(*found, strict=True)) if all(each)]
 
 
+def in_common(entries: Sequence[Entry]) -> list[Entry]:
+    """These artifacts with the rounds that all were measured in: one that is beaten leaves a run before the others."""
+    counts = {name: min(len(entry.rounds[name]) for entry in entries) for name in entries[0].rounds}
+    return [
+        dataclasses.replace(entry, rounds={name: entry.rounds[name][:count] for name, count in counts.items()})
+        for entry in entries
+    ]
+
+
 def enough(protocol: Protocol, numbers: Sequence[int], rounds: Sequence[Round]) -> bool:
     """Whether these rounds can stand for all: at least half of the requested ones, from two processes or more if there
     were several."""

@@ -7,7 +7,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,20 +111,23 @@ class Meter:
     ) -> None:
         self._protocol, self._progress, self._pairs, self._looks = protocol, progress, pairs, looks
         self._count, self._done, self._total = count, 0, 0
+        self._quiet = True
         self._measured: dict[str, int] = {}
         self._begun = time.monotonic()
         self._patience = Patience(protocol.duration, lambda text: progress(text, 0, 1))
 
-    def expect(self, scenarios: Sequence[str], process: int | None = None) -> None:
+    def expect(self, scenarios: Sequence[str], process: int | None = None, count: int | None = None) -> None:
         """Add all rounds of these scenarios to the expected total, once more if they were measured before; of one
-        process only if it is named."""
+        process only if it is named, and of the `count` artifacts that are left."""
+        self._count = count or self._count
         spread = [name for name in scenarios if parse_scenario(name).spread]
         of_one = {name: self._protocol.rounds_in(name, process) for name in spread} if process is not None else {}
         self._total += self._count * sum(of_one.get(name, self._protocol.blocks(name)) for name in scenarios)
 
     def wait(self) -> bool:
         """Wait for a quiet machine within the limit; returns whether it is quiet."""
-        return self._patience.wait()
+        self._quiet = self._patience.wait()
+        return self._quiet
 
     def rounds(self, scenario: str) -> int:
         """How many rounds of a scenario were measured so far, in all processes."""
@@ -148,7 +151,7 @@ class Meter:
             self._progress(f"{candidates[index].artifact}: load and warm up", self._done, self._total)
             loaded[index] = _load(candidates[index], workers[index], protocol)
             for batch in protocol.batches(scenarios):
-                _warm_up(workers[index], batch, protocol)
+                _warm_up(workers[index], batch, protocol, steady=self._quiet)
         entries = [loaded[index] for index in range(len(workers))]
         for name in scenarios:
             scenario = parse_scenario(name)
@@ -195,7 +198,7 @@ class Meter:
 
     def _compared(self, entries: Sequence[Entry]) -> list[list[Entry]]:
         named = {entry.artifact: entry for entry in entries}
-        return [[named[a], named[b]] for a, b in self._pairs] or [list(entries)]
+        return [[named[a], named[b]] for a, b in self._pairs if a in named and b in named] or [list(entries)]
 
     def _round(
         self,
@@ -269,8 +272,9 @@ def _load(candidate: BenchCandidate, worker: WorkerProcess, protocol: Protocol) 
     )
 
 
-def _warm_up(worker: WorkerProcess, batch: int, protocol: Protocol) -> None:
-    """Run blocks for at least the warm-up time, until the latest median is near that of the previous ones."""
+def _warm_up(worker: WorkerProcess, batch: int, protocol: Protocol, *, steady: bool) -> None:
+    """Run blocks for at least the warm-up time; if `steady`, until the latest median is near that of the previous ones.
+    Beside others it never is."""
     medians: list[float] = []
     seconds = 0.0
     while seconds < WARMUP_LIMIT * protocol.warmup:
@@ -278,6 +282,8 @@ def _warm_up(worker: WorkerProcess, batch: int, protocol: Protocol) -> None:
         answer = _ask_block(worker, command, protocol)
         seconds += answer["seconds"]
         newest = statistics.median(answer["latencies_ns"])
+        if seconds >= protocol.warmup and not steady:
+            return
         if seconds >= protocol.warmup and medians:
             before = statistics.median(medians)
             if abs(newest - before) < STEADY_SPREAD * before:
@@ -330,15 +336,16 @@ def run_benchmark(
     progress: Progress | None = None,
     *,
     pairs: Pairs = (),
-    settled: Callable[[BenchRun], bool] | None = None,
+    still_open: Callable[[BenchRun], Collection[str]] | None = None,
 ) -> BenchRun:
     """Measure all candidates against each other.
 
     Two processes of one artifact differ a little for as long as they live, by where their memory lies. So the rounds
     are spread over several processes of each, started in a different order each time. A scenario in which the ratio of
-    one of the `pairs` of artifacts is still not narrow is measured again: see `Protocol`. With `settled` it ends with
-    the first process after which that says so of the run so far, and at the latest with the last one; scenarios other
-    than the deciding one are measured in the first process only.
+    one of the `pairs` of artifacts is still not narrow is measured again: see `Protocol`. `still_open` names the
+    artifacts, of the run so far, that further rounds can say something of: the next process measures only these, and
+    the run ends where there are none. Scenarios other than the deciding one are then measured in the first process
+    only.
 
     No other vitdeploy process measures on this machine meanwhile. The run waits while others use the machine, at most
     as long as one scenario takes. Rounds in which somebody did use it are repeated.
@@ -357,27 +364,29 @@ def run_benchmark(
         raise ValueError(f"candidates need distinct names, found {names}")
     tell = progress or no_progress
     with alone(tell):
-        meter = Meter(protocol, len(candidates), tell, pairs, looks=settled is not None)
+        meter = Meter(protocol, len(candidates), tell, pairs, looks=still_open is not None)
         meter.wait()
         load_average, cpus = _load_average(), os.cpu_count() or 1
         entries: list[Entry] = []
+        measured = list(candidates)
         for process in range(protocol.most_sessions * protocol.starts):
             if process == 0:
                 scenarios = list(protocol.scenarios)
-            elif settled is not None:
-                done = settled(BenchRun(protocol, tuple(entries), load_average, cpus))
-                again = not done and parse_scenario(protocol.deciding_scenario).spread
+            elif still_open is not None:
+                left = still_open(BenchRun(protocol, tuple(entries), load_average, cpus))
+                measured = [each for each in measured if each.artifact in left]
+                again = bool(measured) and parse_scenario(protocol.deciding_scenario).spread
                 scenarios = [protocol.deciding_scenario] if again else []
             elif process % protocol.starts == 0:
                 scenarios = _unsettled(entries, protocol, pairs, meter)
             if not scenarios:
                 break
-            if settled is not None or process % protocol.starts == 0:
-                meter.expect(scenarios, None if settled is None else process)
-            order = running_order(len(candidates), process)
-            with started({names[index]: candidates[index].argv for index in order}) as found:
-                workers = [found[order.index(index)] for index in range(len(names))]
-                entries = _joined(entries, meter.measure(candidates, workers, process, order, scenarios))
+            if still_open is not None or process % protocol.starts == 0:
+                meter.expect(scenarios, None if still_open is None else process, len(measured))
+            order = running_order(len(measured), process)
+            with started({measured[index].artifact: measured[index].argv for index in order}) as found:
+                workers = [found[order.index(index)] for index in range(len(measured))]
+                entries = _joined(entries, meter.measure(measured, workers, process, order, scenarios))
                 for worker in workers:
                     worker.ask({"do": "close"}, protocol.timeout)
         return BenchRun(protocol, tuple(entries), load_average, cpus)
@@ -457,17 +466,19 @@ def _unsettled(entries: Sequence[Entry], protocol: Protocol, pairs: Pairs, meter
 
 
 def _joined(before: Sequence[Entry], now: Sequence[Entry]) -> list[Entry]:
-    """The entries with the measurements of one more process of each."""
+    """The entries with the measurements of one more process of each that was measured again."""
     if not before:
         return list(now)
-    return [
-        dataclasses.replace(
-            old,
-            rounds={name: old.rounds[name] + new.rounds[name] for name in old.rounds},
-            warm_load_seconds=new.load_seconds if old.warm_load_seconds is None else old.warm_load_seconds,
-        )
-        for old, new in zip(before, now, strict=True)
-    ]
+    named = {entry.artifact: entry for entry in now}
+    return [_continued(old, named[old.artifact]) if old.artifact in named else old for old in before]
+
+
+def _continued(old: Entry, new: Entry) -> Entry:
+    return dataclasses.replace(
+        old,
+        rounds={name: old.rounds[name] + new.rounds[name] for name in old.rounds},
+        warm_load_seconds=new.load_seconds if old.warm_load_seconds is None else old.warm_load_seconds,
+    )
 
 
 # --- Estimates how long a benchmark run will take, before it begins ---------------------------------------------------

@@ -19,6 +19,7 @@ from vitdeploy.benchmark.evidence import (
     falls_back,
     first_and_last,
     flags,
+    in_common,
     load_disturbs,
     medians_of,
     percentile_interval,
@@ -356,7 +357,7 @@ def _spread(values: Sequence[float]) -> tuple[float, float, float] | None:
 def block_medians(bench_run: BenchRun) -> dict[str, tuple[float, ...]]:
     """The median latency in ms of each round per artifact, in order of time. All artifacts have the same rounds: those
     in which nobody else used the machine, if they are enough. Rounds without an answered query are left out."""
-    rounds = together(bench_run.protocol, bench_run.entries, bench_run.protocol.latency_scenario)
+    rounds = together(bench_run.protocol, in_common(bench_run.entries), bench_run.protocol.latency_scenario)
     return {
         entry.artifact: tuple(float(np.median(block.latencies_ms)) for block in blocks if block.latencies_ms.size)
         for entry, blocks in zip(bench_run.entries, rounds, strict=True)
@@ -445,7 +446,8 @@ class Judged:
 def judged(bench_run: BenchRun, a: str, b: str, scenario: str) -> Judged:
     """The latency of `a` over that of `b`, from the rounds in which neither was disturbed."""
     named = {entry.artifact: entry for entry in bench_run.entries}
-    pair = (named[a], named[b])
+    one, other = in_common((named[a], named[b]))
+    pair = (one, other)
     rounds = together(bench_run.protocol, pair, scenario)
     ratio = ratio_of_rounds(*rounds)
     reason = (
@@ -544,7 +546,7 @@ def alone_reason(bench_run: BenchRun, entry: Entry) -> str:
 
 def disturbed_reason(bench_run: BenchRun) -> str:
     """Why the rounds that all candidates have in common are unreliable; empty if they are reliable."""
-    return _disturbed(bench_run, bench_run.entries, bench_run.protocol.latency_scenario)
+    return _disturbed(bench_run, in_common(bench_run.entries), bench_run.protocol.latency_scenario)
 
 
 def _fallback(entries: Sequence[Entry]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitdeploy.benchmark.evidence import clustered, left_over, together
+from vitdeploy.benchmark.evidence import clustered, in_common, left_over, together
 from vitdeploy.benchmark.results import BenchRun, Round, nearest_rank
 from vitdeploy.benchmark.summary import judged
 
@@ -56,7 +56,7 @@ def tail_of(bench_run: BenchRun, a: str, b: str) -> Tail:
     """
     scenario = bench_run.protocol.latency_scenario
     named = {entry.artifact: entry for entry in bench_run.entries}
-    rounds = together(bench_run.protocol, (named[a], named[b]), scenario)
+    rounds = together(bench_run.protocol, in_common((named[a], named[b])), scenario)
     groups = _groups([block.process for block in rounds[0]])
     over, under = ([_percentile([each[index] for index in group]) for group in groups] for each in rounds)
     logs = clustered(np.log(over) - np.log(under), [rounds[0][group[0]].process for group in groups])

@@ -28,7 +28,7 @@ from vitdeploy.pipeline.monitored import monitor_of
 from vitdeploy.pipeline.outcome import Outcome, conclude
 from vitdeploy.pipeline.plan import candidates, make_plan
 from vitdeploy.pipeline.run import run_plan
-from vitdeploy.pipeline.verdict import settled
+from vitdeploy.pipeline.verdict import still_open
 from vitdeploy.progress import Progress
 from vitdeploy.publish import replacing
 from vitdeploy.recipe.recipe import Recipe
@@ -249,7 +249,8 @@ def bench_job(job: Job, artifacts: Mapping[str, Artifact], progress: Progress, k
     others = itertools.combinations([c.artifact for c in contenders], 2)
     pairs += [pair for pair in others if not {pair, pair[::-1]}.intersection(pairs)]
     protocol = Protocol(scenarios=bench.scenarios, batch=bench.batch, duration=bench.duration, min_rounds=RUN_ROUNDS)
-    return measure(bench_candidates, protocol, pairs, progress, context=True, settled=functools.partial(settled, kept))
+    looks = functools.partial(still_open, kept)
+    return measure(bench_candidates, protocol, pairs, progress, context=True, still_open=looks)
 
 
 def write_run(outcomes: Sequence[Outcome], recipe: Recipe, out: Path) -> Report:

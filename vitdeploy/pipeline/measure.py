@@ -304,9 +304,10 @@ def measure(
     percents: Sequence[float] = DEFAULT,
     *,
     context: bool = False,
-    settled: Callable[[Bench], bool] | None = None,
+    still_open: Callable[[Bench], Collection[str]] | None = None,
 ) -> Bench:
-    """The `bench` part of a report, with the ratios of `pairs`. It ends early where `settled` says so of it.
+    """The `bench` part of a report, with the ratios of `pairs`. `still_open`: as of `run_benchmark`, of
+    the report so far.
 
     With `context`, the machine and the layers of each engine are measured afterwards. A separate progress reports what
     it waits for, and how long it will take.
@@ -319,14 +320,14 @@ def measure(
         return lambda text, done, total: progress(text if total == 1 else step, done, total)
 
     with alone(tell("bench")):
-        times = expected(bench_candidates, protocol, context=context, looks=settled is not None)
+        times = expected(bench_candidates, protocol, context=context, looks=still_open is not None)
         progress(f"{len(bench_candidates)} to measure, {times}", 1, 1)
         bench_run = run_benchmark(
             bench_candidates,
             protocol,
             tell("bench"),
             pairs=pairs,
-            settled=settled and (lambda found: settled(summarise(found, pairs, percents))),
+            still_open=still_open and (lambda so_far: still_open(summarise(so_far, pairs, percents))),
         )
         if not context:
             return summarise(bench_run, pairs, percents)

@@ -173,20 +173,30 @@ def rank(names: Sequence[str], bench: Bench) -> Ranked:
     return Ranked("no ranking", "", "No ranking: the times do not say which engine is faster.")
 
 
-def settled(names: Sequence[str], bench: Bench) -> bool:
-    """Whether more rounds would not change `rank`. An interval has to be clear at twice its width, so that looking
-    again and again proves nothing that is not so; beside others, what holds of the best against the original is enough,
-    and so is that nothing even seems so."""
+def still_open(names: Sequence[str], bench: Bench) -> set[str]:
+    """The artifacts that further rounds have to measure, the original among them; none where these would not change
+    `rank`.
+
+    An interval has to be clear at twice its width, so that looking again and again proves nothing that is not so.
+    Beside others, what holds of the best against the original is enough, and so is that nothing even seems so; what
+    seems slower than the best is then not measured again, as no round will show by how much.
+    """
     if not names:
-        return True
+        return set()
     ranked = rank(names, bench)
     times = relative_times(bench)
     best = ranked.best if ranked.best in names else min(names, key=times.__getitem__)
     against = between(bench, best, ORIGINAL)
+    ratios = {name: between(bench, name, best) for name in names if name != best}
+    to_best = {name: ratio for name, ratio in ratios.items() if ratio is not None}
     if against is not None and not against.decided:
-        return ranked.grade == "recommended" or not against.verdict.startswith("seems")
-    found = [between(bench, name, best) for name in (*names, ORIGINAL) if name != best]
-    return all(ratio is None or not ratio.decided or _clear(ratio) for ratio in found)
+        if ranked.grade == "recommended" or not against.verdict.startswith("seems"):
+            return set()
+        return {ORIGINAL, *names} - {name for name, ratio in to_best.items() if ratio.verdict.endswith("slower")}
+    unclear = {name for name, ratio in to_best.items() if ratio.decided and not _clear(ratio)}
+    if not unclear and (against is None or _clear(against)):
+        return set()
+    return {ORIGINAL, *names} - {name for name, ratio in to_best.items() if ratio.sure[0] > 1 and name not in unclear}
 
 
 def _clear(ratio: Ratio) -> bool:
