@@ -414,6 +414,7 @@ APART_REACH = 0.1
 # each for the differences of processes and of queries, and how long a query may be to fit between two turns of others
 # (Linux gives a busy process turns of 3 ms; beside a loop the digits' original of 4 ms ran no query in less than 8).
 ONE_SIDED, LEAST_CLAIM, CAUTION, SHORT_MS = 0.025, 1.1, 0.85, 3.0
+UNLIKELY = 0.001
 # The least share that is mentioned.
 MENTIONED = 0.005
 MADE_FOR = "was made for"
@@ -507,9 +508,17 @@ def _at_least(order: Values, slow: Sequence[Round], fast: Sequence[Round], cpu: 
     floor = min(float(block.latencies_ms.min()) for block in slow)
     if floor > SHORT_MS:  # others had a turn in each of these queries
         alone = [1e3 * undelayed(block, cpus) / block.latencies_ms.size for block in slow]
-        floor = min(floor, float(np.median(alone)))
+        fits_none = _fits_no_turn(sum(block.latencies_ms.size for block in slow), cpus)
+        floor = max(fits_none, min(floor, float(np.median(alone))))
     claim = CAUTION * min(math.exp(sure), floor / _typical(fast), cpu)
     return claim if claim >= LEAST_CLAIM else None
+
+
+def _fits_no_turn(count: int, cpus: int) -> float:
+    """What queries take alone at least, in ms, none of which ran in a turn of `SHORT_MS` on all CPUs: one that takes t
+    fits into a turn with the probability 1 - t / SHORT_MS, and it is unlikely that `count` of them never do."""
+    seldom = 1 - UNLIKELY ** (1 / count)
+    return SHORT_MS * (1 - seldom ** (1 / cpus))
 
 
 def _typical(rounds: Sequence[Round]) -> float:
