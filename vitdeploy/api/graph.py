@@ -251,12 +251,16 @@ def optimize(
 
 
 def _rewritten_lines(facts: Mapping[str, Any], merging: Sequence[tuple[int, int]]) -> list[str]:
+    from vitdeploy.exporter.parity import unproven_told
+
     lines = []
     for name, counts in facts["rewrites"].items():
         before, after = facts["nodes"][name]
         changed = [f"{count} x {rewrite}" for rewrite, count in counts.items() if count]
         lines.append(f"{name}: {before} nodes -> {after}; {', '.join(changed) or 'nothing to rewrite'}")
         lines.append(f"{name}: largest difference (max|a-b| / max|b|) {facts['difference'][name]:.1e}")
+        constant = [{"unproven": facts.get("unproven", {}).get(name)}]
+        lines += [f"warning: {text}" for text in unproven_told(constant, (f"rewritten {name}", "graph before"))]
         if merging:
             steps = [f"{tokens} behind block {block}" for block, tokens in merging]
             lines.append(

@@ -123,13 +123,14 @@ class PruningFacts:
 @dataclass(frozen=True)
 class OptimizeFacts:
     """By graph: in how many places each rewrite changed it, its nodes before and after, and the largest relative
-    difference that the exact rewrites make."""
+    difference that the exact rewrites make. `unproven`: as of `ParityRow`, by graph."""
 
     rewrites: dict[str, dict[str, int]]
     nodes: dict[str, tuple[int, int]]
     difference: dict[str, float]
     token_merging: dict[str, MergingFacts] | None = field(default=None, metadata=SPARSE)
     pruning: dict[str, PruningFacts] | None = field(default=None, metadata=SPARSE)
+    unproven: dict[str, tuple[str, ...]] | None = field(default=None, metadata=SPARSE)
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,9 @@ def optimize(
 ) -> dict[str, Any]:
     """Writes every graph rewritten, and optimize.json: what was changed how often, and the difference.
 
-    The difference is that of the exact rewrites. What merging tokens costs is not in it: `verify` measures that. Rows
-    that are aligned after a merge are not compared either: another rounding may choose another pair of tokens.
+    The difference is that of the exact rewrites; `unproven` names the outputs of which it proves nothing. What merging
+    tokens costs is not in it: `verify` measures that. Rows that are aligned after a merge are not compared either:
+    another rounding may choose another pair of tokens.
 
     The files may be of any exporter, and are called by their names here. `image_size` is (height, width), for a file
     that leaves it open.
@@ -64,7 +65,9 @@ def optimize(
             counts = {**normalise(model).passes, **rewrite(model, options.exact())}
             save_graph(model, made)
         try:
-            facts["difference"][name] = compare_graphs(file, made)
+            facts["difference"][name], unproven = compare_graphs(file, made)
+            if unproven is not None:
+                facts.setdefault("unproven", {})[name] = unproven
         except EngineError as error:
             if image_size is None:
                 if is_ours(file):
