@@ -126,7 +126,12 @@ test-extras: $(VENV)/.installed-dev
 
 # The stamp is written last, so that an interrupted installation is done again. The lock files hold all but PyTorch, with what it
 # depends on; so it finds that installed, and only itself is taken unhashed.
-$(VENV)/.installed: pyproject.toml requirements/all.txt requirements/torch.txt
+# The embedded images: 1,797 small files, from the one that the repository has.
+calibration/digits/training: calibration/digits/images.tar.gz
+	$(PYTHON) -m tarfile -e $< $(@D)
+	touch $@
+
+$(VENV)/.installed: pyproject.toml requirements/all.txt requirements/torch.txt | calibration/digits/training
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "vitdeploy needs Python 3.10 or newer; try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) --require-hashes --no-deps --requirement requirements/all.txt

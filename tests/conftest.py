@@ -77,6 +77,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-compatibility", action="store_true", help="rewrite the tables of docs/compatibility")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """The embedded images, where `make` did not unpack them; before any worker looks for them."""
+    if not hasattr(config, "workerinput") and not (DIGITS / "training").is_dir():
+        subprocess.run([sys.executable, "-m", "tarfile", "-e", str(DIGITS / "images.tar.gz"), str(DIGITS)], check=True)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first; `-m parity` selects the tests that take that fixture, `-m slow` those of SLOW."""
