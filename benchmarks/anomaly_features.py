@@ -25,8 +25,8 @@ from vitdeploy.models.load import load_features
 from vitdeploy.models.memory_bank import AnomalyModel, patch_tokens
 from vitdeploy.models.source import Source
 from vitdeploy.progress import silent
-from vitdeploy.runtime.anomaly import anomaly_map, image_score
 from vitdeploy.runtime.preprocess import load_pixels, normalise
+from vitdeploy.runtime.tasks.anomaly import anomaly_map, image_score
 from vitdeploy.spec import AnomalySpec
 from vitdeploy.stages.fit import FitOptions, distinct, fit
 from vitdeploy.tasks.anomaly import auroc, auroc_of_counts, count_pixels

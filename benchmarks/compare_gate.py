@@ -47,7 +47,7 @@ def spoilt(bundle: Path, out: Path, target: str) -> Path:
     """The digits model with the bias of one class raised until it is right a point less often."""
     from vitdeploy.data.folder import scan
     from vitdeploy.runtime import load
-    from vitdeploy.runtime.postprocess import Classification
+    from vitdeploy.runtime.tasks.classification import Classification
 
     samples, _ = scan(IMAGES, "folders")
     with load(bundle) as predictor:

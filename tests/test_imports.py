@@ -79,7 +79,7 @@ def test_the_device_zone_imports_with_numpy_and_pillow_only(device_python):
     assert done.returncode == 0, done.stderr
     imported = json.loads(done.stdout)
     expected = {"vitdeploy.runtime.predictor", "vitdeploy.compilation.engine", "vitdeploy.benchmark.worker"}
-    expected |= {f"vitdeploy.runtime.{name}" for name in ("openvino", "ort", "panoptic", "sequence_predictor")}
+    expected |= {f"vitdeploy.runtime.{name}" for name in ("openvino", "ort", "tasks.panoptic", "sequence_predictor")}
     assert expected | {"vitdeploy.bundle.read"} <= set(imported)
 
 

@@ -17,9 +17,9 @@ from vitdeploy.errors import CapabilityError
 from vitdeploy.graph.analysis.rows import count_int8
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.pipeline.assemble import TOLERANCE
-from vitdeploy.runtime.answers import count_same
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import GoldenSet, comparable, engine_outputs, largest_difference, read_golden
+from vitdeploy.runtime.tasks.registry import count_same
 from vitdeploy.spec import EngineSpec, Manifest
 from vitdeploy.workflows.device_artifact import find_device_artifacts, placed_shipment
 from vitdeploy.workflows.placement import place_graphs

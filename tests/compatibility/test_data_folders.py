@@ -15,7 +15,7 @@ from vitdeploy.errors import VitdeployError
 from vitdeploy.progress import silent
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 from vitdeploy.tasks.adapter import DataChoice, Setting
-from vitdeploy.tasks.adapters import make_adapter
+from vitdeploy.tasks.registry import make_adapter
 
 SPEC = PreprocessSpec(8, (8, 8), "bilinear", (0.5,), (0.5,))
 PETS = ("dog", "cat", "bird", "great white shark", "hot dog, hotdog", "tench, Tinca tinca")

@@ -26,7 +26,7 @@ from vitdeploy.models.source import Source
 from vitdeploy.progress import silent
 from vitdeploy.spec import Budget
 from vitdeploy.tasks.adapter import DataChoice, Setting
-from vitdeploy.tasks.adapters import make_adapter
+from vitdeploy.tasks.registry import make_adapter
 from vitdeploy.workflows import sharded
 from vitdeploy.workflows.comparison import verify_subjects
 from vitdeploy.workflows.placement import compile_bundle

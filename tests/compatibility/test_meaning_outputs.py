@@ -21,7 +21,7 @@ from tests.compatibility_page import Page
 from tests.graph.builder import Builder, values
 from tests.references import reference
 from vitdeploy.errors import VitdeployError
-from vitdeploy.runtime.values import Tensors
+from vitdeploy.runtime.tasks.tensors import Tensors
 
 SIDE, CLASSES, WIDTH = 8, 5, 16
 SPEC = vd.Preprocess(SIDE, (SIDE, SIDE), mean=(0.0,) * 3, std=(1.0,) * 3)

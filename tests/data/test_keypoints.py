@@ -11,7 +11,7 @@ from vitdeploy.errors import DataError, ImageError
 from vitdeploy.progress import silent
 from vitdeploy.spec import KeypointSpec, PreprocessSpec
 from vitdeploy.tasks.adapter import DataChoice, Setting
-from vitdeploy.tasks.adapters import make_adapter
+from vitdeploy.tasks.registry import make_adapter
 
 NAMES = ["head", "hand", "foot"]
 

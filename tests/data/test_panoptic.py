@@ -13,7 +13,7 @@ from vitdeploy.errors import DataError, ImageError, MissingFileError
 from vitdeploy.progress import silent
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 from vitdeploy.tasks.adapter import DataChoice, Setting
-from vitdeploy.tasks.adapters import make_adapter
+from vitdeploy.tasks.registry import make_adapter
 
 # 2 high, 3 wide; the ids need all three colours.
 IDS = np.array([[0, 5, 5], [70_000, 300, 300]])

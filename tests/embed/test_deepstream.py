@@ -23,8 +23,8 @@ from vitdeploy.bundle.write import write_bundle
 from vitdeploy.embed import deepstream
 from vitdeploy.errors import CapabilityError, TargetError
 from vitdeploy.graph.io.files import graph_spec, load_graph
-from vitdeploy.runtime.detection import detect
 from vitdeploy.runtime.postprocess import softmax
+from vitdeploy.runtime.tasks.detection import detect
 from vitdeploy.spec import EngineSpec, PostprocessSpec, PreprocessSpec
 
 HERE = Path(__file__).parent / "deepstream"

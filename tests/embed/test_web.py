@@ -34,16 +34,16 @@ from vitdeploy.embed.web.pad import drawing_form
 from vitdeploy.errors import CapabilityError, InputError, TargetError
 from vitdeploy.graph.io.files import graph_spec, load_graph
 from vitdeploy.runtime import load
-from vitdeploy.runtime.depth import Depth, depth_of
-from vitdeploy.runtime.detection import detect
 from vitdeploy.runtime.drawing import LINE, POINT, colours
 from vitdeploy.runtime.geometry import input_window
-from vitdeploy.runtime.image_to_image import to_pixels
-from vitdeploy.runtime.keypoints import KEYPOINTS
-from vitdeploy.runtime.postprocess import classify
 from vitdeploy.runtime.preprocess import load_pixels, normalise
-from vitdeploy.runtime.segmentation import areas, classes_of
-from vitdeploy.runtime.task import Reading
+from vitdeploy.runtime.tasks.classification import classify
+from vitdeploy.runtime.tasks.depth import Depth, depth_of
+from vitdeploy.runtime.tasks.detection import detect
+from vitdeploy.runtime.tasks.image_to_image import to_pixels
+from vitdeploy.runtime.tasks.keypoints import KEYPOINTS
+from vitdeploy.runtime.tasks.segmentation import areas, classes_of
+from vitdeploy.runtime.tasks.task import Reading
 from vitdeploy.spec import DepthSpec, ImageSpec, KeypointSpec, PostprocessSpec, PreprocessSpec, SegmentationSpec, encode
 
 DIGITS = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))

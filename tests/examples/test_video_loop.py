@@ -14,8 +14,8 @@ import pytest
 
 from tests.examples_page import load_example
 from vitdeploy.runtime import Classification, Detections, load
-from vitdeploy.runtime.detection import Detection
-from vitdeploy.runtime.postprocess import ClassScore
+from vitdeploy.runtime.tasks.classification import ClassScore
+from vitdeploy.runtime.tasks.detection import Detection
 
 cv2 = pytest.importorskip("cv2", reason="pip install opencv-python-headless")
 SCRIPT = (sys.executable, "examples/video_loop.py", "out/digits")

@@ -17,9 +17,9 @@ from tests.parity import BATCHES, ENGINES, engine_runner
 from tests.references import reference
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.source import Source
-from vitdeploy.runtime.depth import depth_of
 from vitdeploy.runtime.preprocess import normalise
-from vitdeploy.runtime.segmentation import classes_of
+from vitdeploy.runtime.tasks.depth import depth_of
+from vitdeploy.runtime.tasks.segmentation import classes_of
 from vitdeploy.spec import DepthSpec, PreprocessSpec, SegmentationSpec
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.reference_model import Overrides, find_reference_model, reference_runner

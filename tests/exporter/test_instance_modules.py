@@ -18,9 +18,9 @@ from tests.models.external.detectors import DETECTORS
 from tests.parity import BATCHES, ENGINES, engine_runner
 from tests.references import reference
 from vitdeploy.models.source import Source
-from vitdeploy.runtime.instances import overlaps, segment_instances
 from vitdeploy.runtime.masks import RunLengths
 from vitdeploy.runtime.preprocess import normalise
+from vitdeploy.runtime.tasks.instance_segmentation import overlaps, segment_instances
 from vitdeploy.spec import QUERIES_ASSUMED, InstanceSpec
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.reference_model import find_reference_model, reference_runner

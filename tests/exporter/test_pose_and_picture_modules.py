@@ -27,7 +27,7 @@ from vitdeploy.spec import ImageSpec, PostprocessSpec
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.reference_model import Overrides, ReferenceModel, find_reference_model, reference_runner
 from vitdeploy.tasks.adapter import DataChoice, Setting
-from vitdeploy.tasks.adapters import make_adapter
+from vitdeploy.tasks.registry import make_adapter
 
 IMAGES, CALIBRATION = 6, 2
 

@@ -18,9 +18,9 @@ from vitdeploy.exporter.torch_onnx import export_graph, export_text_graph
 from vitdeploy.graph.io.files import save_graph
 from vitdeploy.models.load import load_model
 from vitdeploy.models.source import Source
-from vitdeploy.runtime.detection import detect
-from vitdeploy.runtime.open_vocabulary import OF_IMAGES, candidates, find_texts, head_of
 from vitdeploy.runtime.preprocess import load_pixels, normalise
+from vitdeploy.runtime.tasks.detection import detect
+from vitdeploy.runtime.tasks.open_vocabulary import OF_IMAGES, candidates, find_texts, head_of
 
 SIDE, TEXTS = 32, 3
 PAGE = "OWL-ViT and OWLv2, transformers' modules"

@@ -18,8 +18,8 @@ from vitdeploy.graph.io.files import save_graph
 from vitdeploy.models.external.tokenizer import TEXTS, compare_tokenizers, sample_texts
 from vitdeploy.models.load import load_model
 from vitdeploy.models.source import Source
+from vitdeploy.runtime.tasks.zero_shot import logits
 from vitdeploy.runtime.tokenizer import TextTokenizer
-from vitdeploy.runtime.zero_shot import logits
 
 KINDS = ("clip", "old-clip", "siglip")
 PAGE = {

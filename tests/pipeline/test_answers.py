@@ -17,8 +17,8 @@ from vitdeploy.report.accuracy import class_headline
 from vitdeploy.runtime.postprocess import softmax
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, encode
 from vitdeploy.tasks.adapter import CHANGED, UNSURE, USUAL, Chosen, Data, Setting, choose, example, thumbnail
-from vitdeploy.tasks.adapters import make_adapter
 from vitdeploy.tasks.answers import ChangedCounts, Marks
+from vitdeploy.tasks.registry import make_adapter
 from vitdeploy.tasks.sequence import Pair
 from vitdeploy.verification.changes import map_changes, object_changes
 from vitdeploy.verification.classes import LISTED_ROWS, MATRIX_CLASSES, Classified, by_class, confusion, reliability

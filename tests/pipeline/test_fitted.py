@@ -18,8 +18,8 @@ from vitdeploy.pipeline.fitted import fitted, refuse_known
 from vitdeploy.pipeline.job import prepare, source_of
 from vitdeploy.progress import silent
 from vitdeploy.recipe.load import validate
-from vitdeploy.runtime.anomaly import image_score, smoothed
 from vitdeploy.runtime.preprocess import load_pixels, normalise
+from vitdeploy.runtime.tasks.anomaly import image_score, smoothed
 from vitdeploy.stages.fit import FitOptions, distinct, fit
 from vitdeploy.stages.reference_model import find_reference_model, from_request, reference_runner, to_request
 

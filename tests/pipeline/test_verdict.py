@@ -16,8 +16,9 @@ from vitdeploy.pipeline.verdict import Judged, decide, engine_gate, still_open
 from vitdeploy.runtime import load
 from vitdeploy.spec import Budget
 from vitdeploy.stages.step import ORIGINAL, Candidate
+from vitdeploy.tasks.registry import TASKS
 from vitdeploy.verification.comparison import Comparison, Control
-from vitdeploy.verification.gate import GUARD, Gate, accuracy_gate, kinds_of, with_guard
+from vitdeploy.verification.gate import Gate, accuracy_gate, kinds_of, with_guard
 
 OV8, OV32 = Candidate("openvino-cpu", "int8", True), Candidate("openvino-cpu", "fp32", False)
 ORT8, ORT32 = Candidate("onnxruntime-cpu", "int8", True), Candidate("onnxruntime-cpu", "fp32", False)
@@ -373,12 +374,12 @@ BUDGETS = [Budget(), Budget(max_size=10**9), Budget(max_latency=1e9), Budget(max
 
 @pytest.mark.parametrize("budget", BUDGETS, ids=str)
 @pytest.mark.parametrize("labels", [True, False])
-@pytest.mark.parametrize("task", sorted(GUARD))
+@pytest.mark.parametrize("task", TASKS)
 def test_size_and_latency_never_switch_the_check_of_answers_off(budget, labels, task):
     """11 % agreement, a proven loss of 87 points: it fails, whatever else is bounded, with labels and without."""
     wrong = facts(agreement=11.0, drop=(81.7, 91.3) if labels else None)
-    gate = engine_gate(accuracy_gate(wrong, with_guard(budget, task)), budget, 1000, row("engine", 1.0))
-    assert gate.status == "fail" and f"budget {GUARD[task]:g}" in gate.reasons[0]
+    gate = engine_gate(accuracy_gate(wrong, with_guard(budget, TASKS[task].guard)), budget, 1000, row("engine", 1.0))
+    assert gate.status == "fail" and f"budget {TASKS[task].guard:g}" in gate.reasons[0]
 
 
 def test_memory_is_a_bound_like_the_others():
@@ -407,13 +408,13 @@ def test_memory_is_a_bound_like_the_others():
 )
 def test_the_guard_of_each_task(task, agreement, status):
     found = facts(agreement=agreement)
-    assert accuracy_gate(found, with_guard(Budget(), task)).status == status
+    assert accuracy_gate(found, with_guard(Budget(), TASKS[task].guard)).status == status
 
 
 def test_a_budget_of_ones_own_takes_the_place_of_the_guard():
-    assert with_guard(Budget(max_drop=1.0), "classification") == Budget(max_drop=1.0)
-    assert with_guard(Budget(min_agreement=0.0), "classification") == Budget(min_agreement=0.0)
-    assert with_guard(Budget(max_size=5), "detection") == Budget(min_agreement=90.0, max_size=5)
+    assert with_guard(Budget(max_drop=1.0), 95.0) == Budget(max_drop=1.0)
+    assert with_guard(Budget(min_agreement=0.0), 95.0) == Budget(min_agreement=0.0)
+    assert with_guard(Budget(max_size=5), 90.0) == Budget(min_agreement=90.0, max_size=5)
 
 
 # --- What `load` gives ---

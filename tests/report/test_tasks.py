@@ -16,8 +16,8 @@ from vitdeploy.tasks.features import compare_features
 from vitdeploy.tasks.panoptic import compare_panoptic
 from vitdeploy.tasks.sequence import compare_sequences
 from vitdeploy.verification.agreement import compare
-from vitdeploy.verification.average_precision import Objects
-from vitdeploy.verification.detection import compare_detections
+from vitdeploy.verification.average_precision import Objects, match_boxes
+from vitdeploy.verification.detection import DetectionComparison, object_records
 
 N = 12
 
@@ -40,7 +40,8 @@ def detection(labelled, score=0.9):
     found = Objects(np.array([1, 2]), np.array([score, score]), boxes)
     moved = Objects(found.classes, found.scores, boxes + np.array([0, 0, 2, 0]))
     truth = [Boxes((64, 64), boxes, found.classes, np.zeros(2, bool), np.ones(2))] * N if labelled else None
-    return compare_detections([moved] * N, [found] * N, truth, threshold=0.3, max_difference=0.01)
+    records = object_records([moved] * N, [found] * N, truth, match_boxes, threshold=0.3)
+    return DetectionComparison.of(records, threshold=0.3, max_difference=0.01)
 
 
 def panoptic(labelled):

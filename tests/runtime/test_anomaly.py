@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitdeploy.runtime.anomaly import ANOMALY, anomaly_map, gaussian, image_score, smoothed
-from vitdeploy.runtime.drawing import DRAWINGS, draw_heat
-from vitdeploy.runtime.task import Reading
+from vitdeploy.runtime.tasks.anomaly import ANOMALY, anomaly_map, draw_heat, gaussian, image_score, smoothed
+from vitdeploy.runtime.tasks.registry import TASKS
+from vitdeploy.runtime.tasks.task import Reading
 from vitdeploy.spec import AnomalySpec, DecodeError, PreprocessSpec, decode
 from vitdeploy.spec.tasks import GIVEN
 
@@ -71,7 +71,7 @@ def test_an_answer_and_its_picture():
     assert told["anomalous"] and told["peak"] == (x, y) and told["share"] == pytest.approx(found.mask.mean())
     assert str(found) == f"anomalous: score 4, threshold 2, most at x {x}, y {y}"
     image = Image.fromarray(np.full((120, 160, 3), 90, np.uint8))
-    files = DRAWINGS["anomaly"](image, found)
+    files = TASKS["anomaly"].draw(image, found)
     drawn = np.asarray(Image.open(io.BytesIO(files[".png"])), np.int64)
     assert drawn[y, x, 0] > drawn[y, x, 2] + 50 and (drawn[100, 10] == 90).all()
     np.testing.assert_array_equal(np.load(io.BytesIO(files[".npy"])), found.map)

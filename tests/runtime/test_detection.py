@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.references import reference
-from vitdeploy.runtime.detection import Detection, Detections, detect
+from vitdeploy.runtime.tasks.detection import Detection, Detections, detect
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 
 SQUASH = PreprocessSpec((64, 96), (64, 96), "bilinear")

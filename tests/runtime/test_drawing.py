@@ -7,13 +7,14 @@ import pytest
 import torch
 from PIL import Image
 
-from vitdeploy.runtime.depth import Depth
-from vitdeploy.runtime.detection import Detection, Detections
-from vitdeploy.runtime.drawing import DRAWINGS, OPACITY, colours, depth_picture
-from vitdeploy.runtime.instances import Instance, Instances
+from vitdeploy.runtime.drawing import OPACITY, colours
 from vitdeploy.runtime.masks import RunLengths
-from vitdeploy.runtime.panoptic import Panoptic, Segment
-from vitdeploy.runtime.segmentation import NONE, Segmentation, areas
+from vitdeploy.runtime.tasks.depth import Depth, depth_picture
+from vitdeploy.runtime.tasks.detection import Detection, Detections
+from vitdeploy.runtime.tasks.instance_segmentation import Instance, Instances
+from vitdeploy.runtime.tasks.panoptic import Panoptic, Segment
+from vitdeploy.runtime.tasks.registry import TASKS
+from vitdeploy.runtime.tasks.segmentation import NONE, Segmentation, areas
 from vitdeploy.runtime.upsample import bands, bicubic, enlarged
 from vitdeploy.spec import PreprocessSpec
 
@@ -21,7 +22,7 @@ GREY = Image.new("RGB", (120, 80), (100, 100, 100))
 
 
 def picture(task, result):
-    return np.asarray(Image.open(io.BytesIO(DRAWINGS[task](GREY, result)[".png"])), np.int64)
+    return np.asarray(Image.open(io.BytesIO(TASKS[task].draw(GREY, result)[".png"])), np.int64)
 
 
 def test_classes_lie_over_the_image_in_their_colours_and_the_map_keeps_its_numbers():
@@ -34,7 +35,7 @@ def test_classes_lie_over_the_image_in_their_colours_and_the_map_keeps_its_numbe
         wanted = OPACITY * colours(3)[index].astype(float) + (1 - OPACITY) * 100
         assert np.abs(drawn[60, x] - wanted).max() <= 2
     assert drawn[75, 100].tolist() == [100, 100, 100]
-    whole = np.asarray(Image.open(io.BytesIO(DRAWINGS["segmentation"](GREY, result)[".classes.png"])))
+    whole = np.asarray(Image.open(io.BytesIO(TASKS["segmentation"].draw(GREY, result)[".classes.png"])))
     assert (whole[60, 40], whole[60, 100], whole[75, 100], whole.dtype) == (0, 2, 255, np.uint8)
     many = Segmentation(np.array([[300, NONE]], np.int32), ())
     assert np.asarray(Image.open(io.BytesIO(many.png()))).tolist() == [[300, 65535]]
@@ -70,7 +71,7 @@ def test_near_is_light_and_what_is_unknown_is_black():
     metres = Depth(np.array([[1.0, 2.0, np.nan, 9.0]], np.float32), "metric")
     near, middle, unknown, far = np.asarray(depth_picture(metres.nearness), np.int64)[0].sum(axis=-1)
     assert near > middle > far > unknown == 0
-    assert np.load(io.BytesIO(DRAWINGS["depth"](GREY, metres)[".npy"])).shape == (1, 4)
+    assert np.load(io.BytesIO(TASKS["depth"].draw(GREY, metres)[".npy"])).shape == (1, 4)
     flat = Depth(np.full((2, 2), np.nan, np.float32), "inverse")
     assert not np.asarray(depth_picture(flat.nearness)).any() and flat.range == (0.0, 0.0, 0.0)
 

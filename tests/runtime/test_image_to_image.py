@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitdeploy.runtime.drawing import DRAWINGS
-from vitdeploy.runtime.image_to_image import IMAGE_TO_IMAGE, MOST, psnr, to_pixels
-from vitdeploy.runtime.task import Reading
+from vitdeploy.runtime.tasks.image_to_image import IMAGE_TO_IMAGE, MOST, psnr, to_pixels
+from vitdeploy.runtime.tasks.registry import TASKS
+from vitdeploy.runtime.tasks.task import Reading
 from vitdeploy.spec import DecodeError, ImageSpec, PreprocessSpec, decode, encode
 
 READING = Reading((9, 7), PreprocessSpec((4, 4), (4, 4)), ImageSpec())
 
 
 def drawn(result):
-    return Image.open(io.BytesIO(DRAWINGS["image-to-image"](Image.new("RGB", (9, 7)), result)[".png"]))
+    return Image.open(io.BytesIO(TASKS["image-to-image"].draw(Image.new("RGB", (9, 7)), result)[".png"]))
 
 
 def test_values_become_levels_clipped_and_rounded_to_the_nearest():

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.references import reference
-from vitdeploy.runtime.answers import count_same
-from vitdeploy.runtime.instances import candidates, overlaps, segment_instances
 from vitdeploy.runtime.masks import RunLengths
+from vitdeploy.runtime.tasks.instance_segmentation import candidates, overlaps, segment_instances
+from vitdeploy.runtime.tasks.registry import count_same
 from vitdeploy.runtime.upsample import nearest
 from vitdeploy.spec import InstanceSpec, PreprocessSpec, decode, encode
 from vitdeploy.spec.tasks import Postprocess

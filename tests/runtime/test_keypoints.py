@@ -10,11 +10,12 @@ from PIL import Image
 
 from tests.references import reference
 from vitdeploy.errors import InputError
-from vitdeploy.runtime.drawing import DRAWINGS, LINE, POINT, draw_keypoints
+from vitdeploy.runtime.drawing import LINE, POINT, draw_keypoints
 from vitdeploy.runtime.geometry import input_window
-from vitdeploy.runtime.keypoints import KEYPOINTS, Keypoint, Keypoints, locate
 from vitdeploy.runtime.preprocess import resize_and_crop
-from vitdeploy.runtime.task import Reading
+from vitdeploy.runtime.tasks.keypoints import KEYPOINTS, Keypoint, Keypoints, locate
+from vitdeploy.runtime.tasks.registry import TASKS
+from vitdeploy.runtime.tasks.task import Reading
 from vitdeploy.spec import DecodeError, KeypointSpec, PreprocessSpec, decode, encode
 
 SPEC = PreprocessSpec((64, 48), (64, 48), "bilinear", fit="topdown")
@@ -150,7 +151,7 @@ def test_the_answer_in_words_values_and_a_picture():
     assert drawn.getpixel((9, 9)) == image.getpixel((10, 20)) == (0, 0, 0)
     other = Keypoints((40, 40), (20.0, 20.0, 40.0, 40.0), (Keypoint(0, "nose", 33.0, 34.0, 0.9),))
     for result, count in (([found, other], 2), (other, 1)):  # of two boxes of an image, and of one
-        [(end, content)] = DRAWINGS["keypoints"](image, result).items()
+        [(end, content)] = TASKS["keypoints"].draw(image, result).items()
         pixels = Image.open(io.BytesIO(content))
         seen = [pixels.getpixel(place) == POINT for place in ((10, 20), (33, 34))]
         assert (end, seen) == (".png", [count == 2, True])

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from tests.references import reference
 from vitdeploy.runtime import upsample
-from vitdeploy.runtime.panoptic import Segment, segment
+from vitdeploy.runtime.tasks.panoptic import Segment, segment
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 
 SQUASH = PreprocessSpec((64, 96), (64, 96), "bilinear")

@@ -24,14 +24,15 @@ from vitdeploy.errors import (
 )
 from vitdeploy.runtime import Predictor, load
 from vitdeploy.runtime.choice import select_engines
-from vitdeploy.runtime.detection import Detections
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.runtime.features import Features
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.runtime.panoptic import Panoptic
-from vitdeploy.runtime.postprocess import best_classes, classify, softmax
+from vitdeploy.runtime.postprocess import best_classes, softmax
 from vitdeploy.runtime.preprocess import load_pixels
 from vitdeploy.runtime.runner import Runner
+from vitdeploy.runtime.tasks.classification import classify
+from vitdeploy.runtime.tasks.detection import Detections
+from vitdeploy.runtime.tasks.features import Features
+from vitdeploy.runtime.tasks.panoptic import Panoptic
 from vitdeploy.runtime.values import number_of_classes
 from vitdeploy.spec import GraphSpec, PostprocessSpec, PreprocessSpec, TensorSpec
 

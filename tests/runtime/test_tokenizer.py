@@ -7,8 +7,8 @@ import pytest
 
 from vitdeploy.errors import InputError, ManifestError, MissingFileError, MissingPackageError
 from vitdeploy.runtime import tokenizer as module
+from vitdeploy.runtime.tasks.zero_shot import bind_texts, compare_texts
 from vitdeploy.runtime.tokenizer import TextTokenizer, require_texts
-from vitdeploy.runtime.zero_shot import bind_texts, compare_texts
 from vitdeploy.spec import ZeroShotSpec
 
 tokenizers = pytest.importorskip("tokenizers", reason="pip install 'vitdeploy[text]'")

@@ -10,10 +10,10 @@ from PIL import Image
 
 from vitdeploy.errors import ClosedError, InputError, TensorError, VitdeployError
 from vitdeploy.runtime import Classification, Detections, Features, Panoptic, load
-from vitdeploy.runtime.detection import Detection
-from vitdeploy.runtime.panoptic import Segment
-from vitdeploy.runtime.postprocess import ClassScore
 from vitdeploy.runtime.sequence import Sequence
+from vitdeploy.runtime.tasks.classification import ClassScore
+from vitdeploy.runtime.tasks.detection import Detection
+from vitdeploy.runtime.tasks.panoptic import Segment
 
 GREY = np.full((32, 32, 1), 128, np.uint8)
 

@@ -17,7 +17,7 @@ from vitdeploy.stages import answers as stage
 from vitdeploy.stages.answers import judge, read_answers, write_answers
 from vitdeploy.stages.reference_model import find_reference_model, reference_runner
 from vitdeploy.tasks.adapter import DataChoice, choose
-from vitdeploy.tasks.adapters import make_adapter
+from vitdeploy.tasks.registry import make_adapter
 from vitdeploy.verification import records as collect
 
 IMAGES = 75

@@ -9,10 +9,10 @@ from PIL import Image
 from calibration.scenes.write import render
 from vitdeploy.errors import DataError
 from vitdeploy.progress import silent
-from vitdeploy.runtime.anomaly import anomaly_map
+from vitdeploy.runtime.tasks.anomaly import anomaly_map
 from vitdeploy.spec import AnomalySpec, PreprocessSpec
 from vitdeploy.tasks.adapter import DataChoice, Setting
-from vitdeploy.tasks.adapters import make_adapter
+from vitdeploy.tasks.registry import make_adapter
 from vitdeploy.verification.records import Answers
 
 SPEC = PreprocessSpec((32, 32), (32, 32), "bilinear", (0.5,) * 3, (0.5,) * 3)

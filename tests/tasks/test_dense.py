@@ -22,7 +22,7 @@ from tests.command_line import command_line
 from tests.dense_models import save
 from tests.references import reference
 from vitdeploy.bundle.read import read_bundle
-from vitdeploy.runtime.depth import alike_share
+from vitdeploy.runtime.tasks.depth import alike_share
 
 IMAGES, CALIBRATION = 12, 4
 SIZE = (80, 48)

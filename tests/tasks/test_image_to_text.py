@@ -17,7 +17,7 @@ from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import DataError, DigestError, InputError, ManifestError
 from vitdeploy.models.source import Source
 from vitdeploy.runtime import Monitor, load
-from vitdeploy.runtime.text import to_text
+from vitdeploy.runtime.tasks.image_to_text import to_text
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.reference_model import find_reference_model
 from vitdeploy.tasks.image_to_text import compare_texts

@@ -19,8 +19,8 @@ from tests.command_line import command_line
 from tests.references import reference
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.runtime import load
-from vitdeploy.runtime.instances import overlaps
 from vitdeploy.runtime.masks import RunLengths
+from vitdeploy.runtime.tasks.instance_segmentation import overlaps
 from vitdeploy.spec import InstanceSpec
 
 SIZE, QUERIES, CLASSES, IMAGES, CALIBRATION = (80, 48), 6, 3, 16, 6

@@ -27,7 +27,7 @@ from vitdeploy.runtime.zero_shot_predictor import OpenVocabularyPredictor
 from vitdeploy.serve.engines import load_engines
 from vitdeploy.spec import Budget
 from vitdeploy.tasks.adapter import DataChoice, Setting
-from vitdeploy.tasks.adapters import make_adapter
+from vitdeploy.tasks.registry import make_adapter
 from vitdeploy.verification.gate import accuracy_gate
 
 TEMPLATE, NAMES = "a photo of a {}", ("cat", "digit_one", "Foto")

@@ -17,11 +17,11 @@ from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import CapabilityError, DataError, InputError, ManifestError, MissingFileError
 from vitdeploy.models.source import Source
 from vitdeploy.runtime import load
-from vitdeploy.runtime.answers import bound, count_same
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import engine_outputs, largest_difference
 from vitdeploy.runtime.preprocess import load_pixels, normalise
 from vitdeploy.runtime.prompts import Prompt, prompt_arrays
+from vitdeploy.runtime.tasks.registry import bound, count_same
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.reference_model import find_reference_model, reference_runner
 from vitdeploy.tasks.prompted import read_prompted

@@ -1,4 +1,4 @@
-"""Every task has a row in each table that asks something of tasks."""
+"""Every task has its rows: on the device, in the workshop, and the class of data that says what its outputs mean."""
 
 from __future__ import annotations
 
@@ -7,27 +7,35 @@ import typing
 
 import pytest
 
-from vitdeploy.document.verified import _VERIFIED
-from vitdeploy.report.measures import _MEASURES
-from vitdeploy.runtime.answers import TASKS
+from vitdeploy.document.verified import VERIFIED
+from vitdeploy.runtime.tasks.registry import TASKS as ON_DEVICES
 from vitdeploy.spec import POSTPROCESS, Postprocess, Task
-from vitdeploy.tasks.adapters import KITS
-from vitdeploy.verification.gate import GUARD
+from vitdeploy.tasks.registry import TASKS
+from vitdeploy.verification.comparison import Comparison
 
 
 @pytest.mark.parametrize("task", typing.get_args(Task))
 def test_a_task_has_all_of_its_rows(task):
-    assert task in KITS
-    assert task in GUARD
-    assert task in _MEASURES
-    assert (task in TASKS) == (task != "sequence")
+    adapter = TASKS[task]
+    assert issubclass(adapter.compared, Comparison) and adapter.measures and 90 <= adapter.guard < 100
+    assert (task in ON_DEVICES) == (task != "sequence")
+    assert bool(adapter.metrics) == (task != "tensors")
+
+
+@pytest.mark.parametrize("task", typing.get_args(Task))
+def test_what_a_report_shows_of_a_task_are_fields_of_its_comparison(task):
+    adapter, fields = TASKS[task], {field.name for field in dataclasses.fields(TASKS[task].compared)}
+    keys = {measure.key for measure in adapter.measures}
+    keys |= {f"reference_{measure.key}" for measure in adapter.measures if measure.original}
+    keys |= {measure.interval for measure in adapter.measures if measure.interval}
+    assert {key.partition(".")[0] for key in (*keys, *filter(None, [adapter.counts]))} <= fields
 
 
 def test_what_outputs_mean_is_that_of_a_task():
     assert set(POSTPROCESS.values()) == set(typing.get_args(Postprocess))
 
 
-@pytest.mark.parametrize("comparison", _VERIFIED, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("comparison", VERIFIED, ids=lambda each: each.__name__)
 def test_a_report_takes_all_that_a_comparison_says(comparison):
-    taken = {field.name for field in dataclasses.fields(_VERIFIED[comparison])}
+    taken = {field.name for field in dataclasses.fields(VERIFIED[comparison])}
     assert {field.name for field in dataclasses.fields(comparison)} < taken

@@ -20,8 +20,8 @@ from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import check_golden
 from vitdeploy.spec import Task
 from vitdeploy.tasks.adapter import DataChoice
-from vitdeploy.tasks.adapters import make_adapter
-from vitdeploy.verification.gate import GUARD
+from vitdeploy.tasks.registry import TASKS as ADAPTERS
+from vitdeploy.tasks.registry import make_adapter
 from vitdeploy.workflows.placement import compile_bundle
 from vitdeploy.workflows.subjects import find_subjects
 
@@ -60,7 +60,7 @@ def verified(ours, theirs, images, least=None):
 def test_models_with_shuffled_weights_never_pass(task, target, images, tmp_path):
     graphs = [graph(task, tmp_path / f"{seed}.onnx", shuffled=seed) for seed in (1, 2)]
     ours, other = (compiled(file, target, tmp_path / file.stem) for file in graphs)
-    found = verified(other, graphs[0], images, GUARD[task])
+    found = verified(other, graphs[0], images, ADAPTERS[task].guard)
     assert found.status != "pass", found.lines()
     assert "the same function" not in found.found.verified.diagnosis
     assert verified(ours, graphs[0], images).found.verified.diagnosis.startswith("the same function")
@@ -82,7 +82,7 @@ def golden(file, ours, other, images, out):
     answers = adapter.answers(make_runner(ours, engine), data, lambda count: None)
     gates = {engine.artifact: "none"}
     with make_runner(ours, engine) as original:
-        found = golden_set(adapter, data, answers, original, [(engine, ours)], gates, GUARD[manifest.task])
+        found = golden_set(adapter, data, answers, original, [(engine, ours)], gates, adapter.guard)
     out.mkdir()
     made = write_bundle(
         out,

@@ -21,7 +21,7 @@ from vitdeploy.runtime import load
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import check_golden
 from vitdeploy.runtime.preprocess import load_pixels, to_input
-from vitdeploy.runtime.zero_shot import TextsBound, TextsSent
+from vitdeploy.runtime.tasks.zero_shot import TextsBound, TextsSent
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.reference_model import find_reference_model
 from vitdeploy.workflows.placement import compile_bundle

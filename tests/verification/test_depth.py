@@ -9,13 +9,14 @@ from PIL import Image
 from sklearn.linear_model import LinearRegression
 
 from vitdeploy.errors import DataError, ImageError
-from vitdeploy.runtime.depth import Depth, alike_share
+from vitdeploy.runtime.tasks.depth import Depth, alike_share
 from vitdeploy.tasks.depth import (
     DepthError,
     aligned_depth,
-    compare_depth,
     depth_changes,
+    depth_comparison,
     depth_error,
+    depth_records,
     read_depth,
 )
 
@@ -56,18 +57,19 @@ def test_the_comparison_has_the_means_over_images_with_intervals():
     rates = [(0.9, 0.1), (0.8, 0.2), (0.7, 0.3), (0.6, 0.35)]
     errors = [(DepthError(b, a), DepthError(b / 2, a + 0.05)) for a, b in rates]
     planes = list(RANDOM.uniform(1, 2, (4, 3, 3)))
-    found = compare_depth(planes, planes, [*errors[:3], errors[3]], values="metric", max_difference=0.0)
+    found = depth_comparison(depth_records(planes, planes, errors, "metric"), max_difference=0.0)
     assert (found.metric, found.agreement, found.n) == ("delta-1", 100.0, 4)
     assert (found.value, found.reference_value, found.drop) == pytest.approx((75.0, 80.0, 5.0))
     assert (found.abs_rel, found.reference_abs_rel) == pytest.approx((0.2375, 0.11875))
     assert found.abs_rel_ci95[0] < 0.11875 < found.abs_rel_ci95[1]
     assert found.drop_ci95[0] < 0 < 5 < found.drop_ci95[1]  # four images prove little
     assert found.agreement_ci95[0] < 60
-    unlabelled = compare_depth([2 * each for each in planes], planes, None, values="metric", max_difference=0.1)
+    twice = depth_records([2 * each for each in planes], planes, None, "metric")
+    unlabelled = depth_comparison(twice, max_difference=0.1)
     assert (unlabelled.metric, unlabelled.agreement, unlabelled.abs_rel) == (None, 0.0, None)
     assert depth_changes([planes[0], 2 * planes[1]], planes[:2], "metric").changed.tolist() == [False, True]
     with pytest.raises(DataError, match="not one pixel of known depth"):
-        compare_depth(planes, planes, [None] * 4, values="metric", max_difference=0.0)
+        depth_comparison(depth_records(planes, planes, [None] * 4, "metric"), max_difference=0.0)
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from vitdeploy.data.detection import Boxes, read_detection
 from vitdeploy.errors import DataError, MissingPackageError
-from vitdeploy.verification.average_precision import Objects, average_precision, match
-from vitdeploy.verification.detection import compare_detections, iou, pair
+from vitdeploy.verification.average_precision import Objects, average_precision, iou, match_boxes, matches_of
+from vitdeploy.verification.detection import DetectionComparison, object_records, pair
 from vitdeploy.verification.intervals import draws
 
 DATA = Path(os.environ.get("VITDEPLOY_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -40,7 +40,8 @@ def exactly(truth, score=0.9):
 
 
 def compare(artifact, reference, truth=None, threshold=0.5):
-    return compare_detections(artifact, reference, truth, threshold=threshold, max_difference=0.0)
+    records = object_records(artifact, reference, truth, match_boxes, threshold=threshold)
+    return DetectionComparison.of(records, threshold=threshold, max_difference=0.0)
 
 
 def random_set(seed, images=12, classes=4):
@@ -109,7 +110,7 @@ def test_ap_is_that_of_pycocotools_summary(seed):
 def test_ap_of_a_draw_is_that_of_pycocotools_for_the_list_with_repeated_images(seed):
     found, truth = random_set(seed)
     weights = np.random.default_rng(seed).multinomial(12, np.full(12, 1 / 12), size=4)
-    ours = average_precision(match(found, truth), weights.astype(np.float64))
+    ours = average_precision(matches_of(match_boxes(found, truth), len(truth)), weights.astype(np.float64))
     for times, values in zip(weights, ours, strict=True):
         drawn = np.repeat(np.arange(12), times)
         theirs = coco_stats([found[i] for i in drawn], [truth[i] for i in drawn])
@@ -234,7 +235,8 @@ def test_a_draw_pairs_both_models():
         reference.append(objects(*easy, (1, 0.9, 100, 100, 150, 150)))
         artifact.append(objects(*easy, (1, 0.9, 100, 100, 150, 175)))  # IoU 2/3: right at 4 of 10 thresholds
     result = compare(artifact, reference, truth)
-    alone = np.percentile(100 * average_precision(match(reference, truth), draws(60, 0)).mean(axis=1), [2.5, 97.5])
+    matches = matches_of(match_boxes(reference, truth), len(truth))
+    alone = np.percentile(100 * average_precision(matches, draws(60, 0)).mean(axis=1), [2.5, 97.5])
     assert result.drop == pytest.approx(30.0)
     assert alone[1] - alone[0] > 10
     assert result.drop_ci95[1] - result.drop_ci95[0] < 5

@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 
 from tests.references import reference
-from vitdeploy.runtime.image_to_image import psnr
+from vitdeploy.runtime.tasks.image_to_image import psnr
 from vitdeploy.tasks.image_to_image import compare_pictures, mean_with_interval, ssim
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 
 import numpy as np
 import pytest
@@ -9,7 +10,10 @@ import pytest
 from vitdeploy.data.instances import Outlines
 from vitdeploy.errors import DataError
 from vitdeploy.runtime.masks import RunLengths
-from vitdeploy.tasks.instance_segmentation import Masks, compare_instances, instance_changes
+from vitdeploy.spec import decode, encode
+from vitdeploy.tasks.instance_segmentation import InstanceComparison, Masks, match_masks
+from vitdeploy.verification.changes import object_changes
+from vitdeploy.verification.detection import object_records
 
 SIZE, CLASSES, IMAGES = (40, 30), 3, 8
 RANDOM = np.random.default_rng(0)
@@ -34,6 +38,11 @@ def found_in(shapes, classes, noise):
     indices = np.append(classes[kept], RANDOM.integers(0, CLASSES))
     order = np.argsort(-(scores := RANDOM.random(len(masks))))
     return Masks(indices[order], scores[order], tuple(RunLengths.of(masks[i]) for i in order))
+
+
+def compare_instances(artifact, reference, truth, *, threshold, max_difference):
+    records = object_records(artifact, reference, truth, match_masks, threshold=threshold)
+    return InstanceComparison.of(records, threshold=threshold, max_difference=max_difference)
 
 
 SCENES = [scene(4) for _ in range(IMAGES)]
@@ -97,9 +106,12 @@ def test_agreement_counts_pairs_of_what_is_shown():
             pairs, table[i], table[:, j] = pairs + 1, 0, 0
     total = sum(len(each.scores) for side in shown for each in side)
     assert found.agreement == pytest.approx(200 * pairs / total) and 0 < pairs < total / 2
-    assert found.mask_iou_mean == pytest.approx(np.mean(ious))
-    assert (found.metric, found.value, found.instances) == (None, None, sum(len(b.scores) for b in shown[1]))
+    assert found.iou_mean == pytest.approx(np.mean(ious))
+    assert (found.metric, found.value, found.objects) == (None, None, sum(len(b.scores) for b in shown[1]))
     assert found.agreement_ci95[0] < found.agreement < found.agreement_ci95[1]
+    written = encode(found)
+    assert (written["instances"], written["mask_iou_mean"]) == (found.objects, found.iou_mean)
+    assert decode(InstanceComparison, json.loads(json.dumps(written))) == found
 
 
 def test_an_image_has_changed_where_a_shown_instance_has_no_partner():
@@ -107,7 +119,7 @@ def test_an_image_has_changed_where_a_shown_instance_has_no_partner():
         return Masks(np.zeros(len(masks), np.int64), np.full(len(masks), 0.9), tuple(map(RunLengths.of, masks)))
 
     a, moved, apart = ellipse(10, 10, 5, 5), ellipse(11, 10, 5, 5), ellipse(25, 20, 5, 5)
-    changes = instance_changes([one(a), one(a), one(a, apart), one()], [one(moved), one(apart), one(a), one()])
+    changes = object_changes([one(a), one(a), one(a, apart), one()], [one(moved), one(apart), one(a), one()])
     assert changes.changed.tolist() == [False, True, True, False]
     assert changes.severity[1] > changes.severity[2] > 0
 

@@ -6,16 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.verification.test_detection import random_set
-from vitdeploy.tasks.depth import DepthError, compare_depth, depth_comparison, depth_records
-from vitdeploy.tasks.segmentation import (
-    compare_segmentation,
-    segmentation_comparison,
-    segmentation_records,
-)
+from vitdeploy.tasks.depth import DepthError, depth_comparison, depth_records
+from vitdeploy.tasks.segmentation import segmentation_comparison, segmentation_records
 from vitdeploy.verification import intervals as bootstrap
+from vitdeploy.verification.average_precision import match_boxes
 from vitdeploy.verification.changes import joined
 from vitdeploy.verification.comparison import differences, worst_of
-from vitdeploy.verification.detection import compare_detections, detection_comparison, detection_records
+from vitdeploy.verification.detection import DetectionComparison, object_records
 from vitdeploy.verification.intervals import draws, replicates
 from vitdeploy.verification.records import Answers
 
@@ -37,15 +34,19 @@ def test_objects(cut, seed, labelled):
     artifact = random_set(seed + 1000, N, 5)[0]
     known = truth if labelled else None
     found = [
-        detection_records(
+        object_records(
             *([side[i] for i in piece] for side in (artifact, reference)),
             [truth[i] for i in piece] if labelled else None,
+            match_boxes,
             threshold=0.3,
         )
         for piece in cut
     ]
-    whole = compare_detections(artifact, reference, known, threshold=0.3, max_difference=0.5)
-    assert detection_comparison(joined(found, cut), threshold=0.3, max_difference=0.5) == whole
+    whole = object_records(artifact, reference, known, match_boxes, threshold=0.3)
+    ours, theirs = (
+        DetectionComparison.of(each, threshold=0.3, max_difference=0.5) for each in (joined(found, cut), whole)
+    )
+    assert ours == theirs
 
 
 @settings(max_examples=12, deadline=None)
@@ -54,8 +55,9 @@ def test_maps_of_classes(cut, seed):
     generator = np.random.default_rng(seed)
     ours, theirs, truth = (generator.integers(-1, CLASSES, (N, 4, 5)) for _ in range(3))
     found = [segmentation_records(ours[piece], theirs[piece], truth[piece], classes=CLASSES) for piece in cut]
-    whole = compare_segmentation(ours, theirs, truth, classes=CLASSES, max_difference=0.0)
-    assert segmentation_comparison(joined(found, cut), classes=CLASSES, max_difference=0.0) == whole
+    whole = segmentation_records(ours, theirs, truth, classes=CLASSES)
+    both = [segmentation_comparison(each, classes=CLASSES, max_difference=0.0) for each in (joined(found, cut), whole)]
+    assert both[0] == both[1]
 
 
 @settings(max_examples=12, deadline=None)
@@ -68,8 +70,8 @@ def test_depth(cut, seed):
         for i in range(N)
     ]
     found = [depth_records(ours[piece], theirs[piece], [errors[i] for i in piece], "metric") for piece in cut]
-    whole = compare_depth(ours, theirs, errors, values="metric", max_difference=0.0)
-    assert depth_comparison(joined(found, cut), max_difference=0.0) == whole
+    whole = depth_records(ours, theirs, errors, "metric")
+    assert depth_comparison(joined(found, cut), max_difference=0.0) == depth_comparison(whole, max_difference=0.0)
 
 
 def test_the_draws_some_at_a_time_are_those_of_all_together(monkeypatch):

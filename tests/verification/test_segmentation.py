@@ -7,7 +7,13 @@ from sklearn.metrics import jaccard_score
 
 from vitdeploy.data.masks import read_masks
 from vitdeploy.errors import DataError, ImageError, MissingFileError
-from vitdeploy.tasks.segmentation import compare_segmentation, mean_iou, segmentation_changes, tally
+from vitdeploy.tasks.segmentation import (
+    mean_iou,
+    segmentation_changes,
+    segmentation_comparison,
+    segmentation_records,
+    tally,
+)
 
 CLASSES = 5
 RANDOM = np.random.default_rng(0)
@@ -16,13 +22,18 @@ OURS = np.where(RANDOM.random(TRUTH.shape) < 0.6, TRUTH.clip(0), RANDOM.integers
 THEIRS = np.where(RANDOM.random(TRUTH.shape) < 0.8, TRUTH.clip(0), RANDOM.integers(0, CLASSES, TRUTH.shape))
 
 
+def compared(artifact, reference, truth, max_difference=0.0):
+    records = segmentation_records(artifact, reference, truth, classes=CLASSES)
+    return segmentation_comparison(records, classes=CLASSES, max_difference=max_difference)
+
+
 def reference_iou(found):
     known = TRUTH >= 0
     return 100 * jaccard_score(TRUTH[known], found[known], average="macro")
 
 
 def test_miou_is_that_of_scikit_learn_and_the_interval_holds_the_drop():
-    found = compare_segmentation(OURS, THEIRS, TRUTH, classes=CLASSES, max_difference=0.5)
+    found = compared(OURS, THEIRS, TRUTH, 0.5)
     assert (found.metric, found.n, found.max_difference) == ("mIoU", 6, 0.5)
     assert found.value == pytest.approx(reference_iou(OURS), abs=1e-9)
     assert found.reference_value == pytest.approx(reference_iou(THEIRS), abs=1e-9)
@@ -45,13 +56,13 @@ def test_classes_that_do_not_occur_do_not_count_and_an_answer_without_a_class_is
 
 
 def test_without_labels_only_agreement_is_known_and_equal_maps_prove_no_more_than_their_regions():
-    found = compare_segmentation(THEIRS, THEIRS, None, classes=CLASSES, max_difference=0.0)
+    found = compared(THEIRS, THEIRS, None)
     assert (found.metric, found.value, found.agreement, found.pixel_accuracy) == (None, None, 100.0, None)
     assert 80 < found.agreement_ci95[0] < 100
     changes = segmentation_changes([OURS[0], THEIRS[1]], THEIRS[:2])
     assert changes.changed.tolist() == [True, False]
     with pytest.raises(DataError, match="hold not one pixel with a class") as caught:
-        compare_segmentation(OURS, THEIRS, np.full_like(TRUTH, -1), classes=CLASSES, max_difference=0.0)
+        compared(OURS, THEIRS, np.full_like(TRUTH, -1))
     assert "postprocess.ignore" in caught.value.fix
 
 

@@ -5,7 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from vitdeploy.runtime.values import Tensors, equal_share, last_resort, signal_to_noise
+from vitdeploy.runtime.postprocess import equal_share, signal_to_noise
+from vitdeploy.runtime.tasks.tensors import Tensors
+from vitdeploy.runtime.values import last_resort
 from vitdeploy.tasks.tensors import LEAST_SNR, compare_tensors, tensor_changes
 
 RANDOM = np.random.default_rng(0)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vitdeploy.runtime.predictor import Predictor
     from vitdeploy.runtime.prompted_predictor import PromptedPredictor
     from vitdeploy.runtime.sequence_predictor import SequencePredictor
-    from vitdeploy.runtime.task import Result
+    from vitdeploy.runtime.tasks.task import Result
     from vitdeploy.runtime.topdown import Box
     from vitdeploy.spec import Task
 
@@ -147,13 +147,14 @@ def _require_one_object(points: Sequence[Point], boxes: Sequence[Box]) -> None:
 
 
 def _require_drawing(task: Task) -> None:
-    from vitdeploy.runtime.drawing import DRAWINGS
+    from vitdeploy.runtime.tasks.registry import TASKS
 
-    if task not in DRAWINGS:
+    drawn = [name for name, row in TASKS.items() if row.draw is not None]
+    if task not in drawn:
         raise CapabilityError(
             "the answers of this bundle cannot be drawn",
             found=f"the task {task}",
-            wanted=f"one of {', '.join(DRAWINGS)}",
+            wanted=f"one of {', '.join(drawn)}",
             fix="leave --draw out",
         )
 
@@ -161,12 +162,14 @@ def _require_drawing(task: Task) -> None:
 def _draw(folder: Path, task: Task, given: Input, result: Result | Sequence[Result], taken: set[str]) -> list[str]:
     """Write the pictures of one answer, or of all for boxes of an image, under the name of the input, or the next free
     one; gives their paths."""
-    from vitdeploy.runtime.drawing import DRAWINGS
     from vitdeploy.runtime.preprocess import decode
+    from vitdeploy.runtime.tasks.registry import TASKS
 
     folder.mkdir(parents=True, exist_ok=True)
     stem, free = Path(given.name).stem if given.content is None else "stdin", 1
-    files = DRAWINGS[task](decode(given.image, 3), result)
+    draw = TASKS[task].draw
+    assert draw is not None, "refused by _require_drawing"
+    files = draw(decode(given.image, 3), result)
     name = stem
     while name in taken:
         free += 1

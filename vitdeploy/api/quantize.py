@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from vitdeploy.search.mixed import Sensitivity
     from vitdeploy.search.trials import Mixed
     from vitdeploy.stages.workers import Workers
-    from vitdeploy.tasks.adapter import DataChoice, TaskAdapter
-    from vitdeploy.tasks.drawn import Drive
+    from vitdeploy.tasks.adapter import DataChoice, Drive, TaskAdapter
 
 QuantizedPrecision = Literal["int8", "mixed", "int4", "fp16", "bf16", "fp8"]
 LISTED_LAYERS = 8
@@ -155,7 +154,7 @@ def quantize(
     from vitdeploy.stages.compile import check_task
     from vitdeploy.stages.export import import_external
     from vitdeploy.stages.place import check_float_parts
-    from vitdeploy.tasks.adapters import make_adapter
+    from vitdeploy.tasks.registry import make_adapter
 
     if image_size is not None and is_ours(given):
         raise InputError(f"{given} has its image size already", fix="leave the image size out")

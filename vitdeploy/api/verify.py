@@ -57,7 +57,9 @@ class Verification(Shown):
         return self.found.document()
 
     def lines(self) -> list[Line]:
-        from vitdeploy.document.verified import VerifiedClassification, VerifiedFeatures, VerifiedTensors
+        from vitdeploy.tasks.features import FeatureComparison
+        from vitdeploy.tasks.tensors import TensorComparison
+        from vitdeploy.verification.agreement import Agreement
 
         found, verified, gate = self.found, self.found.verified, self.found.gate
         lines: list[Line] = [f"{found.artifact} against {found.against} on {verified.n} {self.noun}s"]
@@ -66,18 +68,18 @@ class Verification(Shown):
                 f"{verified.metric + ' ':<12}{verified.value:.2f} %, original {verified.reference_value:.2f} %, "
                 f"drop {interval(verified.drop or 0.0, verified.drop_ci95)} points"
             )
-        if isinstance(verified, VerifiedClassification) and verified.top5 is not None:
+        if isinstance(verified, Agreement) and verified.top5 is not None:
             lines.append(f"top-5       {verified.top5:.2f} %, original {verified.reference_top5:.2f} %")
         agreement = interval(verified.agreement, verified.agreement_ci95)
         lines.append(f"agreement   {agreement} % ({verified.agreement_of}){unrelated(verified.control)}")
-        distance = [f"KL {verified.kl:.2e} nats"] if isinstance(verified, VerifiedClassification) else []
-        if isinstance(verified, VerifiedClassification | VerifiedFeatures):
+        distance = [f"KL {verified.kl:.2e} nats"] if isinstance(verified, Agreement) else []
+        if isinstance(verified, Agreement | FeatureComparison):
             distance.append(f"cosine {verified.cosine_mean:.6f} (least {verified.cosine_min:.6f})")
         lines += [
             f"distance    {'; '.join([*distance, 'largest difference ' + format(verified.max_difference, '.1e')])}",
             f"diagnosis   {verified.diagnosis}",
         ]
-        if isinstance(verified, VerifiedTensors):
+        if isinstance(verified, TensorComparison):
             lines += [f"output      {_output(each)}" for each in verified.outputs]
         lines += found.remarks
         lines += [f"warning: {text}" for text in found.warnings]

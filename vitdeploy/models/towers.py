@@ -35,7 +35,7 @@ from vitdeploy.models.model_folder.tokenizer import (
 from vitdeploy.models.source import Source
 from vitdeploy.paths import is_file
 from vitdeploy.runtime.flows import TEXT_FEATURES
-from vitdeploy.runtime.open_vocabulary import BOXES, CLASS_FEATURES, EPSILON, OF_IMAGES, SCALE, SHIFT
+from vitdeploy.runtime.tasks.open_vocabulary import BOXES, CLASS_FEATURES, EPSILON, OF_IMAGES, SCALE, SHIFT
 from vitdeploy.spec import OpenVocabularySpec, PreprocessSpec, Task, TensorSpec, ZeroShotSpec
 from vitdeploy.zip_members import DAMAGED
 

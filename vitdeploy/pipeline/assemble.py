@@ -33,10 +33,10 @@ from vitdeploy.progress import Progress
 from vitdeploy.publish import replacing
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.report.html import render_html
-from vitdeploy.runtime.answers import bound, count_same
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import engine_outputs, largest_difference
 from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.runtime.tasks.registry import bound, count_same
 from vitdeploy.spec import EngineSpec, GateStatus, GraphSpec, encode
 from vitdeploy.stages.answers import read_answers
 from vitdeploy.stages.reference_model import reference_runner
@@ -54,7 +54,6 @@ from vitdeploy.stages.step import (
 from vitdeploy.stages.workers import HERE, Workers
 from vitdeploy.store.store import Artifact, Store
 from vitdeploy.tasks.adapter import Data, TaskAdapter
-from vitdeploy.verification.gate import GUARD
 from vitdeploy.verification.records import Answers
 
 # --- The golden set of a bundle ---------------------------------------------------------------------------------------
@@ -84,7 +83,7 @@ def golden_of(
 ) -> Golden:
     """The golden set of a job's bundle. `reference`: the original's answers to all evaluation samples."""
     asked, model = job.budget.min_agreement, job.reference_model
-    least = GUARD[model.task] if asked is None else asked
+    least = job.adapter.guard if asked is None else asked
     with reference_runner(model.source) as original:
         return golden_set(job.adapter, job.data, reference, original, engines, gates, least)
 

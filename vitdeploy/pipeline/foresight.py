@@ -9,15 +9,13 @@ from vitdeploy.data.folder import USUAL_CALIBRATION, has_own_split, usual_calibr
 from vitdeploy.errors import GateError
 from vitdeploy.spec import Budget
 from vitdeploy.tasks.adapter import Data, TaskAdapter
+from vitdeploy.verification.agreement import Agreement
 from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.gate import Criterion, criterion_to_prove, perfect_answers, unprovable
 from vitdeploy.verification.records import Answers
 
 if TYPE_CHECKING:
     from vitdeploy.pipeline.job import Job
-
-# The tasks whose answers are right or wrong, so that their number alone bounds what can be proven.
-COUNTED_TASKS = ("classification", "zero-shot")
 
 
 def bounds_answers(budget: Budget) -> bool:
@@ -61,7 +59,8 @@ def split_notes(job: Job) -> list[str]:
             f"{calibrates} of {total} {noun}s calibrate and {evaluates} evaluate (usual are {USUAL_CALIBRATION} to "
             "calibrate); data.calibration.images sets another number"
         )
-    if job.reference_model.task not in COUNTED_TASKS or not evaluates:
+    # Of answers that are right or wrong the number alone bounds what can be proven.
+    if job.adapter.compared is not Agreement or not evaluates:
         return notes
     limits = unprovable(perfect_answers(evaluates), job.budget, noun)
     if limits and not own and (fewer := _enough_left(job, total)) is not None:

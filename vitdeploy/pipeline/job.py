@@ -32,7 +32,7 @@ from vitdeploy.stages.reference_model import Overrides, ReferenceModel, find_ref
 from vitdeploy.stages.rows import check_prune
 from vitdeploy.stages.step import package_versions
 from vitdeploy.tasks.adapter import TEMPLATE, Data, DataChoice, TaskAdapter
-from vitdeploy.tasks.adapters import make_adapter
+from vitdeploy.tasks.registry import make_adapter
 from vitdeploy.verification.gate import with_guard
 
 # --- Convert the sections of a recipe to the configs of the parts that they configure ---------------------------------
@@ -149,7 +149,7 @@ class Job:
     @property
     def budget(self) -> Budget:
         """The budget that engines are judged by: the recipe's, with the guard if it does not bound the loss."""
-        return with_guard(self.recipe.to_budget(), self.reference_model.task)
+        return with_guard(self.recipe.to_budget(), self.adapter.guard)
 
 
 def prepare(

@@ -59,7 +59,7 @@ from vitdeploy.stages.step import (
 )
 from vitdeploy.store.store import Artifact, list_files
 from vitdeploy.tasks.answers import AttentionFacts, ExampleFacts, MapFacts, MappedExample
-from vitdeploy.verification.gate import GUARD, Gate, accuracy_gate, guards
+from vitdeploy.verification.gate import Gate, accuracy_gate, guards
 
 # --- The attention maps of a run, as its report has them --------------------------------------------------------------
 
@@ -265,7 +265,7 @@ def _calibration(job: Job, artifacts: Mapping[str, Artifact]) -> CalibrationFact
 
 def _accuracy_gates(job: Job, artifacts: Mapping[str, Artifact]) -> dict[str, Gate]:
     criterion = criterion_of(job.adapter, read_answers(artifacts[REFERENCE].path), job.data, job.budget)
-    guard = GUARD[job.reference_model.task]
+    guard = job.adapter.guard
     return {c.artifact: accuracy_gate(verified(artifacts, c), job.budget, criterion, guard) for c in candidates(job)}
 
 

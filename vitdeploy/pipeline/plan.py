@@ -12,7 +12,7 @@ from vitdeploy.pipeline.job import Job, export_config_of, rewrites_of
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.spec import FloatRest
 from vitdeploy.stages.answers import read_answers, reference_step, verify_step
-from vitdeploy.stages.attention import TASKS, attention_step
+from vitdeploy.stages.attention import attention_step
 from vitdeploy.stages.calibrate import calibrate_step, splits_rows
 from vitdeploy.stages.compile import compile_step
 from vitdeploy.stages.export import export_step
@@ -56,8 +56,7 @@ def make_plan(job: Job, workers: Workers = HERE) -> list[Step]:
     contenders = candidates(job)
     reference, *verdicts = judge_plan(job, contenders)
     steps = [reference, *engine_plan(job, contenders, workers), *verdicts]
-    if job.reference_model.task in TASKS:
-        assert isinstance(job.adapter, ImageKit)
+    if job.adapter.attention and isinstance(job.adapter, ImageKit):
         steps.append(attention_step(job.adapter, job.data, contenders))
     return [dataclasses.replace(step, about=_about(job, step)) for step in steps]
 

@@ -12,14 +12,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from vitdeploy.document.report import Judgement, Report
-from vitdeploy.document.verified import VerifiedTensors
 from vitdeploy.report import figures, lookup, measures, text
 from vitdeploy.report import figures as labels
 from vitdeploy.report.figures import Plot, both_variants
 from vitdeploy.report.measures import Cell
 from vitdeploy.report.page import RunPage
 from vitdeploy.tasks.answers import AnswerFacts
-from vitdeploy.tasks.tensors import LEAST_EQUAL, LEAST_SNR, OutputFacts
+from vitdeploy.tasks.tensors import LEAST_EQUAL, LEAST_SNR, OutputFacts, TensorComparison
 from vitdeploy.verification.classes import ClassRow as ClassDrops
 from vitdeploy.verification.classes import ConfusedPair, Confusion, Drops
 from vitdeploy.verification.comparison import Comparison
@@ -416,7 +415,7 @@ def outputs_view(page: RunPage) -> list[OutputsView]:
     rows = [
         _row(engine.artifact, facts)
         for engine in page.report.engines
-        if isinstance(engine.verify, VerifiedTensors)
+        if isinstance(engine.verify, TensorComparison)
         for facts in engine.verify.outputs
     ]
     return [OutputsView(rows, text.significant(LEAST_SNR), text.significant(100 * LEAST_EQUAL))] if rows else []

@@ -21,9 +21,10 @@ from vitdeploy.document.report import MergingFacts, OptimizeFacts, PruningFacts,
 from vitdeploy.document.selftest import SelftestDocument, SelftestEngine, SelftestModel, StepFacts, StepStatus
 from vitdeploy.report import figures, lookup, measures, quantization, table, text
 from vitdeploy.report.figures import Plot, both_variants
-from vitdeploy.report.measures import Cell, Measure
+from vitdeploy.report.measures import Cell
 from vitdeploy.report.page import RunPage
 from vitdeploy.report.quantization import Quantized
+from vitdeploy.tasks.answers import Measure
 from vitdeploy.verification.classes import Reliability, ReliabilityBin
 
 # --- Show where the time of each artifact goes, and its bounds: one plot, one line each, the slowest layers -----------

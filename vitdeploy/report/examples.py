@@ -9,21 +9,10 @@ from vitdeploy.document.report import Report
 from vitdeploy.report import lookup, text
 from vitdeploy.report.accuracy import class_views
 from vitdeploy.report.page import RunPage
+from vitdeploy.spec import Task
 from vitdeploy.tasks.answers import ExampleFacts, Marks
+from vitdeploy.tasks.registry import TASKS
 
-# What the score of an answer is; other tasks' answers have none.
-BARS = {
-    "classification": "the confidence",
-    "features": "the cosine similarity",
-    "detection": "the score of the surest object",
-    "open-vocabulary-detection": "the score of the surest object",
-    "instance-segmentation": "the score of the surest instance",
-    "anomaly": "the score, with the threshold at 50 %",
-    "keypoints": "the mean score of the points",
-    "promptable-segmentation": "the mean IoU that the model promises",
-}
-# Tasks whose answer in words is the whole answer, so that it is right where it is the label.
-_ANSWERED_IN_WORDS = ("classification", "sequence", "zero-shot", "image-to-text")
 _WHY = {"unsure": "The original is least sure of it"}
 
 
@@ -119,7 +108,7 @@ def examples_view(page: RunPage) -> list[ExamplesView]:
     reasons = [example.why or "usual" for example in report.examples]
     chosen = {reason: reasons.count(reason) for reason in ("changed", "unsure", "usual")}
     which, by_class = "Other" if changed else "Example", bool(class_views(report))
-    return [ExamplesView(report.data.noun, which, others, chosen, by_class, ticked(page), BARS.get(report.task))]
+    return [ExamplesView(report.data.noun, which, others, chosen, by_class, ticked(page), TASKS[report.task].score)]
 
 
 def ticked(page: RunPage) -> bool:
@@ -153,11 +142,11 @@ def _example(report: Report, example: ExampleFacts, index: int, images: Mapping[
     )
 
 
-def _what(task: str, example: ExampleFacts, groups: list[AnswerGroup]) -> tuple[int, str]:
+def _what(task: Task, example: ExampleFacts, groups: list[AnswerGroup]) -> tuple[int, str]:
     """The number of engines that lost a right answer, and the change of the answer in words."""
     engines = sum(len(group.answers) for group in groups if group.differs)
     differ = text.count(engines, "engine differs", "engines differ") if engines else "An engine differs"
-    if task not in _ANSWERED_IN_WORDS or example.label is None:
+    if not TASKS[task].in_words or example.label is None:
         return 0, differ
     was = example.reference.label == example.label
     now = sum(len(group.answers) for group in groups if group.differs and group.correct)
@@ -174,10 +163,10 @@ def _boxes(marks: Marks) -> list[Box]:
     ]
 
 
-def _answer_groups(task: str, example: ExampleFacts) -> list[AnswerGroup]:
+def _answer_groups(task: Task, example: ExampleFacts) -> list[AnswerGroup]:
     """The answers to one sample by what they say: the original's answer first, the others as they come."""
     original = example.reference.label
-    wanted = example.label if task in _ANSWERED_IN_WORDS else None
+    wanted = example.label if TASKS[task].in_words else None
     groups: dict[str, AnswerGroup] = {}
     for artifact, answer in {lookup.ORIGINAL: example.reference, **example.engines}.items():
         label = answer.label

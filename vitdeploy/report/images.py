@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from vitdeploy.document.report import SizeRow
 from vitdeploy.report import figures, lookup, measures, text
 from vitdeploy.report import figures as labels
-from vitdeploy.report.measures import Metric
 from vitdeploy.report.page import RunPage
+from vitdeploy.tasks.answers import Metric
 
 # --- The time of each graph of a model of several ---------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from vitdeploy.report.page import RunPage
 from vitdeploy.runtime.host import name_host
 from vitdeploy.spec import Task, bound_words
 from vitdeploy.tasks.answers import ChangedCounts
+from vitdeploy.tasks.registry import TASKS
 
 # --- The samples whose answer an engine changed: how many, what that did to them, and the worst of them ---------------
 
@@ -52,7 +53,7 @@ def changed_view(page: RunPage) -> list[ChangedView]:
     if not rows and not changed:
         return []
     labelled, ticked = bool(rows) and rows[0].lost != "", examples.ticked(page)
-    noun, bars = report.data.noun, examples.BARS.get(report.task)
+    noun, bars = report.data.noun, TASKS[report.task].score
     return [ChangedView(f"{noun.capitalize()}s", noun, report.task, rows, changed, labelled, ticked, bars)]
 
 

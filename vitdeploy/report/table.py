@@ -13,9 +13,10 @@ from vitdeploy.document.engine import EngineFacts
 from vitdeploy.document.report import Judgement, RunVerdict, VerdictFacts
 from vitdeploy.report import lookup, measures, text
 from vitdeploy.report import page as notes
-from vitdeploy.report.measures import Cell, Metric
+from vitdeploy.report.measures import Cell
 from vitdeploy.report.text import MISSING
 from vitdeploy.spec import GateStatus, Grade, bound_words
+from vitdeploy.tasks.answers import Metric
 from vitdeploy.verification.comparison import Comparison, Control
 
 

@@ -5,24 +5,24 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from vitdeploy.runtime.anomaly import Anomaly
-from vitdeploy.runtime.depth import Depth
-from vitdeploy.runtime.detection import Detections
-from vitdeploy.runtime.features import Features
-from vitdeploy.runtime.image_to_image import Picture
-from vitdeploy.runtime.instances import Instances
-from vitdeploy.runtime.keypoints import Keypoints
 from vitdeploy.runtime.load import load
-from vitdeploy.runtime.panoptic import Panoptic
-from vitdeploy.runtime.postprocess import Classification
 from vitdeploy.runtime.predictor import Predictor
-from vitdeploy.runtime.prompted import PromptedMasks
-from vitdeploy.runtime.segmentation import Segmentation
 from vitdeploy.runtime.sequence_predictor import SequencePredictor, load_sequence
-from vitdeploy.runtime.task import Result
-from vitdeploy.runtime.text import Text
-from vitdeploy.runtime.values import Tensors
-from vitdeploy.runtime.zero_shot import ZeroShot
+from vitdeploy.runtime.tasks.anomaly import Anomaly
+from vitdeploy.runtime.tasks.classification import Classification
+from vitdeploy.runtime.tasks.depth import Depth
+from vitdeploy.runtime.tasks.detection import Detections
+from vitdeploy.runtime.tasks.features import Features
+from vitdeploy.runtime.tasks.image_to_image import Picture
+from vitdeploy.runtime.tasks.image_to_text import Text
+from vitdeploy.runtime.tasks.instance_segmentation import Instances
+from vitdeploy.runtime.tasks.keypoints import Keypoints
+from vitdeploy.runtime.tasks.panoptic import Panoptic
+from vitdeploy.runtime.tasks.prompted import PromptedMasks
+from vitdeploy.runtime.tasks.segmentation import Segmentation
+from vitdeploy.runtime.tasks.task import Result
+from vitdeploy.runtime.tasks.tensors import Tensors
+from vitdeploy.runtime.tasks.zero_shot import ZeroShot
 
 if TYPE_CHECKING:
     from vitdeploy.bundle.pack import unpack

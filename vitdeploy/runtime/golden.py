@@ -13,9 +13,9 @@ import numpy as np
 from vitdeploy.bundle.checked import MAX_READ, CheckedFiles
 from vitdeploy.bundle.read import too_large
 from vitdeploy.errors import InputError, ManifestError
-from vitdeploy.runtime.answers import bound, count_same
 from vitdeploy.runtime.preprocess import to_input
 from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.runtime.tasks.registry import bound, count_same
 from vitdeploy.runtime.values import run_batches
 from vitdeploy.spec import EngineSpec, Manifest, PreprocessSpec
 from vitdeploy.zip_members import DAMAGED, members_of

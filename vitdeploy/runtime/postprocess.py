@@ -1,61 +1,18 @@
-"""From a classifier's outputs to what an app reads, and the functions that all answers share."""
+"""What the answers of several tasks are computed with: probabilities, rankings, labels, and how near two arrays are."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
+Array = npt.NDArray[Any]
 
 # Sorting so many scores is faster than finding the best ones first.
 SORTED_SCORES = 250
-
-
-@dataclass(frozen=True)
-class ClassScore:
-    """One class: its index, its label and its softmax probability."""
-
-    index: int
-    label: str
-    score: float
-
-
-@dataclass(frozen=True, repr=False)
-class Ranked:
-    """An answer that is a ranking, best first: of classes, or of texts."""
-
-    top: tuple[ClassScore, ...]
-
-    @property
-    def label(self) -> str:
-        return self.top[0].label
-
-    @property
-    def index(self) -> int:
-        return self.top[0].index
-
-    @property
-    def score(self) -> float:
-        return self.top[0].score
-
-    def to_dict(self) -> dict[str, Any]:
-        top = [dict(vars(each)) for each in self.top]
-        return {"label": self.label, "index": self.index, "score": self.score, "top": top}
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {self}>"
-
-
-@dataclass(frozen=True, repr=False)
-class Classification(Ranked):
-    """The answer for one image: the best classes, best first."""
-
-    def __str__(self) -> str:
-        return ", ".join(f"{entry.label} {100 * entry.score:.1f} %" for entry in self.top)
 
 
 def softmax(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
@@ -65,7 +22,7 @@ def softmax(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
     return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True))
 
 
-def sigmoid(logits: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def sigmoid(logits: Array) -> Array:
     """1 / (1 + exp(-x)) in the dtype of the logits, without overflow."""
     small = np.exp(-np.abs(logits))
     return np.asarray(np.where(logits >= 0, 1, small) / (1 + small))
@@ -92,25 +49,22 @@ def best_classes(logits: npt.NDArray[np.floating[Any]], count: int) -> npt.NDArr
     return np.argsort(-logits, kind="stable")[:count]
 
 
-def classify(logits: npt.NDArray[np.float32], labels: Sequence[str] | None, count: int = 5) -> Classification:
-    """The `count` best classes of one image. logits: float32 [classes]; labels: one name per class, or None.
-
-    The scores are those of `softmax`; only the requested ones are divided.
-    """
-    best = best_classes(logits, count).tolist()
-    powers = logits.astype(np.float64)
-    powers -= powers.max()
-    np.exp(powers, out=powers)
-    total = float(powers.sum())
-    return Classification(tuple([ClassScore(i, label_of(i, labels), float(powers[i]) / total) for i in best]))
+def cosine(a: Array, b: Array) -> float:
+    """The cosine of the angle between two arrays, taken as vectors; in float64."""
+    a, b = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
+    return float(a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-300))
 
 
-def _answer(outputs: Outputs, reading: Reading) -> Classification:
-    return classify(outputs["logits"], reading.labels, reading.top)
+def signal_to_noise(ours: Array, theirs: Array) -> float:
+    """10 log10 of sum(b^2) / sum((a - b)^2) in decibels, b theirs; infinite where they are equal, and minus infinity
+    where theirs is zero everywhere and ours is not."""
+    a, b = ours.astype(np.float64), theirs.astype(np.float64)
+    noise, signal = float(np.square(a - b).sum()), float(np.square(b).sum())
+    if noise == 0:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal else -math.inf
 
 
-def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
-    return bool(ours["logits"].argmax() == theirs["logits"].argmax())
-
-
-CLASSIFICATION = RuntimeTask(_answer, _same)
+def equal_share(ours: Array, theirs: Array) -> float:
+    """The share of equal elements, 0..1; 1 of no elements."""
+    return float((ours == theirs).mean()) if theirs.size else 1.0

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Literal, overload
 import numpy as np
 
 from vitdeploy.errors import ClosedError, InputError, TensorError
-from vitdeploy.runtime.answers import to_result
 from vitdeploy.runtime.geometry import decode_reduced, resize_reduced
 from vitdeploy.runtime.preprocess import ACCEPTED, ImageSource, Pixels, decode, in_rgb, resize_and_crop, to_input
 from vitdeploy.runtime.runner import AFTER_FORK, Array, Reloaded, Runner, require_array, type_name
-from vitdeploy.runtime.task import Reading, Result
+from vitdeploy.runtime.tasks.registry import to_result
+from vitdeploy.runtime.tasks.task import Reading, Result
 from vitdeploy.runtime.topdown import Box
 from vitdeploy.runtime.values import Stopwatch, Timings, run_batches
 from vitdeploy.spec import ChannelOrder, Postprocess, PreprocessSpec, Task

@@ -10,7 +10,9 @@ from typing import Any
 from vitdeploy.runtime.flow import FlowRunner
 from vitdeploy.runtime.predictor import Predictor, require_several
 from vitdeploy.runtime.preprocess import ImageSource
-from vitdeploy.runtime.prompted import (
+from vitdeploy.runtime.prompts import Given, Prompt, prompt_arrays, read_prompts, require_slots
+from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.runtime.tasks.prompted import (
     TOGETHER,
     MaskForm,
     PromptedMasks,
@@ -22,9 +24,7 @@ from vitdeploy.runtime.prompted import (
     require_room,
     tell_best,
 )
-from vitdeploy.runtime.prompts import Given, Prompt, prompt_arrays, read_prompts, require_slots
-from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.runtime.task import Result
+from vitdeploy.runtime.tasks.task import Result
 from vitdeploy.runtime.topdown import Box
 from vitdeploy.spec import ChannelOrder, PreprocessSpec, PromptSpec
 

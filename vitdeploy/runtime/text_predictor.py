@@ -11,8 +11,8 @@ import numpy as np
 from vitdeploy.runtime.predictor import Predictor, require_several
 from vitdeploy.runtime.preprocess import ImageSource, in_rgb
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.runtime.task import Result
-from vitdeploy.runtime.text import Text, to_text
+from vitdeploy.runtime.tasks.image_to_text import Text, to_text
+from vitdeploy.runtime.tasks.task import Result
 from vitdeploy.runtime.text_decoder import SCORES, TOKENS, TextRunner, require_beams
 from vitdeploy.runtime.tokenizer import TextWriter
 from vitdeploy.runtime.topdown import Box

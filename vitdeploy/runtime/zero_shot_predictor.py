@@ -10,17 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.errors import InputError
-from vitdeploy.runtime.detection import Detections
 from vitdeploy.runtime.flow import FlowRunner, FlowView
 from vitdeploy.runtime.flows import IMAGE_FEATURES, TEXT_FEATURES
-from vitdeploy.runtime.open_vocabulary import OF_IMAGES, find_texts
 from vitdeploy.runtime.predictor import Predictor, require_several, require_top
 from vitdeploy.runtime.preprocess import ImageSource, in_rgb
 from vitdeploy.runtime.runner import Array, Runner, forkable_lock
-from vitdeploy.runtime.task import Result
+from vitdeploy.runtime.tasks.detection import Detections
+from vitdeploy.runtime.tasks.open_vocabulary import OF_IMAGES, find_texts
+from vitdeploy.runtime.tasks.task import Result
+from vitdeploy.runtime.tasks.zero_shot import ZeroShot, compare_texts
 from vitdeploy.runtime.tokenizer import TextTokenizer, require_texts
 from vitdeploy.runtime.topdown import Box
-from vitdeploy.runtime.zero_shot import ZeroShot, compare_texts
 from vitdeploy.spec import ChannelOrder, OpenVocabularySpec, PreprocessSpec, ReadsTexts, Task, ZeroShotSpec
 
 Features = npt.NDArray[np.float32]

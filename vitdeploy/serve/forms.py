@@ -14,7 +14,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from vitdeploy.runtime.prompted import MaskForm
+from vitdeploy.runtime.tasks.prompted import MaskForm
 from vitdeploy.serve.protocol import HEADER_LENGTH, load_json
 from vitdeploy.serve.refusal import Refusal
 

@@ -34,6 +34,7 @@ from vitdeploy.spec.preprocess import (
     last_axis,
 )
 from vitdeploy.spec.tasks import (
+    CLEANINGS,
     HEATMAPS,
     INVERSE_ASSUMED,
     MASKS_ASSUMED,
@@ -42,9 +43,11 @@ from vitdeploy.spec.tasks import (
     QUERIES_ASSUMED,
     RECONSTRUCTION,
     AnomalySpec,
+    BeamSpec,
     Boxes,
     Candidates,
     ClassScores,
+    Clean,
     Decoding,
     DepthResize,
     DepthSpec,
@@ -56,25 +59,21 @@ from vitdeploy.spec.tasks import (
     InstanceSpec,
     KeypointSpec,
     LabelKind,
+    OpenVocabularySpec,
+    OutputSpec,
     Postprocess,
     PostprocessSpec,
     PromptSpec,
+    ReadsTexts,
     Scores,
     SegmentationMaps,
     SegmentationSpec,
+    SequenceSpec,
     Task,
     TensorsSpec,
-    tokenizer_file,
-)
-from vitdeploy.spec.texts import (
-    CLEANINGS,
-    BeamSpec,
-    Clean,
-    OpenVocabularySpec,
-    ReadsTexts,
-    SequenceSpec,
     TextSpec,
     ZeroShotSpec,
+    tokenizer_file,
 )
 
 __all__ = [
@@ -123,6 +122,7 @@ __all__ = [
     "LabelKind",
     "Manifest",
     "OpenVocabularySpec",
+    "OutputSpec",
     "Postprocess",
     "PostprocessSpec",
     "Precision",

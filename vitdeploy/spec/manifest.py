@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from vitdeploy.spec.coding import SPARSE
 from vitdeploy.spec.preprocess import PreprocessSpec, TensorSpec
-from vitdeploy.spec.tasks import FlowSpec, Postprocess, Task
-from vitdeploy.spec.texts import SequenceSpec
+from vitdeploy.spec.tasks import FlowSpec, Postprocess, SequenceSpec, Task
 
 MANIFEST_FORMAT = 1
 # Of an engine: far above what any machine holds, and within what every runtime counts with.

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from vitdeploy.spec.coding import SPARSE
 from vitdeploy.spec.preprocess import TensorSpec, last_axis
-from vitdeploy.spec.texts import OpenVocabularySpec, TextSpec, ZeroShotSpec
+
+
+class OutputSpec:
+    """What the outputs of a task mean: a frozen dataclass for each task that has something to say of that."""
+
+    def comparable(self, outputs: Iterable[str]) -> list[str]:
+        """Of these outputs those that can be compared number by number."""
+        return list(outputs)
+
+    def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
+        """How many classes the outputs are of, without "no object"; None where there are none, or they do not say."""
+        return None
+
 
 # --- What the outputs of a model of anomalies mean --------------------------------------------------------------------
 
@@ -19,7 +31,7 @@ ANOMALY_MAP, PREDICTED_SCORE = "anomaly_map", "pred_score"
 
 
 @dataclass(frozen=True)
-class AnomalySpec:
+class AnomalySpec(OutputSpec):
     """From a model's outputs to the anomaly score of an image and of every pixel.
 
     Of a memory bank: "distances" [height, width] of the patches to normal ones, and "neighbours" [b], the distances of
@@ -42,10 +54,6 @@ class AnomalySpec:
         """Of these outputs those that can be compared number by number: all but the neighbours, which are those of one
         patch, and another patch's where two are about as far."""
         return [name for name in outputs if name != NEIGHBOURS]
-
-    def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
-        """None: there are no classes."""
-        return None
 
 
 # What anomalib's exported graphs mean: their scores are scaled so that its own threshold is at 0.5.
@@ -71,7 +79,7 @@ MASKS_ASSUMED = (
 
 
 @dataclass(frozen=True)
-class TensorsSpec:
+class TensorsSpec(OutputSpec):
     """Outputs of no task. `exact` are those that are no floats (indices, counts, masks of booleans): they are equal or
     not, and have no distance."""
 
@@ -81,13 +89,9 @@ class TensorsSpec:
         """Of these outputs those that can be compared number by number."""
         return [name for name in outputs if name not in self.exact]
 
-    def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
-        """None: nobody says what the numbers mean."""
-        return None
-
 
 @dataclass(frozen=True)
-class SegmentationSpec:
+class SegmentationSpec(OutputSpec):
     """From the outputs of a semantic segmentation model to the class of every pixel.
 
     `maps` "logits": "logits" [classes, height, width]. "queries": "class_logits" [queries, classes + 1], whose last
@@ -103,10 +107,6 @@ class SegmentationSpec:
     ignore: int = 255
     reduce_labels: bool = False
 
-    def comparable(self, outputs: Iterable[str]) -> list[str]:
-        """All of these outputs: they can be compared number by number."""
-        return list(outputs)
-
     def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
         """How many classes there are, without "no object"; None if the outputs do not say."""
         shapes = {tensor.name: tensor.shape for tensor in outputs}
@@ -118,7 +118,7 @@ class SegmentationSpec:
 
 
 @dataclass(frozen=True)
-class DepthSpec:
+class DepthSpec(OutputSpec):
     """From "depth" [height, width] of a model to a value for every pixel of the image.
 
     `values` "inverse": disparity, larger is nearer, known up to a scale and a shift (arXiv 1907.01341); "metric":
@@ -130,14 +130,6 @@ class DepthSpec:
     resize: DepthResize = "bicubic"
     max_depth: float | None = None
 
-    def comparable(self, outputs: Iterable[str]) -> list[str]:
-        """All of these outputs: they can be compared number by number."""
-        return list(outputs)
-
-    def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
-        """None: there are no classes."""
-        return None
-
 
 # --- What the outputs of a detector mean ------------------------------------------------------------------------------
 
@@ -147,7 +139,7 @@ Boxes = Literal["cxcywh", "xyxy"]
 
 
 @dataclass(frozen=True)
-class PostprocessSpec:
+class PostprocessSpec(OutputSpec):
     """From the outputs of a detector to objects: what its tensors mean.
 
     `scores` "softmax": "logits" [queries, classes + 1], whose last column is "no object"; "sigmoid": "logits"
@@ -219,7 +211,7 @@ RECONSTRUCTION = "reconstruction"
 
 
 @dataclass(frozen=True)
-class ImageSpec:
+class ImageSpec(OutputSpec):
     """From "reconstruction" [channels, height, width] to a picture of 8 bits: the value that is black, and the one that
     is white; what is beyond them is clipped."""
 
@@ -229,13 +221,6 @@ class ImageSpec:
     def __post_init__(self) -> None:
         if not self.black < self.white:
             raise ValueError(f"black {self.black} and white {self.white}: wanted white above black")
-
-    def comparable(self, outputs: Iterable[str]) -> list[str]:
-        """Of these outputs those that can be compared number by number: all."""
-        return list(outputs)
-
-    def number_of_classes(self, outputs: object) -> None:
-        """There are no classes."""
 
 
 # --- What the outputs of an instance segmentation model mean ----------------------------------------------------------
@@ -258,7 +243,7 @@ QUERIES_ASSUMED = (
 
 
 @dataclass(frozen=True)
-class InstanceSpec:
+class InstanceSpec(OutputSpec):
     """From "class_logits" [queries, classes] and "masks" [queries, height, width], logits, to instances.
 
     `class_scores` "softmax": "class_logits" have one more column, the last, for "no object", and the score of an
@@ -277,10 +262,6 @@ class InstanceSpec:
     enlarge: Enlarging = "nearest"
     threshold: float = 0.5
 
-    def comparable(self, outputs: Iterable[str]) -> list[str]:
-        """All of these outputs: they can be compared number by number."""
-        return list(outputs)
-
     def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
         """How many classes there are, without "no object"; None if the outputs do not say."""
         count = last_axis(outputs, "class_logits")
@@ -295,7 +276,7 @@ Decoding = Literal["dark", "argmax"]
 
 
 @dataclass(frozen=True)
-class KeypointSpec:
+class KeypointSpec(OutputSpec):
     """From "heatmaps" [points, height, width] to points.
 
     `decoding` "argmax": the largest value of a map; "dark": moved from there to the peak of the parabola through the
@@ -311,10 +292,6 @@ class KeypointSpec:
     def __post_init__(self) -> None:
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise ValueError(f"kernel {self.kernel}: wanted an odd number of pixels")
-
-    def comparable(self, outputs: Iterable[str]) -> list[str]:
-        """Of these outputs those that can be compared number by number: all."""
-        return list(outputs)
 
     def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
         """How many points there are, which is what labels name; None if the outputs do not say."""
@@ -334,7 +311,7 @@ MASKS, IOU_SCORES = "masks", "iou_scores"
 
 
 @dataclass(frozen=True)
-class PromptSpec:
+class PromptSpec(OutputSpec):
     """From a prompt to tensors, and from the outputs to masks (SAM, arXiv 2304.02643).
 
     A prompt is `slots` points in pixels of the model's input, "points" [slots, 2], each of a kind, "labels" [slots].
@@ -351,13 +328,111 @@ class PromptSpec:
     mask_threshold: float = 0.0
     stability: tuple[float, float] | None = None
 
-    def comparable(self, outputs: Iterable[str]) -> list[str]:
-        """All outputs can be compared number by number."""
-        return list(outputs)
 
-    def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
-        """A mask is of whatever the prompt means: there are no classes."""
-        return None
+# --- Texts as tokens: of models that compare them with images, and of those that write them --------------------------
+
+
+# What OpenCLIP's tokenizers do to a text first: nothing but white space; small letters; no punctuation either.
+Clean = Literal["whitespace", "lower", "canonicalize"]
+CLEANINGS: tuple[Clean, ...] = get_args(Clean)
+
+
+@dataclass(frozen=True)
+class ZeroShotSpec(OutputSpec):
+    """How texts become tokens, and how the features of images and texts are compared.
+
+    A text is `length` tokens, padded with the token `pad` on the side `padding`; `tokenizer` is the file of the bundle
+    that makes them, `lowercase` whether texts become small letters first, `clean` how they are changed before all that
+    (`runtime.tokenizer.cleaned`; OpenCLIP's checkpoints). The logit of an image and a text is scale * cosine + bias;
+    `scores` says what its probability is: "softmax" over the texts that are given (CLIP, arXiv 2103.00020, section
+    2.3), or "sigmoid" of each (SigLIP, arXiv 2303.15343, section 3.2).
+    """
+
+    length: int
+    pad: int
+    scale: float
+    bias: float = 0.0
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    padding: Literal["left", "right"] = "right"
+    lowercase: bool = False
+    tokenizer: str = "tokenizer.json"
+    clean: Clean | None = field(default=None, metadata=SPARSE)
+
+
+@dataclass(frozen=True)
+class OpenVocabularySpec(OutputSpec):
+    """How texts become tokens, and how a detector finds what they say (OWL-ViT, arXiv 2205.06230; OWLv2, 2306.09683).
+
+    `length`, `pad`, `padding`, `tokenizer`, `lowercase` and `clean` are as in `ZeroShotSpec`. The logit of a box and a
+    text is (cosine + shift) * scale, with the box's own shift and scale; of each box the best text is a candidate, with
+    its sigmoid as the score, and it is shown from `threshold` on. Boxes are cx cy w h relative to the model's input.
+    """
+
+    length: int
+    pad: int
+    threshold: float = 0.1
+    padding: Literal["left", "right"] = "right"
+    lowercase: bool = False
+    tokenizer: str = "tokenizer.json"
+    clean: Clean | None = field(default=None, metadata=SPARSE)
+
+    def comparable(self, outputs: Iterable[str]) -> list[str]:
+        """Of "scores", "labels" and "boxes" the scores: boxes of nearly equal scores for two texts may change these."""
+        return [name for name in outputs if name == "scores"]
+
+
+# What says how texts become tokens.
+ReadsTexts: TypeAlias = "ZeroShotSpec | OpenVocabularySpec"
+
+
+@dataclass(frozen=True)
+class TextSpec(OutputSpec):
+    """How tokens become a text: by the file `tokenizer` of the bundle, without the tokens `left_out`, such as those
+    that begin, end and fill up."""
+
+    left_out: tuple[int, ...]
+    tokenizer: str = "tokenizer.json"
+
+    def comparable(self, outputs: Iterable[str]) -> list[str]:
+        """None of the outputs: the scores behind the first token that differs are of other texts."""
+        return []
+
+
+@dataclass(frozen=True)
+class BeamSpec:
+    """Beam search with the rules of transformers' `generate`: the texts that end are ranked by the sum of their tokens'
+    log probabilities over (number of tokens) ** `length_penalty`.
+
+    `early_stopping`: True ends with the first `beams` texts, False where a heuristic sees no better one, "never" where
+    none can come.
+    """
+
+    beams: int
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+    def __post_init__(self) -> None:
+        if self.beams < 1:
+            raise ValueError(f"beams {self.beams}: wanted at least 1")
+
+
+@dataclass(frozen=True)
+class SequenceSpec:
+    """How an encoder-decoder's tokens are decoded: which tokens start, end and pad, how many it can read and write, and
+    how many different ones a source may have (None of a source that is an image).
+
+    `search`: beam search, None takes the likeliest token at each step. `forced_end`: the last token that can be written
+    is the end, whatever the model says. `no_repeat`: no run of so many tokens is written twice, the start counted.
+    """
+
+    start: int
+    end: int
+    pad: int
+    max_length: int
+    source_vocabulary: int | None
+    search: BeamSpec | None = field(default=None, metadata=SPARSE)
+    forced_end: bool | None = field(default=None, metadata=SPARSE)
+    no_repeat: int | None = field(default=None, metadata=SPARSE)
 
 
 # --- The tasks, and for each the class that says what its outputs mean ------------------------------------------------

@@ -34,9 +34,8 @@ from vitdeploy.stages.step import (
 )
 from vitdeploy.tasks.adapter import Data, ImageKit, choose
 
-# Images that attention is drawn for; tasks whose answer is read from tokens over patches.
+# Images that attention is drawn for.
 IMAGES = 4
-TASKS = ("classification", "features")
 FACTS_FILE, MAPS_FILE = "attention.json", "attention.npz"
 
 

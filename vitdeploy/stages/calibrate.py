@@ -49,8 +49,7 @@ from vitdeploy.stages.workers import HERE, Workers
 from vitdeploy.store.store import Store
 
 if TYPE_CHECKING:
-    from vitdeploy.tasks.adapter import Data
-    from vitdeploy.tasks.drawn import Drive
+    from vitdeploy.tasks.adapter import Data, Drive
 
 
 # --- Calibration of a model of several graphs -------------------------------------------------------------------------

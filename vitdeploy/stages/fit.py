@@ -19,8 +19,8 @@ from vitdeploy.data.decoding import Skipped, batches
 from vitdeploy.data.folder import Sample, digest
 from vitdeploy.errors import CheckpointError, DataError
 from vitdeploy.progress import Counter, Progress
-from vitdeploy.runtime.anomaly import image_score, smoothed
 from vitdeploy.runtime.preprocess import normalise
+from vitdeploy.runtime.tasks.anomaly import image_score, smoothed
 from vitdeploy.spec import AnomalySpec, PreprocessSpec, encode
 from vitdeploy.spec.tasks import DISTANCES, NEIGHBOURS
 from vitdeploy.stages.reference_model import ReferenceModel

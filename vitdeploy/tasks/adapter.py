@@ -8,36 +8,35 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, ClassVar, Literal, TypeAlias, TypedDict
 
 import numpy as np
 
-from vitdeploy.data.annotations import AnnotatedSet
 from vitdeploy.data.classes import ClassMap
 from vitdeploy.data.containers.find import find_containers, root_of
 from vitdeploy.data.decoding import Decoded, DecodedSet, Skipped
-from vitdeploy.data.folder import DataSplit, Sample, contents, digest, first_of_copies, split
+from vitdeploy.data.folder import DataSplit, Sample, digest, split
 from vitdeploy.errors import DataError
-from vitdeploy.paths import is_dir, shown_name
+from vitdeploy.paths import is_dir
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.runtime.preprocess import SUFFIXES
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import LabelKind, Postprocess, PreprocessSpec, SequenceSpec, Task
-from vitdeploy.tasks.answers import Copies, ExampleFacts, MappingFacts, Marks, PanelFacts, Said, Why
-from vitdeploy.tasks.drawn import Drive
-from vitdeploy.tasks.images import calibration_images, check_images
+from vitdeploy.tasks.answers import Copies, ExampleFacts, MappingFacts, Marks, Measure, Metric, PanelFacts, Said, Why
+from vitdeploy.tasks.images import Found, calibration_images, check_images, nearest_pixels, without_copies
 from vitdeploy.verification.changes import Changes
 from vitdeploy.verification.classes import Classified
-from vitdeploy.verification.comparison import Claim, Comparison, Control, differences, worst_of
+from vitdeploy.verification.comparison import Claim, Comparison, Control, differences, doubt_value, worst_of
 from vitdeploy.verification.records import SIZE, Answers, Column, collect, gather
 
 # --- The task adapter: one interface, which every task implements in its own way --------------------------------------
 
 
 Count = Callable[[int], None]
-# Of a task's own class.
-Samples: TypeAlias = Sequence[Any]
+# A sample, and what is known of one: of a task's own classes.
+OfTask: TypeAlias = Any
+Samples: TypeAlias = Sequence[OfTask]
 # Kinds of labels that lie apart from the images, and what `annotations` names.
 PLACES = {
     "yolo": "the folder of YOLO files",
@@ -124,7 +123,7 @@ class Data:
     calibration_digest: str
     evaluation_digest: str
     classes: tuple[str, ...] = ()
-    truth: Mapping[Path, Any] | None = None
+    truth: Mapping[Path, OfTask] | None = None
     skipped: tuple[str, ...] = ()
     unannotated: int | None = None
     mapping: ClassMap | None = None
@@ -133,11 +132,11 @@ class Data:
     decoded: DecodedSet | None = field(default=None, repr=False, compare=False)
     doubts: tuple[str, ...] = ()
 
-    def truths(self) -> list[Any] | None:
+    def truths(self) -> list[OfTask] | None:
         """What is known of the evaluation samples, in their order; None without labels."""
         return None if self.truth is None else [self.truth[sample.path] for sample in self.evaluation]
 
-    def truth_at(self, index: int) -> Any:
+    def truth_at(self, index: int) -> OfTask:
         """What is known of one evaluation sample, of labelled data."""
         assert self.truth is not None
         return self.truth[self.evaluation[index].path]
@@ -176,9 +175,52 @@ class Calibration:
     texts: tuple[str, ...] = ()
 
 
-class TaskAdapter(ABC):
-    """The task's answers to: which data, what to keep of the answers, do they agree, how are they shown."""
+@dataclass(frozen=True)
+class Drive(ABC):
+    """Runs a model's float graphs on its calibration samples: whatever flows into each graph is what it is calibrated
+    on. `noun`: what a sample is called, in the plural."""
 
+    samples: Samples
+    noun: ClassVar[str] = "images"
+
+    @property
+    def total(self) -> int:
+        """How many samples there are."""
+        return len(self.samples)
+
+    @property
+    def distinct(self) -> int:
+        """How many of them differ."""
+        return self.total
+
+    @abstractmethod
+    def __call__(self, runners: Mapping[str, Runner], progress: Count) -> None:
+        """Run all samples through loaded runners of all graphs, by name; `progress` is called with how many are
+        done since its last call."""
+
+    def warnings(self) -> list[str]:
+        """What may be wrong with the samples, a sentence each; to be asked after the run."""
+        return []
+
+
+class TaskAdapter(ABC):
+    """The task's answers to: which data, what to keep of the answers, do they agree, how are they shown.
+
+    compared: the class of its comparisons. metrics, measures: the columns of reports. counts: the field of a comparison
+    with how many answers of the original an agreement is a share of, where that can be nothing.
+    guard: the percentage of the original's answers that an engine must provably give if no budget bounds the loss.
+    score: what the score of an answer is, None where answers have none. in_words: its answer in words is the whole
+    answer, so that it is right where it is the label. attention: it is read from tokens over patches.
+    """
+
+    compared: ClassVar[type[Comparison]]
+    metrics: ClassVar[tuple[Metric, ...]] = ()
+    measures: ClassVar[tuple[Measure, ...]] = ()
+    counts: ClassVar[str] = ""
+    guard: ClassVar[float] = 90.0
+    score: ClassVar[str | None] = None
+    in_words: ClassVar[bool] = False
+    attention: ClassVar[bool] = False
     noun = "image"
     # Whether it can answer some of the samples at a time: `parts`.
     divisible = False
@@ -189,6 +231,7 @@ class TaskAdapter(ABC):
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
+        self.head: OfTask = setting.postprocess  # of the task's own class
 
     @abstractmethod
     def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
@@ -249,7 +292,7 @@ class TaskAdapter(ABC):
     def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
         """A reason to doubt the original's own answers, in a sentence; None without one. `found`: the result of
         `compare` for some artifact."""
-        return None
+        return doubt_value(found.metric, found.reference_value)
 
     @abstractmethod
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
@@ -331,85 +374,6 @@ def with_maps_of(answers: Answers, name: str, reference: Answers) -> Answers:
     return Answers({**answers.columns, name: resized})
 
 
-def nearest_pixels(array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """A map [height, width] at another size, by its nearest pixels."""
-    rows, columns = (np.arange(size) * old // size for size, old in zip(shape, array.shape, strict=True))
-    return array if array.shape == tuple(shape) else array[rows][:, columns]
-
-
-@dataclass(frozen=True)
-class Found:
-    """The data that a task finds for a choice: the split, the annotated set if any, `Data.truth` and `Data.mapping`."""
-
-    parts: DataSplit
-    annotated: AnnotatedSet[Any] | None = None
-    truth: Mapping[Path, Any] | None = None
-    mapping: ClassMap | None = None
-
-
-# Notes, and warnings.
-Told: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
-
-
-def without_copies(found: Found) -> tuple[DataSplit, dict[int, str], Copies | None, Told]:
-    """The split with one image of each content to evaluate on, the first by its path; the `contents` of all its
-    samples, by their ids; what was found, and `told_copies`."""
-    parts, known_of = found.parts, None if found.annotated is None else found.annotated.annotations
-    calibration, evaluation = contents(parts.calibration), contents(parts.evaluation)
-    order = sorted(range(len(evaluation)), key=lambda i: parts.evaluation[i].path.parts)
-    of_order = (evaluation[i] for i in order)
-    first = first_of_copies(parts.evaluation, np.array(order, np.int64), of_order).tolist()
-    kept = [i for i in range(len(evaluation)) if first[i] == i]
-
-    def label(index: int) -> object:
-        sample = parts.evaluation[index]
-        return sample.label if known_of is None else known_of[sample.path].content()
-
-    pairs = [(i, first[i]) for i in range(len(evaluation)) if first[i] != i]
-    relabelled = [pair for pair in pairs if label(pair[0]) != label(pair[1])]
-    seen = set(calibration)
-    copies = Copies(
-        evaluation=len(pairs),
-        calibration=len(calibration) - len(seen),
-        shared=sum(evaluation[i] in seen for i in kept),
-        relabelled=len(relabelled),
-    )
-    known = dict(zip(map(id, (*parts.calibration, *parts.evaluation)), (*calibration, *evaluation), strict=True))
-    chosen = replace(parts, evaluation=tuple(parts.evaluation[i] for i in kept))
-    example, other = (
-        next(((parts.evaluation[i].shown, parts.evaluation[j].shown) for i, j in some), ("", ""))
-        for some in (pairs, relabelled)
-    )
-    said = told_copies(copies, len(evaluation), len(calibration), example, other)
-    return chosen, known, copies if copies != Copies() else None, said
-
-
-def told_copies(
-    copies: Copies, evaluation: int, calibration: int, example: tuple[str, str], relabelled: tuple[str, str]
-) -> Told:
-    """Notes on copies among so many images of each part, and warnings. `example`: a copy and its original;
-    `relabelled`: the same of one with another label."""
-    told, doubts, different = list[str](), list[str](), evaluation - copies.evaluation
-    if copies.evaluation:
-        told.append(
-            f"{copies.evaluation} of {evaluation} images to evaluate on are copies of others, and each image counts "
-            f"once: {different} are different ({shown_name(example[0])} is {shown_name(example[1])})"
-        )
-    if copies.relabelled:
-        doubts.append(
-            f"{copies.relabelled} copies among the images to evaluate on have other labels than the image that counts "
-            f"({shown_name(relabelled[0])}, {shown_name(relabelled[1])}): one of both is wrong"
-        )
-    if copies.calibration:
-        told.append(f"{copies.calibration} of {calibration} calibration images are copies of others")
-    if copies.shared:
-        doubts.append(
-            f"{copies.shared} of {different} images to evaluate on are among the calibration images too, on "
-            "which choices are made: agreement and accuracy may be too good"
-        )
-    return tuple(told), tuple(doubts)
-
-
 class ImageKit(TaskAdapter):
     """The base of all tasks on images. `kinds`: the kinds of labels that the task uses."""
 
@@ -448,8 +412,13 @@ class ImageKit(TaskAdapter):
     def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
         """The images of a choice, split; with class folders where `choice.labels` says so. Where labels have to fit
         an image's size, the unreadable are noted in `skipped` and left out; None: an error."""
-        labels: Any = choice.labels
-        return Found(split(choice.path, labels, **choice.numbers))
+        if choice.annotations is not None and choice.labels in PLACES:
+            return self.find_annotated(choice, choice.annotations, skipped)
+        return Found(split(choice.path, "folders" if choice.labels == "folders" else "none", **choice.numbers))
+
+    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> Found:
+        """The same with labels that lie apart from the images, at `place`."""
+        raise AssertionError("of tasks with such labels")
 
     def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
         return collect(self.bound(runner, data), self.pixels(data), self.setting.images, self.keep, progress)
@@ -477,8 +446,14 @@ class ImageKit(TaskAdapter):
         return thumbnail(self.pixels(data)[index][0])
 
     def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
+        if data.truth is not None:
+            return self.truth_line(data.truth_at(index), labels)
         label = data.evaluation[index].label
         return data.classes[label] if label is not None else None
+
+    def truth_line(self, truth: OfTask, labels: Sequence[str] | None) -> str | None:
+        """What is known of a sample, in a line; None where that is a picture."""
+        return None
 
     def sample_name(self, data: Data, index: int) -> str:
         sample: Sample = data.evaluation[index]

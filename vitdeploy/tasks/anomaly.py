@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,32 +13,31 @@ from scipy.stats import rankdata
 from vitdeploy.data.decoding import Skipped
 from vitdeploy.data.mvtec import normal_folder, read_mvtec, split_mvtec
 from vitdeploy.progress import Progress
-from vitdeploy.runtime.anomaly import anomaly_map, image_score, plane_of, smoothed
-from vitdeploy.runtime.drawing import draw_heat, heat_limits
+from vitdeploy.runtime.tasks.anomaly import anomaly_map, draw_heat, heat_limits, image_score, plane_of, smoothed
 from vitdeploy.spec import AnomalySpec
 from vitdeploy.spec.tasks import ANOMALY_MAP, DISTANCES
 from vitdeploy.tasks.adapter import (
     Calibration,
     Data,
     DataChoice,
-    Found,
     ImageKit,
+    OfTask,
     Panel,
     thumbnail,
     worst_difference,
 )
-from vitdeploy.tasks.answers import Said
+from vitdeploy.tasks.answers import Measure, Metric, Said
+from vitdeploy.tasks.images import Found
 from vitdeploy.verification.changes import Changes, judged
-from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.comparison import Comparison, Fields, counted_agreement
 from vitdeploy.verification.intervals import (
     REPLICATES,
     Floats,
     least_of_difference,
     least_of_share,
     percentile_interval,
-    wilson,
 )
-from vitdeploy.verification.records import SIZE, Answers
+from vitdeploy.verification.records import Answers
 
 # --- Compares the anomaly scores of an artifact with the original's, and both with what is known to be defective ------
 # AUROC is the chance that a defective image has a higher score than a good one, ties counting half: Mann and Whitney's
@@ -103,12 +101,12 @@ def auroc_of_counts(defective: Floats, good: Floats) -> Floats:
         return np.asarray((defective * below).sum(axis=1) / pairs)
 
 
-def count_pixels(maps: Iterable[tuple[npt.NDArray[Any], Bools]], limits: tuple[float, float]) -> PixelCounts:
+def count_pixels(maps: Iterable[tuple[np.ndarray, Bools]], limits: tuple[float, float]) -> PixelCounts:
     """Count the scores of maps [height, width] in STEPS steps between these limits, apart by their masks. What the
     model does not see, which is no number, counts as the least score: an app takes it for normal."""
     low, high = limits
     factor = STEPS / ((high - low) or 1.0)
-    rows: tuple[list[Any], list[Any]] = ([], [])
+    rows: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     for scores, mask in maps:
         steps = ((np.nan_to_num(scores, nan=low) - low) * factor).astype(np.int64).clip(0, STEPS - 1)
         for row, chosen in zip(rows, (mask, ~mask), strict=True):
@@ -135,9 +133,8 @@ def compare_anomalies(
         max_difference: of the raw outputs, passed on.
     """
     ours, theirs = artifact > threshold, reference > threshold
-    n, same = len(reference), int((ours == theirs).sum())
-    low, high = wilson(same, n)
-    measured: dict[str, Any] = {}
+    n = len(reference)
+    measured: Fields = {}
     if defective is not None:
         weights = _draws(defective, seed)
         measured = _of_images(artifact, reference, defective, weights)
@@ -145,8 +142,7 @@ def compare_anomalies(
     return AnomalyComparison(
         n=n,
         metric=None if defective is None else "image AUROC",
-        agreement=100 * same / n,
-        agreement_ci95=(100 * low, 100 * high),
+        **counted_agreement(int((ours == theirs).sum()), n),
         agreement_of="images called anomalous, or normal, as by the original",
         max_difference=max_difference,
         score_difference_mean=100 * float((np.abs(artifact - reference) / np.maximum(reference, 1e-12)).mean()),
@@ -165,7 +161,7 @@ def _draws(defective: Bools, seed: int) -> Floats:
     return found
 
 
-def _of_images(ours: Floats, theirs: Floats, defective: Bools, weights: Floats) -> dict[str, Any]:
+def _of_images(ours: Floats, theirs: Floats, defective: Bools, weights: Floats) -> Fields:
     values = [auroc(scores, defective) for scores in (ours, theirs)]
     drawn = [_resampled(scores, defective, weights) for scores in (ours, theirs)]
     right = [_placed(scores, defective) for scores in (ours, theirs)]
@@ -180,7 +176,7 @@ def _of_images(ours: Floats, theirs: Floats, defective: Bools, weights: Floats) 
     }
 
 
-def _of_pixels(ours: PixelCounts, theirs: PixelCounts, weights: Floats) -> dict[str, Any]:
+def _of_pixels(ours: PixelCounts, theirs: PixelCounts, weights: Floats) -> Fields:
     sides = (ours, theirs)
     values = [float(auroc_of_counts(*(each.sum(0)[None] for each in (s.defective, s.good)))[0]) for s in sides]
     drawn = [auroc_of_counts(weights @ side.defective, weights @ side.good) for side in sides]
@@ -255,6 +251,27 @@ CHANCE = 50.0
 
 class AnomalyKit(ImageKit):
     kinds = ("mvtec", "none")
+    compared = AnomalyComparison
+    metrics = (
+        Metric(
+            "image AUROC",
+            "Image AUROC is the chance that a defective image has a higher score than a good one; 50 % is guessing.",
+            words="AUROC of images",
+            title="Image AUROC",
+        ),
+    )
+    measures = (
+        Measure("Image AUROC, %", "value", interval="auroc_ci95"),
+        Measure("of the original, %", "reference_value", interval="reference_auroc_ci95"),
+        Measure("Pixel AUROC, %", "pixel_auroc", interval="pixel_auroc_ci95"),
+        Measure("of the original’s pixels, %", "reference_pixel_auroc", interval="reference_pixel_auroc_ci95"),
+        Measure("Drop of pixel AUROC", "pixel_drop", interval="pixel_drop_ci95"),
+        Measure("Called anomalous", "anomalous", 0, original=True),
+        Measure("Score difference, %, mean", "score_difference_mean", None),
+    )
+    guard = 95.0
+    score = "the score, with the threshold at 50 %"
+    head: AnomalySpec
 
     def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
         if choice.labels == "none":
@@ -267,17 +284,12 @@ class AnomalyKit(ImageKit):
         chosen = dataclasses.replace(choice, path=normal_folder(choice.path))
         return super().calibration(chosen, skip_bad=skip_bad, progress=progress)
 
-    @property
-    def _head(self) -> AnomalySpec:
-        assert isinstance(self.setting.postprocess, AnomalySpec)
-        return self.setting.postprocess
-
     def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
         counts = (self._counts(ours, data), self._counts(reference, data))
         return compare_anomalies(
             self._scores(ours),
             self._scores(reference),
-            threshold=self._head.threshold,
+            threshold=self.head.threshold,
             max_difference=worst_difference(ours, reference, [_plane(ours)]),
             defective=_defective(data),
             pixels=None if counts[0] is None or counts[1] is None else (counts[0], counts[1]),
@@ -285,10 +297,7 @@ class AnomalyKit(ImageKit):
 
     def _scores(self, answers: Answers) -> np.ndarray:
         rows = range(len(answers))
-        return np.array([image_score(self._outputs(answers, row)) for row in rows], np.float64)
-
-    def _outputs(self, answers: Answers, index: int) -> dict[str, np.ndarray]:
-        return {name: column[index] for name, column in answers.columns.items() if name != SIZE}
+        return np.array([image_score(answers.outputs(row)) for row in rows], np.float64)
 
     def _counts(self, answers: Answers, data: Data) -> PixelCounts | None:
         """Of all evaluation images; None without masks."""
@@ -301,8 +310,7 @@ class AnomalyKit(ImageKit):
         return count_pixels(maps, limits)
 
     def _map(self, answers: Answers, index: int) -> np.ndarray:
-        width, height = (int(side) for side in answers.columns[SIZE][index])
-        return anomaly_map(self._outputs(answers, index), (width, height), self.setting.images, self._head)
+        return anomaly_map(answers.outputs(index), answers.size(index), self.setting.images, self.head)
 
     def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
         assert isinstance(found, AnomalyComparison)
@@ -315,32 +323,30 @@ class AnomalyKit(ImageKit):
         )
 
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
-        return anomaly_changes(self._scores(ours), self._scores(reference), self._head.threshold, _defective(data))
+        return anomaly_changes(self._scores(ours), self._scores(reference), self.head.threshold, _defective(data))
 
     def certainty(self, answers: Answers) -> np.ndarray:
         """How far the score is from the threshold, as a share of the larger of both."""
         scores = self._scores(answers)
-        return np.asarray(np.abs(scores - self._head.threshold) / np.maximum(scores, self._head.threshold))
+        return np.asarray(np.abs(scores - self.head.threshold) / np.maximum(scores, self.head.threshold))
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
         """The verdict; the score as a share of twice the threshold."""
-        score, threshold = image_score(self._outputs(answers, index)), self._head.threshold
+        score, threshold = image_score(answers.outputs(index)), self.head.threshold
         share = min(max(score / (2 * threshold), 0.0), 1.0) if threshold > 0 else None
         return Said("anomalous" if score > threshold else "normal", share)
 
-    def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
-        if data.truth is None:
-            return None
-        return str(data.truth_at(index).defect or "good")
+    def truth_line(self, truth: OfTask, labels: Sequence[str] | None) -> str:
+        return str(truth.defect or "good")
 
     def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[Panel]:
         """The map of every artifact over the image as the model sees it, and the mask of the defect."""
         from PIL import Image
 
         pixels = np.broadcast_to(self.pixels(data)[index][0], (*self.setting.images.crop, 3))
-        image, limits = Image.fromarray(np.ascontiguousarray(pixels)), heat_limits(self._head.pixel_threshold)
+        image, limits = Image.fromarray(np.ascontiguousarray(pixels)), heat_limits(self.head.pixel_threshold)
         for name, each in answers.items():
-            plane = smoothed(plane_of(self._outputs(each, index)), pixels.shape[:2], self._head.sigma)
+            plane = smoothed(plane_of(each.outputs(index)), pixels.shape[:2], self.head.sigma)
             yield Panel(name, thumbnail(np.asarray(draw_heat(image, plane, limits))))
         mask = None if data.truth is None else data.truth_at(index).load()
         if mask is not None and mask.any():

@@ -16,6 +16,34 @@ Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
+class Metric:
+    """A metric by its name in documents: what it is where its name does not say so, and what a sentence and a column
+    call it."""
+
+    name: str
+    meaning: str = ""
+    words: str = ""
+    title: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "words", self.words or self.name)
+        object.__setattr__(self, "title", self.title or self.name)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One of a task's own numbers, as a column of reports. `key` leads to it in a comparison ("a.b": b of a),
+    `interval` to its 95 % bounds; `original`: the original has one too, which is called "reference_" and the key.
+    `digits`: after the point; None of a number that may be tiny."""
+
+    title: str
+    key: str
+    digits: int | None = 2
+    original: bool = False
+    interval: str = ""
+
+
+@dataclass(frozen=True)
 class Said:
     """One artifact's answer to one sample, in a line; `score` in 0..1, None if the task has none."""
 

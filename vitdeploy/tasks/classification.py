@@ -5,17 +5,20 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 
 from vitdeploy.data.classes import ClassMap, match_folders, match_listed, match_numbers, match_words
 from vitdeploy.data.decoding import Skipped
 from vitdeploy.data.folder import DataSplit, Ints, ListedSplit, list_split
-from vitdeploy.runtime.postprocess import classify, softmax
-from vitdeploy.tasks.adapter import Data, DataChoice, Found, check_labels, labels_of
-from vitdeploy.tasks.answers import Said
+from vitdeploy.runtime.postprocess import softmax
+from vitdeploy.runtime.tasks.classification import classify
+from vitdeploy.tasks.adapter import Data, DataChoice, check_labels, labels_of
+from vitdeploy.tasks.answers import Measure, Metric, Said
 from vitdeploy.tasks.counted import CountedKit, Listed
-from vitdeploy.verification.agreement import Tally, tally
+from vitdeploy.tasks.images import Found
+from vitdeploy.verification.agreement import Agreement, Tally, tally
 from vitdeploy.verification.changes import Changes, Counts, judged
 from vitdeploy.verification.classes import Classified
 from vitdeploy.verification.comparison import Comparison, doubt_accuracy
@@ -23,9 +26,18 @@ from vitdeploy.verification.records import Answers
 
 # By what the names of the data's classes are (`containers.listing.ClassKind`).
 MATCH = {"folders": match_folders, "words": match_words, "list": match_listed, "numbers": match_numbers}
+COSINES = (Measure("Cosine, mean", "cosine_mean", 5), Measure("Cosine, least", "cosine_min", 5))
 
 
 class ClassificationKit(CountedKit):
+    compared = Agreement
+    metrics = (Metric("top-1", words="top-1 accuracy", title="Top-1"),)
+    measures = (Measure("Top-5, %", "top5", original=True), Measure("KL, nats", "kl", None), *COSINES)
+    guard = 95.0
+    score: ClassVar[str | None] = "the confidence"
+    in_words = True
+    attention = True
+
     def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
         """The images with the model's classes as their labels."""
         parts, mapping = self._listed(choice)

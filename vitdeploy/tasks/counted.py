@@ -108,9 +108,6 @@ class CountedKit(ImageKit):
         """What `doubt_counted` needs of the original's answers to some images, as JSON values."""
         return {}
 
-    def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
-        return doubt_value(found.metric, found.reference_value)
-
     def doubt_counted(
         self, found: Comparison, facts: Sequence[Mapping[str, object]], places: Sequence[Ints], listed: Listed
     ) -> str | None:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,29 +15,30 @@ from vitdeploy.data.decoding import Skipped
 from vitdeploy.data.folder import Sample
 from vitdeploy.data.masks import fit_map, read_map, with_maps
 from vitdeploy.errors import DataError, ImageError
-from vitdeploy.runtime.depth import ALIKE, Depth, alike_share, depth_of
-from vitdeploy.runtime.drawing import depth_picture
 from vitdeploy.runtime.preprocess import Frame
+from vitdeploy.runtime.tasks.depth import ALIKE, Depth, alike_share, depth_of, depth_picture
 from vitdeploy.spec import DepthSpec, DepthValues
-from vitdeploy.tasks.adapter import Data, DataChoice, Found, Panel, thumbnail
-from vitdeploy.tasks.answers import Said
+from vitdeploy.tasks.adapter import Data, DataChoice, Panel, thumbnail
+from vitdeploy.tasks.answers import Measure, Metric, Said
 from vitdeploy.tasks.counted import CountedKit
+from vitdeploy.tasks.images import Found
 from vitdeploy.verification.changes import MOVED_PIXELS, Changes, Counts, judged
-from vitdeploy.verification.comparison import Comparison, differences, worst_of
-from vitdeploy.verification.intervals import (
-    Floats,
-    least_of_difference,
-    least_of_share,
-    percentile_interval,
-    replicates,
+from vitdeploy.verification.comparison import (
+    Comparison,
+    Fields,
+    differences,
+    resampled_accuracy,
+    resampled_agreement,
+    worst_of,
 )
+from vitdeploy.verification.intervals import Floats, replicates
 from vitdeploy.verification.records import SIZE, Answers, Records, Table
 from vitdeploy.zip_members import DAMAGED
 
 # --- Compares the depth of an artifact with the original's, and both with measured depth ------------------------------
 
 
-Plane = npt.NDArray[Any]
+Plane = np.ndarray
 # An image counts as right for the least width of an interval if so large a share of its pixels is.
 RIGHT_SHARE = 0.5
 
@@ -71,40 +71,20 @@ class DepthError:
     delta1: float
 
 
-def compare_depth(
-    artifact: Sequence[Plane],
-    reference: Sequence[Plane],
-    errors: Iterable[tuple[DepthError, DepthError] | None] | None,
-    *,
-    values: DepthValues,
-    max_difference: float,
-    seed: int = 0,
-) -> DepthComparison:
-    """Compare planes [height, width] of the same images, in the same order.
-
-    Args:
-        errors: of the artifact and of the original of each image (see `depth_error`), None of an image without a known
-            pixel; None without labels.
-        max_difference: of the raw outputs, passed on.
-
-    Raises:
-        ValueError: other lengths, or no image. DataError: not one labelled pixel in all images.
-    """
-    return depth_comparison(
-        depth_records(artifact, reference, errors, values), max_difference=max_difference, seed=seed
-    )
-
-
 def depth_records(
     artifact: Sequence[Plane],
     reference: Sequence[Plane],
     errors: Iterable[tuple[DepthError, DepthError] | None] | None,
     values: DepthValues,
 ) -> Records:
-    """What `depth_comparison` needs of each image; arguments as of `compare_depth`.
+    """What `depth_comparison` needs of each image, of planes [height, width] of the same images in the same order.
 
     Tables: images, with the `share` of pixels that are alike, 0..1; with labels, errors: a row for each image with a
     known pixel, `ours` and `theirs` float64 [rows, 2], AbsRel and the share of right pixels.
+
+    Args:
+        errors: of the artifact and of the original of each image (see `depth_error`), None of an image without a known
+            pixel; None without labels.
 
     Raises:
         ValueError: other lengths, or no image.
@@ -123,7 +103,7 @@ def depth_records(
 
 
 def depth_comparison(records: Records, *, max_difference: float, seed: int = 0) -> DepthComparison:
-    """The comparison that the records of all images are of; arguments and errors as of `compare_depth`."""
+    """The comparison that the records of all images are of. DataError: not one labelled pixel in all images."""
     n, shares = records.n, records["images"]["share"]
     agreement = 100 * float(shares.mean())
     drawn = replicates(n, seed, lambda weights: 100 * weights @ shares / n)
@@ -132,15 +112,14 @@ def depth_comparison(records: Records, *, max_difference: float, seed: int = 0) 
     return DepthComparison(
         n=n,
         metric="delta-1" if labelled else None,
-        agreement=agreement,
-        agreement_ci95=percentile_interval(agreement, drawn, least_of_share(agreement / 100, n), (0.0, 100.0)),
+        **resampled_agreement(agreement, drawn, n),
         agreement_of=f"pixels within a factor of {ALIKE:g} of the original's",
         max_difference=max_difference,
         **accuracy,
     )
 
 
-def _accuracy(errors: Table, n: int, seed: int) -> dict[str, Any]:
+def _accuracy(errors: Table, n: int, seed: int) -> Fields:
     if not len(errors):
         raise DataError(
             "the labels hold not one pixel of known depth",
@@ -153,12 +132,9 @@ def _accuracy(errors: Table, n: int, seed: int) -> dict[str, Any]:
         pairs, seed, lambda weights: np.stack([100 * weights @ lost / pairs, weights @ farther / pairs], axis=1)
     ).T
     drop = 100 * float((theirs - ours)[:, 1].mean())
-    least = least_of_difference(theirs[:, 1] >= RIGHT_SHARE, ours[:, 1] >= RIGHT_SHARE)
+    values = [100 * float(side[:, 1].mean()) for side in (ours, theirs)]
     return {
-        "value": 100 * float(ours[:, 1].mean()),
-        "reference_value": 100 * float(theirs[:, 1].mean()),
-        "drop": drop,
-        "drop_ci95": percentile_interval(drop, drawn, least, (-100.0, 100.0)),
+        **resampled_accuracy(values, drawn, [side[:, 1] >= RIGHT_SHARE for side in (ours, theirs)], drop),
         "abs_rel": float(ours[:, 0].mean()),
         "reference_abs_rel": float(theirs[:, 0].mean()),
         "abs_rel_ci95": tuple(float(each) for each in np.percentile(relative, [2.5, 97.5])),
@@ -292,17 +268,14 @@ PLANE = "depth"
 class DepthKit(CountedKit):
     finer = 8
     kinds = ("depth", "none")
+    compared = DepthComparison
+    metrics = (Metric("delta-1", "delta-1 counts the pixels whose depth is not off by more than a factor of 1.25."),)
+    measures = (Measure("AbsRel", "abs_rel", 4, original=True),)
+    head: DepthSpec
 
-    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
-        if choice.annotations is None or choice.labels == "none":
-            return super().find(choice, skipped)
-        found = read_depth(choice.path, choice.annotations, skipped)
+    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> Found:
+        found = read_depth(choice.path, place, skipped)
         return Found(found.split(**choice.numbers), found, found.annotations)
-
-    @property
-    def _head(self) -> DepthSpec:
-        assert isinstance(self.setting.postprocess, DepthSpec)
-        return self.setting.postprocess
 
     def kept(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         """The map as the model gives it, and the size of the image."""
@@ -312,7 +285,7 @@ class DepthKit(CountedKit):
         errors = None
         if data.truth is not None:
             errors = (self._errors(ours, reference, data, i) for i in range(len(data.evaluation)))
-        records = depth_records(ours.columns[PLANE], reference.columns[PLANE], errors, self._head.values)
+        records = depth_records(ours.columns[PLANE], reference.columns[PLANE], errors, self.head.values)
         return records.with_tables(outputs=differences(ours, reference, [PLANE]))
 
     def comparison(self, counts: Counts) -> Comparison:
@@ -323,30 +296,28 @@ class DepthKit(CountedKit):
         self, ours: Answers, reference: Answers, data: Data, index: int
     ) -> tuple[DepthError, DepthError] | None:
         truth = self._truth(data, index)
-        a, b = (depth_error(self._map(each, index), truth, self._head.values) for each in (ours, reference))
+        a, b = (depth_error(self._map(each, index), truth, self.head.values) for each in (ours, reference))
         return None if a is None or b is None else (a, b)
 
     def _map(self, answers: Answers, index: int) -> np.ndarray:
         """The depth at the original image's size."""
-        width, height = (int(side) for side in answers.columns[SIZE][index])
-        outputs = {PLANE: answers.columns[PLANE][index]}
-        return depth_of(outputs, (width, height), self.setting.images, self._head)
+        return depth_of(answers.outputs(index), answers.size(index), self.setting.images, self.head)
 
     def _truth(self, data: Data, index: int) -> np.ndarray:
         annotation = data.truth_at(index)
-        return np.asarray(annotation.load(self._head.values == "metric"))
+        return np.asarray(annotation.load(self.head.values == "metric"))
 
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
-        return depth_changes(ours.columns[PLANE], reference.columns[PLANE], self._head.values)
+        return depth_changes(ours.columns[PLANE], reference.columns[PLANE], self.head.values)
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
-        low, median, high = Depth(answers.columns[PLANE][index], self._head.values).range
-        unit = " m" if self._head.values == "metric" else ""
+        low, median, high = Depth(answers.columns[PLANE][index], self.head.values).range
+        unit = " m" if self.head.values == "metric" else ""
         return Said(f"{low:.2g} to {high:.2g}{unit}, median {median:.2g}{unit}", None)
 
     def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[Panel]:
         """The map of every artifact in the range of the first, and the measured depth; light is near."""
-        near = {name: Depth(self._map(each, index), self._head.values).nearness for name, each in answers.items()}
+        near = {name: Depth(self._map(each, index), self.head.values).nearness for name, each in answers.items()}
         first = next(iter(near.values()))
         limits = float(np.nanmin(first)), float(np.nanmax(first))
         for name, each in near.items():

@@ -3,92 +3,131 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
+from vitdeploy.data.annotations import AnnotatedSet
 from vitdeploy.data.classes import match_categories
 from vitdeploy.data.decoding import Skipped
 from vitdeploy.data.detection import read_detection
-from vitdeploy.runtime.detection import Detections, detect
 from vitdeploy.runtime.geometry import input_window
 from vitdeploy.runtime.postprocess import label_of
+from vitdeploy.runtime.tasks.detection import Detections, detect
 from vitdeploy.spec import PostprocessSpec
-from vitdeploy.tasks.adapter import Data, DataChoice, Found, thumbnail
-from vitdeploy.tasks.answers import Marks, Said
+from vitdeploy.tasks.adapter import Data, DataChoice, OfTask, thumbnail
+from vitdeploy.tasks.answers import Marks, Measure, Metric, Said
 from vitdeploy.tasks.counted import CountedKit
-from vitdeploy.verification.average_precision import Objects
+from vitdeploy.tasks.images import Found
+from vitdeploy.verification.average_precision import Matched, Objects, match_boxes
 from vitdeploy.verification.changes import Changes, Counts, object_changes
 from vitdeploy.verification.comparison import Comparison, differences, worst_of
-from vitdeploy.verification.detection import detection_comparison, detection_records, partners
-from vitdeploy.verification.records import Answers, Records
+from vitdeploy.verification.detection import DetectionComparison, object_records, partners
+from vitdeploy.verification.records import SIZE, Answers, Records
 
 SHOWN_OBJECTS = 4
 # Boxes of a kind that are drawn on one picture.
 MARKED = 24
+PRECISIONS = (
+    Measure("AP at IoU 0.50, %", "ap50", original=True),
+    Measure("AP at IoU 0.75, %", "ap75", original=True),
+)
+SCORE_DIFFERENCE = Measure("Score difference, mean", "score_difference_mean", None)
 
 
-class DetectionKit(CountedKit):
-    kinds = ("yolo", "coco", "none")
+class ObjectKit(CountedKit):
+    """What tasks have in common that find objects, with boxes or with masks."""
 
-    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
-        if choice.annotations is None or choice.labels == "none":
-            return super().find(choice, skipped)
-        kind: Any = choice.labels
-        found = read_detection(choice.path, choice.annotations, kind, skipped)
-        used = {int(c) for boxes in found.annotations.values() for c in boxes.classes}
+    compared: ClassVar[type[DetectionComparison]]
+    head: OfTask  # with a threshold
+    counts = "objects"
+
+    @abstractmethod
+    def read(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> AnnotatedSet[OfTask]:
+        """The labelled objects of the images; arguments as of `find_annotated`."""
+
+    @abstractmethod
+    def match(self, objects: Sequence[OfTask], truth: Sequence[OfTask]) -> Matched:
+        """Objects of images, matched with the labelled ones."""
+
+    @abstractmethod
+    def objects(self, answers: Answers, threshold: float = 0.0) -> list[OfTask]:
+        """What a model finds in each image: all of it, whatever its score, as mAP is of the whole ranking."""
+
+    @abstractmethod
+    def raw(self, answers: Answers) -> Sequence[str]:
+        """The columns that can be compared number by number."""
+
+    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> Found:
+        found = self.read(choice, place, skipped)
+        used = {int(c) for each in found.annotations.values() for c in each.classes}
         mapping = match_categories(found.categories, used, self.setting.labels, self.setting.classes)
-        truth = {path: boxes.renumbered(mapping.index) for path, boxes in found.annotations.items()}
+        truth = {path: each.renumbered(mapping.index) for path, each in found.annotations.items()}
         return Found(found.split(**choice.numbers), found, truth, mapping)
 
-    @property
-    def _head(self) -> PostprocessSpec:
-        assert isinstance(self.setting.postprocess, PostprocessSpec)
-        return self.setting.postprocess
-
     def count(self, ours: Answers, reference: Answers, data: Data) -> Counts:
-        truth = data.truths()
-        names = self._head.comparable(name for name in ours.columns if name != "size")
-        theirs = self._objects(reference)
-        artifact = theirs if ours is reference else self._objects(ours)
-        records = detection_records(artifact, theirs, truth, threshold=self._head.threshold)
-        return records.with_tables(outputs=differences(ours, reference, names))
+        theirs = self.objects(reference)
+        artifact = theirs if ours is reference else self.objects(ours)
+        records = object_records(artifact, theirs, data.truths(), self.match, threshold=self.head.threshold)
+        return records.with_tables(outputs=differences(ours, reference, self.raw(ours)))
 
     def comparison(self, counts: Counts) -> Comparison:
         assert isinstance(counts, Records)
         worst = worst_of(counts["outputs"])
-        return detection_comparison(counts, threshold=self._head.threshold, max_difference=worst)
-
-    def _objects(self, answers: Answers) -> list[Objects]:
-        """All that a model finds, whatever its score: mAP is of the whole ranking."""
-        return [_to_objects(self._detect(answers, i, 0.0, None)) for i in range(len(answers))]
-
-    def _detect(self, answers: Answers, index: int, threshold: float, labels: Sequence[str] | None) -> Detections:
-        outputs = {name: column[index] for name, column in answers.columns.items() if name != "size"}
-        width, height = (int(side) for side in answers.columns["size"][index])
-        head = dataclasses.replace(self._head, threshold=threshold)
-        return detect(outputs, (width, height), self.setting.images, head, labels)
+        return self.compared.of(counts, threshold=self.head.threshold, max_difference=worst)
 
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
-        return object_changes(self._seen(ours), self._seen(reference))
+        """Of what a user sees."""
+        return object_changes(*(self.objects(each, self.head.threshold) for each in (ours, reference)))
 
-    def _seen(self, answers: Answers) -> list[Objects]:
-        """What a user sees."""
-        return [_to_objects(self._detect(answers, i, self._head.threshold, None)) for i in range(len(answers))]
+    def truth_line(self, truth: OfTask, labels: Sequence[str] | None) -> str:
+        return listed([label_of(int(c), labels) for c in truth.classes])
+
+
+class DetectionKit(ObjectKit):
+    kinds = ("yolo", "coco", "none")
+    compared = DetectionComparison
+    metrics = (Metric("mAP", "mAP is COCO’s: the mean over IoU 0.50 to 0.95 and over the classes."),)
+    measures = (
+        *PRECISIONS,
+        Measure("Objects of the original", "objects", 0),
+        Measure("IoU of pairs, mean", "iou_mean", 4),
+        SCORE_DIFFERENCE,
+    )
+    score = "the score of the surest object"
+    head: PostprocessSpec
+
+    def read(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> AnnotatedSet[OfTask]:
+        return read_detection(choice.path, place, "yolo" if choice.labels == "yolo" else "coco", skipped)
+
+    def match(self, objects: Sequence[OfTask], truth: Sequence[OfTask]) -> Matched:
+        return match_boxes(objects, truth)
+
+    def objects(self, answers: Answers, threshold: float = 0.0) -> list[Objects]:
+        return [_to_objects(self.detect(answers, i, threshold, None)) for i in range(len(answers))]
+
+    def raw(self, answers: Answers) -> list[str]:
+        return self.head.comparable(name for name in answers.columns if name != SIZE)
+
+    def detect(self, answers: Answers, index: int, threshold: float, labels: Sequence[str] | None) -> Detections:
+        """What the outputs for one image say."""
+        head = dataclasses.replace(self.head, threshold=threshold)
+        return detect(answers.outputs(index), answers.size(index), self.setting.images, head, labels)
 
     def marks(self, engine: str, ours: Answers, reference: Answers, index: int) -> Marks:
         """Boxes that both find, as the artifact has them, and those that one of the two finds alone."""
-        threshold = self._head.threshold
-        a, b = (_to_objects(self._detect(each, index, threshold, None)) for each in (ours, reference))
+        threshold = self.head.threshold
+        a, b = (_to_objects(self.detect(each, index, threshold, None)) for each in (ours, reference))
         both = partners(a, b)
         boxes = {
             "both": a.boxes[both[:, 0]],
             "artifact": np.delete(a.boxes, both[:, 0], axis=0),
             "original": np.delete(b.boxes, both[:, 1], axis=0),
         }
-        width, height = (int(side) for side in ours.columns["size"][index])
-        window = input_window((width, height), self.setting.images)
+        window = input_window(ours.size(index), self.setting.images)
         start = np.array([window.left, window.top] * 2)
         extent = np.array([window.right - window.left, window.bottom - window.top] * 2)
         shares = {name: np.clip((found - start) / extent, 0, 1) for name, found in boxes.items()}
@@ -100,13 +139,8 @@ class DetectionKit(CountedKit):
         return thumbnail(self.pixels(data)[index][0], 288)
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
-        objects = self._detect(answers, index, self._head.threshold, labels).objects
+        objects = self.detect(answers, index, self.head.threshold, labels).objects
         return Said(listed([found.label for found in objects]), objects[0].score if objects else None)
-
-    def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
-        if data.truth is None:
-            return None
-        return listed([label_of(int(c), labels) for c in data.truth_at(index).classes])
 
 
 def _to_objects(found: Detections) -> Objects:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.tasks.adapter import Data, ImageKit, labels_of
-from vitdeploy.tasks.answers import Said
+from vitdeploy.tasks.answers import Metric, Said
+from vitdeploy.tasks.classification import COSINES
 from vitdeploy.verification.changes import Changes, judged
-from vitdeploy.verification.comparison import Comparison, paired_accuracy, paired_counts
-from vitdeploy.verification.intervals import wilson
+from vitdeploy.verification.comparison import Comparison, Fields, counted_agreement, paired_accuracy, paired_counts
 from vitdeploy.verification.records import Answers
 
 # --- Compares the nearest images by an artifact's features with those by the original's -------------------------------
@@ -57,16 +56,13 @@ def compare_features(
     a, b = _unit(features), _unit(reference)
     cosine = (a * b).sum(axis=1)
     nearest, originals, apart = _neighbours(a, b)
-    same = int((apart <= ROUNDING).sum())
-    low, high = wilson(same, n)
-    accuracy: dict[str, Any] = {}
+    accuracy: Fields = {}
     if labels is not None and len(np.unique(labels)) < n:
         accuracy = paired_accuracy(*paired_counts(labels[nearest] == labels, labels[originals] == labels))
     return FeatureComparison(
         n=n,
         metric="1-NN top-1" if accuracy else None,
-        agreement=100 * same / n,
-        agreement_ci95=(100 * low, 100 * high),
+        **counted_agreement(int((apart <= ROUNDING).sum()), n),
         agreement_of="images with the same nearest image",
         max_difference=float(np.abs(features - reference).max()) / max(float(np.abs(reference).max()), 1e-300),
         cosine_mean=float(cosine.mean()),
@@ -82,7 +78,7 @@ def neighbour_changes(features: Features, reference: Features, labels: npt.NDArr
     return judged(apart > ROUNDING, apart, *right)
 
 
-def _neighbours(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> tuple[npt.NDArray[Any], ...]:
+def _neighbours(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> tuple[np.ndarray, ...]:
     """The nearest other image by features `a`, int64 [n], and by `b`, int64 [n]; and how much nearer by `b` the second
     is than the first, float64 [n]."""
     n = len(a)
@@ -115,6 +111,18 @@ VECTOR = "features"
 
 
 class FeaturesKit(ImageKit):
+    compared = FeatureComparison
+    metrics = (
+        Metric(
+            "1-NN top-1",
+            "1-NN top-1 counts images whose nearest other image is of their class.",
+            words="1-NN top-1 accuracy",
+        ),
+    )
+    measures = COSINES
+    score = "the cosine similarity"
+    attention = True
+
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         """The vector alone: patch features of all images would not fit into memory."""
         return {VECTOR: outputs[VECTOR]}
@@ -131,6 +139,9 @@ class FeaturesKit(ImageKit):
         # A random projection keeps angles (Johnson and Lindenstrauss 1984), of one width onto another.
         directions = np.random.RandomState(0).standard_normal((pixels.shape[1], width))
         yield Answers({**reference.columns, VECTOR: list((pixels @ directions).astype(np.float32))})
+
+    def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
+        return None
 
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
         return neighbour_changes(ours.stacked(VECTOR), reference.stacked(VECTOR), labels_of(data))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,21 +15,21 @@ from vitdeploy.data.annotations import AnnotatedSet, frame_or_skip, nothing_anno
 from vitdeploy.data.decoding import Skipped
 from vitdeploy.data.folder import Sample, scan
 from vitdeploy.errors import DataError, MissingFileError
-from vitdeploy.runtime.image_to_image import MOST, psnr, to_pixels
 from vitdeploy.runtime.preprocess import SUFFIXES, decode, image_frame
+from vitdeploy.runtime.tasks.image_to_image import MOST, psnr, to_pixels
 from vitdeploy.spec import RECONSTRUCTION, ImageSpec
-from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, Panel, thumbnail
-from vitdeploy.tasks.answers import Said
+from vitdeploy.tasks.adapter import Data, DataChoice, ImageKit, Panel, thumbnail
+from vitdeploy.tasks.answers import Measure, Metric, Said
+from vitdeploy.tasks.images import Found
 from vitdeploy.verification.changes import Changes, judged
-from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.intervals import wilson
+from vitdeploy.verification.comparison import Comparison, Fields, counted_agreement
+from vitdeploy.verification.intervals import Floats
 from vitdeploy.verification.records import Answers, Column
 
 # --- Compares an image-to-image model's pictures with the original's, and both with target pictures -------------------
 
 
 Pixels = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float64]
 
 # Pictures this near differ by 2.55 of 255 grey levels (RMS), which nobody sees.
 NEAR_DB = 40.0
@@ -71,13 +70,10 @@ def compare_pictures(
     if not n or any(len({each.shape for each in row}) > 1 for row in zip(*sides, strict=True)):
         raise ValueError(f"{n} pictures, or pictures of other shapes")
     apart = np.array([psnr(a, b) for a, b in zip(artifact, reference, strict=True)])
-    same = int((apart >= NEAR_DB).sum())
-    low, high = wilson(same, n)
     worst = max(int(np.abs(a.astype(np.int16) - b).max()) for a, b in zip(artifact, reference, strict=True))
     return ImageComparison(
         n=n,
-        agreement=100 * same / n,
-        agreement_ci95=(100 * low, 100 * high),
+        **counted_agreement(int((apart >= NEAR_DB).sum()), n),
         agreement_of=f"pictures of {NEAR_DB:g} dB or more with the original's",
         max_difference=worst / 255,
         psnr_to_original_mean=float(apart.mean()),
@@ -86,7 +82,7 @@ def compare_pictures(
     )
 
 
-def _accuracy(artifact: Sequence[Pixels], reference: Sequence[Pixels], targets: Sequence[Pixels]) -> dict[str, Any]:
+def _accuracy(artifact: Sequence[Pixels], reference: Sequence[Pixels], targets: Sequence[Pixels]) -> Fields:
     ours, theirs = (
         np.array([(100 * ssim(a, t), psnr(a, t)) for a, t in zip(side, targets, strict=True)])
         for side in (artifact, reference)
@@ -234,23 +230,25 @@ SHOWN_SIDE = 288
 
 class ImageToImageKit(ImageKit):
     kinds = ("targets", "none")
+    compared = ImageComparison
+    metrics = (Metric("SSIM", "SSIM is the structural similarity with the target pictures; 100 of equal ones."),)
+    measures = (
+        Measure("PSNR, dB", "psnr", original=True),
+        Measure("Drop of PSNR, dB", "psnr_drop", interval="psnr_drop_ci95"),
+        Measure("PSNR with the original’s, mean, dB", "psnr_to_original_mean"),
+        Measure("PSNR with the original’s, least, dB", "psnr_to_original_min"),
+    )
+    head: ImageSpec
 
-    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
-        if choice.annotations is None or choice.labels == "none":
-            return super().find(choice, skipped)
+    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> Found:
         height, width = self.setting.images.crop
-        found = read_targets(choice.path, choice.annotations, (width, height), skipped)
+        found = read_targets(choice.path, place, (width, height), skipped)
         return Found(found.split(**choice.numbers), found, found.annotations)
-
-    @property
-    def _head(self) -> ImageSpec:
-        assert isinstance(self.setting.postprocess, ImageSpec)
-        return self.setting.postprocess
 
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         """The picture of 8 bits, and the least and the largest value that it was made of."""
         values = outputs[RECONSTRUCTION]
-        return {PICTURE: to_pixels(values, self._head), RANGE: np.array([values.min(), values.max()], np.float64)}
+        return {PICTURE: to_pixels(values, self.head), RANGE: np.array([values.min(), values.max()], np.float64)}
 
     def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
         pictures = reference.columns[PICTURE]
@@ -286,7 +284,7 @@ class ImageToImageKit(ImageKit):
     def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
         """Whether the values are of another range than is said: nearly all of a picture is then clipped."""
         low, high = np.median(reference.stacked(RANGE), axis=0)
-        head = self._head
+        head = self.head
         span = head.white - head.black
         if high <= head.white + BEYOND * span and low >= head.black - BEYOND * span:
             return None
@@ -315,11 +313,8 @@ class ImageToImageKit(ImageKit):
             shape = next(iter(answers.values())).columns[PICTURE][index].shape
             yield Panel("label", thumbnail(self._target(data, index, shape), SHOWN_SIDE))
 
-    def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
-        if data.truth is None:
-            return None
-        target: Target = data.truth_at(index)
-        return target.path.name
+    def truth_line(self, truth: Target, labels: Sequence[str] | None) -> str:
+        return truth.path.name
 
 
 def resized(pixels: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

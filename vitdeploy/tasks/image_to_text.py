@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -17,21 +17,19 @@ from vitdeploy.errors import DataError
 from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.preprocess import to_input
 from vitdeploy.runtime.runner import Runner
-from vitdeploy.runtime.text import Text, to_text
+from vitdeploy.runtime.tasks.image_to_text import Text, to_text
 from vitdeploy.runtime.text_decoder import SCORES, TOKENS, TextDecoder
 from vitdeploy.runtime.tokenizer import TextWriter
 from vitdeploy.spec import PreprocessSpec, SequenceSpec, TextSpec
-from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Found, ImageKit, thumbnail
-from vitdeploy.tasks.answers import Said
+from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Drive, ImageKit, thumbnail
+from vitdeploy.tasks.answers import Measure, Metric, Said
+from vitdeploy.tasks.images import Found
 from vitdeploy.verification.changes import Changes, judged
-from vitdeploy.verification.comparison import Comparison, doubt_value
-from vitdeploy.verification.intervals import draws, least_of_difference, percentile_interval, wilson
+from vitdeploy.verification.comparison import Comparison, Fields, counted_agreement, resampled_accuracy
+from vitdeploy.verification.intervals import Floats, draws
 from vitdeploy.verification.records import Answers
 
 # --- Compares the texts that a model reads with the original's, and both with what is written -------------------------
-
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,14 +91,12 @@ def compare_texts(
     if not n or len(artifact) != n or (written is not None and len(written) != n):
         raise ValueError(f"{len(artifact)} texts against {n}, {'no' if written is None else len(written)} written ones")
     equal = sum(a == b for a, b in zip(artifact, reference, strict=True))
-    low, high = wilson(equal, n)
     characters = sum(map(len, reference))
     apart = sum(edit_distance(a, b) for a, b in zip(artifact, reference, strict=True))
     return TextComparison(
         n=n,
         metric="character accuracy" if written is not None else None,
-        agreement=100 * equal / n,
-        agreement_ci95=(100 * low, 100 * high),
+        **counted_agreement(equal, n),
         agreement_of="images with the same text",
         max_difference=max_difference,
         characters=characters,
@@ -121,7 +117,7 @@ def text_changes(artifact: Sequence[str], reference: Sequence[str], written: Seq
     return judged(changed, size, *right)
 
 
-def _accuracy(artifact: Sequence[str], reference: Sequence[str], written: Sequence[str], seed: int) -> dict[str, Any]:
+def _accuracy(artifact: Sequence[str], reference: Sequence[str], written: Sequence[str], seed: int) -> Fields:
     lengths = np.array([len(text) for text in written], np.float64)
     if not lengths.sum():
         raise DataError(
@@ -135,15 +131,10 @@ def _accuracy(artifact: Sequence[str], reference: Sequence[str], written: Sequen
     )
     once = np.ones((1, len(written)))
     value, reference_value = (float(_percent(once, each, lengths)[0]) for each in (ours, theirs))
-    weights, drop = draws(len(written), seed), reference_value - value
+    weights = draws(len(written), seed)
     spread = _percent(weights, theirs, lengths) - _percent(weights, ours, lengths)
     return {
-        "value": value,
-        "reference_value": reference_value,
-        "drop": drop,
-        "drop_ci95": percentile_interval(
-            drop, spread, least_of_difference(_right(theirs, lengths), _right(ours, lengths)), (-100.0, 100.0)
-        ),
+        **resampled_accuracy((value, reference_value), spread, [_right(side, lengths) for side in (ours, theirs)]),
         "line_accuracy": 100 * float((ours == 0).mean()),
         "reference_line_accuracy": 100 * float((theirs == 0).mean()),
     }
@@ -171,22 +162,13 @@ SHOWN_SIDE = 288
 
 
 @dataclass(frozen=True)
-class Writing:
+class Writing(Drive):
     """Writes the texts of the calibration images one at a time, each with the tokens that the original chooses itself,
     until it ends: no step that an app would not run."""
 
     samples: Sequence[Sample]
     preprocess: PreprocessSpec
     sequence: SequenceSpec
-    noun: str = field(default="images", init=False)
-
-    @property
-    def total(self) -> int:
-        return len(self.samples)
-
-    @property
-    def distinct(self) -> int:
-        return len(self.samples)
 
     def __call__(self, runners: Mapping[str, Runner], progress: Count) -> None:
         encoder, step = (runners[name] for name in FLOWS["image-to-text"].parts)
@@ -195,17 +177,28 @@ class Writing:
             decoder.write(to_input(list(pixels), self.preprocess, encoder.inputs[0]))
             progress(1)
 
-    def warnings(self) -> list[str]:
-        return []
-
 
 class ImageToTextKit(ImageKit):
     kinds = ("texts", "none")
+    compared = TextComparison
+    metrics = (
+        Metric(
+            "character accuracy",
+            "Character accuracy is 100 % minus the character error rate: insertions, deletions and substitutions over "
+            "all characters that are written.",
+            title="Character accuracy",
+        ),
+    )
+    measures = (
+        Measure("Texts wholly right, %", "line_accuracy", original=True),
+        Measure("Characters as the original, %", "character_agreement"),
+        Measure("Texts cut", "cut", 0),
+    )
+    in_words = True
+    head: TextSpec
 
-    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
-        if choice.annotations is None or choice.labels == "none":
-            return super().find(choice, skipped)
-        found = read_written(choice.path, choice.annotations)
+    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> Found:
+        found = read_written(choice.path, place)
         return Found(found.split(**choice.numbers), found, found.annotations)
 
     @property
@@ -215,8 +208,8 @@ class ImageToTextKit(ImageKit):
 
     @cached_property
     def _writer(self) -> TextWriter:
-        assert isinstance(self.setting.postprocess, TextSpec) and self.setting.tokenizer is not None
-        return TextWriter(self.setting.tokenizer, self.setting.postprocess)
+        assert self.setting.tokenizer is not None
+        return TextWriter(self.setting.tokenizer, self.head)
 
     def drive(self, calibration: Calibration) -> Writing:
         return Writing(calibration.samples, self.setting.images, self._sequence)
@@ -232,11 +225,8 @@ class ImageToTextKit(ImageKit):
         return [self._text(answers, index).text for index in range(len(answers))]
 
     def _written(self, data: Data) -> list[str] | None:
-        return None if data.truth is None else [self._label(data, index) for index in range(len(data.evaluation))]
-
-    def _label(self, data: Data, index: int) -> str:
-        written: WrittenText = data.truth_at(index)
-        return written.text
+        known = data.truths()
+        return None if known is None else [written.text for written in known]
 
     def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
         return compare_texts(
@@ -250,9 +240,6 @@ class ImageToTextKit(ImageKit):
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
         return text_changes(self._texts(ours), self._texts(reference), self._written(data))
 
-    def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
-        return doubt_value(found.metric, found.reference_value)
-
     def certainty(self, answers: Answers) -> np.ndarray | None:
         """The probability of each text."""
         return np.asarray(np.exp(answers.stacked(SCORES).astype(np.float64).sum(axis=1)))
@@ -264,8 +251,8 @@ class ImageToTextKit(ImageKit):
     def picture(self, data: Data, index: int) -> bytes:
         return thumbnail(self.pixels(data)[index][0], SHOWN_SIDE)
 
-    def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
-        return None if data.truth is None else self._label(data, index)
+    def truth_line(self, truth: WrittenText, labels: Sequence[str] | None) -> str:
+        return truth.text
 
 
 def score_difference(ours: Answers, reference: Answers) -> float:

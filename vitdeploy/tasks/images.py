@@ -6,27 +6,35 @@ What was read to evaluate on is kept: the original and every engine see these pi
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from vitdeploy.data.annotations import AnnotatedSet
+from vitdeploy.data.classes import ClassMap
 from vitdeploy.data.containers.find import WANTED, find_containers
 from vitdeploy.data.decoding import DecodedSet, Skipped, decode_images
 from vitdeploy.data.folder import (
     DataSplit,
     Labels,
     Sample,
+    contents,
     enough,
+    first_of_copies,
     has_container_labels,
     has_own_split,
     list_images,
 )
 from vitdeploy.errors import MissingFileError
+from vitdeploy.paths import shown_name
 from vitdeploy.progress import Counter, Progress
 from vitdeploy.runtime.preprocess import SUFFIXES
 from vitdeploy.spec import PreprocessSpec
 from vitdeploy.store.places import store_folder
+from vitdeploy.tasks.answers import Copies
 
 
 def check_images(
@@ -98,3 +106,101 @@ def calibration_images(
     chosen = DataSplit(tuple(samples[i] for i in order[:count]), (), classes.names)
     checked, _, skipped = check_images(chosen, preprocess, skip_bad=skip_bad, progress=progress)
     return checked.calibration, skipped
+
+
+# --- What a task finds for a choice of data, with each content once ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Found:
+    """The data that a task finds for a choice: the split, the annotated set if any, `Data.truth` and `Data.mapping`."""
+
+    parts: DataSplit
+    annotated: AnnotatedSet[Any] | None = None
+    truth: Mapping[Path, Any] | None = None
+    mapping: ClassMap | None = None
+
+
+# Notes, and warnings.
+Told: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+def without_copies(found: Found) -> tuple[DataSplit, dict[int, str], Copies | None, Told]:
+    """The split with one image of each content to evaluate on, the first by its path; the `contents` of all its
+    samples, by their ids; what was found, and `told_copies`."""
+    parts, known_of = found.parts, None if found.annotated is None else found.annotated.annotations
+    calibration, evaluation = contents(parts.calibration), contents(parts.evaluation)
+    order = sorted(range(len(evaluation)), key=lambda i: parts.evaluation[i].path.parts)
+    of_order = (evaluation[i] for i in order)
+    first = first_of_copies(parts.evaluation, np.array(order, np.int64), of_order).tolist()
+    kept = [i for i in range(len(evaluation)) if first[i] == i]
+
+    def label(index: int) -> object:
+        sample = parts.evaluation[index]
+        return sample.label if known_of is None else known_of[sample.path].content()
+
+    pairs = [(i, first[i]) for i in range(len(evaluation)) if first[i] != i]
+    relabelled = [pair for pair in pairs if label(pair[0]) != label(pair[1])]
+    seen = set(calibration)
+    copies = Copies(
+        evaluation=len(pairs),
+        calibration=len(calibration) - len(seen),
+        shared=sum(evaluation[i] in seen for i in kept),
+        relabelled=len(relabelled),
+    )
+    known = dict(zip(map(id, (*parts.calibration, *parts.evaluation)), (*calibration, *evaluation), strict=True))
+    chosen = replace(parts, evaluation=tuple(parts.evaluation[i] for i in kept))
+    example, other = (
+        next(((parts.evaluation[i].shown, parts.evaluation[j].shown) for i, j in some), ("", ""))
+        for some in (pairs, relabelled)
+    )
+    said = told_copies(copies, len(evaluation), len(calibration), example, other)
+    return chosen, known, copies if copies != Copies() else None, said
+
+
+def told_copies(
+    copies: Copies, evaluation: int, calibration: int, example: tuple[str, str], relabelled: tuple[str, str]
+) -> Told:
+    """Notes on copies among so many images of each part, and warnings. `example`: a copy and its original;
+    `relabelled`: the same of one with another label."""
+    told, doubts, different = list[str](), list[str](), evaluation - copies.evaluation
+    if copies.evaluation:
+        told.append(
+            f"{copies.evaluation} of {evaluation} images to evaluate on are copies of others, and each image counts "
+            f"once: {different} are different ({shown_name(example[0])} is {shown_name(example[1])})"
+        )
+    if copies.relabelled:
+        doubts.append(
+            f"{copies.relabelled} copies among the images to evaluate on have other labels than the image that counts "
+            f"({shown_name(relabelled[0])}, {shown_name(relabelled[1])}): one of both is wrong"
+        )
+    if copies.calibration:
+        told.append(f"{copies.calibration} of {calibration} calibration images are copies of others")
+    if copies.shared:
+        doubts.append(
+            f"{copies.shared} of {different} images to evaluate on are among the calibration images too, on "
+            "which choices are made: agreement and accuracy may be too good"
+        )
+    return tuple(told), tuple(doubts)
+
+
+# --- A few pixels or numbers of large outputs: of a thousand images all of them would not fit into memory -------------
+
+
+def nearest_pixels(array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """A map [height, width] at another size, by its nearest pixels."""
+    rows, columns = (np.arange(size) * old // size for size, old in zip(shape, array.shape, strict=True))
+    return array if array.shape == tuple(shape) else array[rows][:, columns]
+
+
+# Of the choice of numbers that are kept of large outputs.
+SEED = 0
+
+
+def drawn(output: np.ndarray, count: int) -> np.ndarray:
+    """`count` elements in a seeded choice that depends on the size alone, so that it is the same of every image and
+    artifact; the output as it is where it has no more."""
+    if output.size <= count:
+        return output
+    chosen = np.random.RandomState(SEED).choice(output.size, count, replace=False)
+    return np.asarray(output.reshape(-1)[np.sort(chosen)])

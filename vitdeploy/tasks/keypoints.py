@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -12,20 +12,21 @@ import numpy.typing as npt
 from vitdeploy.data.decoding import Skipped
 from vitdeploy.data.folder import Sample
 from vitdeploy.data.keypoints import LabelledObject, read_keypoints
-from vitdeploy.runtime.keypoints import in_image, locate
+from vitdeploy.runtime.tasks.keypoints import in_image, locate
 from vitdeploy.spec import HEATMAPS, KeypointSpec
-from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, thumbnail
-from vitdeploy.tasks.answers import Marks, Said
-from vitdeploy.verification.average_precision import average_precision, match_documents
+from vitdeploy.tasks.adapter import Data, DataChoice, ImageKit, thumbnail
+from vitdeploy.tasks.answers import Marks, Measure, Metric, Said
+from vitdeploy.tasks.images import Found
+from vitdeploy.verification.average_precision import match_entries, matches_of
 from vitdeploy.verification.changes import Changes, judged
-from vitdeploy.verification.comparison import Comparison, doubt_value
-from vitdeploy.verification.intervals import draws, least_of_difference, least_of_share, percentile_interval
+from vitdeploy.verification.comparison import Comparison, Fields, resampled_accuracy, resampled_agreement
+from vitdeploy.verification.detection import precision_fields, shared
+from vitdeploy.verification.intervals import Floats, draws
 from vitdeploy.verification.records import SIZE, Answers
 
 # --- Compares a model's key points with the original's, and both with the labelled ones -------------------------------
 
 
-Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 # Of the longer side of an object's box: a labelled point counts as found within the first (Yang and Ramanan, 2013,
@@ -94,19 +95,13 @@ def compare_keypoints(
     shown, paired, distance = _pairs(artifact, reference, objects.longer, threshold)
     matched = _by_image(paired.sum(axis=1), objects.image, images)
     total = _by_image(sum(each.sum(axis=1) for each in shown), objects.image, images)
-    agreement = float(_share(np.ones(images), matched, total))
+    agreement = float(shared(np.ones(images), matched, total))
     both = shown[0] & shown[1]
-    accuracy = _accuracy(artifact, reference, objects, weights) if objects.labels is not None else {}
+    accuracy = _accuracy(artifact, reference, objects, weights, seed) if objects.labels is not None else {}
     worst = float(np.abs(artifact.scores - reference.scores).max())
     return KeypointComparison(
         n=len(reference.places),
-        agreement=agreement,
-        agreement_ci95=percentile_interval(
-            agreement,
-            _share(weights, matched, total),
-            least_of_share(agreement / 100, int(total.sum()) // 2),
-            (0.0, 100.0),
-        ),
+        **resampled_agreement(agreement, shared(weights, matched, total), int(total.sum()) // 2),
         agreement_of=f"points of score {threshold:g} or more within {100 * NEAR:g} % of the box's longer side",
         max_difference=worst / max(float(np.abs(reference.scores).max()), 1e-300),
         threshold=threshold,
@@ -129,17 +124,11 @@ def unpaired(artifact: Points, reference: Points, longer: Floats, threshold: flo
     return shown, paired
 
 
-def _by_image(counts: Any, image: npt.NDArray[np.int64], images: int) -> Floats:
+def _by_image(counts: np.ndarray, image: npt.NDArray[np.int64], images: int) -> Floats:
     return np.bincount(image, weights=counts, minlength=images).astype(np.float64)
 
 
-def _share(weights: Floats, matched: Floats, total: Floats) -> Any:
-    """200 m / (a + b) of weighted images; 100 without points."""
-    m, both = weights @ matched, weights @ total
-    return np.where(both > 0, 200 * m / np.maximum(both, 1), 100.0)
-
-
-def _accuracy(artifact: Points, reference: Points, objects: Objects, weights: Floats) -> dict[str, Any]:
+def _accuracy(artifact: Points, reference: Points, objects: Objects, weights: Floats, seed: int) -> Fields:
     assert objects.labels is not None
     truth = np.array([each.points for each in objects.labels], np.float64)
     known = truth[:, :, 2] > 0
@@ -153,79 +142,36 @@ def _accuracy(artifact: Points, reference: Points, objects: Objects, weights: Fl
     pck, reference_pck = (100 * float(side.sum() / tried.sum()) for side in found)
     shares = {"pck": pck, "reference_pck": reference_pck}
     if objects.labels[0].sigmas is not None:
-        return {**shares, **_oks(artifact, reference, objects, weights)}
-    drop = reference_pck - pck
+        return {**shares, **_oks(artifact, reference, objects, images, seed)}
     with np.errstate(invalid="ignore"):
         spread = 100 * (weights @ (found[1] - found[0])) / (weights @ tried)
-    least = least_of_difference(right[1][known], right[0][known])
-    return {
-        **shares,
-        "metric": PCK,
-        "value": pck,
-        "reference_value": reference_pck,
-        "drop": drop,
-        "drop_ci95": percentile_interval(drop, spread, least, (-100.0, 100.0)),
-    }
+    accuracy = resampled_accuracy((pck, reference_pck), spread, [side[known] for side in right])
+    return {**shares, "metric": PCK, **accuracy}
 
 
-def _oks(artifact: Points, reference: Points, objects: Objects, weights: Floats) -> dict[str, Any]:
+def _oks(artifact: Points, reference: Points, objects: Objects, images: int, seed: int) -> Fields:
+    """As of detections; the score of an object is the mean of its points'."""
     assert objects.labels is not None
-    labels, sigmas = _labels(objects), objects.labels[0].sigmas
-    matches = [
-        match_documents(labels, _detections(side, objects, labels), "keypoints", sigmas)
-        for side in (artifact, reference)
-    ]
-    whole = np.ones((1, weights.shape[1]))
-    a, b = (100 * average_precision(side, whole)[0] for side in matches)
-    drop = float(b.mean() - a.mean())
-    spread = 100 * (average_precision(matches[1], weights) - average_precision(matches[0], weights)).mean(axis=1)
-    least = least_of_difference(matches[1][0].found, matches[0][0].found)
-    return {
-        "metric": OKS_AP,
-        "value": float(a.mean()),
-        "reference_value": float(b.mean()),
-        "drop": drop,
-        "drop_ci95": percentile_interval(drop, spread, least, (-100.0, 100.0)),
-        "oks_ap50": float(a[0]),
-        "reference_oks_ap50": float(b[0]),
-        "oks_ap75": float(a[5]),
-        "reference_oks_ap75": float(b[5]),
-    }
-
-
-def _labels(objects: Objects) -> dict[str, Any]:
-    """The labelled objects as COCO's data set, of one category. Ids start at 1: 0 means "no match" to pycocotools."""
-    assert objects.labels is not None
-    rows = []
-    for i, (each, image) in enumerate(zip(objects.labels, objects.image.tolist(), strict=True), 1):
+    labelled: list[list[dict[str, object]]] = [[] for _ in range(images)]
+    for each, image in zip(objects.labels, objects.image.tolist(), strict=True):
         assert each.box is not None
         left, top, right, bottom = each.box
-        rows.append(
-            {
-                "id": i,
-                "image_id": image + 1,
-                "category_id": 1,
-                "bbox": [left, top, right - left, bottom - top],
-                "area": each.area,
-                "iscrowd": 0,
-                "keypoints": [value for point in each.points for value in point],
-                "num_keypoints": sum(visible > 0 for _, _, visible in each.points),
-            }
-        )
-    images = [{"id": image + 1} for image in range(int(objects.image.max()) + 1)]
-    return {"images": images, "categories": [{"id": 1}], "annotations": rows}
-
-
-def _detections(side: Points, objects: Objects, labels: dict[str, Any]) -> dict[str, Any]:
-    """A model's points as COCO's results: the score of an object is the mean of its points'."""
-    rows = []
-    for i, (places, scores, image) in enumerate(zip(side.places, side.scores, objects.image.tolist(), strict=True), 1):
-        (left, top), (right, bottom) = places.min(axis=0), places.max(axis=0)
-        box = [float(value) for value in (left, top, right - left, bottom - top)]
-        flat = np.concatenate([places, scores[:, None]], axis=1).ravel().tolist()
-        entry = {"bbox": box, "area": box[2] * box[3], "keypoints": flat, "score": float(scores.mean())}
-        rows.append({"id": i, "image_id": image + 1, "category_id": 1, "iscrowd": 0, **entry})
-    return {**labels, "annotations": rows}
+        entry = {"category_id": 1, "bbox": [left, top, right - left, bottom - top], "area": each.area, "iscrowd": 0}
+        flat = [value for point in each.points for value in point]
+        seen = sum(visible > 0 for _, _, visible in each.points)
+        labelled[image].append({**entry, "keypoints": flat, "num_keypoints": seen})
+    matches = []
+    for side in (artifact, reference):
+        detections: list[list[dict[str, object]]] = [[] for _ in range(images)]
+        for places, scores, image in zip(side.places, side.scores, objects.image.tolist(), strict=True):
+            (left, top), (right, bottom) = places.min(axis=0), places.max(axis=0)
+            box = [float(value) for value in (left, top, right - left, bottom - top)]
+            entry = {"category_id": 1, "bbox": box, "area": box[2] * box[3], "iscrowd": 0}
+            flat = np.concatenate([places, scores[:, None]], axis=1).ravel().tolist()
+            detections[image].append({**entry, "keypoints": flat, "score": float(scores.mean())})
+        matched = match_entries([{}] * images, labelled, detections, "keypoints", objects.labels[0].sigmas)
+        matches.append(matches_of(matched, images))
+    return {"metric": OKS_AP, **precision_fields(matches[0], matches[1], images, seed, "oks_")}
 
 
 # --- Key points of one object: labelled points, COCO's OKS or PCK, and whether the points are at the same places ------
@@ -238,12 +184,30 @@ MARK = 0.012
 
 class KeypointsKit(ImageKit):
     kinds = ("coco", "none")
+    compared = KeypointComparison
+    metrics = (
+        Metric(
+            OKS_AP,
+            "OKS AP is COCO’s of key points: the mean over OKS 0.50 to 0.95, each object given by its labelled box.",
+        ),
+        Metric(
+            PCK, "PCK@0.1 counts the labelled points that are found within 10 % of the longer side of the object’s box."
+        ),
+    )
+    measures = (
+        Measure("PCK@0.1, %", "pck", original=True),
+        Measure("AP at OKS 0.50, %", "oks_ap50", original=True),
+        Measure("AP at OKS 0.75, %", "oks_ap75", original=True),
+        Measure("Points of the original", "points", 0),
+        Measure("Distance, % of the box, mean", "distance_mean", 3),
+    )
+    counts = "points"
+    score = "the mean score of the points"
+    head: KeypointSpec
     calibrated_on = "coco"
 
-    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
-        if choice.annotations is None or choice.labels == "none":
-            return super().find(choice, skipped)
-        found = read_keypoints(choice.path, choice.annotations, self.setting.labels, self.setting.classes, skipped)
+    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> Found:
+        found = read_keypoints(choice.path, place, self.setting.labels, self.setting.classes, skipped)
         return Found(found.split(**choice.numbers), found.images, found.images.annotations)
 
     def labelled(self, choice: DataChoice, count: int | None, skipped: Skipped | None) -> tuple[Sample, ...]:
@@ -253,15 +217,10 @@ class KeypointsKit(ImageKit):
         images = found.to_calibrate(count, choice.seed)
         return tuple(each for image in images for each in found.annotations[image.path].objects)
 
-    @property
-    def _head(self) -> KeypointSpec:
-        assert isinstance(self.setting.postprocess, KeypointSpec)
-        return self.setting.postprocess
-
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         """The points in pixels of the heat maps; the maps of all images would not fit into memory."""
         maps = outputs[HEATMAPS]
-        places, scores = locate(maps, self._head)
+        places, scores = locate(maps, self.head)
         return {PLACES: places, SCORES: scores, GRID: np.array(maps.shape[:0:-1], np.int64), SIZE: np.array(size)}
 
     def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
@@ -274,7 +233,7 @@ class KeypointsKit(ImageKit):
             labels if data.truth is not None else None,
         )
         return compare_keypoints(
-            self._points(ours, boxes), self._points(reference, boxes), objects, threshold=self._head.threshold
+            self._points(ours, boxes), self._points(reference, boxes), objects, threshold=self.head.threshold
         )
 
     def _boxes(self, answers: Answers, data: Data) -> np.ndarray:
@@ -291,15 +250,12 @@ class KeypointsKit(ImageKit):
         ]
         return Points(np.stack(places), answers.stacked(SCORES))
 
-    def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
-        return doubt_value(found.metric, found.reference_value)
-
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
         """Changed objects: those with a shown point that has none of its name at its place on the other side; the more
         of the points, the worse."""
         boxes = self._boxes(ours, data)
         shown, paired = unpaired(
-            self._points(ours, boxes), self._points(reference, boxes), _longer(boxes), self._head.threshold
+            self._points(ours, boxes), self._points(reference, boxes), _longer(boxes), self.head.threshold
         )
         lonely = ((shown[0] | shown[1]) & ~paired).mean(axis=1)
         return judged(lonely > 0, lonely)
@@ -309,7 +265,7 @@ class KeypointsKit(ImageKit):
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
         scores = answers.columns[SCORES][index]
-        shown = int((scores >= self._head.threshold).sum())
+        shown = int((scores >= self.head.threshold).sum())
         return Said(f"{shown} of {len(scores)} points", float(np.clip(scores.mean(), 0, 1)))
 
     def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
@@ -328,7 +284,7 @@ class KeypointsKit(ImageKit):
             Points(each.columns[PLACES][index][None], each.columns[SCORES][index][None]) for each in (ours, reference)
         ]
         grid = np.asarray(ours.columns[GRID][index], np.float64)
-        shown, paired = unpaired(one[0], one[1], np.array([float(grid.max())]), self._head.threshold)
+        shown, paired = unpaired(one[0], one[1], np.array([float(grid.max())]), self.head.threshold)
 
         def boxes(places: np.ndarray, chosen: np.ndarray) -> tuple[tuple[float, float, float, float], ...]:
             at = places[chosen] / (grid - 1)

@@ -14,13 +14,14 @@ from vitdeploy.data.detection import read_detection
 from vitdeploy.data.label_file import read_texts
 from vitdeploy.errors import CapabilityError, DataError
 from vitdeploy.progress import Progress
-from vitdeploy.runtime.detection import Detections
 from vitdeploy.runtime.flow import FlowRunner
-from vitdeploy.runtime.open_vocabulary import TextsFound, head_of, within
 from vitdeploy.runtime.runner import Runner
-from vitdeploy.spec import OpenVocabularySpec, PostprocessSpec
-from vitdeploy.tasks.adapter import Calibration, Data, DataChoice, Found, ImageKit, Setting
+from vitdeploy.runtime.tasks.detection import Detections
+from vitdeploy.runtime.tasks.open_vocabulary import TextsFound, head_of, within
+from vitdeploy.spec import OpenVocabularySpec
+from vitdeploy.tasks.adapter import Calibration, Data, DataChoice, ImageKit, Setting
 from vitdeploy.tasks.detection import DetectionKit
+from vitdeploy.tasks.images import Found
 from vitdeploy.tasks.zero_shot import TextKit, places, texts_of, told_of
 from vitdeploy.verification.records import Answers
 
@@ -28,17 +29,14 @@ from vitdeploy.verification.records import Answers
 class OpenVocabularyKit(TextKit, DetectionKit):
     """A detector of the texts of the data: those of a file, or made of the categories' names by the template."""
 
-    @property
-    def _head(self) -> PostprocessSpec:
-        assert isinstance(self.spec, OpenVocabularySpec)
-        return head_of(self.spec)
-
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
+        assert isinstance(self.spec, OpenVocabularySpec)
+        self.head = head_of(self.spec)
         self.found: tuple[str, ...] = ()
 
-    def _detect(self, answers: Answers, index: int, threshold: float, labels: Sequence[str] | None) -> Detections:
-        return within(super()._detect(answers, index, threshold, labels))
+    def detect(self, answers: Answers, index: int, threshold: float, labels: Sequence[str] | None) -> Detections:
+        return within(super().detect(answers, index, threshold, labels))
 
     def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
         """The images and their boxes; the texts are `found`, too."""

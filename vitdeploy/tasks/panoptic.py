@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -13,21 +13,19 @@ from vitdeploy.data.classes import match_categories
 from vitdeploy.data.decoding import Skipped
 from vitdeploy.data.panoptic import VOID, PanopticMap, read_panoptic
 from vitdeploy.errors import DataError
-from vitdeploy.runtime.panoptic import segment
 from vitdeploy.runtime.postprocess import label_of
+from vitdeploy.runtime.tasks.panoptic import segment
 from vitdeploy.spec import PostprocessSpec
-from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, with_maps_of, worst_difference
-from vitdeploy.tasks.answers import Said
+from vitdeploy.tasks.adapter import Data, DataChoice, ImageKit, OfTask, with_maps_of, worst_difference
+from vitdeploy.tasks.answers import Measure, Metric, Said
 from vitdeploy.tasks.detection import listed
+from vitdeploy.tasks.images import Found
 from vitdeploy.verification.changes import Changes, map_changes
-from vitdeploy.verification.comparison import Comparison, doubt_value
-from vitdeploy.verification.intervals import draws, least_of_difference, least_of_share, percentile_interval
+from vitdeploy.verification.comparison import Comparison, Fields, resampled_accuracy, resampled_agreement
+from vitdeploy.verification.intervals import Floats, draws
 from vitdeploy.verification.records import Answers
 
 # --- Panoptic quality: segments of two maps matched, counted, and added up over images --------------------------------
-
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class Segments:
     area: npt.NDArray[np.int64]
     classes: npt.NDArray[np.int64]
     crowd: npt.NDArray[np.bool_]
-    at: npt.NDArray[Any]
+    at: np.ndarray
 
 
 def segments_of(cut: PanopticMap, classes: int) -> Segments:
@@ -206,10 +204,7 @@ def compare_panoptic(
     return PanopticComparison(
         n=n,
         metric="PQ" if ours else None,
-        agreement=agreement,
-        agreement_ci95=percentile_interval(
-            agreement, panoptic_quality(counts, weights), least_of_share(agreement / 100, segments), (0.0, 100.0)
-        ),
+        **resampled_agreement(agreement, panoptic_quality(counts, weights), segments),
         agreement_of="panoptic quality with the original's maps as the truth",
         max_difference=max_difference,
         segments=segments,
@@ -218,7 +213,7 @@ def compare_panoptic(
     )
 
 
-def _accuracy(ours: list[Tally], theirs: list[Tally], weights: Floats, things: npt.NDArray[np.bool_]) -> dict[str, Any]:
+def _accuracy(ours: list[Tally], theirs: list[Tally], weights: Floats, things: npt.NDArray[np.bool_]) -> Fields:
     a, b = (np.stack([each.counts for each in side]) for side in (ours, theirs))
     found = [np.concatenate([each.found for each in side]) for side in (ours, theirs)]
     if not len(found[0]):
@@ -234,16 +229,8 @@ def _accuracy(ours: list[Tally], theirs: list[Tally], weights: Floats, things: n
     }
     best, reference_best = qualities["all"], qualities["reference_all"]
     assert best and reference_best, "there is a labelled segment, so its class occurs"
-    value, reference_value = best.pq, reference_best.pq
-    drop = reference_value - value
     spread = panoptic_quality(b, weights) - panoptic_quality(a, weights)
-    return {
-        **qualities,
-        "value": value,
-        "reference_value": reference_value,
-        "drop": drop,
-        "drop_ci95": percentile_interval(drop, spread, least_of_difference(found[1], found[0]), (-100.0, 100.0)),
-    }
+    return {**qualities, **resampled_accuracy((best.pq, reference_best.pq), spread, found)}
 
 
 # --- Panoptic segmentation: every pixel a segment, panoptic quality, and whether images are cut the same way ----------
@@ -254,11 +241,21 @@ MAP, SEGMENTS = "map", "segments"
 
 class PanopticKit(ImageKit):
     kinds = ("panoptic", "none")
+    compared = PanopticComparison
+    metrics = (Metric("PQ", "PQ is the panoptic quality, the mean over the classes.", words="panoptic quality"),)
+    measures = (
+        Measure("PQ of things, %", "things.pq", original=True),
+        Measure("PQ of stuff, %", "stuff.pq", original=True),
+        Measure("SQ, %", "all.sq", original=True),
+        Measure("RQ, %", "all.rq", original=True),
+        Measure("Segments of the original", "segments", 0),
+        Measure("Pixels as the original, %", "pixel_agreement"),
+    )
+    counts = "segments"
+    head: PostprocessSpec
 
-    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
-        if choice.annotations is None or choice.labels == "none":
-            return super().find(choice, skipped)
-        found = read_panoptic(choice.path, choice.annotations, skipped)
+    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> Found:
+        found = read_panoptic(choice.path, place, skipped)
         used = {category for each in found.annotations.values() for category in each.segments.values()}
         mapping = match_categories(found.categories, used, self.setting.labels, self.setting.classes)
         truth = {path: (annotation, mapping.index) for path, annotation in found.annotations.items()}
@@ -266,13 +263,12 @@ class PanopticKit(ImageKit):
 
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         """The map and its segments as rows of (id, class); the masks themselves would fill the disk."""
-        assert isinstance(self.setting.postprocess, PostprocessSpec)
-        found = segment(outputs, size, self.setting.images, self.setting.postprocess, None)
+        found = segment(outputs, size, self.setting.images, self.head, None)
         rows = np.array([(each.id, each.index) for each in found.segments], np.int64).reshape(-1, 2)
         return {"logits": outputs["logits"], "boxes": outputs["boxes"], MAP: found.map, SEGMENTS: rows}
 
     def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
-        assert isinstance(self.setting.postprocess, PostprocessSpec) and self.setting.classes is not None
+        assert self.setting.classes is not None
         known = data.truths()
         truth = None if known is None else (annotation.load(mapping) for annotation, mapping in known)
         return compare_panoptic(
@@ -280,15 +276,12 @@ class PanopticKit(ImageKit):
             _maps(reference),
             truth,
             classes=self.setting.classes,
-            things=self.setting.postprocess.things,
+            things=self.head.things,
             max_difference=worst_difference(ours, reference, ["logits", "boxes"]),
         )
 
     def moved(self, answers: Answers, order: Sequence[int], reference: Answers) -> Answers:
         return with_maps_of(super().moved(answers, order, reference), MAP, reference)
-
-    def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
-        return doubt_value(found.metric, found.reference_value)
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
         rows = answers.columns[SEGMENTS][index]
@@ -297,10 +290,8 @@ class PanopticKit(ImageKit):
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
         return map_changes(list(_maps(ours)), list(_maps(reference)))
 
-    def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
-        if data.truth is None:
-            return None
-        annotation, mapping = data.truth_at(index)
+    def truth_line(self, truth: OfTask, labels: Sequence[str] | None) -> str:
+        annotation, mapping = truth
         return listed([label_of(mapping[category], labels) for category in annotation.segments.values()])
 
 

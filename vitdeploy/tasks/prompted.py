@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ from vitdeploy.runtime.drawing import class_picture
 from vitdeploy.runtime.flow import FlowRunner, one_by_one, run_rows
 from vitdeploy.runtime.flows import IMAGE_ENCODER, PROMPT_DECODER
 from vitdeploy.runtime.preprocess import Frame, load_image, to_input
-from vitdeploy.runtime.prompted import decode, embed, iou, read_masks
 from vitdeploy.runtime.prompts import POINTS, Prompt, grid_prompts, prompt_arrays, read_prompts
 from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.runtime.tasks.prompted import decode, embed, iou, read_masks
 from vitdeploy.spec import PreprocessSpec, PromptSpec
 from vitdeploy.spec.tasks import IOU_SCORES
 from vitdeploy.spec.tasks import MASKS as PROMPTED_MASKS
@@ -34,23 +34,16 @@ from vitdeploy.tasks.adapter import (
     Count,
     Data,
     DataChoice,
-    Found,
+    Drive,
     ImageKit,
     Panel,
-    nearest_pixels,
     thumbnail,
 )
-from vitdeploy.tasks.answers import Said
-from vitdeploy.tasks.drawn import drawn
+from vitdeploy.tasks.answers import Measure, Metric, Said
+from vitdeploy.tasks.images import Found, drawn, nearest_pixels
 from vitdeploy.verification.changes import Changes, judged
-from vitdeploy.verification.comparison import Comparison, doubt_value
-from vitdeploy.verification.intervals import (
-    Floats,
-    draws,
-    least_of_difference,
-    least_of_share,
-    percentile_interval,
-)
+from vitdeploy.verification.comparison import Comparison, Fields, resampled_accuracy, resampled_agreement
+from vitdeploy.verification.intervals import Floats, draws
 from vitdeploy.verification.records import SIZE, Answers
 
 # --- Compares the masks of prompted objects with the original's, and both with labelled masks -------------------------
@@ -113,8 +106,7 @@ def compare_prompted(
     return PromptComparison(
         n=len(overlaps),
         metric="mask IoU" if errors is not None else None,
-        agreement=agreement,
-        agreement_ci95=percentile_interval(agreement, drawn, least_of_share(agreement / 100, len(every)), (0.0, 100.0)),
+        **resampled_agreement(agreement, drawn, len(every)),
         agreement_of="overlap (mean IoU) of the masks with the original's",
         max_difference=max_difference,
         masks=len(every),
@@ -123,30 +115,24 @@ def compare_prompted(
     )
 
 
-def _ratio(weights: Floats, sums: Sequence[Any], counts: Sequence[int]) -> Floats:
+def _ratio(weights: Floats, sums: Sequence[float], counts: Sequence[int]) -> Floats:
     """The mean over all prompts in each draw of images."""
     return np.asarray((weights @ np.array(sums, np.float64)) / (weights @ np.array(counts, np.float64)))
 
 
-def _accuracy(errors: Sequence[PromptErrors], weights: Floats) -> dict[str, Any]:
+def _accuracy(errors: Sequence[PromptErrors], weights: Floats) -> Fields:
     counts = [len(each.ours) for each in errors]
     ours, theirs = (np.concatenate([getattr(each, side) for each in errors]) for side in ("ours", "theirs"))
     boxes = np.concatenate([each.boxes for each in errors])
     drop = 100 * float((theirs - ours).mean())
     drawn = 100 * _ratio(weights, [(each.theirs - each.ours).sum() for each in errors], counts)
-    least = least_of_difference(theirs >= FOUND, ours >= FOUND)
     kinds = {
         f"{side}{name}": 100 * float(values[chosen].mean()) if chosen.any() else None
         for name, chosen in (("point_iou", ~boxes), ("box_iou", boxes))
         for side, values in (("", ours), ("reference_", theirs))
     }
-    return {
-        "value": 100 * float(ours.mean()),
-        "reference_value": 100 * float(theirs.mean()),
-        "drop": drop,
-        "drop_ci95": percentile_interval(drop, drawn, least, (-100.0, 100.0)),
-        **kinds,
-    }
+    percents = [100 * float(side.mean()) for side in (ours, theirs)]
+    return {**resampled_accuracy(percents, drawn, (ours >= FOUND, theirs >= FOUND), drop), **kinds}
 
 
 def prompted_changes(overlaps: Sequence[Floats]) -> Changes:
@@ -291,17 +277,12 @@ KEPT = 1 << 12
 
 
 @dataclass(frozen=True)
-class Prompting:
+class Prompting(Drive):
     """Embeds the calibration images one at a time, and asks for the objects of each."""
 
     samples: Sequence[Sample]
     preprocess: PreprocessSpec
     spec: PromptSpec
-    noun: str = field(default="images", init=False)
-
-    @property
-    def total(self) -> int:
-        return len(self.samples)
 
     @property
     def distinct(self) -> int:
@@ -339,18 +320,28 @@ def _calibrating(sample: Sample, size: tuple[int, int]) -> Sequence[Prompt]:
 
 class PromptedKit(ImageKit):
     kinds = ("prompts", "none")
+    compared = PromptComparison
+    metrics = (
+        Metric(
+            "mask IoU",
+            "Mask IoU is the mean over the prompts of the intersection over union with the labelled objects.",
+            words="IoU of the masks",
+            title="Mask IoU",
+        ),
+    )
+    measures = (
+        Measure("IoU of points, %", "point_iou", original=True),
+        Measure("IoU of boxes, %", "box_iou", original=True),
+        Measure("Prompts", "masks", 0),
+        Measure("IoU with the original’s, least", "iou_min", 3),
+    )
+    score = "the mean IoU that the model promises"
+    head: PromptSpec
     divisible = False
     calibrated_on = "prompts"
 
-    @property
-    def _head(self) -> PromptSpec:
-        assert isinstance(self.setting.postprocess, PromptSpec)
-        return self.setting.postprocess
-
-    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
-        if choice.annotations is None or choice.labels == "none":
-            return super().find(choice, skipped)
-        found = read_prompted(choice.path, choice.annotations, skipped)
+    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> Found:
+        found = read_prompted(choice.path, place, skipped)
         return Found(found.split(**choice.numbers), found, found.annotations)
 
     def labelled(self, choice: DataChoice, count: int | None, skipped: Skipped | None) -> tuple[Sample, ...]:
@@ -364,7 +355,7 @@ class PromptedKit(ImageKit):
         return replace(data, calibration_digest=data.calibration_digest + digest)
 
     def drive(self, calibration: Calibration) -> Prompting:
-        return Prompting(calibration.samples, self.setting.images, self._head)
+        return Prompting(calibration.samples, self.setting.images, self.head)
 
     def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
         columns: dict[str, list[Array]] = {}
@@ -390,12 +381,12 @@ class PromptedKit(ImageKit):
     ) -> tuple[dict[str, Array], bool]:
         """What is kept of one image, and whether all outputs are finite."""
         spec, prompts = self.setting.images, prompts_of(sample, size)
-        image, arrays = to_input([pixels], spec, runner.inputs[0]), prompt_arrays(prompts, size, spec, self._head)
+        image, arrays = to_input([pixels], spec, runner.inputs[0]), prompt_arrays(prompts, size, spec, self.head)
         if isinstance(runner, FlowRunner):
             outputs = decode(runner, embed(runner, image), arrays)
         else:
             outputs = one_by_one(runner, {runner.inputs[0].name: image, **arrays})
-        found = read_masks(outputs, prompts, size, spec, self._head)
+        found = read_masks(outputs, prompts, size, spec, self.head)
         kept = {
             BITS: np.stack([np.packbits(each.mask) for each in found.prompts]),
             PROMISED: np.array([each.score for each in found.prompts]),
@@ -416,7 +407,7 @@ class PromptedKit(ImageKit):
         """As many masks as the image at each place is asked for."""
         rows: list[dict[str, Array]] = []
         for place, index in enumerate(order):
-            width, height = (int(side) for side in reference.columns[SIZE][place])
+            width, height = reference.size(place)
             masks = _masks(answers, index)
             used = np.arange(len(reference.columns[BITS][place])) % len(masks)
             bits = np.stack([np.packbits(nearest_pixels(each, (height, width))) for each in masks[used]])
@@ -439,9 +430,6 @@ class PromptedKit(ImageKit):
         found = data.truth_at(index)
         assert isinstance(found, PromptedMap)
         return found
-
-    def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
-        return doubt_value(found.metric, found.reference_value)
 
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
         return prompted_changes(_overlaps(ours, reference))
@@ -474,7 +462,7 @@ class PromptedKit(ImageKit):
         width, height = size = self.setting.images.crop[1], self.setting.images.crop[0]
         box = Prompt(box=(width / 4, height / 4, 3 * width / 4, 3 * height / 4))
         square = replace(self.setting.images, fit="stretch")
-        return prompt_arrays([*grid_prompts(size, 1), box], size, square, self._head)
+        return prompt_arrays([*grid_prompts(size, 1), box], size, square, self.head)
 
 
 def prompts_of(sample: Sample, size: tuple[int, int]) -> Sequence[Prompt]:
@@ -484,7 +472,7 @@ def prompts_of(sample: Sample, size: tuple[int, int]) -> Sequence[Prompt]:
 
 def _masks(answers: Answers, index: int) -> np.ndarray:
     """bool [prompts, height, width] at the image's size."""
-    width, height = (int(side) for side in answers.columns[SIZE][index])
+    width, height = answers.size(index)
     bits = answers.columns[BITS][index]
     found = np.unpackbits(bits, axis=1, count=width * height)
     return found.reshape(len(bits), height, width).astype(np.bool_)

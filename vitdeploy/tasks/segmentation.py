@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -15,28 +15,29 @@ from vitdeploy.data.masks import read_masks, understood
 from vitdeploy.errors import DataError
 from vitdeploy.runtime.drawing import class_picture
 from vitdeploy.runtime.postprocess import label_of
-from vitdeploy.runtime.segmentation import NONE, areas, classes_of
+from vitdeploy.runtime.tasks.segmentation import NONE, areas, classes_of
 from vitdeploy.spec import SegmentationSpec
-from vitdeploy.tasks.adapter import Data, DataChoice, Found, Panel, thumbnail, with_maps_of
-from vitdeploy.tasks.answers import Said
+from vitdeploy.tasks.adapter import Data, DataChoice, OfTask, Panel, thumbnail, with_maps_of
+from vitdeploy.tasks.answers import Measure, Metric, Said
 from vitdeploy.tasks.counted import CountedKit
-from vitdeploy.tasks.drawn import drawn
+from vitdeploy.tasks.images import Found, drawn
 from vitdeploy.verification.changes import MOVED_PIXELS, Changes, Counts, judged
-from vitdeploy.verification.comparison import Comparison, differences, worst_of
-from vitdeploy.verification.intervals import (
-    Floats,
-    least_of_difference,
-    least_of_share,
-    percentile_interval,
-    replicates,
+from vitdeploy.verification.comparison import (
+    Comparison,
+    Fields,
+    differences,
+    resampled_accuracy,
+    resampled_agreement,
+    worst_of,
 )
+from vitdeploy.verification.intervals import Floats, replicates
 from vitdeploy.verification.records import Answers, Records, Table
 
 # --- Compares the class maps of a semantic segmentation model with the original's, and both with labelled maps --------
 
 
 # int [height, width] of classes; negative where there is none.
-ClassMap = npt.NDArray[Any]
+ClassMap = np.ndarray
 # From this IoU on a class of an image counts as found.
 FOUND = 0.5
 
@@ -56,46 +57,25 @@ class SegmentationComparison(Comparison):
     reference_pixel_accuracy: float | None = None
 
 
-def compare_segmentation(
-    artifact: Iterable[ClassMap],
-    reference: Iterable[ClassMap],
-    truth: Iterable[ClassMap] | None,
-    *,
-    classes: int,
-    max_difference: float,
-    seed: int = 0,
-) -> SegmentationComparison:
-    """Compare the maps of the artifact and of the original of the same images, in the same order.
-
-    Each iterable is read once, one image of each at a time.
-
-    Args:
-        truth: the labelled maps, negative where a pixel has no class, or None.
-        classes: how many classes the models have.
-        max_difference: of the raw outputs, passed on.
-
-    Raises:
-        ValueError: iterables of other lengths, or no image; maps of other sizes.
-        DataError: not one labelled pixel in all images.
-    """
-    records = segmentation_records(artifact, reference, truth, classes=classes)
-    return segmentation_comparison(records, classes=classes, max_difference=max_difference, seed=seed)
-
-
 def segmentation_records(
     artifact: Iterable[ClassMap], reference: Iterable[ClassMap], truth: Iterable[ClassMap] | None, *, classes: int
 ) -> Records:
-    """What `segmentation_comparison` needs of each image; arguments as of `compare_segmentation`.
+    """What `segmentation_comparison` needs of each image, of maps of the same images in the same order. Each iterable
+    is read once, one image of each at a time.
 
     Tables: images, with how many pixels are the `same` of all `pixels`, and the `regions` of the original's map; with
     labels, classes: a row for each `index` of a class that an image has on any side, with its pixels in both and in the
     answer, `ours` and `theirs` int32 [rows, 2], and those that are `labelled`.
 
+    Args:
+        truth: the labelled maps, negative where a pixel has no class, or None.
+        classes: how many classes the models have.
+
     Raises:
-        ValueError: as `compare_segmentation`.
+        ValueError: iterables of other lengths, or no image; maps of other sizes.
     """
     images: list[tuple[int, int, int]] = []
-    rows: list[dict[str, npt.NDArray[Any]]] = []
+    rows: list[dict[str, np.ndarray]] = []
     labels = () if truth is None else (truth,)
     for a, b, *labelled in zip(artifact, reference, *labels, strict=True):
         images.append((int((a == b).sum()), b.size, len(np.unique(b[b >= 0]))))
@@ -114,7 +94,7 @@ def segmentation_records(
 def segmentation_comparison(
     records: Records, *, classes: int, max_difference: float, seed: int = 0
 ) -> SegmentationComparison:
-    """The comparison that the records of all images are of; arguments and errors as of `compare_segmentation`."""
+    """The comparison that the records of all images are of. DataError: not one labelled pixel in all images."""
     images, n = records["images"], records.n
     equal, pixels = images["same"].astype(np.float64), images["pixels"].astype(np.float64)
     regions, agreement = int(images["regions"].sum()), 100 * float(equal.sum() / pixels.sum())
@@ -123,8 +103,7 @@ def segmentation_comparison(
     return SegmentationComparison(
         n=n,
         metric="mIoU" if labelled else None,
-        agreement=agreement,
-        agreement_ci95=percentile_interval(agreement, drawn, least_of_share(agreement / 100, regions), (0.0, 100.0)),
+        **resampled_agreement(agreement, drawn, regions),
         agreement_of="pixels with the original's class",
         max_difference=max_difference,
         regions=regions,
@@ -164,7 +143,7 @@ def segmentation_changes(artifact: Iterable[ClassMap], reference: Iterable[Class
     return judged(moved > MOVED_PIXELS, moved)
 
 
-def _accuracy(rows: Table, n: int, classes: int, seed: int) -> dict[str, Any]:
+def _accuracy(rows: Table, n: int, classes: int, seed: int) -> Fields:
     if not rows["labelled"].sum():
         raise DataError(
             "the labels hold not one pixel with a class, so there is no mIoU",
@@ -186,15 +165,9 @@ def _accuracy(rows: Table, n: int, classes: int, seed: int) -> dict[str, Any]:
     for each in (rows["ours"], rows["theirs"]):
         both, answered = each.astype(np.int64).T
         found.append((both / np.maximum(answered + rows["labelled"] - both, 1) >= FOUND)[labelled])
-    drop = values[1] - values[0]
     right = [100 * float(each[0].sum() / each[2].sum()) for each in counts]
     return {
-        "value": values[0],
-        "reference_value": values[1],
-        "drop": drop,
-        "drop_ci95": percentile_interval(
-            drop, replicates(n, seed, drawn_drop), least_of_difference(found[1], found[0]), (-100.0, 100.0)
-        ),
+        **resampled_accuracy(values, replicates(n, seed, drawn_drop), found),
         "pixel_accuracy": right[0],
         "reference_pixel_accuracy": right[1],
     }
@@ -219,30 +192,33 @@ SHOWN_CLASSES = 4
 class SegmentationKit(CountedKit):
     finer = 8
     kinds = ("masks", "none")
+    compared = SegmentationComparison
+    metrics = (
+        Metric("mIoU", "mIoU is the mean over the classes of the intersection over union of all images’ pixels."),
+    )
+    measures = (
+        Measure("Right pixels, %", "pixel_accuracy", original=True),
+        Measure("Classes in images, of the original", "regions", 0),
+    )
+    head: SegmentationSpec
 
-    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
-        if choice.annotations is None or choice.labels == "none":
-            return super().find(choice, skipped)
+    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> Found:
         assert self.setting.classes is not None
-        labels, head = self.setting.labels, self._head
-        found = read_masks(choice.path, choice.annotations, skipped)
+        labels, head = self.setting.labels, self.head
+        found = read_masks(choice.path, place, skipped)
         found = understood(found, labels, self.setting.classes, head.ignore, head.reduce_labels)
         return Found(found.split(**choice.numbers), found, found.annotations)
 
-    @property
-    def _head(self) -> SegmentationSpec:
-        assert isinstance(self.setting.postprocess, SegmentationSpec)
-        return self.setting.postprocess
-
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         """The map, in the smallest type that holds it, and some of the raw numbers."""
-        found = classes_of(outputs, size, self.setting.images, self._head)
+        found = classes_of(outputs, size, self.setting.images, self.head)
         few = {name: drawn(output, KEPT) for name, output in outputs.items()}
         return {**few, MAP: found.astype(np.int16 if (self.setting.classes or 0) > 127 else np.int8)}
 
     def count(self, ours: Answers, reference: Answers, data: Data) -> Counts:
         assert self.setting.classes is not None
-        truth = None if data.truth is None else (self._truth(data, i) for i in range(len(data.evaluation)))
+        known = data.truths()
+        truth = None if known is None else (self._load(each) for each in known)
         maps = ours.columns[MAP], reference.columns[MAP]
         outputs = differences(ours, reference, [name for name in ours.columns if name != MAP])
         return segmentation_records(*maps, truth, classes=self.setting.classes).with_tables(outputs=outputs)
@@ -255,10 +231,9 @@ class SegmentationKit(CountedKit):
     def moved(self, answers: Answers, order: Sequence[int], reference: Answers) -> Answers:
         return with_maps_of(super().moved(answers, order, reference), MAP, reference)
 
-    def _truth(self, data: Data, index: int) -> np.ndarray:
+    def _load(self, annotation: OfTask) -> np.ndarray:
         assert self.setting.classes is not None
-        annotation = data.truth_at(index)
-        return np.asarray(annotation.load(self.setting.classes, self._head.ignore, self._head.reduce_labels))
+        return np.asarray(annotation.load(self.setting.classes, self.head.ignore, self.head.reduce_labels))
 
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
         return segmentation_changes(ours.columns[MAP], reference.columns[MAP])
@@ -270,16 +245,14 @@ class SegmentationKit(CountedKit):
             ", ".join([*(f"{each.label} {100 * each.share:.0f} %" for each in found[:SHOWN_CLASSES]), *more]), None
         )
 
-    def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
-        if data.truth is None:
-            return None
-        known = np.unique(self._truth(data, index))
+    def truth_line(self, truth: OfTask, labels: Sequence[str] | None) -> str:
+        known = np.unique(self._load(truth))
         return ", ".join(label_of(int(each), labels) for each in known[known != NONE][:8])
 
     def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[Panel]:
         """The image, the map of every artifact and the labelled one, in the same colours."""
         maps = {name: found.columns[MAP][index] for name, found in answers.items()}
         if data.truth is not None:
-            maps["label"] = self._truth(data, index)
+            maps["label"] = self._load(data.truth_at(index))
         for name, found in maps.items():
             yield Panel(name, thumbnail(np.asarray(class_picture(found.astype(np.int32)))))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +17,11 @@ from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.sequence import SequenceDecoder
 from vitdeploy.spec import SequenceSpec
-from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, TaskAdapter
-from vitdeploy.tasks.answers import Said
+from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Drive, TaskAdapter
+from vitdeploy.tasks.answers import Measure, Metric, Said
 from vitdeploy.verification.changes import Changes, judged
-from vitdeploy.verification.comparison import Comparison, doubt_value
-from vitdeploy.verification.intervals import draws, least_of_difference, least_of_share, percentile_interval, wilson
+from vitdeploy.verification.comparison import Comparison, Fields, resampled_accuracy, resampled_agreement
+from vitdeploy.verification.intervals import Floats, draws, wilson
 from vitdeploy.verification.records import Answers
 
 # --- Compares a sequence model's tokens with the original's, and both with the targets --------------------------------
@@ -83,10 +82,7 @@ def compare_sequences(
     return SequenceComparison(
         n=n,
         metric="token accuracy" if targets is not None else None,
-        agreement=agreement,
-        agreement_ci95=percentile_interval(
-            agreement, _share(weights, counts), least_of_share(agreement / 100, tokens), (0.0, 100.0)
-        ),
+        **resampled_agreement(agreement, _share(weights, counts), tokens),
         agreement_of="tokens at the same position",
         max_difference=max_difference,
         tokens=tokens,
@@ -108,7 +104,7 @@ def token_changes(
     return judged(counts[:, 0] < counts[:, 1], other, *right)
 
 
-def _counts(a: Sequence[Tokens], b: Sequence[Tokens], pad: int) -> npt.NDArray[np.float64]:
+def _counts(a: Sequence[Tokens], b: Sequence[Tokens], pad: int) -> Floats:
     """For each pair of sequences: equal positions, and positions where at least one has a token. float64 [n, 2]."""
     rows = []
     for one, other in zip(a, b, strict=True):
@@ -123,11 +119,11 @@ def _filled(tokens: Tokens, length: int, pad: int) -> Tokens:
     return np.pad(np.asarray(tokens, np.int64), (0, length - len(tokens)), constant_values=pad)
 
 
-def _exact(counts: npt.NDArray[np.float64]) -> int:
+def _exact(counts: Floats) -> int:
     return int((counts[:, 0] == counts[:, 1]).sum())
 
 
-def _share(weights: npt.NDArray[np.float64], counts: npt.NDArray[np.float64]) -> Any:
+def _share(weights: Floats, counts: Floats) -> Floats:
     """Percent of positions that are equal, of weighted sequences; 100 without positions."""
     equal, used = weights @ counts[:, 0], weights @ counts[:, 1]
     return np.where(used > 0, 100 * equal / np.maximum(used, 1), 100.0)
@@ -138,8 +134,8 @@ def _accuracy(
     reference: Sequence[Tokens],
     targets: Sequence[Tokens],
     pad: int,
-    weights: npt.NDArray[np.float64],
-) -> dict[str, Any]:
+    weights: Floats,
+) -> Fields:
     wanted = [np.flatnonzero(np.asarray(target) != pad) for target in targets]
     if not sum(map(len, wanted)):
         raise DataError(
@@ -149,7 +145,6 @@ def _accuracy(
         )
     ours, theirs = (_counts(side, targets, pad) for side in (artifact, reference))
     value, reference_value = (float(_share(np.ones(len(targets)), counts)) for counts in (ours, theirs))
-    drop = reference_value - value
     right = [
         np.concatenate(
             [
@@ -157,14 +152,11 @@ def _accuracy(
                 for tokens, target, at in zip(side, targets, wanted, strict=True)
             ]
         )
-        for side in (reference, artifact)
+        for side in (artifact, reference)
     ]
     spread = _share(weights, theirs) - _share(weights, ours)
     return {
-        "value": value,
-        "reference_value": reference_value,
-        "drop": drop,
-        "drop_ci95": percentile_interval(drop, spread, least_of_difference(*right), (-100.0, 100.0)),
+        **resampled_accuracy((value, reference_value), spread, right),
         "exact_match": 100 * _exact(ours) / len(targets),
         "reference_exact_match": 100 * _exact(theirs) / len(targets),
     }
@@ -186,16 +178,12 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Decoding:
+class Decoding(Drive):
     """Decodes the calibration sources one at a time, each until it ends: no step that an app would not run."""
 
     samples: Sequence[Pair]
     sequence: SequenceSpec
     noun = "sequences"
-
-    @property
-    def total(self) -> int:
-        return len(self.samples)
 
     @property
     def distinct(self) -> int:
@@ -211,12 +199,23 @@ class Decoding:
             decoder.decode(pair.source[None])
             progress(1)
 
-    def warnings(self) -> list[str]:
-        return []
-
 
 class SequenceKit(TaskAdapter):
     noun = "sequence"
+    compared = SequenceComparison
+    metrics = (
+        Metric(
+            "token accuracy", "Token accuracy counts the positions that hold the wanted token.", title="Token accuracy"
+        ),
+    )
+    measures = (
+        Measure("Wholly right, %", "exact_match", original=True),
+        Measure("Wholly as the original, %", "exact_agreement", interval="exact_agreement_ci95"),
+        Measure("Tokens compared", "tokens", 0),
+    )
+    counts = "tokens"
+    guard = 95.0
+    in_words = True
 
     def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
         progress("read the tokens", 0, 1)
@@ -226,22 +225,16 @@ class SequenceKit(TaskAdapter):
         return Data(choice.path.parent, rows[0], rows[1], digest(calibration), digest(evaluation))
 
     def drive(self, calibration: Calibration) -> Decoding:
-        assert self.setting.sequence is not None
-        return Decoding(calibration.samples, self.setting.sequence)
+        return Decoding(calibration.samples, self._sequence)
 
     def calibration(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Calibration:
         found = shuffled(_tokens(choice.path), choice.calibration or None, choice.seed, source=str(choice.path))
         return Calibration(_pairs(found))
 
     @property
-    def _pad(self) -> int:
+    def _sequence(self) -> SequenceSpec:
         assert self.setting.sequence is not None
-        return self.setting.sequence.pad
-
-    @property
-    def _end(self) -> int:
-        assert self.setting.sequence is not None
-        return self.setting.sequence.end
+        return self.setting.sequence
 
     def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
         """The tokens, and the logit of each: all logits of all steps would not fit into memory."""
@@ -269,13 +262,13 @@ class SequenceKit(TaskAdapter):
             ours.columns[TOKENS],
             reference.columns[TOKENS],
             targets or None,
-            pad=self._pad,
+            pad=self._sequence.pad,
             max_difference=self._difference(ours, reference),
         )
 
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
         targets = [pair.target for pair in data.evaluation if pair.target is not None]
-        return token_changes(ours.columns[TOKENS], reference.columns[TOKENS], targets or None, self._pad)
+        return token_changes(ours.columns[TOKENS], reference.columns[TOKENS], targets or None, self._sequence.pad)
 
     def sample_name(self, data: Data, index: int) -> str:
         return f"sequence {index}"
@@ -286,20 +279,17 @@ class SequenceKit(TaskAdapter):
         columns = (a.columns[name] for a in (ours, reference) for name in (TOKENS, BEST))
         for a, scores, b, wanted in zip(*columns, strict=True):
             steps = min(len(a), len(b))
-            last = np.flatnonzero((a[:steps] != b[:steps]) | (a[:steps] == self._end))
+            last = np.flatnonzero((a[:steps] != b[:steps]) | (a[:steps] == self._sequence.end))
             steps = int(last[0]) + 1 if len(last) else steps
             worst = max(worst, float(np.abs(scores[:steps] - wanted[:steps]).max(initial=0.0)))
             largest = max(largest, float(np.abs(wanted[:steps]).max(initial=0.0)))
         return worst / max(largest, 1e-300)
 
-    def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
-        return doubt_value(found.metric, found.reference_value)
-
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
         return Said(self._text(answers.columns[TOKENS][index]), None)
 
     def _text(self, tokens: np.ndarray) -> str:
-        return " ".join(str(int(token)) for token in tokens if token != self._pad)
+        return " ".join(str(int(token)) for token in tokens if token != self._sequence.pad)
 
     def picture(self, data: Data, index: int) -> bytes | None:
         return None

@@ -5,26 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.runtime.task import cosine
-from vitdeploy.runtime.values import equal_share, line_of, signal_to_noise
+from vitdeploy.runtime.postprocess import cosine, equal_share, signal_to_noise
+from vitdeploy.runtime.runner import Array
+from vitdeploy.runtime.tasks.tensors import line_of
 from vitdeploy.spec import TensorsSpec
 from vitdeploy.tasks.adapter import Data, ImageKit
-from vitdeploy.tasks.answers import Said
-from vitdeploy.tasks.drawn import drawn
+from vitdeploy.tasks.answers import Measure, Said
+from vitdeploy.tasks.images import drawn
 from vitdeploy.verification.changes import Changes, judged
-from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.intervals import wilson
+from vitdeploy.verification.comparison import Comparison, counted_agreement
 from vitdeploy.verification.records import Answers
 
 # --- Compares outputs of which only the numbers are known with the original's -----------------------------------------
 
 
-Array = npt.NDArray[Any]
 # By output: one array per image.
 Columns = Mapping[str, Sequence[Array]]
 
@@ -81,12 +79,10 @@ def compare_tensors(ours: Columns, theirs: Columns, exact: Sequence[str]) -> Ten
         raise ValueError(f"outputs {shapes[0]} against {shapes[1]}")
     facts = tuple((_exact if name in exact else _floats)(name, ours[name], theirs[name]) for name in theirs)
     alike = n - int(_differs(ours, theirs, exact).sum())
-    low, high = wilson(alike, n)
     return TensorComparison(
         n=n,
         metric=None,
-        agreement=100 * alike / n,
-        agreement_ci95=(100 * low, 100 * high),
+        **counted_agreement(alike, n),
         agreement_of=f"images whose outputs all have {LEAST_SNR:g} dB of signal to noise",
         max_difference=max((each.max_difference for each in facts if each.max_difference is not None), default=0.0),
         outputs=facts,
@@ -158,21 +154,24 @@ KEPT = 1 << 16
 
 class TensorsKit(ImageKit):
     kinds = ("none", "folders")
+    compared = TensorComparison
+    measures = (
+        Measure("Cosine, least", "cosine_min", 5),
+        Measure("Signal to noise, least, dB", "snr_min", 1),
+        Measure("Equal elements, %", "equal_min"),
+    )
+    guard = 95.0
+    head: TensorsSpec
 
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         """Every output; of a larger one KEPT of its numbers, the same of every image and artifact."""
         return {name: drawn(output, KEPT) for name, output in outputs.items()}
 
-    @property
-    def _exact(self) -> tuple[str, ...]:
-        assert isinstance(self.setting.postprocess, TensorsSpec)
-        return self.setting.postprocess.exact
-
     def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
-        return compare_tensors(ours.columns, reference.columns, self._exact)
+        return compare_tensors(ours.columns, reference.columns, self.head.exact)
 
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
-        return tensor_changes(ours.columns, reference.columns, self._exact)
+        return tensor_changes(ours.columns, reference.columns, self.head.exact)
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
         """The first output, in the numbers that describe it."""

@@ -6,7 +6,7 @@ import hashlib
 import string
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,16 +22,17 @@ from vitdeploy.progress import Progress
 from vitdeploy.quantization.prepare import LEAST_IMAGES
 from vitdeploy.runtime.flow import FlowRunner
 from vitdeploy.runtime.flows import IMAGE_TOWER, TEXT_TOWER
-from vitdeploy.runtime.postprocess import classify, sigmoid
+from vitdeploy.runtime.postprocess import sigmoid
 from vitdeploy.runtime.preprocess import to_input
 from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.runtime.tasks.classification import classify
+from vitdeploy.runtime.tasks.zero_shot import TextsBound, TextsSent
 from vitdeploy.runtime.tokenizer import TextTokenizer, Tokens
-from vitdeploy.runtime.zero_shot import TextsBound, TextsSent
 from vitdeploy.spec import OpenVocabularySpec, PreprocessSpec, ReadsTexts, ZeroShotSpec
-from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Found, Setting, TaskAdapter
+from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Drive, Setting, TaskAdapter
 from vitdeploy.tasks.answers import Said
 from vitdeploy.tasks.classification import ClassificationKit
-from vitdeploy.tasks.images import labels_in
+from vitdeploy.tasks.images import Found, labels_in
 from vitdeploy.verification.records import Answers
 
 # As many as an image of a golden set is compared with.
@@ -39,14 +40,14 @@ GOLDEN_TEXTS = 32
 
 
 @dataclass(frozen=True)
-class Embedding:
+class Embedding(Drive):
     """Embeds the calibration images and texts, one at a time."""
 
     samples: Sequence[Sample]
     tokens: Tokens
     preprocess: PreprocessSpec
     cut: tuple[str, ...] = ()
-    noun: str = field(default="images and texts", init=False)
+    noun = "images and texts"
 
     @property
     def total(self) -> int:
@@ -126,6 +127,9 @@ class TextKit(TaskAdapter):
 
 class ZeroShotKit(TextKit, ClassificationKit):
     """A classifier among the texts of the data. Without class folders the answer of an image is its nearest text."""
+
+    score = None
+    attention = False
 
     def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
         return self.with_texts(super().load(choice, skip_bad=skip_bad, progress=progress))

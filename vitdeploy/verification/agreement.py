@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.verification.comparison import Comparison, Control, paired_accuracy, paired_counts
-from vitdeploy.verification.intervals import wilson
+from vitdeploy.verification.comparison import Comparison, Control, counted_agreement, paired_accuracy, paired_counts
 
 Logits = npt.NDArray[np.float32]
 
@@ -111,13 +110,11 @@ class Tally:
 
     def agreement(self) -> Agreement:
         """The comparison that these counts are of."""
-        low, high = wilson(self.same, self.n)
         return Agreement(
             n=self.n,
             metric=None if self.right is None else "top-1",
             agreement_of=TOP1_ANSWERS,
-            agreement=100 * self.same / self.n,
-            agreement_ci95=(100 * low, 100 * high),
+            **counted_agreement(self.same, self.n),
             kl=float(self.kl / self.n),
             cosine_mean=float(self.cosine / self.n),
             cosine_min=self.cosine_min,

@@ -1,8 +1,7 @@
 """COCO's average precision for many draws of the same images at once.
 
 pycocotools, COCO's own program, matches detections with objects. This module accumulates the matches into precision
-over
-recall for all draws of a bootstrap together: an image that was drawn twice counts twice, as if it were in the list
+over recall for all draws of a bootstrap together: an image that was drawn twice counts twice, as if it were in the list
 twice, and a drawn list needs no second matching (`COCOeval.accumulate` does not support one: it reads `params.imgIds`
 by position, and needs seconds for each).
 """
@@ -12,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,6 +32,8 @@ IOUS = np.linspace(0.5, 0.95, 10)
 RECALLS = np.linspace(0.0, 1.0, 101)
 MAX_DETECTIONS = 100
 ANY_AREA = [[0.0, 1e10]]
+# Of each image what COCO's data sets say of its objects, but for the ids.
+Entries = Sequence[Sequence[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,25 @@ class Objects:
     classes: npt.NDArray[np.int64]
     scores: npt.NDArray[np.floating[Any]]
     boxes: npt.NDArray[np.floating[Any]]
+
+    def above(self, threshold: float) -> Objects:
+        """Those with a score of at least `threshold`."""
+        kept = self.scores >= threshold
+        return Objects(self.classes[kept], self.scores[kept], self.boxes[kept])
+
+    def overlaps(self, other: Objects) -> Floats:
+        """The IoU with each of `other`: float64 [k, others]."""
+        return iou(self.boxes, other.boxes)
+
+
+def iou(a: npt.NDArray[np.floating[Any]], b: npt.NDArray[np.floating[Any]]) -> Floats:
+    """Intersection over union of boxes [n, 4] and [m, 4] given as x0 y0 x1 y1: float64 [n, m]; empty equal boxes: 1."""
+    a, b = np.asarray(a, np.float64).reshape(-1, 1, 4), np.asarray(b, np.float64).reshape(1, -1, 4)
+    common = np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2])
+    intersection = common.clip(0).prod(axis=-1)
+    union = (a[..., 2:] - a[..., :2]).clip(0).prod(axis=-1) + (b[..., 2:] - b[..., :2]).clip(0).prod(axis=-1)
+    union = union - intersection
+    return np.asarray(np.where(union > 0, intersection / np.where(union > 0, union, 1), (a == b).all(axis=-1)))
 
 
 @dataclass(frozen=True)
@@ -71,65 +92,73 @@ class Matched:
     objects: Table
 
 
-def match(objects: Sequence[Objects], truth: Sequence[Boxes]) -> list[Matches]:
-    """Match detections with labelled objects image by image; one entry for each class that has labelled objects.
-
-    Detections of other classes are ignored, as in COCO's mean over classes.
+def match_boxes(objects: Sequence[Objects], truth: Sequence[Boxes]) -> Matched:
+    """Match detections with labelled objects image by image, of all classes that are found or labelled.
 
     Raises:
         MissingPackageError: pycocotools is not installed.
     """
-    return matches_of(match_boxes(objects, truth), len(truth))
+    labelled = []
+    for known in truth:
+        columns = (known.classes, known.crowd, known.area)
+        rows = zip(_corner_and_size(known.boxes), *(each.tolist() for each in columns), strict=True)
+        labelled.append(
+            [{"category_id": c, "bbox": box, "area": area, "iscrowd": int(crowd)} for box, c, crowd, area in rows]
+        )
+    found = []
+    for each in objects:
+        rows = zip(_corner_and_size(each.boxes), each.classes.tolist(), each.scores.tolist(), strict=True)
+        found.append(
+            [{"category_id": c, "bbox": box, "area": box[2] * box[3], "score": score} for box, c, score in rows]
+        )
+    return match_entries([{}] * len(truth), labelled, found, "bbox")
 
 
-def match_boxes(objects: Sequence[Objects], truth: Sequence[Boxes]) -> Matched:
-    """The same image by image, of all classes that are found or labelled."""
-    return match_rows(*_documents(objects, truth), "bbox")
-
-
-def match_documents(
-    labels: dict[str, Any],
-    detections: dict[str, Any],
+def match_entries(
+    images: Sequence[Mapping[str, Any]],
+    labelled: Entries,
+    found: Entries,
     kind: Literal["bbox", "segm", "keypoints"],
     sigmas: Sequence[float] | None = None,
-) -> list[Matches]:
-    """Match the annotations of two data sets in COCO's form, image by image, by IoU of boxes or masks, or by OKS; one
-    entry for each category. `sigmas`: of the key points, None for COCO's own.
+) -> Matched:
+    """Match what is found with what is labelled, image by image, by IoU of boxes or masks, or by OKS; as rows of the
+    images, which may be joined with those of others: what an image has does not depend on the other images.
+
+    Args:
+        images: what COCO's data set says of each, but for its id. sigmas: of the key points, None for COCO's own.
 
     Raises:
         MissingPackageError: pycocotools is not installed.
     """
-    n, classes = len(labels["images"]), len(labels["categories"])
+    n, categories = len(images), sorted({each["category_id"] for each in itertools.chain(*labelled, *found)})
+    # Ids start at 1, as 0 means "no match" to pycocotools.
+    common = {
+        "images": [{"id": i, **image} for i, image in enumerate(images, 1)],
+        "categories": [{"id": category} for category in categories],
+    }
+    labels, detections = ({**common, "annotations": _numbered(entries)} for entries in (labelled, found))
     results = _evaluated(labels, detections, kind, sigmas)
-    return [matches_of_class(results[k * n : (k + 1) * n]) for k in range(classes)]
-
-
-def match_rows(labels: dict[str, Any], detections: dict[str, Any], kind: Literal["bbox", "segm"]) -> Matched:
-    """The same as rows of the images, which may be joined with those of others: what an image has does not depend on
-    the other images. Categories are numbered as they are in the data sets, and may be all or some of what is found."""
-    n, categories = len(labels["images"]), [each["id"] for each in labels["categories"]]
-    results = _evaluated(labels, detections, kind, None)
-    found = [
+    matches = [
         (i, category, each)
         for i in range(n)
         for category, each in zip(categories, results[i::n], strict=True)
         if each is not None
     ]
     none = np.zeros((len(IOUS), 0))
-    matched = np.concatenate([none, *(each["dtMatches"] for *_, each in found)], axis=1) > 0
-    counted = ~np.concatenate([none, *(each["dtIgnore"] for *_, each in found)], axis=1).astype(bool)
-    ignored = np.concatenate([none[0], *(each["gtIgnore"] for *_, each in found)]) != 0
+    matched = np.concatenate([none, *(each["dtMatches"] for *_, each in matches)], axis=1) > 0
+    counted = ~np.concatenate([none, *(each["dtIgnore"] for *_, each in matches)], axis=1).astype(bool)
+    ignored = np.concatenate([none[0], *(each["gtIgnore"] for *_, each in matches)]) != 0
     return Matched(
         _rows(
-            [(i, category, len(each["dtScores"])) for i, category, each in found],
-            score=np.concatenate([none[0], *(each["dtScores"] for *_, each in found)]),
+            [(i, category, len(each["dtScores"])) for i, category, each in matches],
+            score=np.concatenate([none[0], *(each["dtScores"] for *_, each in matches)]),
             right=_bits(matched & counted),
             counted=_bits(counted),
         ),
         _rows(
-            [(i, category, len(each["gtIgnore"])) for i, category, each in found],
+            [(i, category, len(each["gtIgnore"])) for i, category, each in matches],
             ignored=ignored,
-            found=np.concatenate([none[0], *(each["gtMatches"][0] for *_, each in found)]) > 0,
+            found=np.concatenate([none[0], *(each["gtMatches"][0] for *_, each in matches)]) > 0,
         ),
     )
 
@@ -151,7 +180,8 @@ def _flags(bits: npt.NDArray[np.uint16]) -> Bools:
 
 
 def matches_of(matched: Matched, n: int) -> list[Matches]:
-    """The rows of n images, joined, by class; one entry for each class that has labelled objects."""
+    """The rows of n images, joined, by class; one entry for each class that has labelled objects. Detections of other
+    classes are ignored, as in COCO's mean over classes."""
     detections, objects = matched.detections, matched.objects
     order = np.argsort(detections["category"], kind="stable")
     sorted_categories = detections["category"][order]
@@ -171,6 +201,12 @@ def matches_of(matched: Matched, n: int) -> list[Matches]:
             )
         )
     return found
+
+
+def _numbered(entries: Entries) -> list[dict[str, Any]]:
+    """Annotations with their ids."""
+    every = ((i, entry) for i, image in enumerate(entries, 1) for entry in image)
+    return [{"id": number, "image_id": i, **entry} for number, (i, entry) in enumerate(every, 1)]
 
 
 def _evaluated(
@@ -201,55 +237,9 @@ def _evaluated(
     return list(run.evalImgs)
 
 
-def _documents(objects: Sequence[Objects], truth: Sequence[Boxes]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Labels and detections as COCO's data sets. Ids start at 1, as 0 means "no match" to pycocotools."""
-    labelled = {int(c) for boxes in truth for c in boxes.classes}
-    classes = sorted(labelled | {int(c) for found in objects for c in found.classes})
-    images = {
-        "images": [{"id": i} for i in range(1, len(truth) + 1)],
-        "categories": [{"id": c} for c in classes],
-    }
-    labels: list[dict[str, Any]] = []
-    for i, boxes in enumerate(truth, 1):
-        for c, (x, y, w, h), crowd, area in zip(
-            boxes.classes.tolist(),
-            _corner_and_size(boxes.boxes),
-            boxes.crowd.tolist(),
-            boxes.area.tolist(),
-            strict=True,
-        ):
-            entry = {"image_id": i, "category_id": c, "bbox": [x, y, w, h], "area": area, "iscrowd": int(crowd)}
-            labels.append({"id": len(labels) + 1, **entry})
-    detections: list[dict[str, Any]] = []
-    for i, found in enumerate(objects, 1):
-        for c, (x, y, w, h), score in zip(
-            found.classes.tolist(), _corner_and_size(found.boxes), found.scores.tolist(), strict=True
-        ):
-            entry = {"image_id": i, "category_id": c, "bbox": [x, y, w, h], "area": w * h, "score": score}
-            detections.append({"id": len(detections) + 1, **entry})
-    return {**images, "annotations": labels}, {**images, "annotations": detections}
-
-
 def _corner_and_size(boxes: npt.NDArray[Any]) -> list[list[float]]:
     corners = np.asarray(boxes, np.float64).reshape(-1, 4)
     return np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1).tolist()  # type: ignore[no-any-return]
-
-
-def matches_of_class(results: Sequence[dict[str, Any] | None]) -> Matches:
-    """The images' results for one class, joined; an image without objects and detections has None."""
-    given = [(i, result) for i, result in enumerate(results) if result is not None]
-    scores = np.concatenate([result["dtScores"] for _, result in given])
-    order = np.argsort(-scores, kind="mergesort")
-    image = np.concatenate([np.full(len(result["dtScores"]), i) for i, result in given]).astype(np.int64)
-    matched = np.concatenate([result["dtMatches"] for _, result in given], axis=1) > 0
-    counted = ~np.concatenate([result["dtIgnore"] for _, result in given], axis=1).astype(bool)
-    positives = np.zeros(len(results), np.int64)
-    for i, result in given:
-        positives[i] = int((np.asarray(result["gtIgnore"]) == 0).sum())
-    found = [result["gtMatches"][0][np.asarray(result["gtIgnore"]) == 0] > 0 for _, result in given]
-    return Matches(
-        image[order], (matched & counted)[:, order], counted[:, order], positives, np.concatenate(found).astype(bool)
-    )
 
 
 def average_precision(matches: Sequence[Matches], draws: Floats) -> Floats:

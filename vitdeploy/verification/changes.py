@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from vitdeploy.data.panoptic import PanopticMap
 from vitdeploy.verification.agreement import Tally
-from vitdeploy.verification.average_precision import Objects
-from vitdeploy.verification.detection import partners
+from vitdeploy.verification.detection import Found, partners
 from vitdeploy.verification.records import Ints, Records
 
 # --- The samples that an artifact answers differently from the original -----------------------------------------------
@@ -58,7 +57,7 @@ def judged(changed: Bools, size: Floats, right: Bools | None = None, was_right: 
     return Changes(changed, lost, gained, np.where(changed, np.maximum(rank + size, 1e-9), 0.0))
 
 
-def object_changes(artifact: Sequence[Objects], reference: Sequence[Objects]) -> Changes:
+def object_changes(artifact: Sequence[Found], reference: Sequence[Found]) -> Changes:
     """Changed images: those with a visible object that has no partner on the other side (`detection.pair`); more such
     objects, and higher scores, are worse."""
     lonely = np.zeros(len(reference))

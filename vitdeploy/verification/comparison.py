@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.verification.intervals import paired_difference, wilson
+from vitdeploy.verification.intervals import (
+    Floats,
+    least_of_difference,
+    least_of_share,
+    paired_difference,
+    percentile_interval,
+    wilson,
+)
 from vitdeploy.verification.records import Answers, Table
 
 # --- The common fields of every task's comparison of an artifact with the original, for one gate and one report -------
@@ -28,6 +35,10 @@ class Control:
     agreement: float
     value: float | None
     difference: float
+
+
+# Some of the fields of a comparison, by name.
+Fields = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +99,33 @@ def least_to_prove(control: Control) -> float:
     return (100 + control.agreement) / 2
 
 
+def counted_agreement(same: int, n: int) -> Fields:
+    """The agreement fields of a `Comparison`, of n answers of which so many are the same, with Wilson's interval."""
+    low, high = wilson(same, n)
+    return {"agreement": 100 * same / n, "agreement_ci95": (100 * low, 100 * high)}
+
+
+def resampled_agreement(agreement: float, drawn: Floats, trials: int) -> Fields:
+    """The same of an agreement in percent, by those that are `drawn` from the images again; its interval is no narrower
+    than that of so many independent trials."""
+    least = least_of_share(agreement / 100, trials)
+    return {"agreement": agreement, "agreement_ci95": percentile_interval(agreement, drawn, least, (0.0, 100.0))}
+
+
+def resampled_accuracy(
+    values: Sequence[float], drawn: Floats, right: Sequence[npt.NDArray[np.bool_]], drop: float | None = None
+) -> Fields:
+    """The accuracy fields of a `Comparison`, by the drops that are `drawn` from the images again.
+
+    Args:
+        values: the artifact's and the original's. drop: None for their difference.
+        right: of both, whether each answer to the same questions is: no interval is narrower than that of these.
+    """
+    lost = values[1] - values[0] if drop is None else drop
+    interval = percentile_interval(lost, drawn, least_of_difference(right[1], right[0]), (-100.0, 100.0))
+    return {"value": values[0], "reference_value": values[1], "drop": lost, "drop_ci95": interval}
+
+
 def paired_counts(ours: npt.NDArray[np.bool_], theirs: npt.NDArray[np.bool_]) -> tuple[int, int, int, int]:
     """How many are right of both, only of the original, only of the artifact, of neither: from who was right, bool [n]
     each."""
@@ -95,7 +133,7 @@ def paired_counts(ours: npt.NDArray[np.bool_], theirs: npt.NDArray[np.bool_]) ->
     return both, lost, gained, len(ours) - both - lost - gained
 
 
-def paired_accuracy(both: int, lost: int, gained: int, neither: int) -> dict[str, Any]:
+def paired_accuracy(both: int, lost: int, gained: int, neither: int) -> Fields:
     """The accuracy fields of a `Comparison`, from `paired_counts`."""
     # The difference is original minus artifact, so that a loss is positive.
     low, high = paired_difference(both, lost, gained, neither)

@@ -1,22 +1,39 @@
-"""Compares a detector's objects with the original's, and both with the labelled ones."""
+"""Compares the objects that a model finds, by boxes or masks, with the original's, and both with labelled ones."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.data.detection import Boxes
 from vitdeploy.errors import DataError
-from vitdeploy.verification.average_precision import Matched, Objects, average_precision, match_boxes, matches_of
-from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.intervals import least_of_difference, least_of_share, percentile_interval, replicates
+from vitdeploy.verification.average_precision import Matched, Matches, average_precision, matches_of
+from vitdeploy.verification.comparison import Comparison, resampled_accuracy, resampled_agreement
+from vitdeploy.verification.intervals import Floats, replicates
 from vitdeploy.verification.records import Records, Table
 
 MATCH_IOU = 0.5
+
+Label = TypeVar("Label")
+Found = TypeVar("Found", bound="FoundObjects")
+Compared = TypeVar("Compared", bound="DetectionComparison")
+
+
+class FoundObjects(Protocol):
+    """What a model found in one image: objects with their classes int64 [k] and scores float [k]."""
+
+    @property
+    def classes(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def scores(self) -> npt.NDArray[np.floating[Any]]: ...
+    def above(self: Found, threshold: float) -> Found:
+        """Those with a score of at least `threshold`."""
+
+    def overlaps(self: Found, other: Found) -> Floats:
+        """The IoU with each of `other`: float64 [k, others]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,132 +53,94 @@ class DetectionComparison(Comparison):
     reference_ap50: float | None = None
     ap75: float | None = None
     reference_ap75: float | None = None
+    # The name of the metric, in documents and in words; objects and their overlap.
+    WORDS: ClassVar[tuple[str, str, str, str]] = ("mAP", "mAP", "objects", "IoU")
 
+    @classmethod
+    def of(
+        cls: type[Compared], records: Records, *, threshold: float, max_difference: float, seed: int = 0
+    ) -> Compared:
+        """The comparison that the records of all images (`object_records`) are of.
 
-def compare_detections(
-    artifact: Sequence[Objects],
-    reference: Sequence[Objects],
-    truth: Sequence[Boxes] | None,
-    *,
-    threshold: float,
-    max_difference: float,
-    seed: int = 0,
-) -> DetectionComparison:
-    """Compare what the artifact and the original found in the same images, in the same order.
+        Args:
+            max_difference: of the raw outputs, passed on.
 
-    mAP counts all detections, whatever their score, so pass all of them.
-
-    Args:
-        truth: the labelled objects with the models' class numbers (`Boxes.renumbered`), or None.
-        threshold: the score from which a user sees an object.
-        max_difference: of the raw outputs, passed on.
-
-    Raises:
-        ValueError: lists of different lengths, or no image.
-        DataError: not one labelled object in all images.
-        MissingPackageError: there are labels, and pycocotools is not installed.
-    """
-    records = detection_records(artifact, reference, truth, threshold=threshold)
-    return detection_comparison(records, threshold=threshold, max_difference=max_difference, seed=seed)
-
-
-def detection_records(
-    artifact: Sequence[Objects], reference: Sequence[Objects], truth: Sequence[Boxes] | None, *, threshold: float
-) -> Records:
-    """What `detection_comparison` needs of each image; arguments and errors as of `compare_detections`, but for
-    DataError. For the tables see `object_records`."""
-    require_together(artifact, reference, truth)
-    pairs = [pair(_shown(a, threshold), _shown(b, threshold)) for a, b in zip(artifact, reference, strict=True)]
-    shown = [[int((each.scores >= threshold).sum()) for each in side] for side in (artifact, reference)]
-    matched = None if truth is None else [match_boxes(each, truth) for each in distinct(artifact, reference)]
-    return object_records(pairs, shown, matched)
-
-
-def detection_comparison(
-    records: Records, *, threshold: float, max_difference: float, seed: int = 0
-) -> DetectionComparison:
-    """The comparison that the records of all images are of; arguments and errors as of `compare_detections`."""
-    pairs = records["pairs"]
-    return DetectionComparison(
-        n=records.n,
-        metric="mAP" if "objects" in records else None,
-        **shared_objects(records, seed),
-        agreement_of=f"objects of score {threshold:g} or more with the same class and IoU {MATCH_IOU:g} or more",
-        max_difference=max_difference,
-        threshold=threshold,
-        objects=int(records["images"]["shown"][:, 1].sum()),
-        iou_mean=float(pairs["iou"].mean()) if len(pairs) else None,
-        score_difference_mean=float(pairs["apart"].mean()) if len(pairs) else None,
-        **(accuracy_of(records, seed, "mAP") if "objects" in records else {}),
-    )
-
-
-def require_together(artifact: Sized, reference: Sized, truth: Sized | None) -> None:
-    """Raise ValueError for lists of different lengths, or no image."""
-    n = len(reference)
-    if not n or len(artifact) != n or (truth is not None and len(truth) != n):
-        raise ValueError(f"{len(artifact)} images against {n}, {'no' if truth is None else len(truth)} labels")
-
-
-T = TypeVar("T")
-
-
-def distinct(artifact: T, reference: T) -> list[T]:
-    """Both; one where they are the same, as of the original against itself."""
-    return [artifact] if artifact is reference else [artifact, reference]
+        Raises:
+            DataError: there are labels, and not one object in all images.
+        """
+        metric, in_words, objects, overlap = cls.WORDS
+        pairs, labelled = records["pairs"], "objects" in records
+        return cls(
+            n=records.n,
+            metric=metric if labelled else None,
+            **_agreement(records, seed),
+            agreement_of=f"{objects} of score {threshold:g} or more with the same class and {overlap} {MATCH_IOU:g} "
+            "or more",
+            max_difference=max_difference,
+            threshold=threshold,
+            objects=int(records["images"]["shown"][:, 1].sum()),
+            iou_mean=float(pairs["iou"].mean()) if len(pairs) else None,
+            score_difference_mean=float(pairs["apart"].mean()) if len(pairs) else None,
+            **(_accuracy(records, seed, in_words) if labelled else {}),
+        )
 
 
 def object_records(
-    pairs: Sequence[npt.NDArray[np.float64]], shown: Sequence[Sequence[int]], matched: Sequence[Matched] | None
+    artifact: Sequence[Found],
+    reference: Sequence[Found],
+    truth: Sequence[Label] | None,
+    match: Callable[[Sequence[Found], Sequence[Label]], Matched],
+    *,
+    threshold: float,
 ) -> Records:
-    """Records of images with objects.
+    """What a comparison of the objects in the same images, in the same order, needs of each.
 
     Tables: images, with how many objects are `shown` by the artifact and the original, int32 [n, 2]; pairs, with their
     `iou` and how far scores are `apart`. With labels, ours and theirs: what each side found (`Matched.detections`); and
     objects: the labelled ones (`Matched.objects`), `found` bool [objects, 2].
 
     Args:
-        pairs: of each image, as of `pair`. shown: of each side and image. matched: of each side, one where both are the
-            same; None without labels.
+        artifact, reference: all that they found, whatever its score: mAP is of the whole ranking.
+        truth: the labelled objects with the models' class numbers, or None; `match` matches them with what was found.
+        threshold: the score from which a user sees an object.
+
+    Raises:
+        ValueError: lists of different lengths, or no image.
+        MissingPackageError: there are labels, and pycocotools is not installed.
     """
-    n = len(pairs)
+    n = len(reference)
+    if not n or len(artifact) != n or (truth is not None and len(truth) != n):
+        raise ValueError(f"{len(artifact)} images against {n}, {'no' if truth is None else len(truth)} labels")
+    shown = [[each.above(threshold) for each in side] for side in (artifact, reference)]
+    pairs = [pair(a, b) for a, b in zip(*shown, strict=True)]
     tables = {
-        "images": Table.each(shown=np.array(shown, np.int32).T),
+        "images": Table.each(shown=np.array([[len(each.scores) for each in side] for side in shown], np.int32).T),
         "pairs": Table.of([{"iou": each[:, 0], "apart": each[:, 1]} for each in pairs]),
     }
-    if matched is None:
+    if truth is None:
         return Records(n, tables)
-    ours, theirs = matched[0], matched[-1]
+    ours = match(artifact, truth)
+    theirs = ours if artifact is reference else match(reference, truth)
     found = np.stack([ours.objects["found"], theirs.objects["found"]], axis=1)
     objects = Table(theirs.objects.image, {**theirs.objects.columns, "found": found})
     return Records(n, {**tables, "ours": ours.detections, "theirs": theirs.detections, "objects": objects})
 
 
-def shared_objects(records: Records, seed: int) -> dict[str, Any]:
+def _agreement(records: Records, seed: int) -> dict[str, Any]:
     """The agreement fields of a `Comparison`."""
     matched = np.bincount(records["pairs"].image, minlength=records.n).astype(np.float64)
     total = records["images"]["shown"].astype(np.float64).sum(axis=1)
-    agreement = float(_share(np.ones(len(matched)), matched, total))
-    least = least_of_share(agreement / 100, int(total.sum()) // 2)
-    drawn = replicates(records.n, seed, lambda weights: _share(weights, matched, total))
-    return {
-        "agreement": agreement,
-        "agreement_ci95": percentile_interval(agreement, drawn, least, (0.0, 100.0)),
-    }
+    drawn = replicates(records.n, seed, lambda weights: shared(weights, matched, total))
+    return resampled_agreement(float(shared(np.ones(len(matched)), matched, total)), drawn, int(total.sum()) // 2)
 
 
-def _shown(objects: Objects, threshold: float) -> Objects:
-    kept = objects.scores >= threshold
-    return Objects(objects.classes[kept], objects.scores[kept], objects.boxes[kept])
-
-
-def _share(weights: npt.NDArray[np.float64], matched: npt.NDArray[np.float64], total: npt.NDArray[np.float64]) -> Any:
-    """200 m / (a + b) of weighted images; 100 without objects."""
+def shared(weights: Floats, matched: Floats, total: Floats) -> Floats:
+    """200 m / (a + b) of weighted images with m matches among the a + b objects of both sides; 100 without objects."""
     m, both = weights @ matched, weights @ total
     return np.where(both > 0, 200 * m / np.maximum(both, 1), 100.0)
 
 
-def pair(a: Objects, b: Objects) -> npt.NDArray[np.float64]:
+def pair(a: Found, b: Found) -> Floats:
     """Pairs of one object of each, of one class and with IoU >= 0.5: float64 [pairs, 2], IoU and |score difference|.
 
     Each object is in one pair at most. The pair with the largest IoU is formed first (of equal ones, that of the
@@ -171,28 +150,13 @@ def pair(a: Objects, b: Objects) -> npt.NDArray[np.float64]:
     return _paired(a, b)[1]
 
 
-def partners(a: Objects, b: Objects) -> npt.NDArray[np.int64]:
+def partners(a: Found, b: Found) -> npt.NDArray[np.int64]:
     """Which object of each is in a pair (see `pair`): int64 [pairs, 2]."""
     return _paired(a, b)[0]
 
 
-class Scored(Protocol):
-    """Objects with their classes int64 [k] and scores float [k]."""
-
-    @property
-    def classes(self) -> npt.NDArray[np.int64]: ...
-    @property
-    def scores(self) -> npt.NDArray[np.floating[Any]]: ...
-
-
-def _paired(a: Objects, b: Objects) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    return paired(a, b, iou(a.boxes, b.boxes))
-
-
-def paired(
-    a: Scored, b: Scored, overlap: npt.NDArray[np.float64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """What `partners` and `pair` return, by the IoU of each of `a` with each of `b`."""
+def _paired(a: Found, b: Found) -> tuple[npt.NDArray[np.int64], Floats]:
+    overlap = a.overlaps(b)
     possible = (a.classes[:, None] == b.classes) & (overlap >= MATCH_IOU)
     rows, columns = np.nonzero(possible)
     apart = np.abs(a.scores[rows].astype(np.float64) - b.scores[columns])
@@ -207,22 +171,8 @@ def paired(
     return np.array(places, np.int64).reshape(-1, 2), np.array(pairs, np.float64).reshape(-1, 2)
 
 
-def iou(a: npt.NDArray[np.floating[Any]], b: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
-    """Intersection over union of boxes [n, 4] and [m, 4] given as x0 y0 x1 y1: float64 [n, m]; empty equal boxes: 1."""
-    a, b = np.asarray(a, np.float64).reshape(-1, 1, 4), np.asarray(b, np.float64).reshape(1, -1, 4)
-    common = np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2])
-    intersection = common.clip(0).prod(axis=-1)
-    union = (a[..., 2:] - a[..., :2]).clip(0).prod(axis=-1) + (b[..., 2:] - b[..., :2]).clip(0).prod(axis=-1)
-    union = union - intersection
-    return np.asarray(np.where(union > 0, intersection / np.where(union > 0, union, 1), (a == b).all(axis=-1)))
-
-
-def accuracy_of(records: Records, seed: int, metric: str) -> dict[str, Any]:
-    """The accuracy fields of a `Comparison`, and AP at IoU 0.50 and 0.75, of both sides' matches with the labels.
-
-    Raises:
-        DataError: the labels hold no object.
-    """
+def _accuracy(records: Records, seed: int, metric: str) -> dict[str, Any]:
+    """The accuracy fields of a `Comparison`, and AP at IoU 0.50 and 0.75, of both sides' matches with the labels."""
     n, objects = records.n, records["objects"]
     if objects["ignored"].all():
         raise DataError(
@@ -236,22 +186,22 @@ def accuracy_of(records: Records, seed: int, metric: str) -> dict[str, Any]:
         )
         for k, side in enumerate(("ours", "theirs"))
     )
+    return precision_fields(ours, theirs, n, seed)
+
+
+def precision_fields(
+    ours: Sequence[Matches], theirs: Sequence[Matches], n: int, seed: int, prefix: str = ""
+) -> dict[str, Any]:
+    """The accuracy fields of a `Comparison`, and AP at 0.50 and 0.75, of both sides' matches in n images."""
     whole = np.ones((1, n))
     a, b = (100 * average_precision(each, whole)[0] for each in (ours, theirs))
-    drop = float(b.mean() - a.mean())
     spread = replicates(
         n,
         seed,
         lambda weights: 100 * (average_precision(theirs, weights) - average_precision(ours, weights)).mean(axis=1),
     )
-    least = least_of_difference(*(np.concatenate([each.found for each in side]) for side in (theirs, ours)))
-    return {
-        "value": float(a.mean()),
-        "reference_value": float(b.mean()),
-        "drop": drop,
-        "drop_ci95": percentile_interval(drop, spread, least, (-100.0, 100.0)),
-        "ap50": float(a[0]),
-        "reference_ap50": float(b[0]),
-        "ap75": float(a[5]),
-        "reference_ap75": float(b[5]),
-    }
+    right = [np.concatenate([each.found for each in side]) for side in (ours, theirs)]
+    fields = resampled_accuracy((float(a.mean()), float(b.mean())), spread, right)
+    for side, values in (("", a), ("reference_", b)):
+        fields |= {f"{side}{prefix}ap50": float(values[0]), f"{side}{prefix}ap75": float(values[5])}
+    return fields

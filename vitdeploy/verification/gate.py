@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vitdeploy.spec import Budget, GateStatus, Task
+from vitdeploy.spec import Budget, GateStatus
 from vitdeploy.verification.agreement import TOP1_ANSWERS
 from vitdeploy.verification.comparison import Comparison, least_to_prove, paired_accuracy
 from vitdeploy.verification.intervals import paired_difference, wilson
@@ -160,25 +160,6 @@ def _least(enough: Callable[[int], bool]) -> int | None:
 
 # What a budget bounds: the answers (drop and agreement), the time of a query, or bytes of files or of memory.
 Kind = Literal["answers", "latency", "size", "memory"]
-# The percentage of the original's answers that an engine must provably give if no budget bounds the loss.
-GUARD: dict[Task, float] = {
-    "classification": 95.0,
-    "sequence": 95.0,
-    "zero-shot": 95.0,
-    "detection": 90.0,
-    "open-vocabulary-detection": 90.0,
-    "panoptic": 90.0,
-    "features": 90.0,
-    "segmentation": 90.0,
-    "instance-segmentation": 90.0,
-    "depth": 90.0,
-    "anomaly": 95.0,
-    "tensors": 95.0,
-    "keypoints": 90.0,
-    "image-to-image": 90.0,
-    "promptable-segmentation": 90.0,
-    "image-to-text": 90.0,
-}
 
 
 # Of a bound that unrelated answers would meet as well.
@@ -232,10 +213,10 @@ def guards(budget: Budget) -> bool:
     return budget.max_drop is None and budget.min_agreement is None
 
 
-def with_guard(budget: Budget, task: Task) -> Budget:
+def with_guard(budget: Budget, guard: float) -> Budget:
     """The budget that engines are judged by: one that bounds neither drop nor agreement gets the task's guard. Size and
     latency say nothing of answers. `min_agreement` 0 is how a user lets any answer pass."""
-    return dataclasses.replace(budget, min_agreement=GUARD[task]) if guards(budget) else budget
+    return dataclasses.replace(budget, min_agreement=guard) if guards(budget) else budget
 
 
 def accuracy_gate(agreement: Comparison, budget: Budget, criterion: Criterion = "labels", guard: float = 0.0) -> Gate:
@@ -245,8 +226,8 @@ def accuracy_gate(agreement: Comparison, budget: Budget, criterion: Criterion = 
     shrinks with the square root of n). So it is where unrelated answers would do as well (`Comparison.control`), with
     the reason that it proves nothing; a `min_agreement` of 0 or a `max_drop` of 100 lets any answer pass.
 
-    `criterion`: by what the drop is judged, as `feasible.criterion_to_prove` settled it. `guard`: that of the task (see
-    `GUARD`), below which answers fail where no labels say what is lost.
+    `criterion`: by what the drop is judged, as `feasible.criterion_to_prove` settled it. `guard`: that of the
+    task (`TaskAdapter.guard`), below which answers fail where no labels say what is lost.
     """
     found: list[tuple[GateStatus, str]] = []
     if budget.max_drop is not None:

@@ -176,6 +176,15 @@ class Answers:
     def __len__(self) -> int:
         return max((len(column) for column in self.columns.values()), default=0)
 
+    def size(self, index: int) -> tuple[int, int]:
+        """(width, height) of the original of one image, where that is kept."""
+        width, height = self.columns[SIZE][index].tolist()
+        return width, height
+
+    def outputs(self, index: int) -> dict[str, CollectArray]:
+        """What is kept of one image, but for its size."""
+        return {name: column[index] for name, column in self.columns.items() if name != SIZE}
+
     def stacked(self, name: str) -> CollectArray:
         """[images, ...] of a column whose arrays have one shape."""
         return np.stack(self.columns[name])

@@ -20,8 +20,8 @@ from vitdeploy.spec import Budget
 from vitdeploy.stages.answers import judge
 from vitdeploy.stages.workers import Executor
 from vitdeploy.tasks.adapter import DataChoice, Setting, TaskAdapter
-from vitdeploy.tasks.adapters import make_adapter
-from vitdeploy.verification.gate import GUARD, accuracy_gate
+from vitdeploy.tasks.registry import make_adapter
+from vitdeploy.verification.gate import accuracy_gate
 from vitdeploy.verification.records import Answers
 from vitdeploy.workflows.sharded import verify_in_shards
 from vitdeploy.workflows.subjects import Subject, settings_of, verification
@@ -101,7 +101,7 @@ class Trial:
         preprocess = (self._own.preprocess, self._other.preprocess)
         found = judge(self._adapter, answers, self._reference, self.data, ours.precision, preprocess, self._same_tensor)
         criterion = criterion_of(self._adapter, self._reference, self.data, budget)
-        gate = accuracy_gate(found, budget, criterion, GUARD[self._own.task])
+        gate = accuracy_gate(found, budget, criterion, self._adapter.guard)
         doubt = self._adapter.doubt(self._reference, self.data, found)
         return verification(ours, self._theirs, found, self.data, gate, doubt)
 

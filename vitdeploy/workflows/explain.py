@@ -19,11 +19,11 @@ from vitdeploy.graph.io.admit import admit
 from vitdeploy.graph.io.files import get_metadata
 from vitdeploy.publish import storage_errors, sync_folder, temporary_folder
 from vitdeploy.report.attention import Panel, attention_picture, picture_size
-from vitdeploy.runtime.detection import Detection, detect
 from vitdeploy.runtime.flows import FLOWS
-from vitdeploy.runtime.postprocess import ClassScore, classify
 from vitdeploy.runtime.preprocess import Pixels, load_image
 from vitdeploy.runtime.runner import Array
+from vitdeploy.runtime.tasks.classification import ClassScore, classify
+from vitdeploy.runtime.tasks.detection import Detection, detect
 from vitdeploy.runtime.values import read_labels
 from vitdeploy.spec import Manifest, PostprocessSpec, PreprocessSpec
 

@@ -36,14 +36,14 @@ from vitdeploy.stages.shards import (
 from vitdeploy.stages.turns import machine_turn
 from vitdeploy.stages.workers import Executor
 from vitdeploy.store.places import store_folder
-from vitdeploy.tasks.adapter import Data, DataChoice, Setting, told_copies
-from vitdeploy.tasks.adapters import counted_adapter
+from vitdeploy.tasks.adapter import Data, DataChoice, Setting
 from vitdeploy.tasks.answers import Copies
 from vitdeploy.tasks.counted import CountedKit, Listed, Truth
-from vitdeploy.tasks.images import scratch_folder
+from vitdeploy.tasks.images import scratch_folder, told_copies
+from vitdeploy.tasks.registry import counted_adapter
 from vitdeploy.verification.changes import Counts, joined
 from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.gate import GUARD, Criterion, accuracy_gate, unprovable
+from vitdeploy.verification.gate import Criterion, accuracy_gate, unprovable
 from vitdeploy.workflows.subjects import Portable, Subject, settings_of, verification
 
 # --- Some shards of an evaluation as a piece of work for an executor. What it finds is in the store -------------------
@@ -187,7 +187,7 @@ def verify_in_shards(
     preprocess = (adapter.setting.preprocess, adapter.setting.preprocess)
     image = found.compare(ours)
     verified = explained(image, image, ours.precision, preprocess)
-    gate = accuracy_gate(verified, budget, criterion, GUARD[adapter.setting.task])
+    gate = accuracy_gate(verified, budget, criterion, adapter.guard)
     data = Data(
         choice.path,
         (),

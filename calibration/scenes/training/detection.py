@@ -16,7 +16,7 @@ from calibration.scenes.training.libraries import transformers
 from calibration.scenes.training.loop import Kind, Metric, Random, Recipe, Samples
 from calibration.scenes.write import SIZES
 from vitdeploy.data.detection import Boxes
-from vitdeploy.verification.average_precision import Objects, average_precision, match
+from vitdeploy.verification.average_precision import Objects, average_precision, match_boxes, matches_of
 
 SIDE = SIZES["detection"][0]
 WIDTH, QUERIES = 64, 30
@@ -118,7 +118,7 @@ def measure(model: nn.Module, samples: Samples) -> dict[str, Metric]:
         area = (each.boxes[:, 2:] - each.boxes[:, :2]).prod(axis=1).astype(np.float64)
         crowd = np.zeros(len(area), bool)
         truth.append(Boxes((SIDE, SIDE), each.boxes.astype(np.float64), each.classes, crowd, area))
-    matches = match(detect(model, samples), truth)
+    matches = matches_of(match_boxes(detect(model, samples), truth), len(truth))
     objects = sum(len(each.classes) for each in samples)
     return {
         "mAP": precision(lambda w: average_precision(matches, w).mean(axis=1), len(samples), objects, "objects"),

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
 from torch import Tensor, nn
 
 from calibration.scenes import figures
@@ -21,7 +17,7 @@ from calibration.scenes.training.intervals import mean_of_images, precision
 from calibration.scenes.training.libraries import transformers
 from calibration.scenes.training.loop import Kind, Metric, Random, Recipe, Samples, pixels
 from calibration.scenes.write import SIZES
-from vitdeploy.verification.average_precision import average_precision, matches_of_class
+from vitdeploy.verification.average_precision import Matches, average_precision, match_entries, matches_of
 
 SIDE = SIZES["keypoints"][0]
 HEIGHT, WIDTH, PATCH = 96, 72, 8  # of the crop around a person
@@ -130,7 +126,7 @@ def measure(model: nn.Module, samples: Samples) -> dict[str, Metric]:
     for sample, people in zip(samples, found, strict=True):
         apart = np.linalg.norm(np.stack([each["keypoints"] for each in people]) - sample.points, axis=-1)
         near.append((apart <= NEAR * sample.boxes[:, 2:].max(axis=1, keepdims=True)).ravel())
-    matches = [matches_of_class(images_of(samples, found))]
+    matches = matched(samples, found)
     people = sum(len(sample.boxes) for sample in samples)
     return {
         "PCK@0.1": mean_of_images(near, "points", percent=True),
@@ -138,26 +134,23 @@ def measure(model: nn.Module, samples: Samples) -> dict[str, Metric]:
     }
 
 
-def images_of(samples: Samples, found: list[list[dict[str, np.ndarray]]]) -> list[Any]:
-    """What pycocotools matched in each picture, by OKS."""
+def matched(samples: Samples, found: list[list[dict[str, np.ndarray]]]) -> list[Matches]:
+    """What pycocotools matches in the pictures, by OKS."""
     truth, answers = [], []
-    for i, (sample, people) in enumerate(zip(samples, found, strict=True), 1):
-        for points, (x, y, w, h), person in zip(sample.points, sample.boxes.tolist(), people, strict=True):
-            entry = {"image_id": i, "category_id": 1, "iscrowd": 0, "bbox": [x, y, w, h], "area": AREA * w * h}
-            seen, told = (np.insert(p, 2, 2, axis=1).ravel().tolist() for p in (points, person["keypoints"]))
-            truth.append({**entry, "id": len(truth) + 1, "keypoints": seen, "num_keypoints": len(points)})
-            score = float(person["scores"].mean())
-            answers.append({**entry, "id": len(answers) + 1, "keypoints": told, "score": score})
-    common = {"images": [{"id": i} for i in range(1, len(samples) + 1)], "categories": [{"id": 1}]}
-    with contextlib.redirect_stdout(io.StringIO()):
-        labelled, detected = COCO(), COCO()
-        labelled.dataset, detected.dataset = {**common, "annotations": truth}, {**common, "annotations": answers}
-        labelled.createIndex()
-        detected.createIndex()
-        run = COCOeval(labelled, detected, "keypoints")
-        run.params.areaRng, run.params.areaRngLbl = [[0, 1e10]], ["all"]
-        run.evaluate()
-    return run.evalImgs
+    for sample, people in zip(samples, found, strict=True):
+        boxes = [
+            {"category_id": 1, "iscrowd": 0, "bbox": [x, y, w, h], "area": AREA * w * h}
+            for x, y, w, h in sample.boxes.tolist()
+        ]
+        seen, told = (
+            [np.insert(p, 2, 2, axis=1).ravel().tolist() for p in side]
+            for side in (sample.points, [person["keypoints"] for person in people])
+        )
+        visible = [len(points) for points in sample.points]
+        truth.append([{**b, "keypoints": k, "num_keypoints": n} for b, k, n in zip(boxes, seen, visible, strict=True)])
+        scores = [float(person["scores"].mean()) for person in people]
+        answers.append([{**b, "keypoints": k, "score": s} for b, k, s in zip(boxes, told, scores, strict=True)])
+    return matches_of(match_entries([{}] * len(samples), truth, answers, "keypoints"), len(samples))
 
 
 KIND = Kind(Recipe(3000, 1200, 16, 1e-3), build, draw, loss, measure, processors, evaluated=200)

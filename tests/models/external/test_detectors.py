@@ -21,7 +21,7 @@ from vitdeploy.graph.io.files import save_graph
 from vitdeploy.models.load import load_model
 from vitdeploy.models.model_folder.folder import PROCESSOR_OF
 from vitdeploy.models.source import Source
-from vitdeploy.runtime.detection import detect
+from vitdeploy.runtime.tasks.detection import detect
 
 # What an exporter leaves of a loop over levels, of masks of padding and of tables that no pixel enters.
 NOT_IN_A_GRAPH = {"Loop", "If", "Scan", "CumSum", "NonZero", "GatherND", "Range", "ConstantOfShape", "Where"}

@@ -13,7 +13,7 @@ from tests.references import reference
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.model_folder.folder import PROCESSOR_OF, RULES, detector_size, reading_rule
 from vitdeploy.models.model_folder.image_processor import PROCESSORS
-from vitdeploy.runtime.detection import detect
+from vitdeploy.runtime.tasks.detection import detect
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 
 QUERIES, CLASSES = 150, 4

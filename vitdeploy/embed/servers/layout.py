@@ -14,9 +14,9 @@ import numpy as np
 from vitdeploy import __version__
 from vitdeploy.embed.source import Embedded, render
 from vitdeploy.errors import ManifestError
-from vitdeploy.runtime.answers import TASKS as IMAGE_TASKS
 from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.preprocess import to_input
+from vitdeploy.runtime.tasks.registry import TASKS as IMAGE_TASKS
 
 TEMPLATES = Path(__file__).parent
 REPORT_FILE = "report.json"

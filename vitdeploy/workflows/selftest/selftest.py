@@ -35,7 +35,7 @@ from vitdeploy.stages.reference_model import to_request
 from vitdeploy.stages.step import QUANTIZED, Candidate, read_engine
 from vitdeploy.store.store import Artifact, Store
 from vitdeploy.verification.diagnosis import follows
-from vitdeploy.verification.gate import GUARD, accuracy_gate, proves_nothing
+from vitdeploy.verification.gate import accuracy_gate, proves_nothing
 from vitdeploy.workflows.selftest.cases import Case
 
 # --- The steps of a self-test: each is attempted, and what fails is kept while the rest goes on -----------------------
@@ -200,7 +200,7 @@ def _judge(steps: Steps, case: Case, job: Job, candidate: Candidate, made: dict[
 
     def judge() -> None:
         found = verified(made, candidate)
-        gate = accuracy_gate(found, job.budget, guard=GUARD[job.reference_model.task])
+        gate = accuracy_gate(found, job.budget, guard=job.adapter.guard)
         # A seeded model may call all images the same, and its outputs still tell them apart.
         if gate.status != "pass" and not (proves_nothing(gate) and follows(found)):
             raise GateError(

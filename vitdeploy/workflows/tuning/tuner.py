@@ -48,7 +48,7 @@ from vitdeploy.stages.search import SCREEN, SCREEN_FILE, Score, raises_precision
 from vitdeploy.stages.step import HIGH_PRECISION, OPTIMIZE, ORIGINAL, REFERENCE, Outline, Step, read_engine, read_json
 from vitdeploy.stages.workers import HERE, Workers
 from vitdeploy.store.store import Artifact, Store
-from vitdeploy.verification.gate import GUARD, accuracy_gate, guards
+from vitdeploy.verification.gate import accuracy_gate, guards
 from vitdeploy.workflows.executors import InPool
 from vitdeploy.workflows.making.making import Ahead, GivenRecipe, Wanted
 from vitdeploy.workflows.tuning.plans import UNCHANGED, VariantSteps, job_of, judged_plan, pruning_plan, scored_plan
@@ -382,7 +382,7 @@ class Tuner:
         for made in finals:
             name = made.variant.name
             facts = verified(made.artifacts, made.variant.candidate)
-            accuracy = accuracy_gate(facts, self.job.budget, criterion, GUARD[self.job.reference_model.task])
+            accuracy = accuracy_gate(facts, self.job.budget, criterion, self.job.adapter.guard)
             size = engine_bytes(made.artifacts, made.variant.candidate)
             gate = engine_gate(accuracy, self.job.budget, size, measured.row(name))
             finalists.append(Finalist(made.variant, made.score.distance, facts, accuracy, gate, guards(self.budget)))

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.runtime.masks import png_bytes
-from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
+from vitdeploy.runtime.tasks.task import DeviceTask, Files, Outputs, Reading
 from vitdeploy.spec import RECONSTRUCTION, ImageSpec
 
 if TYPE_CHECKING:
@@ -64,19 +64,18 @@ def psnr(a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8]) -> float:
     return min(MOST, 10 * float(np.log10(255**2 / error))) if error else MOST
 
 
-def head_of(reading: Reading) -> ImageSpec:
-    """What the output of an image-to-image model means."""
-    assert isinstance(reading.postprocess, ImageSpec), "a manifest without it is refused when it is read"
-    return reading.postprocess
-
-
 def _answer(outputs: Outputs, reading: Reading) -> Picture:
-    return Picture(reading.size, to_pixels(outputs[RECONSTRUCTION], head_of(reading)))
+    return Picture(reading.size, to_pixels(outputs[RECONSTRUCTION], reading.head(ImageSpec)))
 
 
 def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
-    a, b = (to_pixels(side[RECONSTRUCTION], head_of(reading)) for side in (ours, theirs))
+    a, b = (to_pixels(side[RECONSTRUCTION], reading.head(ImageSpec)) for side in (ours, theirs))
     return psnr(a, b) >= NEAR
 
 
-IMAGE_TO_IMAGE = RuntimeTask(_answer, _same)
+def _draw(image: Image.Image, result: Picture) -> Files:
+    """The picture that the model made; the image is no part of it."""
+    return {".png": png_bytes(result.image)}
+
+
+IMAGE_TO_IMAGE = DeviceTask(_answer, _same, draw=_draw)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.runtime.drawing import draw_keypoints
 from vitdeploy.runtime.geometry import input_window
+from vitdeploy.runtime.masks import png_bytes
 from vitdeploy.runtime.postprocess import label_of, shortened
-from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
+from vitdeploy.runtime.tasks.task import DeviceTask, Files, Outputs, Reading
 from vitdeploy.runtime.topdown import Box, cutout, to_image
 from vitdeploy.spec import HEATMAPS, KeypointSpec, PreprocessSpec
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 Array = npt.NDArray[Any]
 
@@ -38,7 +44,7 @@ class Keypoint:
     score: float
 
     def to_dict(self) -> dict[str, Any]:
-        return {"index": self.index, "name": self.name, "x": self.x, "y": self.y, "score": self.score}
+        return dict(vars(self))
 
 
 @dataclass(frozen=True, repr=False)
@@ -128,12 +134,6 @@ def _smoothed(heatmaps: Array, kernel: int) -> npt.NDArray[np.float32]:
     return smooth
 
 
-def head_of(reading: Reading) -> KeypointSpec:
-    """What the outputs of a model of key points mean."""
-    assert isinstance(reading.postprocess, KeypointSpec), "a manifest without it is refused when it is read"
-    return reading.postprocess
-
-
 def in_image(
     places: Array, grid: tuple[int, int], size: tuple[int, int], preprocess: PreprocessSpec, box: Box
 ) -> npt.NDArray[np.float64]:
@@ -151,7 +151,7 @@ def in_image(
 
 
 def _answer(outputs: Outputs, reading: Reading) -> Keypoints:
-    spec, maps = head_of(reading), outputs[HEATMAPS]
+    spec, maps = reading.head(KeypointSpec), outputs[HEATMAPS]
     width, height = reading.size
     box = reading.box or (0.0, 0.0, float(width), float(height))
     places, scores = locate(maps, spec)
@@ -165,10 +165,14 @@ def _answer(outputs: Outputs, reading: Reading) -> Keypoints:
 
 def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
     """Whether most points are at about the same place."""
-    spec = head_of(reading)
+    spec = reading.head(KeypointSpec)
     (a, _), (b, _) = locate(ours[HEATMAPS], spec), locate(theirs[HEATMAPS], spec)
     bound = NEAR * max(theirs[HEATMAPS].shape[1:])
     return bool((np.linalg.norm(a - b, axis=1) <= bound).mean() >= NEAR_SHARE)
 
 
-KEYPOINTS = RuntimeTask(_answer, _same)
+def _draw(image: Image.Image, result: Keypoints | Sequence[Keypoints]) -> Files:
+    return {".png": png_bytes(draw_keypoints(image, [result] if isinstance(result, Keypoints) else result))}
+
+
+KEYPOINTS = DeviceTask(_answer, _same, draw=_draw)

@@ -6,25 +6,28 @@ Source: Kirillov et al., "Segment Anything", ICCV 2023 (arXiv 2304.02643); Ravi 
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.errors import InputError, ManifestError
+from vitdeploy.runtime.drawing import class_picture, colours, over
 from vitdeploy.runtime.flow import FlowRunner, run_rows
 from vitdeploy.runtime.flows import IMAGE_ENCODER, PROMPT_DECODER
-from vitdeploy.runtime.masks import RunLengths
+from vitdeploy.runtime.masks import RunLengths, png_bytes
 from vitdeploy.runtime.preprocess import resized_size
 from vitdeploy.runtime.prompts import LABELS, POINTS, Prompt
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
+from vitdeploy.runtime.tasks.task import DeviceTask, Files, Outputs, Reading
 from vitdeploy.runtime.upsample import bands, enlarged, enlarged_bands
 from vitdeploy.spec import Postprocess, PreprocessSpec, PromptSpec, TensorSpec
-from vitdeploy.spec.tasks import IOU_SCORES, MASKS
+from vitdeploy.spec.tasks import INSIDE, IOU_SCORES, MASKS
+
+if TYPE_CHECKING:
+    from PIL import Image, ImageDraw
 
 Bools = npt.NDArray[np.bool_]
 # How a mask is written: a PNG, or COCO's run lengths.
@@ -126,9 +129,7 @@ def _box(mask: Bools) -> tuple[int, int, int, int] | None:
 def _png(mask: Bools) -> bytes:
     from PIL import Image
 
-    buffer = io.BytesIO()
-    Image.fromarray(mask.view(np.uint8) * np.uint8(255)).save(buffer, "png")
-    return buffer.getvalue()
+    return png_bytes(Image.fromarray(mask.view(np.uint8) * np.uint8(255)))
 
 
 def _told(mask: Bools, form: MaskForm) -> dict[str, Any]:
@@ -307,8 +308,7 @@ def _answer(outputs: Outputs, reading: Reading) -> PromptedMasks:
 
 def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
     """Whether the masks of the golden prompts overlap, on average."""
-    spec = reading.postprocess
-    assert isinstance(spec, PromptSpec), "a manifest without it is refused when it is read"
+    spec = reading.head(PromptSpec)
     pairs = zip(ours[MASKS][:, 0], theirs[MASKS][:, 0], strict=True)
     return float(np.mean([iou(a > spec.mask_threshold, b > spec.mask_threshold) for a, b in pairs])) >= SAME_IOU
 
@@ -325,4 +325,33 @@ def bind_prompts(runner: Runner, given: Mapping[str, Array], postprocess: Postpr
     return PromptsBound(runner, given)
 
 
-PROMPTED = RuntimeTask(_answer, _same, bind_prompts)
+def _draw(image: Image.Image, result: PromptedMasks) -> Files:
+    """The best mask of each prompt in a colour of its own, and the prompt: a box, points inside as discs, points
+    outside as crosses. The masks themselves, one file a prompt."""
+    from PIL import ImageDraw
+
+    drawn, palette = image, colours(len(result.prompts))
+    for place, each in enumerate(result.prompts):
+        drawn = over(drawn, class_picture(np.where(each.mask, place, -1)), each.mask)
+    pen, radius = ImageDraw.Draw(drawn), max(2, min(image.size) // 100)
+    for each, colour in zip(result.prompts, palette.tolist(), strict=True):
+        if each.prompt.box is not None:
+            pen.rectangle(each.prompt.box, outline=tuple(colour), width=max(1, radius // 2))
+        for (x, y), label in zip(each.prompt.points, each.prompt.labels, strict=True):
+            _mark(pen, x, y, radius, tuple(colour), inside=label == INSIDE)
+    masks = {f".mask{place}.png": each.png() for place, each in enumerate(result.prompts)}
+    return {".png": png_bytes(drawn), **masks}
+
+
+def _mark(pen: ImageDraw.ImageDraw, x: float, y: float, radius: int, colour: tuple[int, ...], *, inside: bool) -> None:
+    """A disc with a white rim for a point inside of an object, a white cross for one outside."""
+    if inside:
+        pen.ellipse([x - radius, y - radius, x + radius, y + radius], fill=colour, outline="white")
+        return
+    for down in (-1, 1):
+        pen.line(
+            [x - radius, y - down * radius, x + radius, y + down * radius], fill="white", width=max(1, radius // 2)
+        )
+
+
+PROMPTED = DeviceTask(_answer, _same, bind_prompts, _draw)

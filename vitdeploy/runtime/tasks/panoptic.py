@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.runtime.detection import head_of
+from vitdeploy.runtime.drawing import class_picture, colours, legend, over
+from vitdeploy.runtime.masks import png_bytes
 from vitdeploy.runtime.postprocess import label_of, shortened, sigmoid, softmax
-from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
+from vitdeploy.runtime.tasks.task import DeviceTask, Files, Outputs, Reading
 from vitdeploy.runtime.upsample import bands
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 Array = npt.NDArray[Any]
 
@@ -36,14 +40,7 @@ class Segment:
     isthing: bool
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "index": self.index,
-            "label": self.label,
-            "score": self.score,
-            "area": self.area,
-            "isthing": self.isthing,
-        }
+        return dict(vars(self))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -125,7 +122,7 @@ def segment(
 
 
 def _answer(outputs: Outputs, reading: Reading) -> Panoptic:
-    return segment(outputs, reading.size, reading.preprocess, head_of(reading), reading.labels)
+    return segment(outputs, reading.size, reading.preprocess, reading.head(PostprocessSpec), reading.labels)
 
 
 def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
@@ -141,4 +138,13 @@ def _classes(found: Panoptic) -> Array:
     return np.asarray(table[found.map])
 
 
-PANOPTIC = RuntimeTask(_answer, _same)
+def _draw(image: Image.Image, result: Panoptic) -> Files:
+    """Each segment in a colour of its own, with a legend."""
+    drawn = over(image, class_picture(result.map - 1), result.map > 0)
+    palette = colours(max((each.id for each in result.segments), default=0))
+    largest = sorted(result.segments, key=lambda each: -each.area)[:12]
+    legend(drawn, [(each.label, tuple(palette[each.id - 1].tolist())) for each in largest])
+    return {".png": png_bytes(drawn)}
+
+
+PANOPTIC = DeviceTask(_answer, _same, draw=_draw)

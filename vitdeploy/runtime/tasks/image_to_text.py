@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vitdeploy.runtime.runner import Array
-from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
+from vitdeploy.runtime.tasks.task import DeviceTask, Outputs, Reading
 from vitdeploy.runtime.text_decoder import SCORES, TOKENS
 from vitdeploy.runtime.tokenizer import TextWriter
 from vitdeploy.spec import SequenceSpec
@@ -65,4 +65,4 @@ def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
     return bool(np.array_equal(ours[TOKENS], theirs[TOKENS]))
 
 
-IMAGE_TO_TEXT = RuntimeTask(_answer, _same)
+IMAGE_TO_TEXT = DeviceTask(_answer, _same)

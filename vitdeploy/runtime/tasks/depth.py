@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.runtime.drawing import npy_bytes
 from vitdeploy.runtime.masks import png_bytes
-from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
+from vitdeploy.runtime.tasks.task import DeviceTask, Files, Outputs, Reading
 from vitdeploy.runtime.upsample import bands, bicubic
 from vitdeploy.spec import DepthSpec, DepthValues, PreprocessSpec
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 Array = npt.NDArray[Any]
 
@@ -24,6 +28,8 @@ FAR = 0.01
 # Two maps agree if so large a share of their pixels is alike.
 SAME_SHARE = 0.5
 LARGEST = 65535
+# Near to far, as RGB: light to dark, so that it reads without colours too.
+SHADES = np.array([(252, 253, 191), (252, 137, 97), (183, 55, 121), (81, 18, 124), (0, 0, 4)], np.float64)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -106,19 +112,35 @@ def alike_share(ours: Array, theirs: Array, values: DepthValues) -> float:
     return float((np.maximum(a / b, b / a) < ALIKE).mean())
 
 
-def head_of(reading: Reading) -> DepthSpec:
-    """What the output of a depth model means."""
-    assert isinstance(reading.postprocess, DepthSpec), "a manifest without it is refused when it is read"
-    return reading.postprocess
-
-
 def _answer(outputs: Outputs, reading: Reading) -> Depth:
-    head = head_of(reading)
+    head = reading.head(DepthSpec)
     return Depth(depth_of(outputs, reading.size, reading.preprocess, head), head.values)
 
 
 def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
-    return alike_share(ours["depth"], theirs["depth"], head_of(reading).values) >= SAME_SHARE
+    return alike_share(ours["depth"], theirs["depth"], reading.head(DepthSpec).values) >= SAME_SHARE
 
 
-DEPTH = RuntimeTask(_answer, _same)
+def depth_picture(nearness: Array, limits: tuple[float, float] | None = None) -> Image.Image:
+    """A map of how near pixels are, [height, width], light is near, between these limits, by default the farthest and
+    the nearest of the map; black where it is not finite."""
+    from PIL import Image
+
+    known = np.isfinite(nearness)
+    low, high = limits or ((float(nearness[known].min()), float(nearness[known].max())) if known.any() else (0.0, 0.0))
+    share = np.where(known, (nearness - low) / (high - low or 1.0), 0.0).clip(0, 1)
+    position = (1 - share) * (len(SHADES) - 1)
+    channels = [np.interp(position, np.arange(len(SHADES)), SHADES[:, channel]) for channel in range(3)]
+    return Image.fromarray((np.stack(channels, axis=-1) * known[..., None]).round().astype(np.uint8))
+
+
+def _draw(image: Image.Image, result: Depth) -> Files:
+    """The depth in colours, light is near; the numbers, and as a PNG of 16 bits."""
+    return {
+        ".png": png_bytes(depth_picture(result.nearness)),
+        ".npy": npy_bytes(result.map),
+        ".depth.png": result.png(),
+    }
+
+
+DEPTH = DeviceTask(_answer, _same, draw=_draw)

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.runtime.masks import RunLengths
+from vitdeploy.runtime.drawing import colours, draw_label, over
+from vitdeploy.runtime.masks import RunLengths, png_bytes
 from vitdeploy.runtime.postprocess import label_of, shortened, sigmoid, softmax
-from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
+from vitdeploy.runtime.tasks.detection import mostly_paired
+from vitdeploy.runtime.tasks.task import DeviceTask, Files, Outputs, Reading
 from vitdeploy.runtime.upsample import bands, enlarged, nearest
 from vitdeploy.spec import InstanceSpec, PreprocessSpec
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 Array = npt.NDArray[Any]
 
-# Two models agree on a sample if so large a share of the instances of both has a partner: of the same class, and with a
-# mask of at least this IoU.
-OVERLAP = 0.5
-MATCHED_SHARE = 0.5
 # Where a mask has no pixel its mean is 0, as in transformers.
 EMPTY = 1e-6
 
@@ -201,27 +202,46 @@ def overlaps(a: Sequence[RunLengths], b: Sequence[RunLengths]) -> npt.NDArray[np
     return np.asarray(common / np.maximum(areas[0][:, None] + areas[1] - common, 1.0))
 
 
-def head_of(reading: Reading) -> InstanceSpec:
-    """What the outputs of an instance segmentation model mean."""
-    assert isinstance(reading.postprocess, InstanceSpec), "a manifest without it is refused when it is read"
-    return reading.postprocess
-
-
 def _answer(outputs: Outputs, reading: Reading) -> Instances:
-    return segment_instances(outputs, reading.size, reading.preprocess, head_of(reading), reading.labels)
+    return segment_instances(outputs, reading.size, reading.preprocess, reading.head(InstanceSpec), reading.labels)
 
 
 def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
-    """Whether most instances of both sides have a partner: of the same class, and at the same place."""
-    found, wanted = (_answer(side, reading).objects for side in (ours, theirs))
-    shared = overlaps([each.runs for each in found], [each.runs for each in wanted])
-    left, pairs = list(range(len(wanted))), 0
-    for i, each in enumerate(found):
-        partner = next((j for j in left if wanted[j].index == each.index and shared[i, j] >= OVERLAP), None)
-        if partner is not None:
-            left.remove(partner)
-            pairs += 1
-    return 2 * pairs >= MATCHED_SHARE * (len(found) + len(wanted))
+    a, b = (_answer(side, reading).objects for side in (ours, theirs))
+    shared = overlaps([each.runs for each in a], [each.runs for each in b]).tolist()
+    return mostly_paired([each.index for each in a], [each.index for each in b], shared)
 
 
-INSTANCES = RuntimeTask(_answer, _same)
+def instance_picture(masks: Array, classes: Array) -> Image.Image:
+    """Masks, bool [n, height, width], the first on top, in the colours of their classes with a white rim, which tells
+    two objects of a class from each other; black where there is none."""
+    from PIL import Image
+
+    picture = np.zeros((*masks.shape[1:], 3), np.uint8)
+    palette = colours(int(classes.max(initial=0)) + 1)
+    for mask, index in zip(masks[::-1], classes[::-1], strict=True):
+        picture[mask] = palette[index]
+        picture[mask & ~_core(mask)] = 255
+    return Image.fromarray(picture)
+
+
+def _core(mask: Array) -> Array:
+    """The pixels of a mask whose four neighbours are in it too; beyond the image everything is."""
+    padded = np.pad(mask, 1, constant_values=True)
+    return np.asarray(mask & padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:])
+
+
+def _draw(image: Image.Image, result: Instances) -> Files:
+    """Masks over the image, the surest on top, with label and score at the upper left corner of each."""
+    from PIL import ImageDraw
+
+    masks, classes = result.masks, np.array([each.index for each in result.objects], np.int64)
+    drawn = over(image, instance_picture(masks, classes), np.asarray(masks.any(axis=0)))
+    palette = colours(int(classes.max(initial=0)) + 1)
+    pen = ImageDraw.Draw(drawn)
+    for each in reversed(result.objects):
+        draw_label(pen, each.box[:2], f"{each.label} {100 * each.score:.0f} %", tuple(palette[each.index].tolist()))
+    return {".png": png_bytes(drawn)}
+
+
+INSTANCES = DeviceTask(_answer, _same, draw=_draw)

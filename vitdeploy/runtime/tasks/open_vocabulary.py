@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vitdeploy.errors import ManifestError
-from vitdeploy.runtime.detection import DETECTION, Detections, detect
 from vitdeploy.runtime.flow import FlowRunner, FlowView
 from vitdeploy.runtime.postprocess import sigmoid
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
+from vitdeploy.runtime.tasks.detection import DETECTION, Detections, detect, draw_boxes
+from vitdeploy.runtime.tasks.task import DeviceTask, Outputs, Reading
+from vitdeploy.runtime.tasks.zero_shot import text_features, unit
 from vitdeploy.runtime.tokenizer import Tokens
-from vitdeploy.runtime.zero_shot import text_features, unit
 from vitdeploy.spec import OpenVocabularySpec, Postprocess, PostprocessSpec, PreprocessSpec, TensorSpec
 
 CLASS_FEATURES, SHIFT, SCALE, BOXES = "class_features", "shift", "scale", "boxes"
@@ -100,8 +100,7 @@ def _answer(outputs: Outputs, reading: Reading) -> Detections:
 
 def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
     """As of detectors."""
-    spec = reading.postprocess
-    assert isinstance(spec, OpenVocabularySpec), "a manifest without it is refused when it is read"
+    spec = reading.head(OpenVocabularySpec)
     return DETECTION.same(ours, theirs, dataclasses.replace(reading, postprocess=head_of(spec)))
 
 
@@ -113,4 +112,4 @@ def bind_texts(runner: Runner, given: Mapping[str, Array], postprocess: Postproc
     return TextsFound(runner, tokens[0])
 
 
-OPEN_VOCABULARY = RuntimeTask(_answer, _same, bind_texts)
+OPEN_VOCABULARY = DeviceTask(_answer, _same, bind_texts, draw_boxes)

@@ -8,21 +8,31 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.runtime.drawing import LINE, OPACITY, legend, npy_bytes
+from vitdeploy.runtime.masks import png_bytes
 from vitdeploy.runtime.postprocess import softmax
-from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
+from vitdeploy.runtime.tasks.task import DeviceTask, Files, Outputs, Reading
 from vitdeploy.runtime.upsample import bands, enlarged
 from vitdeploy.spec import AnomalySpec, PreprocessSpec
 from vitdeploy.spec.tasks import ANOMALY_MAP, DISTANCES, NEIGHBOURS, PREDICTED_SCORE
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 Array = npt.NDArray[Any]
 
 # Where a Gaussian is cut, in sigmas: scipy.ndimage's default.
 TRUNCATE = 4.0
+# Of anomaly maps: yellow, orange and vermilion of Okabe and Ito, which is also the colour of the verdict.
+HEAT = np.array([(240, 228, 66), (230, 159, 0), (213, 94, 0)], np.float64)
+ALARM = (213, 94, 0)
+# Heat begins at this share of the threshold of pixels, and is full at the other.
+HEAT_FROM, HEAT_TO = 0.7, 1.2
 # Two answers are about the same if the distance of their maps is at most this share of the length of one, and their
 # scores are within this factor.
 SAME_MAPS, SAME_SCORES = 0.2, 1.25
@@ -138,14 +148,8 @@ def gaussian(values: Array, sigma: float) -> npt.NDArray[np.float64]:
     return found
 
 
-def head_of(reading: Reading) -> AnomalySpec:
-    """What the outputs of an anomaly model mean."""
-    assert isinstance(reading.postprocess, AnomalySpec), "a manifest without it is refused when it is read"
-    return reading.postprocess
-
-
 def _answer(outputs: Outputs, reading: Reading) -> Anomaly:
-    head = head_of(reading)
+    head = reading.head(AnomalySpec)
     scores = anomaly_map(outputs, reading.size, reading.preprocess, head)
     return Anomaly(image_score(outputs), head.threshold, head.pixel_threshold, scores)
 
@@ -157,4 +161,37 @@ def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
     return near and float(np.linalg.norm(a - b)) <= SAME_MAPS * max(float(np.linalg.norm(b)), 1e-9)
 
 
-ANOMALY = RuntimeTask(_answer, _same)
+def heat_picture(anomaly_map: Array, limits: tuple[float, float]) -> tuple[Image.Image, Array]:
+    """A map of anomaly scores [height, width] in colours, and how much of the image each pixel covers, 0..1: nothing
+    at the first of the limits and below it, OPACITY at the second and above it, and nothing where it is not finite."""
+    from PIL import Image
+
+    low, high = limits
+    share = (np.nan_to_num(anomaly_map, nan=low).astype(np.float64) - low) / ((high - low) or 1.0)
+    share = share.clip(0, 1)
+    channels = [np.interp(share, np.linspace(0, 1, len(HEAT)), HEAT[:, channel]) for channel in range(3)]
+    return Image.fromarray(np.stack(channels, axis=-1).round().astype(np.uint8)), OPACITY * share
+
+
+def heat_limits(pixel_threshold: float) -> tuple[float, float]:
+    """The scores of pixels from which, and up to which, heat is drawn."""
+    return HEAT_FROM * pixel_threshold, HEAT_TO * pixel_threshold
+
+
+def draw_heat(image: Image.Image, anomaly_map: Array, limits: tuple[float, float]) -> Image.Image:
+    """A copy of the RGB image with a map of its size over it; see `heat_picture`."""
+    from PIL import Image
+
+    picture, cover = heat_picture(anomaly_map, limits)
+    return Image.composite(picture, image.convert("RGB"), Image.fromarray((255 * cover).round().astype(np.uint8)))
+
+
+def _draw(image: Image.Image, result: Anomaly) -> Files:
+    """The map as heat over the image, with the verdict; and the numbers of the map."""
+    drawn = draw_heat(image, result.map, heat_limits(result.pixel_threshold))
+    verdict = "anomalous" if result.anomalous else "normal"
+    legend(drawn, [(verdict, ALARM if result.anomalous else LINE)])
+    return {".png": png_bytes(drawn), ".npy": npy_bytes(result.map)}
+
+
+ANOMALY = DeviceTask(_answer, _same, draw=_draw)

@@ -1,6 +1,8 @@
-"""Find the task adapter of a setting."""
+"""The row of each task: the class of its adapter, which says all that the workshop asks of a task."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from vitdeploy.spec import Task
 from vitdeploy.tasks.adapter import Setting, TaskAdapter
@@ -22,7 +24,7 @@ from vitdeploy.tasks.sequence import SequenceKit
 from vitdeploy.tasks.tensors import TensorsKit
 from vitdeploy.tasks.zero_shot import ZeroShotKit
 
-KITS: dict[Task, type[TaskAdapter]] = {
+TASKS: Mapping[Task, type[TaskAdapter]] = {
     "classification": ClassificationKit,
     "features": FeaturesKit,
     "detection": DetectionKit,
@@ -43,7 +45,7 @@ KITS: dict[Task, type[TaskAdapter]] = {
 
 
 def make_adapter(setting: Setting) -> TaskAdapter:
-    return KITS[setting.task](setting)
+    return TASKS[setting.task](setting)
 
 
 def counted_adapter(setting: Setting) -> CountedKit | None:

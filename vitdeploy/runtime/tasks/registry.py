@@ -8,27 +8,27 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from vitdeploy.errors import ManifestError
-from vitdeploy.runtime.anomaly import ANOMALY
-from vitdeploy.runtime.depth import DEPTH
-from vitdeploy.runtime.detection import DETECTION
-from vitdeploy.runtime.features import FEATURES
-from vitdeploy.runtime.image_to_image import IMAGE_TO_IMAGE
-from vitdeploy.runtime.instances import INSTANCES
-from vitdeploy.runtime.keypoints import KEYPOINTS
-from vitdeploy.runtime.open_vocabulary import OPEN_VOCABULARY
-from vitdeploy.runtime.panoptic import PANOPTIC
-from vitdeploy.runtime.postprocess import CLASSIFICATION
-from vitdeploy.runtime.prompted import PROMPTED
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.runtime.segmentation import SEGMENTATION
-from vitdeploy.runtime.task import Outputs, Reading, Result, RuntimeTask
-from vitdeploy.runtime.text import IMAGE_TO_TEXT
-from vitdeploy.runtime.values import TENSORS
-from vitdeploy.runtime.zero_shot import ZERO_SHOT
+from vitdeploy.runtime.tasks.anomaly import ANOMALY
+from vitdeploy.runtime.tasks.classification import CLASSIFICATION
+from vitdeploy.runtime.tasks.depth import DEPTH
+from vitdeploy.runtime.tasks.detection import DETECTION
+from vitdeploy.runtime.tasks.features import FEATURES
+from vitdeploy.runtime.tasks.image_to_image import IMAGE_TO_IMAGE
+from vitdeploy.runtime.tasks.image_to_text import IMAGE_TO_TEXT
+from vitdeploy.runtime.tasks.instance_segmentation import INSTANCES
+from vitdeploy.runtime.tasks.keypoints import KEYPOINTS
+from vitdeploy.runtime.tasks.open_vocabulary import OPEN_VOCABULARY
+from vitdeploy.runtime.tasks.panoptic import PANOPTIC
+from vitdeploy.runtime.tasks.prompted import PROMPTED
+from vitdeploy.runtime.tasks.segmentation import SEGMENTATION
+from vitdeploy.runtime.tasks.task import DeviceTask, Outputs, Reading, Result
+from vitdeploy.runtime.tasks.tensors import TENSORS
+from vitdeploy.runtime.tasks.zero_shot import ZERO_SHOT
 from vitdeploy.spec import Postprocess, PreprocessSpec, Task
 
 # A row per task whose input is an image.
-TASKS: Mapping[Task, RuntimeTask] = {
+TASKS: Mapping[Task, DeviceTask] = {
     "classification": CLASSIFICATION,
     "features": FEATURES,
     "detection": DETECTION,
@@ -91,7 +91,7 @@ def count_same(
     ours: Mapping[str, Array],
     theirs: Mapping[str, Array],
 ) -> int:
-    """On how many of n samples the two agree, as `RuntimeTask.same` says; outputs [n, ...] by name, of the same names
+    """On how many of n samples the two agree, as `DeviceTask.same` says; outputs [n, ...] by name, of the same names
     and shapes. Answers with a number that is not finite agree with none."""
     samples = range(len(next(iter(theirs.values()))))
     count = 0

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.runtime.task import COSINE, Outputs, Reading, RuntimeTask, cosine
+from vitdeploy.runtime.postprocess import cosine
+from vitdeploy.runtime.tasks.task import COSINE, DeviceTask, Outputs, Reading
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -38,4 +39,4 @@ def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
     return cosine(ours["features"], theirs["features"]) >= COSINE
 
 
-FEATURES = RuntimeTask(_answer, _same)
+FEATURES = DeviceTask(_answer, _same)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.runtime.drawing import class_picture, colours, legend, over
 from vitdeploy.runtime.masks import png_bytes
 from vitdeploy.runtime.postprocess import label_of, shortened, sigmoid, softmax
-from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
+from vitdeploy.runtime.tasks.task import DeviceTask, Files, Outputs, Reading
 from vitdeploy.runtime.upsample import bands, enlarged
 from vitdeploy.spec import PreprocessSpec, SegmentationSpec
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 Array = npt.NDArray[Any]
 
@@ -34,7 +38,7 @@ class ClassArea:
     share: float
 
     def to_dict(self) -> dict[str, Any]:
-        return {"index": self.index, "label": self.label, "area": self.area, "share": self.share}
+        return dict(vars(self))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -112,20 +116,22 @@ def areas(found: npt.NDArray[np.int32], labels: Sequence[str] | None) -> tuple[C
     )
 
 
-def head_of(reading: Reading) -> SegmentationSpec:
-    """What the outputs of a segmentation model mean."""
-    assert isinstance(reading.postprocess, SegmentationSpec), "a manifest without it is refused when it is read"
-    return reading.postprocess
-
-
 def _answer(outputs: Outputs, reading: Reading) -> Segmentation:
-    found = classes_of(outputs, reading.size, reading.preprocess, head_of(reading))
+    found = classes_of(outputs, reading.size, reading.preprocess, reading.head(SegmentationSpec))
     return Segmentation(found, areas(found, reading.labels))
 
 
 def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
-    a, b = (classes_of(side, reading.size, reading.preprocess, head_of(reading)) for side in (ours, theirs))
+    a, b = (_answer(side, reading).map for side in (ours, theirs))
     return bool((a == b).mean() >= SAME_SHARE)
 
 
-SEGMENTATION = RuntimeTask(_answer, _same)
+def _draw(image: Image.Image, result: Segmentation) -> Files:
+    """The classes over the image with a legend, and the map itself."""
+    drawn = over(image, class_picture(result.map), result.map != NONE)
+    palette = colours(max((each.index for each in result.classes), default=0) + 1)
+    legend(drawn, [(each.label, tuple(palette[each.index].tolist())) for each in result.classes[:12]])
+    return {".png": png_bytes(drawn), ".classes.png": result.png()}
+
+
+SEGMENTATION = DeviceTask(_answer, _same, draw=_draw)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.runtime.drawing import colours, draw_label
 from vitdeploy.runtime.geometry import input_window
+from vitdeploy.runtime.masks import png_bytes
 from vitdeploy.runtime.postprocess import label_of, shortened, sigmoid, softmax
-from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
+from vitdeploy.runtime.tasks.task import DeviceTask, Files, Outputs, Reading
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 Array = npt.NDArray[Any]
 
@@ -120,26 +125,26 @@ def to_pixels(
     return np.asarray(np.clip(start + corners * extent, 0.0, np.array([width, height] * 2, np.float64)))
 
 
-def head_of(reading: Reading) -> PostprocessSpec:
-    """What the outputs of a detector or a panoptic model mean."""
-    assert isinstance(reading.postprocess, PostprocessSpec), "a manifest without it is refused when it is read"
-    return reading.postprocess
-
-
 def _answer(outputs: Outputs, reading: Reading) -> Detections:
-    return detect(outputs, reading.size, reading.preprocess, head_of(reading), reading.labels)
+    return detect(outputs, reading.size, reading.preprocess, reading.head(PostprocessSpec), reading.labels)
 
 
 def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
-    """Whether most objects of both sides have a partner: of the same class, and at the same place."""
-    found, wanted = (_answer(side, reading).objects for side in (ours, theirs))
-    left, pairs = list(wanted), 0
-    for each in found:
-        partner = next((o for o in left if o.index == each.index and _iou(o.box, each.box) >= OVERLAP), None)
+    a, b = (_answer(side, reading).objects for side in (ours, theirs))
+    shared = [[_iou(other.box, each.box) for other in b] for each in a]
+    return mostly_paired([each.index for each in a], [each.index for each in b], shared)
+
+
+def mostly_paired(ours: Sequence[int], theirs: Sequence[int], overlaps: Sequence[Sequence[float]]) -> bool:
+    """Whether most objects of both sides, by their classes, have a partner: of the same class, and at the same place,
+    by the IoU of each of ours with each of theirs."""
+    left, pairs = list(range(len(theirs))), 0
+    for index, row in zip(ours, overlaps, strict=True):
+        partner = next((j for j in left if theirs[j] == index and row[j] >= OVERLAP), None)
         if partner is not None:
             left.remove(partner)
             pairs += 1
-    return 2 * pairs >= MATCHED_SHARE * (len(found) + len(wanted))
+    return 2 * pairs >= MATCHED_SHARE * (len(ours) + len(theirs))
 
 
 def _iou(a: tuple[float, ...], b: tuple[float, ...]) -> float:
@@ -149,4 +154,17 @@ def _iou(a: tuple[float, ...], b: tuple[float, ...]) -> float:
     return common / max(areas - common, 1e-300)
 
 
-DETECTION = RuntimeTask(_answer, _same)
+def draw_boxes(image: Image.Image, result: Detections) -> Files:
+    """Boxes with label and score, the surest on top."""
+    from PIL import ImageDraw
+
+    drawn, palette = image.copy(), colours(max((each.index for each in result.objects), default=0) + 1)
+    pen = ImageDraw.Draw(drawn)
+    for each in reversed(result.objects):
+        colour = tuple(palette[each.index].tolist())
+        pen.rectangle(each.box, outline=colour, width=max(2, min(image.size) // 200))
+        draw_label(pen, each.box[:2], f"{each.label} {100 * each.score:.0f} %", colour)
+    return {".png": png_bytes(drawn)}
+
+
+DETECTION = DeviceTask(_answer, _same, draw=draw_boxes)

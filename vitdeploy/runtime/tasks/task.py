@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.topdown import Box
-from vitdeploy.spec import Postprocess, PreprocessSpec
+from vitdeploy.spec import OutputSpec, Postprocess, PreprocessSpec
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 Outputs = Mapping[str, npt.NDArray[Any]]
+# File names' ends, and what the files hold.
+Files = Mapping[str, bytes]
+# From this cosine on two models' vectors are about the same.
 COSINE = 0.9
+Head = TypeVar("Head", bound=OutputSpec)
 
 
 class Result(Protocol):
@@ -36,9 +42,14 @@ class Reading:
     top: int = 5
     box: Box | None = None
 
+    def head(self, kind: type[Head]) -> Head:
+        """What the outputs mean, of the class of the task."""
+        assert isinstance(self.postprocess, kind), "a manifest without it is refused when it is read"
+        return self.postprocess
+
 
 @dataclass(frozen=True)
-class RuntimeTask:
+class DeviceTask:
     """A task's row. Outputs are those of one sample, by name, without the batch axis.
 
     answer: the result that they mean.
@@ -46,14 +57,11 @@ class RuntimeTask:
         that rounds.
     bind: a runner of images alone, of one with further inputs whose values are given; None where an image is the only
         input.
+    draw: files with pictures of an answer, by the ends of their names, from the upright RGB image and the answer, of a
+        top-down task also those for several boxes; None of an answer that is no picture.
     """
 
     answer: Callable[[Outputs, Reading], Result]
     same: Callable[[Outputs, Outputs, Reading], bool]
     bind: Callable[[Runner, Outputs, Postprocess | None], Runner] | None = None
-
-
-def cosine(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
-    """The cosine of the angle between two arrays, taken as vectors; in float64."""
-    a, b = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
-    return float(a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-300))
+    draw: Callable[[Image.Image, Any], Files] | None = None

@@ -14,9 +14,10 @@ import numpy.typing as npt
 from vitdeploy.errors import ManifestError
 from vitdeploy.runtime.flow import FlowRunner, FlowView, one_by_one
 from vitdeploy.runtime.flows import IMAGE_FEATURES, TEXT_FEATURES
-from vitdeploy.runtime.postprocess import ClassScore, Ranked, best_classes, sigmoid, softmax
+from vitdeploy.runtime.postprocess import best_classes, sigmoid, softmax
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
+from vitdeploy.runtime.tasks.classification import ClassScore, Ranked
+from vitdeploy.runtime.tasks.task import DeviceTask, Outputs, Reading
 from vitdeploy.runtime.tokenizer import Tokens
 from vitdeploy.spec import Postprocess, TensorSpec, ZeroShotSpec
 
@@ -119,8 +120,6 @@ def _answer(outputs: Outputs, reading: Reading) -> ZeroShot:
 
 def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
     """Whether an image has the same best text of a few."""
-    spec = reading.postprocess
-    assert isinstance(spec, ZeroShotSpec), "a manifest without it is refused when it is read"
     return int(ours["logits"].argmax()) == int(theirs["logits"].argmax())
 
 
@@ -132,4 +131,4 @@ def bind_texts(runner: Runner, given: Mapping[str, Array], postprocess: Postproc
     return TextsBound(runner, tokens[0], postprocess)
 
 
-ZERO_SHOT = RuntimeTask(_answer, _same, bind_texts)
+ZERO_SHOT = DeviceTask(_answer, _same, bind_texts)

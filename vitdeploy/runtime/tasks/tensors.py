@@ -1,0 +1,70 @@
+"""Outputs of no task that vitdeploy knows: numbers with their names, and how far two of them lie apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vitdeploy.runtime.postprocess import cosine, equal_share
+from vitdeploy.runtime.runner import Array
+from vitdeploy.runtime.tasks.task import COSINE, DeviceTask, Outputs, Reading
+from vitdeploy.spec import TensorsSpec
+
+# Numbers of one output that `to_dict` has whole; of more it has what describes them.
+WHOLE = 1024
+# Of elements that are no floats, the share that is equal where two models agree, coarsely.
+EQUAL_SHARE = 0.9
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Tensors:
+    """The answer for one image: every output as the engine gives it, without the batch axis, by name."""
+
+    outputs: Mapping[str, Array]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What describes each output, and its numbers where they are at most WHOLE."""
+        return {"outputs": {name: _described(array) for name, array in self.outputs.items()}}
+
+    def __str__(self) -> str:
+        """One output per line."""
+        return "\n".join(f"{name} {line_of(array)}" for name, array in self.outputs.items())
+
+    def __repr__(self) -> str:
+        return f"<Tensors: {', '.join(f'{name} {list(each.shape)}' for name, each in self.outputs.items())}>"
+
+
+def line_of(array: Array) -> str:
+    """dtype, shape and range of an array."""
+    if not array.size:
+        return f"{array.dtype}{list(array.shape)}, empty"
+    low, high, mean = float(array.min()), float(array.max()), float(array.astype(np.float64).mean())
+    return f"{array.dtype}{list(array.shape)} from {low:.4g} to {high:.4g}, mean {mean:.4g}"
+
+
+def _described(array: Array) -> dict[str, Any]:
+    found: dict[str, Any] = {"dtype": str(array.dtype), "shape": list(array.shape)}
+    if array.size:
+        numbers = array.astype(np.float64)
+        described = (("min", numbers.min()), ("max", numbers.max()), ("mean", numbers.mean()), ("std", numbers.std()))
+        found |= {name: float(value) for name, value in described}
+    if array.size <= WHOLE:
+        found["values"] = array.tolist()
+    return found
+
+
+def _answer(outputs: Outputs, reading: Reading) -> Tensors:
+    return Tensors(outputs)
+
+
+def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
+    floats = reading.head(TensorsSpec).comparable(theirs)
+    exact = [name for name in theirs if name not in floats]
+    alike = all(cosine(ours[name], theirs[name]) >= COSINE or not np.any(theirs[name]) for name in floats)
+    return alike and all(equal_share(ours[name], theirs[name]) >= EQUAL_SHARE for name in exact)
+
+
+TENSORS = DeviceTask(_answer, _same)
