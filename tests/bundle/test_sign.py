@@ -431,7 +431,7 @@ def test_commands_take_a_signed_bundle_and_no_other(here, small_bundle, ours, th
     for command in commands:
         refused = here(*command, "--trust", ours[1], "--json")
         assert (refused.returncode, json.loads(refused.stdout)["error"]["code"]) == (3, "VD3105")
-    done = here("sign", bundle, "--key", ours[0], "--json")
+    done = here("bundle", "sign", bundle, "--key", ours[0], "--json")
     assert done.document["signature"] == str(bundle / SIGNATURE_FILE)
     for command in commands:
         assert here(*command, "--trust", ours[1]).returncode == 0
@@ -439,7 +439,7 @@ def test_commands_take_a_signed_bundle_and_no_other(here, small_bundle, ours, th
 
 
 def test_options_that_do_not_fit_are_refused(here, small_bundle, ours, digits):
-    assert here("sign", small_bundle, "--key", ours[0], "--chain", ours[0]).returncode == 2
+    assert here("bundle", "sign", small_bundle, "--key", ours[0], "--chain", ours[0]).returncode == 2
     refused = here("verify", small_bundle, "--against", small_bundle, "--data", digits, "--bisect", "--trust", ours[1])
     assert (refused.returncode, "leave --trust out" in refused.stderr) == (2, True)
 

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from PIL import Image
 
 from tests.command_line import command_line
-from vitdeploy.cli.main import COMMANDS, OLD_NAMES, cli
+from vitdeploy.cli.main import COMMANDS, cli
 
 SMALL = "vit_w32d2h2_patch8_32"
 
@@ -172,7 +172,7 @@ def commands_in(text: str) -> list[list[str]]:
     """The commands that a fix names, as words; text behind one begins with a comma, a semicolon or a known word."""
     found = re.findall(r"vitdeploy ((?:bundle |devices )?[a-z]+(?: [^`;,]*)?)", text)
     words = [re.split(r" (?:brings|shows?|says?|makes|asks|and|or) ", f"{each} ")[0].split() for each in found]
-    return [each for each in words if each[0] in (*COMMANDS, *OLD_NAMES)]
+    return [each for each in words if each[0] in COMMANDS]
 
 
 def check_mend(typed: click.Command, text: str) -> None:

@@ -49,8 +49,6 @@ from vitdeploy.spec import SPARSE
 
 # --- What a bench reports about one artifact --------------------------------------------------------------------------
 # percentiles and the claims they allow, throughput, flags, loading, energy.
-#
-# A field that earlier versions did not write has a default, so their documents stay readable.
 
 
 UNKNOWN: Interval = (None, None)

@@ -9,7 +9,7 @@ import click
 from vitdeploy.cli.options import Console, command_line, output_options
 
 # Those of `embed.kinds`, which takes a second to import.
-NAMES = ("cpp", "web", "deepstream", "triton", "ovms", "kserve")
+NAMES = ("cpp", "web", "triton", "ovms", "kserve")
 
 
 class KindName(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
@@ -27,13 +27,13 @@ class KindName(click.ParamType):  # type: ignore[type-arg]  # generic from click
 
 @click.command("embed")
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--as", "kind", required=True, type=KindName(), help="cpp, web, deepstream, triton, ovms or kserve.")
+@click.option("--as", "kind", required=True, type=KindName(), help="cpp, web, triton, ovms or kserve.")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Write it into this new folder.")
 @output_options
 def command(console: Console, bundle: Path, kind: str, output: Path) -> None:
     """Write an app around a bundle's engine, as sources to read, build and keep.
 
-    The bundle's golden answers come with it as a test; DeepStream builds its engine itself, and has none.
+    The bundle's golden answers come with it as a test.
     """
     from vitdeploy.bundle.read import read_bundle
     from vitdeploy.publish import check_replaceable, replacing

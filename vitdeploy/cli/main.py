@@ -55,8 +55,8 @@ SECTIONS = {
     },
 }
 COMMANDS = {name: what for section in SECTIONS.values() for name, what in section.items()}
-# What scripts of earlier versions call: `bundle sign` is what help and completion show.
-OLD_NAMES = ("sign",)
+# Names of before, and what is called so now.
+RENAMED = {"sign": "bundle sign"}
 # Commands that a device install runs too, with the extra that has what they need beyond it.
 LIGHT = {"bench": "bench", "embed": "embed"}
 # Commands whose finished stages are stored, and those whose output appears whole or not at all.
@@ -74,7 +74,7 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS and cmd_name not in OLD_NAMES:
+        if cmd_name not in COMMANDS:
             return None
         command = importlib.import_module(f"vitdeploy.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
@@ -96,9 +96,9 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         import difflib
 
-        if args and args[0] not in (*COMMANDS, *OLD_NAMES) and not ctx.resilient_parsing:
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(COMMANDS)}."
+        if args and args[0] not in COMMANDS and not ctx.resilient_parsing:
+            near = RENAMED.get(args[0]) or next(iter(difflib.get_close_matches(args[0], COMMANDS, n=1)), "")
+            hint = f" Did you mean {near!r}?" if near else f" There are: {', '.join(COMMANDS)}."
             ctx.fail(f"No such command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
 

@@ -23,8 +23,8 @@ FORMAT: Literal[1] = 1
 class VerdictFacts:
     """The verdict on a run or a search.
 
-    `recommended`: an artifact, or the original; None if nothing is decided. `grade`: how surely, None in documents of
-    earlier versions; `rivals`: what may be as fast as the recommended or leading artifact. `gate`: the gate of the
+    `recommended`: an artifact, or the original; None if nothing is decided. `grade`: how surely, None of a
+    search; `rivals`: what may be as fast as the recommended or leading artifact. `gate`: the gate of the
     requested engines, with the reasons of all of them.
     """
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitdeploy.embed import cpp, deepstream, web
+from vitdeploy.embed import cpp, web
 from vitdeploy.embed.servers import kserve, ovms, triton
 
 
@@ -21,7 +21,6 @@ class Kind:
 KINDS = {
     "cpp": Kind("a C++ program for OpenVINO, with CMake", cpp.write),
     "web": Kind("a static page for onnxruntime-web", web.write),
-    "deepstream": Kind("a configuration and a parser for NVIDIA's DeepStream", deepstream.write),
     "triton": Kind("a model repository for NVIDIA's Triton", triton.write),
     "ovms": Kind("a model repository for OpenVINO Model Server", ovms.write),
     "kserve": Kind("a model repository and its InferenceService", kserve.write),

@@ -37,7 +37,7 @@ def starred(report: Judgement) -> str | None:
     name, engine = report.verdict.recommended, report.engine(report.verdict.recommended)
     if engine is not None and engine.gate.status in ("fail", "undecided"):
         return None
-    if report.verdict.grade is None and name in undecided(report):  # of an earlier version, or of a search
+    if report.verdict.grade is None and name in undecided(report):  # of a search
         return None
     return name
 

@@ -195,7 +195,7 @@ def agreement(facts: Comparison | AccuracyChange) -> Cell:
 
 
 def unrelated(control: Control | None) -> str:
-    """The control, to stand behind an interval; "" in reports of earlier versions."""
+    """The control, to stand behind an interval; "" without one."""
     return f"; unrelated {text.number(control.agreement)}" if control is not None else ""
 
 
@@ -225,29 +225,16 @@ def headline(report: Judgement) -> list[Cell]:
 
 
 def _times(report: Judgement, artifact: str) -> list[Cell]:
-    """The ratio of the latencies, with those that it is of. Reports of earlier versions have the latencies of all
-    queries alone: another estimate, so another card."""
+    """The ratio of the latencies, with those that it is of; without a ratio the latency of all queries."""
     ratio, results = latency_ratio(report, artifact), lookup.bench_results(report)
     cells = []
     if ratio is not None and text.known(ratio.ratio) and ratio.ratio > 0:
         cells.append(speed(ratio))
-    if artifact in results and (ratio is None or ratio.a_ms is None):
+    if artifact in results and ratio is None:
         p50 = {name: results[name].latency_ms.p50 for name in (artifact, lookup.ORIGINAL) if name in results}
-        cells.append(Cell(f"{text.significant(p50[artifact])} ms", f"p50 latency of all queries{_beside(p50, ratio)}"))
+        one, *others = (f"{text.significant(value)} ms" for value in p50.values())
+        cells.append(Cell(one, "; the original’s ".join(["p50 latency of all queries", *others])))
     return cells
-
-
-def _beside(p50: Mapping[str, float], ratio: Ratio | None) -> str:
-    """The original's latency; and that the two are no ratio, where the interval of the ratio says another one."""
-    values = list(p50.values())
-    if len(values) < 2:
-        return ""
-    words = f"; the original’s {text.significant(values[1])} ms"
-    bounds = ratio.ci95 if ratio else None
-    if not bounds or not values[0] or bounds[0] <= values[0] / values[1] <= bounds[1]:
-        return words
-    quotient = text.significant(values[1] / values[0])
-    return f"{words}. Their quotient, {quotient}, is no estimate: the machine’s speed changed between blocks"
 
 
 def speed(ratio: Ratio) -> Cell:

@@ -63,11 +63,12 @@ def _flow_runner(
     """The runner of an engine of several parts. `batch` is that of the first; parts that count something else, such as
     texts beside images, keep the batch that they were compiled at."""
     from vitdeploy.runtime.flow import FlowRunner
-    from vitdeploy.runtime.flows import flow_of
     from vitdeploy.runtime.sequence_runner import SequenceRunner
     from vitdeploy.runtime.text_decoder import TextRunner
 
-    flow, specs = flow_of(engine), {part.part: part for part in engine.parts}
+    flow, specs = engine.flow, {part.part: part for part in engine.parts}
+    if flow is None:
+        raise TargetError(f"nothing says how the parts of {engine.artifact} run together", wanted="a flow in the manifest")
     decodes = flow.parts[-1].repeats
     decodable = engine.sequence is not None and len(flow.parts) == 2
     if set(specs) != {part.name for part in flow.parts} or (decodes and not decodable):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from vitdeploy.bundle.layout import PartTensors, link, tensors_of
+from vitdeploy.bundle.layout import PartTensors, link
 from vitdeploy.errors import TargetError
-from vitdeploy.spec import EngineSpec, FlowPart, FlowSpec, Task, TensorSpec
+from vitdeploy.spec import FlowPart, FlowSpec, Task, TensorSpec
 
 PAST, PRESENT = "past_", "present_"
 ENCODER, DECODER_STEP = "encoder", "decoder_step"
@@ -76,15 +76,6 @@ FLOWS: dict[Task, FlowRow] = {
     "promptable-segmentation": FlowRow((IMAGE_ENCODER, PROMPT_DECODER), prompted),
 }
 PARTS = tuple(dict.fromkeys(row.parts for row in FLOWS.values()))
-
-
-def flow_of(engine: EngineSpec) -> FlowSpec:
-    """The flow of an engine of several parts: its own, or, of a bundle of an earlier version, that of its parts' names.
-
-    Raises:
-        TargetError: neither.
-    """
-    return engine.flow or flow_of_graphs(tensors_of(engine.parts))
 
 
 def flow_of_graphs(graphs: Graphs) -> FlowSpec:

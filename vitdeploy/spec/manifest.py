@@ -92,11 +92,11 @@ class EngineSpec:
     counts linears and convolutions by the precision they ran in. `batch` is the batch the engine is compiled at unless
     the caller asks for another (only a graph with a dynamic batch can be compiled at another).
 
-    `weight_bits` are those of INT8 weights; None without any, and in bundles of earlier versions, which have 8.
+    `weight_bits` are those of INT8 weights; None without any.
 
     An engine of several graphs has `parts`, each with its own files, inputs, precision and kernels; `inputs` and
-    `outputs` are those of the whole. `flow` says how the parts run together (bundles of earlier versions have none: the
-    names of an encoder-decoder's tensors say it), `sequence` how tokens are chosen where one part repeats.
+    `outputs` are those of the whole. `flow` says how the parts run together, `sequence` how tokens are chosen
+    where one part repeats.
 
     `accepted`: entries of the table of runtimes known to be wrong (`known_bad/table.json`) that are about this engine,
     and that whoever compiled it accepted by name.
@@ -167,8 +167,8 @@ class GoldenEngine:
 class GoldenSpec:
     """Inputs and the original model's outputs for them, to check an engine wherever it is loaded.
 
-    `inputs` and `outputs` are .npz files of arrays by tensor name. `engines`: by artifact. Bundles of earlier versions
-    have a `tolerance` per target instead: twice the largest max|a-b| / max|b| between the engine and the original.
+    `inputs` and `outputs` are .npz files of arrays by tensor name. `engines`: by artifact. `tolerance`:
+    by target, of engines that have no answers of their own and are compared with the original's.
     """
 
     inputs: str
@@ -185,7 +185,7 @@ class Manifest:
     `sizes` are further image sizes of the same model, as "384x384" (height, width): `sizes/384x384` is a whole bundle.
     `gates`: by artifact, whether the engine met its budget when the bundle was made. `recommended`: the artifact that
     the verdict recommends, which is the first of `engines`; None where it recommends none of them. `grade`: of the
-    verdict, None in bundles of earlier versions; `rivals`: what may be as fast as the first of `engines`.
+    verdict, None without one; `rivals`: what may be as fast as the first of `engines`.
     `monitor`: the file of what the images that the bundle was verified with are like (`runtime.monitor_reference`).
     """
 

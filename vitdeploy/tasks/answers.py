@@ -74,7 +74,7 @@ class PanelFacts:
 class ExampleFacts:
     """One evaluation sample with every artifact's answer.
 
-    `number`: among the samples. `why`: why it is shown, None in reports of earlier versions. `sample`: what a person
+    `number`: among the samples. `why`: why it is shown. `sample`: what a person
     finds it by. `image`: the name of its picture, None if it is none. `label`: what is known to be in it. `panels`: of
     answers that are pictures, the original's, that of the engine that differs most, and the label.
     """
