@@ -24,19 +24,21 @@ _HOMES = {
     **dict.fromkeys(("Graph", "export", "optimize"), "api.graph"),
     **dict.fromkeys(("QuantizedGraph", "quantize"), "api.quantize"),
     **dict.fromkeys(("Bundle", "compile"), "api.bundle"),
-    **dict.fromkeys(("Bisection", "Verification", "bisect", "verify", "verify_on"), "api.verify"),
-    **dict.fromkeys(("Benchmark", "bench", "bench_on"), "api.bench"),
+    **dict.fromkeys(("Bisection", "Verification", "bisect", "verify"), "api.verify"),
+    **dict.fromkeys(("Benchmark", "bench"), "api.bench"),
     **dict.fromkeys(("Compared", "compare"), "api.compare"),
     **dict.fromkeys(("Deployment", "deploy", "plan", "run"), "api.deploy"),
     **dict.fromkeys(("SweepPlan", "Swept", "plan_sweep", "sweep"), "api.sweep"),
-    **dict.fromkeys(("History", "Reported", "read_history", "record", "report_to"), "api.history"),
-    **dict.fromkeys(("Versions", "versions"), "api.inspect"),
     **dict.fromkeys(("Tuned", "tune", "tune_recipe"), "api.tune"),
     "Predictor": "runtime.predictor",
     "load": "runtime.load",
     "Monitor": "runtime.monitor",
     "Preprocess": "spec",
     "Postprocess": "spec",
+    # Of wings.
+    **dict.fromkeys(("History", "Reported", "read_history", "record", "report_to"), "history.api"),
+    **dict.fromkeys(("Versions", "versions"), "runtime_releases.api"),
+    **dict.fromkeys(("bench_on", "verify_on"), "devices.api"),
 }
 _CALLED = {"Preprocess": "PreprocessSpec", "Postprocess": "PostprocessSpec"}
 

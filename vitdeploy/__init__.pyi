@@ -1,6 +1,5 @@
 from vitdeploy.api.bench import Benchmark as Benchmark
 from vitdeploy.api.bench import bench as bench
-from vitdeploy.api.bench import bench_on as bench_on
 from vitdeploy.api.bundle import Bundle as Bundle
 from vitdeploy.api.bundle import compile as compile
 from vitdeploy.api.compare import Compared as Compared
@@ -12,15 +11,8 @@ from vitdeploy.api.deploy import run as run
 from vitdeploy.api.graph import Graph as Graph
 from vitdeploy.api.graph import export as export
 from vitdeploy.api.graph import optimize as optimize
-from vitdeploy.api.history import History as History
-from vitdeploy.api.history import Reported as Reported
-from vitdeploy.api.history import read_history as read_history
-from vitdeploy.api.history import record as record
-from vitdeploy.api.history import report_to as report_to
 from vitdeploy.api.images import Images as Images
 from vitdeploy.api.images import images as images
-from vitdeploy.api.inspect import Versions as Versions
-from vitdeploy.api.inspect import versions as versions
 from vitdeploy.api.model import Model as Model
 from vitdeploy.api.model import model as model
 from vitdeploy.api.quantize import QuantizedGraph as QuantizedGraph
@@ -36,10 +28,18 @@ from vitdeploy.api.verify import Bisection as Bisection
 from vitdeploy.api.verify import Verification as Verification
 from vitdeploy.api.verify import bisect as bisect
 from vitdeploy.api.verify import verify as verify
-from vitdeploy.api.verify import verify_on as verify_on
+from vitdeploy.devices.api import bench_on as bench_on
+from vitdeploy.devices.api import verify_on as verify_on
+from vitdeploy.history.api import History as History
+from vitdeploy.history.api import Reported as Reported
+from vitdeploy.history.api import read_history as read_history
+from vitdeploy.history.api import record as record
+from vitdeploy.history.api import report_to as report_to
 from vitdeploy.runtime.load import load as load
 from vitdeploy.runtime.monitor import Monitor as Monitor
 from vitdeploy.runtime.predictor import Predictor as Predictor
+from vitdeploy.runtime_releases.api import Versions as Versions
+from vitdeploy.runtime_releases.api import versions as versions
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 
 Preprocess = PreprocessSpec

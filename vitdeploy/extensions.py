@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from vitdeploy.errors import HostError
+from vitdeploy.errors import CapabilityError, HostError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -95,3 +96,27 @@ def load_row(entry: EntryPoint, kind: type[Row]) -> Row:
             f"{what} is of the wrong type", found=f"{entry.value}: {type(row).__name__}", wanted=kind.__qualname__
         )
     return row
+
+
+# --- Wings: packages of vitdeploy that the others never import, so that each may be left out --------------------------
+
+
+WINGS = ("devices", "embed", "history", "qat", "runtime_releases", "serve")
+
+
+def has_wing(module: str) -> bool:
+    """Whether the wing of a module, such as "history.api", is installed."""
+    return importlib.util.find_spec(f"vitdeploy.{module.partition('.')[0]}") is not None
+
+
+def wing(module: str) -> Any:
+    """A module of a wing.
+
+    Raises:
+        CapabilityError: this installation leaves the wing out.
+    """
+    if not has_wing(module):
+        raise CapabilityError(
+            f"this vitdeploy was installed without vitdeploy.{module.partition('.')[0]}", fix="install all of vitdeploy"
+        )
+    return importlib.import_module(f"vitdeploy.{module}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.devices.client import Client
+from vitdeploy.devices.device_artifact import find_device_artifacts, placed_shipment
 from vitdeploy.devices.registry import Device
 from vitdeploy.devices.runner import RemoteRunner
 from vitdeploy.devices.shipment import Shipment, entries
@@ -21,7 +22,6 @@ from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import GoldenSet, comparable, engine_outputs, largest_difference, read_golden
 from vitdeploy.runtime.tasks.registry import count_same
 from vitdeploy.spec import EngineSpec, Manifest
-from vitdeploy.workflows.device_artifact import find_device_artifacts, placed_shipment
 from vitdeploy.workflows.placement import place_graphs
 
 # The names of the emulated boards are QEMU's CPU models: those without half precision have no FP16 engine.

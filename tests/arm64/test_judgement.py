@@ -14,7 +14,7 @@ from tests.arm64.engines import Engine, Proof
 from tests.arm64.instructions import dot_products
 from tests.arm64.sums import COLUMNS, DEPTH, STEP, weights, write_graphs
 from tests.arm64.table import table
-from vitdeploy.devices.agent.documents import Placed
+from vitdeploy.devices.agent.documents import PlacedArtifact
 from vitdeploy.devices.shipment import Shipment
 from vitdeploy.runtime.golden import GoldenSet
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
@@ -29,7 +29,7 @@ IN:
 
 def engine(precision, placed):
     golden = GoldenSet({"image": np.zeros((8, 1))}, {}, {}, 0.1, 7)
-    shipment = Shipment(Placed("digits", "openvino-cpu", precision, 1, ()), {})
+    shipment = Shipment(PlacedArtifact("digits", "openvino-cpu", precision, 1, ()), {})
     return Engine("digits", f"openvino-cpu-{precision}", shipment, None, golden, placed)
 
 

@@ -9,8 +9,8 @@ import pytest
 from tests.command_line import command_line, undisturbed
 from tests.history.made import bench_document, bench_rows, latencies, machine
 from vitdeploy.api.bench import Benchmark
-from vitdeploy.api.history import read_history, record, recorded
 from vitdeploy.errors import AnswersError, GateError, MissingPackageError, StorageError
+from vitdeploy.history.api import read_history, record, recorded
 from vitdeploy.history.files import append, read_rows
 from vitdeploy.history.row import open_place
 from vitdeploy.known_bad.entries import Table
@@ -80,7 +80,7 @@ def test_an_error_of_writing_comes_after_the_one_document(run, monkeypatch):
     def full(*given):
         raise StorageError("no space left to write h")
 
-    monkeypatch.setattr("vitdeploy.history.files.append", full)
+    monkeypatch.setattr("vitdeploy.history.api.append", full)
     command = ("bench", "bundle", "--scenario", "single", "--duration", "0.1", "--history", "h", "--json")
     done = run(*command)
     assert done.returncode == 4 and "no space left" in done.stderr

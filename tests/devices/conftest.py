@@ -19,9 +19,9 @@ import pytest
 from tests.held import held
 from tests.ssh_server import server_options
 from vitdeploy.devices.client import Client
+from vitdeploy.devices.device_artifact import placed_shipment
 from vitdeploy.devices.registry import Device
 from vitdeploy.devices.shipment import make_job
-from vitdeploy.workflows.device_artifact import placed_shipment
 from vitdeploy.workflows.placement import place_graphs
 
 

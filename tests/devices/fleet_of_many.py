@@ -26,18 +26,19 @@ import pytest
 
 from tests.devices.shop import Shop, releases_of, shop_of
 from tests.faults.devices.model import make_small
-from vitdeploy.api.deploy import Deployed, roll_out, standing
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.bundle.read import file_sha256
 from vitdeploy.devices import connection
-from vitdeploy.devices.patience import Patience
+from vitdeploy.devices.api import roll_out, standing
+from vitdeploy.devices.call import DevicePatience
+from vitdeploy.devices.rollout import RollOut
 
 SEED = 22
 MOST_COMMANDS = 6
 # Of measurements that are over at once, of devices that are one machine: only what is far slower is said to be slower.
 HOW: dict[str, Any] = {"duration": 0.02, "worse": 100.0, "stages": "1,10%,all", "progress": False}
 # Devices that are off are waited for in seconds here; one waits for the measurements of all others.
-PATIENCE = Patience(lost=2.0, first_retry=0.2, queue=6 * 3600.0, answer=1200.0, greeting=600.0, silence=600.0)
+PATIENCE = DevicePatience(lost=2.0, first_retry=0.2, queue=6 * 3600.0, answer=1200.0, greeting=600.0, silence=600.0)
 
 
 @contextmanager
@@ -66,11 +67,11 @@ class Day:
             self.wrong.append(what)
             print(f"WRONG: {what}: {found}", flush=True)
 
-    def deploy(self, name: str) -> tuple[Deployed, int]:
+    def deploy(self, name: str) -> tuple[RollOut, int]:
         began = time.monotonic()
         found = roll_out(self.bundles[name], "label:shop", **HOW)
         code = found.error.exit_code if found.error is not None else 0
-        fleet, members = found.outcome.fleet, found.outcome.members
+        fleet, members = found.fleet, found.members
         states = dict(Counter(each.state for each in members))
         why = f": {found.error.message}" if found.error is not None else ""
         print(f"{name}: exit {code}, {fleet.progress}, {states}, {time.monotonic() - began:.0f} s{why}", flush=True)
@@ -88,7 +89,7 @@ class Day:
         for name in ("wrong", "slow"):
             found, code = self.deploy(name)
             after = {name: (self.shop.runs(name), self.shop.place(name).look()) for name in self.shop.names}
-            failed = [each.device for each in found.outcome.members if each.state == "failed"]
+            failed = [each.device for each in found.members if each.state == "failed"]
             self.expect(f"{name}: it stops at the first device", code == 5 and failed == self.shop.names[:1], failed)
             self.expect(f"{name}: all others are as they were", after == before)
             others = [path for each in self.shop.names[1:] for path in self.shop.place(each).releases.iterdir()]

@@ -20,7 +20,7 @@ from tests.devices.conftest import Board, await_board, make_keys, start_board
 from tests.faults.forking import in_child
 from tests.golden_bundle import with_one_weight_changed
 from vitdeploy.bundle.read import file_sha256, read_bundle, verify_files
-from vitdeploy.devices.agent.releases import Deployment
+from vitdeploy.devices.agent.releases import DeploymentFolder
 from vitdeploy.devices.registry import Device, write_devices
 from vitdeploy.spec import FileEntry
 
@@ -50,8 +50,8 @@ class Shop:
             }
         )
 
-    def place(self, name: str, deployment: str = "small") -> Deployment:
-        return Deployment(deployment, self.boards[name].home / ".local/share/vitdeploy/deployed")
+    def place(self, name: str, deployment: str = "small") -> DeploymentFolder:
+        return DeploymentFolder(deployment, self.boards[name].home / ".local/share/vitdeploy/deployed")
 
     def runs(self, name: str) -> str:
         """The digest of the bundle that an app loads there, which must be whole; "" without one."""
@@ -151,7 +151,7 @@ def releases_of(first: Path, folder: Path) -> dict[str, Path]:
     }
 
 
-def die_in_a_move(place: Deployment, bundle: Path) -> None:
+def die_in_a_move(place: DeploymentFolder, bundle: Path) -> None:
     """Bring a release there, move the link to it, and die before anybody has found it good."""
     digest, entries = file_sha256(bundle / "manifest.json"), list(read_bundle(bundle).files)
     listed = bundle / "manifest.json"

@@ -12,23 +12,23 @@ from vitdeploy.devices.agent.documents import (
     FORMAT,
     Deployed,
     Deployments,
-    Golden,
+    GoldenResult,
+    JobResult,
     Missing,
-    Result,
     StageOptions,
     SwitchOptions,
     Tried,
 )
 from vitdeploy.devices.client import check_deployments, check_missing, judge
+from vitdeploy.devices.rollout import parse_stages
 from vitdeploy.errors import DeviceResultError, InputError, StorageError
 from vitdeploy.spec import GoldenEngine, GoldenSpec
-from vitdeploy.workflows.rollout import parse_stages
 
 PROTOCOL = Protocol(("single",), (1,), 0.06, 0.02, 3, 0.0, processes=1, max_extension=1)
 OLD, NEW = "a" * 64, "b" * 64
 STAGE = StageOptions("small", NEW, OLD, 3, "auto", PROTOCOL, ())
 SWITCH = SwitchOptions("small", NEW, OLD, 3, "auto", 0.1, PROTOCOL)
-RIGHT = Golden(5, 1e-6, 1e-3, 5, 5)
+RIGHT = GoldenResult(5, 1e-6, 1e-3, 5, 5)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,9 @@ def measured(*names, slower=1.0):
 
 
 def result(manifest, bench_run, golden=RIGHT, **tried):
-    return Result(FORMAT, "0" * 64, {}, bench_run=bench_run, tried=Tried(manifest.engines[0].artifact, golden, **tried))
+    return JobResult(
+        FORMAT, "0" * 64, {}, bench_run=bench_run, tried=Tried(manifest.engines[0].artifact, golden, **tried)
+    )
 
 
 def judged(manifest, found, options=STAGE, worse=0.1):
@@ -135,13 +137,13 @@ def test_stages_are_numbers_of_devices_whatever_they_are_said_in():
 
 
 def test_what_is_known_here_survives_and_a_broken_file_is_told(tmp_path, monkeypatch):
-    from vitdeploy.devices.registry import Fleet, Member, fleet_folder, read_fleet, read_fleets, write_fleet
+    from vitdeploy.devices.registry import Fleet, FleetMember, fleet_folder, read_fleet, read_fleets, write_fleet
 
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert read_fleets() == {} and read_fleet("small") == Fleet("small")
-    fleet = Fleet("small", NEW, "small", members=(Member("till", "failed", OLD, reason="slow", p99_ms=1.5),))
+    fleet = Fleet("small", NEW, "small", members=(FleetMember("till", "failed", OLD, reason="slow", p99_ms=1.5),))
     write_fleet(fleet)
-    assert read_fleets() == {"small": fleet} and fleet.member("other") == Member("other")
+    assert read_fleets() == {"small": fleet} and fleet.member("other") == FleetMember("other")
     assert (fleet_folder() / "small.json").stat().st_mode & 0o777 == 0o600
     (fleet_folder() / "small.json").write_text("{")
     with pytest.raises(StorageError, match=r"small.json cannot be read"):

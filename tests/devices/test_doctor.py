@@ -17,7 +17,7 @@ from vitdeploy.devices.agent.board import (
     read_board,
     tegra_release,
 )
-from vitdeploy.devices.agent.documents import Probe
+from vitdeploy.devices.agent.documents import DeviceProbe
 from vitdeploy.devices.registry import Device
 from vitdeploy.runtime.host import describe_host
 
@@ -52,7 +52,7 @@ def probe_of(root, name, *, glibc="2.35", targets=(("tensorrt", WITHOUT),), pack
     host = describe_host(root, "aarch64", range(plant(root, name)))
     state = BoardState(**{"throttle": Reading(0), **board})
     versions = dict.fromkeys(packages, "2.0")
-    return Probe(host, "/usr/bin/python3", glibc, versions, dict(targets), 10**9, 8 * 10**9, {}, "", (), state)
+    return DeviceProbe(host, "/usr/bin/python3", glibc, versions, dict(targets), 10**9, 8 * 10**9, {}, "", (), state)
 
 
 def said_of(root, name, **more):

@@ -20,22 +20,20 @@ from vitdeploy.compilation.backend import TargetState
 from vitdeploy.devices import call as call_module
 from vitdeploy.devices.advice import Seen, _mend
 from vitdeploy.devices.agent import beat
-from vitdeploy.devices.agent.beat import BEAT, Beats
 from vitdeploy.devices.agent.board import BoardState
-from vitdeploy.devices.agent.documents import FORMAT, Job, Placed, PlacedGraph, Probe, Status
-from vitdeploy.devices.call import Call, Interrupted
+from vitdeploy.devices.agent.documents import FORMAT, DeviceJob, DeviceProbe, PlacedArtifact, PlacedGraph, Status
+from vitdeploy.devices.agent.stream import BEAT, Beats
+from vitdeploy.devices.call import Call, Clock, DevicePatience, Interrupted, Unresponsive, spelled
 from vitdeploy.devices.client import Client
-from vitdeploy.devices.patience import Clock, Patience, spelled
 from vitdeploy.devices.registry import Device
 from vitdeploy.devices.results import parse
 from vitdeploy.devices.shipment import problem_of
-from vitdeploy.devices.transport import Unresponsive
 from vitdeploy.errors import DeviceError, DeviceResultError
 
-HURRY = Patience(0.5, 0.5, answer=0.6, probe=0.6, stop=0.5, end=0.2, lost=1, mute=2, first_retry=0.01)
+HURRY = DevicePatience(0.5, 0.5, answer=0.6, probe=0.6, stop=0.5, end=0.2, lost=1, mute=2, first_retry=0.01)
 GREETS = "echo vitdeploy-agent ok; "
-PLACED = Placed("small", "openvino-cpu", "int8", 1, (PlacedGraph("model", "0/model/model.onnx", 3),))
-JOB = Job(FORMAT, "compile", "a" * 64, "me@here", (PLACED,), ())
+PLACED = PlacedArtifact("small", "openvino-cpu", "int8", 1, (PlacedGraph("model", "0/model/model.onnx", 3),))
+JOB = DeviceJob(FORMAT, "compile", "a" * 64, "me@here", (PLACED,), ())
 
 
 def script(tmp_path, lines):
@@ -98,14 +96,14 @@ def test_a_connection_counts_as_lost_from_when_it_broke(tmp_path):
     """However long it had stood: what takes long to send is sent again too."""
     lines = f"""if mkdir {tmp_path}/asked; then {GREETS} sleep 1; exit 255; fi
 {GREETS} echo '{{"state": "absent"}}'"""
-    client = Client(script(tmp_path, lines), patience=Patience(lost=0.5, first_retry=0.01))
+    client = Client(script(tmp_path, lines), patience=DevicePatience(lost=0.5, first_retry=0.01))
     assert client.patiently(lambda: client.ask_status("status", "0" * 64)).state == "absent"
 
 
 def test_a_cancelled_wait_ends_and_leaves_no_process(tmp_path):
     cancelled, device = threading.Event(), script(tmp_path, "sleep 60 & sleep 60")
     threading.Timer(0.2, cancelled.set).start()
-    with Call("pi5", [device.python], Patience(), cancelled, lambda *progress: None) as call:
+    with Call("pi5", [device.python], DevicePatience(), cancelled, lambda *progress: None) as call:
         with pytest.raises(Interrupted):
             call.greeting()
         group = call._process.pid
@@ -138,7 +136,9 @@ status) {GREETS} echo '{{"state": "queued"}}';;
 watch) {GREETS} while echo '{json.dumps(state)}'; do sleep 0.1; done;;
 esac"""
     told = []
-    client = Client(script(tmp_path, lines), tell=lambda text, *_: told.append(text), patience=Patience(**patience))
+    client = Client(
+        script(tmp_path, lines), tell=lambda text, *_: told.append(text), patience=DevicePatience(**patience)
+    )
     with pytest.raises(DeviceError, match=message) as caught:
         client.run(JOB, {}, tmp_path)
     assert "the same command fetches the result later" in caught.value.fix and client.job is not None
@@ -156,7 +156,7 @@ def test_a_device_that_fails_to_stop_or_forget_a_job_ends_no_command(tmp_path):
 
 
 def test_what_is_read_fast_enough_is_never_late():
-    clock = Clock(Patience(rate=1000.0, silence=10.0))
+    clock = Clock(DevicePatience(rate=1000.0, silence=10.0))
     clock.expect(5.0)
     for _ in range(100):
         assert clock.overdue() is None
@@ -168,7 +168,7 @@ def test_what_is_read_fast_enough_is_never_late():
 
 
 def test_time_in_which_this_process_was_stopped_is_no_silence():
-    clock = Clock(Patience())
+    clock = Clock(DevicePatience())
     clock.waited(3600.0, False)
     assert clock.overdue() is None
 
@@ -282,6 +282,6 @@ def test_what_is_a_bug_here_or_a_gate_is_not_for_a_device_to_say(code):
 def test_a_target_that_only_the_device_knows_gets_no_pip_line():
     device = Device("pi5", "10.0.0.7")
     states = {"their-npu": TargetState(False, None, (), "not there", "pip install; id")}
-    probe = Probe({}, "python", "2.36", {}, states, 1, 1, {}, "", ())
+    probe = DeviceProbe({}, "python", "2.36", {}, states, 1, 1, {}, "", ())
     line = _mend(Seen(device, {}, BoardState(), 1), probe, "their-npu")
     assert "their-npu" not in TARGETS and line == "this vitdeploy does not know the target"

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vitdeploy.devices.call import command, why
 from vitdeploy.devices.registry import (
     Device,
     find_devices,
@@ -16,7 +17,6 @@ from vitdeploy.devices.registry import (
     this_machine,
     write_devices,
 )
-from vitdeploy.devices.transport import command, why
 from vitdeploy.errors import UnknownDeviceError
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.faults.forking import begin, ended, in_child
 from tests.faults.plans import bring, entries_of, fill, move_to, release
 from vitdeploy.devices.agent.documents import Deployed
-from vitdeploy.devices.agent.releases import Deployment, deployments, is_whole
+from vitdeploy.devices.agent.releases import DeploymentFolder, deployments, is_whole
 from vitdeploy.errors import DeviceError, DigestError, HostError, StorageError, VitdeployError
 
 OLD, NEW = release("old")[0], release("new")[0]
@@ -22,7 +22,7 @@ def place(tmp_path):
     """A deployment that has both releases, with its link at the old one."""
     move_to(tmp_path, bring(tmp_path, "old"))
     bring(tmp_path, "new")
-    return Deployment("shop", tmp_path)
+    return DeploymentFolder("shop", tmp_path)
 
 
 def at(place):
@@ -30,7 +30,7 @@ def at(place):
 
 
 def test_a_release_is_sent_once_and_kept_files_are_not_sent_again(tmp_path):
-    place = Deployment("shop", tmp_path)
+    place = DeploymentFolder("shop", tmp_path)
     _, files = release("old")
     assert place.missing(entries_of(files)) == list(files) and not place.folder.exists()
     bring(tmp_path, "old")
@@ -62,7 +62,7 @@ def test_a_damaged_release_is_no_source_and_is_mended(place, tmp_path):
 
 
 def test_files_of_another_bundle_are_no_release_of_that_name(tmp_path):
-    place, (_, files) = Deployment("shop", tmp_path), release("old")
+    place, (_, files) = DeploymentFolder("shop", tmp_path), release("old")
     fill(tmp_path / "sent", files)
     with place.held(), pytest.raises(DigestError, match="is another release"):
         place.add(NEW, entries_of(files), tmp_path / "sent")
@@ -70,7 +70,7 @@ def test_files_of_another_bundle_are_no_release_of_that_name(tmp_path):
 
 
 def test_no_path_leads_out_of_a_release(tmp_path):
-    place = Deployment("shop", tmp_path / "deployed")
+    place = DeploymentFolder("shop", tmp_path / "deployed")
     fill(tmp_path / "sent", {"x": b"1"})
     with place.held(), pytest.raises(VitdeployError, match="is no path of a release"):
         place.add(NEW, entries_of({"../../../x": b"1"}), tmp_path / "sent")
@@ -104,7 +104,7 @@ def test_what_fails_through_the_link_is_taken_back(place, error):
 
 
 def test_a_first_release_that_fails_leaves_no_link(tmp_path):
-    place, digest = Deployment("shop", tmp_path), bring(tmp_path, "new")
+    place, digest = DeploymentFolder("shop", tmp_path), bring(tmp_path, "new")
     with pytest.raises(RuntimeError), place.moved(digest, "", 0) as (_, before):
         assert before is None and at(place) == digest
         raise RuntimeError
@@ -112,12 +112,12 @@ def test_a_first_release_that_fails_leaves_no_link(tmp_path):
 
 
 def die_in_the_move(home):
-    with Deployment("shop", home).moved(NEW, OLD, 1):
+    with DeploymentFolder("shop", home).moved(NEW, OLD, 1):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def stay_in_the_move(home):
-    with Deployment("shop", home).moved(NEW, OLD, 1):
+    with DeploymentFolder("shop", home).moved(NEW, OLD, 1):
         time.sleep(60)
 
 
@@ -149,8 +149,8 @@ def test_where_there_are_no_locks_the_living_process_protects_its_move(place, tm
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with place.moved(NEW, OLD, 1):
-        assert Deployment("shop", tmp_path).look() == Deployed("shop", NEW, "", 1, moving=NEW)
-        with pytest.raises(DeviceError, match="somebody else"), Deployment("shop", tmp_path).moved(NEW, OLD, 1):
+        assert DeploymentFolder("shop", tmp_path).look() == Deployed("shop", NEW, "", 1, moving=NEW)
+        with pytest.raises(DeviceError, match="somebody else"), DeploymentFolder("shop", tmp_path).moved(NEW, OLD, 1):
             pass
     assert place.look() == Deployed("shop", NEW, OLD, 2)
 
@@ -192,9 +192,9 @@ def test_a_record_that_is_none_is_refused(place, text, kind, message):
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "-x", "x/y", "a" * 65])
 def test_no_name_leads_elsewhere(tmp_path, name):
     with pytest.raises(VitdeployError, match="names no deployment"):
-        Deployment(name, tmp_path)
+        DeploymentFolder(name, tmp_path)
     with pytest.raises(VitdeployError, match="names no release"):
-        Deployment("shop", tmp_path).folder_of(name)
+        DeploymentFolder("shop", tmp_path).folder_of(name)
 
 
 def test_all_deployments_are_told(tmp_path, monkeypatch):

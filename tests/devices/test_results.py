@@ -9,13 +9,13 @@ from tests.changed import MISSING, changed
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.results import BenchRun
 from vitdeploy.devices import results
-from vitdeploy.devices.agent.documents import FORMAT, Job, Placed, PlacedGraph, Result, Status
+from vitdeploy.devices.agent.documents import FORMAT, DeviceJob, JobResult, PlacedArtifact, PlacedGraph, Status
 from vitdeploy.devices.results import check_result, check_run, check_status, parse
 from vitdeploy.errors import CapabilityError, DeviceResultError, MissingPackageError
 from vitdeploy.spec import EngineSpec, FileEntry, TensorSpec, decode, encode
 
-PLACED = Placed("small", "openvino-cpu", "int8", 1, (PlacedGraph("model", "0/model/model.onnx", 3),))
-JOB = Job(FORMAT, "compile", "a" * 64, "me@here", (PLACED,), (FileEntry("0/model/model.onnx", 1, "0" * 64),))
+PLACED = PlacedArtifact("small", "openvino-cpu", "int8", 1, (PlacedGraph("model", "0/model/model.onnx", 3),))
+JOB = DeviceJob(FORMAT, "compile", "a" * 64, "me@here", (PLACED,), (FileEntry("0/model/model.onnx", 1, "0" * 64),))
 FILES = [{"path": "model.bin", "bytes": 1, "sha256": "0" * 64}, {"path": "model.xml", "bytes": 1, "sha256": "0" * 64}]
 IMAGE = (TensorSpec("image", "uint8", (1, 32, 32, 1)),)
 ENGINE = EngineSpec(
@@ -35,7 +35,7 @@ def document():
 
 
 def read(found):
-    return check_result("board", parse("board", json.dumps(found).encode(), Result), JOB)
+    return check_result("board", parse("board", json.dumps(found).encode(), JobResult), JOB)
 
 
 def test_the_right_result_is_taken():
@@ -92,7 +92,7 @@ def test_a_result_that_is_not_what_was_asked_for_is_refused(path, value):
 @pytest.mark.parametrize("line", [b"", b"[]", b"{", b'{"format": NaN}', b'{"a": 1, "a": 2}', b"[" * 100_000, b"\xff"])
 def test_what_is_no_document_is_refused(line):
     with pytest.raises(DeviceResultError):
-        parse("board", line, Result)
+        parse("board", line, JobResult)
 
 
 def bench_run(**changes):

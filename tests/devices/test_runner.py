@@ -4,15 +4,15 @@ import json
 
 import pytest
 
-from vitdeploy.devices.agent.documents import Placed, PlacedGraph
+from vitdeploy.devices.agent.documents import PlacedArtifact, PlacedGraph
+from vitdeploy.devices.call import DevicePatience
 from vitdeploy.devices.client import Client
-from vitdeploy.devices.patience import Patience
 from vitdeploy.devices.registry import Device
 from vitdeploy.devices.runner import RemoteRunner
 from vitdeploy.errors import DeviceError, DeviceResultError
 from vitdeploy.spec import EngineSpec, GraphSpec, TensorSpec, encode
 
-PLACED = Placed("small", "onnxruntime-cpu", "fp32", 1, (PlacedGraph("model", "graph.onnx", 0),))
+PLACED = PlacedArtifact("small", "onnxruntime-cpu", "fp32", 1, (PlacedGraph("model", "graph.onnx", 0),))
 IMAGE, LOGITS = TensorSpec("image", "uint8", ("batch", 32, 32, 3)), TensorSpec("logits", "float32", ("batch", 10))
 SENT = {"model": GraphSpec("graph.onnx", (IMAGE,), (LOGITS,))}
 ENGINE = EngineSpec("onnxruntime-cpu", "fp32", "graph.onnx", ("graph.onnx",), 1, True, "CPU", (IMAGE,), (LOGITS,))
@@ -25,7 +25,7 @@ def session(tmp_path, *lines, graphs=SENT, **patience):
     path = tmp_path / "python"
     path.write_text(f'#!/bin/sh\ncat "{tmp_path}/answers"; cat > /dev/null\n')
     path.chmod(0o755)
-    client = Client(Device("pi5", python=str(path)), patience=Patience(**patience))
+    client = Client(Device("pi5", python=str(path)), patience=DevicePatience(**patience))
     return RemoteRunner(client, PLACED, {}, name="small on pi5", graphs=graphs)
 
 

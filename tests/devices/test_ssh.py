@@ -25,11 +25,11 @@ from tests.test_imports import device_python  # noqa: F401  # a Python with nump
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.devices.advice import diagnose
-from vitdeploy.devices.agent.documents import FORMAT, Result
+from vitdeploy.devices.agent.documents import FORMAT, JobResult
+from vitdeploy.devices.call import DevicePatience
 from vitdeploy.devices.client import Client, Interrupted
-from vitdeploy.devices.package import agent_package
-from vitdeploy.devices.patience import Patience
 from vitdeploy.devices.registry import Device
+from vitdeploy.devices.shipment import agent_package
 from vitdeploy.errors import DeviceError, DeviceResultError, HostError, StorageError
 from vitdeploy.runtime import load
 from vitdeploy.spec import EngineSpec, TensorSpec, encode
@@ -45,7 +45,7 @@ from vitdeploy.cli.main import main
 main()
 """
 QUICK = ("--duration", "0.01", "--warmup", "0")
-QUICKLY = Patience(first_retry=0.1)
+QUICKLY = DevicePatience(first_retry=0.1)
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def finished(client, board, compile_job):
     def make(changes):
         folder = board.agent / "jobs" / job.digest / "result"
         folder.mkdir(parents=True)
-        result = encode(Result(FORMAT, job.digest, {}, {"small": engine}))
+        result = encode(JobResult(FORMAT, job.digest, {}, {"small": engine}))
         (folder / "result.json").write_text(json.dumps({**result, **changes}))
         return folder
 

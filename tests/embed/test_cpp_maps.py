@@ -18,7 +18,7 @@ from vitdeploy.bundle.read import read_bundle
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.embed import cpp
-from vitdeploy.embed.servers import ovms, triton
+from vitdeploy.embed.servers import write_ovms, write_triton
 from vitdeploy.graph.io.files import graph_spec, load_graph
 from vitdeploy.runtime import load
 from vitdeploy.runtime.engine import make_runner
@@ -218,10 +218,10 @@ def test_pictures_are_the_predictors(command, tmp_path):
 )
 def test_servers_get_the_engine_and_its_golden_answers(kind, head, fit, dims, command, tmp_path):
     bundle = bundle_of(kind, head, fit, command, tmp_path)
-    for layout in (triton, ovms):
-        out = tmp_path / layout.__name__.rpartition(".")[2]
+    for name, write in (("triton", write_triton), ("ovms", write_ovms)):
+        out = tmp_path / name
         out.mkdir()
-        layout.write(bundle, out)
+        write(bundle, out)
         with np.load(out / "golden" / "outputs.npz") as outputs:
             [(name, values)] = outputs.items()
         assert list(values.shape) == [3, *dims]

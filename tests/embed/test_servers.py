@@ -13,7 +13,16 @@ from tests.command_line import command_line
 from tests.golden_bundle import golden_of
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.bundle.write import write_bundle
-from vitdeploy.embed.servers import kserve, layout, ovms, triton
+from vitdeploy.embed.servers import (
+    MANIFEST,
+    TASKS,
+    TRITON,
+    find_serving,
+    server_name,
+    write_kserve,
+    write_ovms,
+    write_triton,
+)
 from vitdeploy.embed.source import find_embedded, refuse_fit
 from vitdeploy.errors import CapabilityError, ManifestError, TargetError
 from vitdeploy.runtime.engine import make_runner
@@ -74,12 +83,12 @@ def make(small_bundle, pixels, tmp_path_factory):
 
 
 def settings(bundle):
-    return layout.find_serving(find_embedded(bundle, (ONNXRUNTIME,), layout.TASKS, "a server"))
+    return find_serving(find_embedded(bundle, (ONNXRUNTIME,), TASKS, "a server"))
 
 
 def test_triton_gets_the_engine_with_batches_as_they_were_measured(make, tmp_path):
     bundle = make(bench())
-    commands = triton.write(bundle, tmp_path)
+    commands = write_triton(bundle, tmp_path)
     home = tmp_path / "models" / "my-model"
     assert (home / "1" / "model.onnx").read_bytes() == (bundle / "engines" / ONNXRUNTIME / "graph.onnx").read_bytes()
     assert (home / "config.pbtxt").read_text(encoding="utf-8").splitlines() == [
@@ -106,10 +115,10 @@ def test_what_triton_gets_is_a_configuration_of_tritons(make, tmp_path):
     for report, target in ((bench(), ONNXRUNTIME), (None, "openvino-cpu")):
         out = tmp_path / target
         out.mkdir()
-        triton.write(make(report, target=target), out)
+        write_triton(make(report, target=target), out)
         text = (out / "models/my-model/config.pbtxt").read_text(encoding="utf-8")
         config = text_format.Parse(text, model_config_pb2.ModelConfig())
-        assert (config.backend, list(config.input[0].dims)) == (triton.BACKENDS[target], [32, 32, 1])
+        assert (config.backend, list(config.input[0].dims)) == (TRITON.backends[target], [32, 32, 1])
 
 
 @pytest.mark.parametrize(
@@ -138,7 +147,7 @@ def test_a_report_of_another_kind_is_refused(make, report):
 
 
 def test_a_fixed_batch_is_among_the_dimensions(make, tmp_path):
-    triton.write(make(bench(), dynamic_batch=False), tmp_path)
+    write_triton(make(bench(), dynamic_batch=False), tmp_path)
     text = (tmp_path / "models/my-model/config.pbtxt").read_text(encoding="utf-8")
     assert "max_batch_size: 0" in text
     assert "dims: [1, 32, 32, 1]" in text
@@ -146,20 +155,20 @@ def test_a_fixed_batch_is_among_the_dimensions(make, tmp_path):
 
 
 def test_the_model_server_gets_the_precision_that_was_verified(make, tmp_path):
-    ovms.write(make(target="openvino-cpu"), tmp_path)
+    write_ovms(make(target="openvino-cpu"), tmp_path)
     (model,) = json.loads((tmp_path / "models/config.json").read_text(encoding="utf-8"))["model_config_list"]
     assert model["config"]["name"] == model["config"]["base_path"] == "my-model"
     assert model["config"]["plugin_config"] == {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
     assert sorted(path.name for path in (tmp_path / "models/my-model/1").iterdir()) == ["model.bin", "model.xml"]
     with pytest.raises(TargetError, match="no engine that OpenVINO Model Server could run"):
-        ovms.write(make(), tmp_path)
+        write_ovms(make(), tmp_path)
 
 
 @pytest.mark.parametrize("target", [ONNXRUNTIME, "openvino-cpu"])
 def test_kserve_is_told_of_the_server_and_its_repository(make, tmp_path, target):
     report = bench(artifact=f"{target}-fp32")
-    kserve.write(make(report, target=target), tmp_path)
-    documents = list(yaml.safe_load_all((tmp_path / kserve.MANIFEST).read_text(encoding="utf-8")))
+    write_kserve(make(report, target=target), tmp_path)
+    documents = list(yaml.safe_load_all((tmp_path / MANIFEST).read_text(encoding="utf-8")))
     service = documents[-1]
     assert (service["apiVersion"], service["kind"]) == ("serving.kserve.io/v1beta1", "InferenceService")
     model = service["spec"]["predictor"]["model"]
@@ -177,7 +186,7 @@ def test_kserve_is_told_of_the_server_and_its_repository(make, tmp_path, target)
     ("name", "wanted"), [("Ü", "model"), ("1a", "model-1a"), ('a"""\nx', "a-x"), ("a" * 90, "a" * 50)]
 )
 def test_names_are_such_as_servers_take(make, name, wanted):
-    assert layout.server_name(find_embedded(make(name=name), (ONNXRUNTIME,), layout.TASKS, "a server")) == wanted
+    assert server_name(find_embedded(make(name=name), (ONNXRUNTIME,), TASKS, "a server")) == wanted
 
 
 @pytest.mark.parametrize(
@@ -193,7 +202,7 @@ def test_images_are_the_clients_part_but_not_of_a_program_that_prepares_them(mak
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["preprocess"].update(fit=fit, resize=manifest["preprocess"]["crop"])
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    found = find_embedded(folder, (ONNXRUNTIME,), layout.TASKS, "a server")
+    found = find_embedded(folder, (ONNXRUNTIME,), TASKS, "a server")
     with pytest.raises(CapabilityError, match=told):
         refuse_fit(found, "the page")
 
@@ -215,7 +224,7 @@ def load_client(folder, monkeypatch):
 
 def test_the_client_holds_the_answers_against_the_originals(make, pixels, tmp_path, monkeypatch):
     bundle = make(bench())
-    triton.write(bundle, tmp_path)
+    write_triton(bundle, tmp_path)
     client = load_client(tmp_path, monkeypatch)
     assert (client.TOLERANCE, client.BATCH) == (1e-4, 8)
     with np.load(tmp_path / "golden/inputs.npz") as arrays:

@@ -18,7 +18,7 @@ import pytest
 from tests.faults.forking import begin, ended
 from tests.faults.gate import Row
 from tests.faults.plans import NEW, OLD, OURS, entries_whole, fill, held, leftovers, no_exchange, one_of
-from vitdeploy.devices.agent.turn import turn
+from vitdeploy.devices.agent.state import turn
 from vitdeploy.errors import OutputError
 from vitdeploy.publish import replacing
 from vitdeploy.store.store import RECORD_FILE, Store
@@ -148,7 +148,7 @@ def _queue(home: Path, number: int) -> float:
     """When its turn came. The lock of the machine, which orders users, is in a folder of its own."""
     os.environ.update(HOME=str(home), TMPDIR=str(home))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitdeploy.devices.agent.turn.LOOK_SECONDS", 0.01)
+        patch.setattr("vitdeploy.devices.agent.state.LOOK_SECONDS", 0.01)
         patch.setattr("vitdeploy.benchmark.machine.lock_file", lambda: home / "lock")
         with turn("job", lambda other: None):
             began = time.monotonic()

@@ -18,7 +18,7 @@ import pytest
 
 import vitdeploy.publish as publish
 import vitdeploy.store.store as store
-from vitdeploy.devices.agent.releases import Deployment
+from vitdeploy.devices.agent.releases import DeploymentFolder
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.progress import silent
 from vitdeploy.runtime.trust import write_atomic
@@ -288,7 +288,7 @@ def entries_of(files: Files) -> list[FileEntry]:
 def bring(home: Path, text: str) -> str:
     """Add a release to the deployment in `home`, as a job does."""
     digest, files = release(text)
-    place = Deployment("shop", home)
+    place = DeploymentFolder("shop", home)
     with tempfile.TemporaryDirectory() as sent, place.held():
         fill(Path(sent), files)
         place.add(digest, entries_of(files), Path(sent))
@@ -296,7 +296,7 @@ def bring(home: Path, text: str) -> str:
 
 
 def move_to(home: Path, digest: str) -> None:
-    place = Deployment("shop", home)
+    place = DeploymentFolder("shop", home)
     found = place.look()
     if found.current != digest:
         with place.moved(digest, found.current, found.counter):
@@ -319,7 +319,7 @@ def _both_releases(home: Path) -> None:
 def _deployed_is(home: Path, *allowed: tuple[str, int]) -> str:
     """What is wrong with what an app finds, and then with how the next command says that it stands: a release, "" for
     none, and how often the link was moved."""
-    place = Deployment("shop", home)
+    place = DeploymentFolder("shop", home)
     texts = {release(text)[0]: text for text in ("old", "new")}
     for folder in place.releases.glob("*"):
         text = texts.get(folder.name)
@@ -337,7 +337,7 @@ def _deployed_is(home: Path, *allowed: tuple[str, int]) -> str:
 
 
 def _brought(home: Path) -> str:
-    new = Deployment("shop", home).folder_of(release("new")[0])
+    new = DeploymentFolder("shop", home).folder_of(release("new")[0])
     return _deployed_is(home, ("old", 1)) or ("" if new.is_dir() else "the new release is not there")
 
 

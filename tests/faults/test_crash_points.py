@@ -14,7 +14,7 @@ from tests.faults.crash_points import crash, record
 from tests.faults.forking import in_child
 from tests.faults.gate import Row
 from tests.faults.plans import NEW, OLD, OURS, PLANS, fill, held
-from vitdeploy.devices.agent.releases import Deployment
+from vitdeploy.devices.agent.releases import DeploymentFolder
 from vitdeploy.errors import StorageError
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="finds paths in /proc")  # noqa: PTH110
@@ -46,8 +46,8 @@ def only_files_flushed(patch):
 
 
 def moved_without_a_word(patch):
-    real = Deployment._write
-    patch.setattr(Deployment, "_write", lambda self, record: None if record.move else real(self, record))
+    real = DeploymentFolder._write
+    patch.setattr(DeploymentFolder, "_write", lambda self, record: None if record.move else real(self, record))
 
 
 def pointed_in_two_steps(patch):

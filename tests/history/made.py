@@ -13,17 +13,23 @@ from vitdeploy.benchmark.summary import Latency, LatencyIntervals
 from vitdeploy.document.bench import BenchDocument
 from vitdeploy.document.context import Omission
 from vitdeploy.errors import AnswersError
-from vitdeploy.history.of_documents import Machine, Measured, row_of_canary, rows_of_bench, rows_of_report
+from vitdeploy.history.of_documents import (
+    MeasuredArtifact,
+    MeasuredMachine,
+    row_of_canary,
+    rows_of_bench,
+    rows_of_report,
+)
 from vitdeploy.history.series import history_document
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
 HOST = {"cpu": "a CPU", "isa": "avx2", "cores": "4", "system": "Linux 6.1", "python": "3.11.2", "vitdeploy": "0.1.0"}
 ARTIFACT = "openvino-cpu-fp32"
-MEASURED = Measured("vit", ARTIFACT, "ab" * 32)
+MEASURED = MeasuredArtifact("vit", ARTIFACT, "ab" * 32)
 
 
 def machine(**facts):
-    return Machine({**HOST, "openvino": "2026.3.0", **facts})
+    return MeasuredMachine({**HOST, "openvino": "2026.3.0", **facts})
 
 
 def bench_document(p50, flags=(), reason=""):

@@ -6,7 +6,7 @@ import json
 from tests.history.made import ARTIFACT, MEASURED, START, bench_rows, machine, stamped
 from vitdeploy.errors import AnswersError
 from vitdeploy.history.canaries import canaries_of
-from vitdeploy.history.of_documents import Measured, row_of_canary
+from vitdeploy.history.of_documents import MeasuredArtifact, row_of_canary
 from vitdeploy.known_bad.entries import Table
 from vitdeploy.spec import decode
 
@@ -68,7 +68,7 @@ def test_what_fails_elsewhere_or_was_never_asked_is_not_taken_for_right():
 
 
 def test_each_engine_and_release_is_one():
-    rows = [canary(), canary(machine(openvino="2026.4.0")), canary(what=Measured("vit", "openvino-cpu-int8"))]
+    rows = [canary(), canary(machine(openvino="2026.4.0")), canary(what=MeasuredArtifact("vit", "openvino-cpu-int8"))]
     assert len(canaries_of(rows, lambda row: GRAPH)) == 3
     assert canaries_of(bench_rows(1.0), lambda row: GRAPH) == ()
 

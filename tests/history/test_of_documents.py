@@ -8,8 +8,8 @@ from vitdeploy.document.comparison import ComparisonDocument
 from vitdeploy.document.sweep import SweepDocument
 from vitdeploy.errors import AnswersError
 from vitdeploy.history.of_documents import (
-    Machine,
-    Measured,
+    MeasuredArtifact,
+    MeasuredMachine,
     digest_of,
     moment,
     row_of_canary,
@@ -59,7 +59,9 @@ def test_what_a_report_does_not_decide_is_not_decided_here():
 
 def test_a_bench_has_the_machine_and_the_runtime_that_it_was_on():
     facts = {"gpu": "an H200", "driver": "570.1"}
-    (row,) = bench_rows(2.0, where=Machine(machine().environment, {"openvino-cpu": facts}, "lab"), flags=["unstable"])
+    (row,) = bench_rows(
+        2.0, where=MeasuredMachine(machine().environment, {"openvino-cpu": facts}, "lab"), flags=["unstable"]
+    )
     assert (row.kind, row.model, row.model_digest) == ("bench", "vit", "ab" * 32)
     assert (row.runtime, row.runtime_version, row.driver, row.device) == (
         "openvino",
@@ -73,7 +75,7 @@ def test_a_bench_has_the_machine_and_the_runtime_that_it_was_on():
 
 def test_a_comparison_has_rows_of_the_candidate_alone():
     document = decode(ComparisonDocument, compare_document())
-    rows = rows_of_comparison(document, Measured("vit", "", "cd"), machine())
+    rows = rows_of_comparison(document, MeasuredArtifact("vit", "", "cd"), machine())
     assert [row.artifact for row in rows] == [pair.engine for pair in document.engines]
     for row, pair in zip(rows, document.engines, strict=True):
         assert row.p50_ms == document.bench.row(f"candidate {pair.engine}").latency_ms.p50
@@ -84,7 +86,7 @@ def test_a_comparison_has_rows_of_the_candidate_alone():
 def test_a_comparison_of_reports_was_measured_nowhere():
     found = compare_document() | {"bench": None, "measured": False}
     found["engines"][0]["accuracy"]["how"] = "recorded"
-    row, _ = rows_of_comparison(decode(ComparisonDocument, found), Measured("vit", ""), machine())
+    row, _ = rows_of_comparison(decode(ComparisonDocument, found), MeasuredArtifact("vit", ""), machine())
     assert (row.p50_ms, row.cpu, row.runtime_version) == (None, "", "") and row.agreement == 99.0
 
 

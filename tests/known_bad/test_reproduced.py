@@ -18,7 +18,7 @@ from vitdeploy.api.inspect import versions
 from vitdeploy.known_bad.entries import table
 from vitdeploy.known_bad.platform import holds_for
 from vitdeploy.runtime.host import describe_host
-from vitdeploy.workflows.versions.environments import Environments
+from vitdeploy.runtime_releases.environments import Environments
 
 DEEP = pytest.mark.skipif("VITDEPLOY_TEST_DEPTH" not in os.environ, reason="installs releases: VITDEPLOY_TEST_DEPTH=1")
 BY_ID = {entry.id: entry for entry in table()}

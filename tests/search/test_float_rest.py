@@ -9,7 +9,7 @@ import pytest
 
 from vitdeploy.compilation import openvino as compilation
 from vitdeploy.data.folder import split
-from vitdeploy.devices.agent.documents import Placed
+from vitdeploy.devices.agent.documents import PlacedArtifact
 from vitdeploy.devices.results import check_engine
 from vitdeploy.errors import DeviceResultError
 from vitdeploy.pipeline.plan import LEAST_PARAMETERS, candidates
@@ -183,6 +183,6 @@ def test_what_a_step_asks_of_its_plan():
 def test_a_device_may_lack_bf16_and_may_not_add_it(in_bf16):
     engine, _ = in_bf16
     engine = dataclasses.replace(engine, float_rest="bf16")
-    asked = Placed("x", TARGET, "int8", 1, (), weight_bits=engine.weight_bits)
+    asked = PlacedArtifact("x", TARGET, "int8", 1, (), weight_bits=engine.weight_bits)
     with pytest.raises(DeviceResultError, match="float operators that were not asked for"):
         check_engine("board", engine, asked)

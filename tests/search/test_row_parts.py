@@ -11,7 +11,10 @@ from vitdeploy.api.inspect import inspect
 from vitdeploy.benchmark.results import BenchRun, Entry, Round
 from vitdeploy.cli.compile import parts_of_text
 from vitdeploy.data.folder import split
-from vitdeploy.devices.agent.documents import Failure, Result
+from vitdeploy.devices import on_devices as rows_there
+from vitdeploy.devices.agent.documents import Failure, JobResult
+from vitdeploy.devices.device_artifact import find_device_artifacts
+from vitdeploy.devices.on_devices import measure_row_parts_there
 from vitdeploy.devices.registry import this_machine
 from vitdeploy.errors import CapabilityError, GraphError
 from vitdeploy.graph.io.files import load_graph
@@ -25,9 +28,6 @@ from vitdeploy.spec import decode, encode
 from vitdeploy.stages.calibrate import calibrate
 from vitdeploy.stages.compile import compile_graphs
 from vitdeploy.stages.place import PlaceConfig, place_graph
-from vitdeploy.workflows import on_devices as rows_there
-from vitdeploy.workflows.device_artifact import find_device_artifacts
-from vitdeploy.workflows.on_devices import measure_row_parts_there
 from vitdeploy.workflows.placement import place_graphs
 
 
@@ -103,7 +103,7 @@ def answered(milliseconds, left_out=()):
         for i, (name, ms) in enumerate(milliseconds.items())
     )  # fmt: skip
     engines = dict.fromkeys(milliseconds, object())
-    return Result(1, "job", {"cpu": "another"}, engines, left_out, encode(BenchRun(protocol, entries, 0.1, 4)))
+    return JobResult(1, "job", {"cpu": "another"}, engines, left_out, encode(BenchRun(protocol, entries, 0.1, 4)))
 
 
 @pytest.mark.parametrize(

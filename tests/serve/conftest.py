@@ -101,11 +101,11 @@ class Running:
 
     def __init__(self, engines, **settings):
         from vitdeploy.serve.app import Service
-        from vitdeploy.serve.server import Server, bind
-        from vitdeploy.serve.settings import Settings
+        from vitdeploy.serve.server import HttpServer, bind
+        from vitdeploy.serve.settings import ServerSettings
 
-        self.service = Service(engines, Settings(max_batch=4, **settings))
-        self.server = Server(self.service)
+        self.service = Service(engines, ServerSettings(max_batch=4, **settings))
+        self.server = HttpServer(self.service)
         self.socket = bind("127.0.0.1", 0)
         self.port = self.socket.getsockname()[1]
         self.thread = threading.Thread(target=self.server.run, args=([self.socket],))

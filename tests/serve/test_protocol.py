@@ -11,7 +11,8 @@ from hypothesis.extra import numpy as arrays
 from vitdeploy.serve.protocol import (
     DATATYPES,
     InferRequest,
-    Model,
+    Refusal,
+    ServedModel,
     encode_infer,
     from_binary,
     from_json,
@@ -21,10 +22,9 @@ from vitdeploy.serve.protocol import (
     to_binary,
     to_json,
 )
-from vitdeploy.serve.refusal import Refusal
 from vitdeploy.spec import TensorSpec
 
-MODEL = Model(
+MODEL = ServedModel(
     "quarters",
     "vitdeploy_test",
     (TensorSpec("image", "uint8", (1, 2, 2)),),

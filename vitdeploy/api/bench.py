@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from vitdeploy.api.bundle import ArtifactLike, artifact_name, check_early, opened
+from vitdeploy.api.bundle import ArtifactLike, check_early, opened
 from vitdeploy.api.values import (
     Column,
     Line,
@@ -23,14 +22,13 @@ from vitdeploy.api.values import (
 )
 from vitdeploy.benchmark.summary import quota_remarks
 from vitdeploy.errors import InputError
-from vitdeploy.spec import bound_words, encode
+from vitdeploy.spec import bound_words
 
 if TYPE_CHECKING:
     from vitdeploy.benchmark.protocol import Protocol
     from vitdeploy.benchmark.summary import Claim, Row, ScenarioResult, StageTimes
-    from vitdeploy.document.bench import BenchDocument, DeviceBench, Ratio
+    from vitdeploy.document.bench import BenchDocument, Ratio
     from vitdeploy.document.comparison import TimeRatio
-    from vitdeploy.workflows.on_devices import Outcome
 
 
 # --- Print a bench for people: one line per artifact, then results other than latency, then the comparisons -----------
@@ -201,7 +199,9 @@ class Benchmark(Shown):
         return latency_plots(self.document)
 
 
-def _protocol(scenarios: Sequence[str], batch: Sequence[int], duration: float, warmup: float, threads: int) -> Protocol:
+def bench_protocol(
+    scenarios: Sequence[str], batch: Sequence[int], duration: float, warmup: float, threads: int
+) -> Protocol:
     from vitdeploy.benchmark import protocol
 
     return protocol.Protocol(
@@ -250,7 +250,7 @@ def bench(
 
     if not artifacts:
         raise InputError("there is nothing to measure", wanted="at least one artifact")
-    protocol, reporter = _protocol(scenarios, batch, duration, warmup, threads), reporting(progress)
+    protocol, reporter = bench_protocol(scenarios, batch, duration, warmup, threads), reporting(progress)
     if target is not None:
         check_engine(target)
     for each in artifacts:
@@ -262,82 +262,3 @@ def bench(
     with reporter, opened(target=target, trust=identity, accepted=accept_known_bad, proven=True) as find:
         subjects = [subject for each in artifacts for subject in find(each)]
         return Benchmark(bench_subjects(subjects, protocol, reporter.progress, percentiles))
-
-
-def bench_on(
-    on: str,
-    *artifacts: ArtifactLike,
-    target: str | None = None,
-    scenarios: Sequence[str] = ("single", "offline"),
-    batch: Sequence[int] = (1, 8),
-    duration: float = 10.0,
-    warmup: float = 0.5,
-    percentiles: Sequence[float] = PERCENTILES,
-    threads: int = 0,
-    trust: str | Path | None = None,
-    accept_known_bad: Sequence[str] = (),
-    progress: bool | Reporter = True,
-) -> list[Outcome[Benchmark]]:
-    """Like `bench`, on each of the registered devices that `on` names: they build and measure the engines themselves,
-    at the same time. A device's error is in its outcome; so is a runtime there that is known to compute an artifact
-    wrongly, unless its entry is in `accept_known_bad`."""
-    from vitdeploy.devices.registry import find_devices
-    from vitdeploy.known_bad.find import check_ids
-    from vitdeploy.workflows import on_devices
-    from vitdeploy.workflows.device_artifact import find_device_artifacts
-
-    check_ids(accept_known_bad)
-    protocol = _protocol(scenarios, batch, duration, warmup, threads)
-    devices, reporter = find_devices(on), reporting(progress)
-    with reporter, tempfile.TemporaryDirectory(prefix="vitdeploy-") as work:
-        found = [
-            each
-            for artifact in artifacts
-            for each in find_device_artifacts(
-                artifact_name(artifact) or "",
-                target=target,
-                work=Path(work),
-                trust=Path(trust) if trust is not None else None,
-                golden=not accept_known_bad,
-            )
-        ]
-        outcomes = on_devices.bench_on(
-            found, protocol, percentiles, devices, reporter.progress, reporter.note, accept_known_bad
-        )
-    return [
-        on_devices.Outcome(
-            each.device, Benchmark(each.found, each.device.name) if each.found is not None else None, each.error
-        )
-        for each in outcomes
-    ]
-
-
-# --- Prints how far devices of one kind are apart ---------------------------------------------------------------------
-
-
-def spread_of(outcomes: Sequence[Outcome[Benchmark]]) -> tuple[dict[str, Any], list[Line]]:
-    """What a document of `bench --on` has besides the devices, and its lines: nothing where no two are of one kind."""
-    from vitdeploy.document.bench import DeviceBench
-    from vitdeploy.workflows.spread import kinds_of
-
-    found: dict[str, DeviceBench] = {}
-    for outcome in outcomes:
-        if outcome.found is not None and isinstance(outcome.found.document, DeviceBench):
-            found[outcome.device.name] = outcome.found.document
-    kinds = kinds_of(found)
-    lines: list[Line] = []
-    for kind in kinds:
-        lines.append(
-            f"{len(kind.devices)} of {len(kind.devices) + len(kind.quarantined)} devices of one kind, {kind.name}:"
-        )
-        columns = ("artifact", "p50 ms", "least", "most", "spread", "fastest", "slowest")
-        rows = tuple(
-            (
-                *(each.artifact, f"{each.median_ms:.3g}", f"{each.least_ms:.3g}", f"{each.most_ms:.3g}"),
-                *(f"{100 * each.spread:.1f} %", each.fastest, each.slowest),
-            )
-            for each in kind.artifacts
-        )
-        lines += [Table(tuple(Column(name, 9 - index) for index, name in enumerate(columns)), rows)] if rows else []
-        lines += [f"quarantined: {each.device}: {each.reason}" for each in kind.quarantined]
-    return {"kinds": [encode(kind) for kind in kinds]}, lines

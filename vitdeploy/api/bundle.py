@@ -15,6 +15,7 @@ from vitdeploy.api.graph import Graph, GraphLike, graph_file
 from vitdeploy.api.model import Model, model
 from vitdeploy.api.values import Line, Reporter, Shown, filling, home_of, human_bytes, is_unnamed, reporting
 from vitdeploy.backends import TARGETS
+from vitdeploy.extensions import wing
 from vitdeploy.progress import Progress
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from vitdeploy.models.source import Source
     from vitdeploy.runtime.predictor import Predictor
     from vitdeploy.spec import EngineSpec, Manifest
-    from vitdeploy.workflows.seeded import AnswersTold
     from vitdeploy.workflows.subjects import Subject
 
 
@@ -132,7 +132,7 @@ def compile(
             seeded = seeded_answers(work / engine.graph, target)
             compared = answers_told(seeded, require_seeded(seeded, engine, work), bool(engine.accepted))
         else:
-            manifest, compared = _compile_on(
+            manifest, compared = wing("devices.api").compile_on(
                 on, file, target, batch, precision, work, build, accept_known_bad, split_rows, reporter
             )
             engine = manifest.engines[0]
@@ -164,58 +164,6 @@ def _ran(engine: EngineSpec) -> str:
     kernels = kernels or (hidden if TARGETS[engine.target].typed else "none")
     form = f"; {engine.form_told}" if engine.form_told else ""
     return f"{engine.artifact} on {engine.provider}, batch {engine.batch}: linears and convolutions {kernels}{form}"
-
-
-def _compile_on(
-    on: str,
-    file: Path,
-    target: str,
-    batch: int | None,
-    precision: str | None,
-    out: Path,
-    build: BuildOptions | None,
-    accepted: Sequence[str],
-    split_rows: Literal["auto", "none"] | Sequence[int],
-    reporter: Reporter,
-) -> tuple[Manifest, AnswersTold]:
-    from vitdeploy.devices.registry import find_devices
-    from vitdeploy.errors import UnknownDeviceError
-    from vitdeploy.workflows.on_devices import compile_on, measure_row_parts_there
-    from vitdeploy.workflows.placement import bundle_of, chosen_row_parts, place_graphs
-    from vitdeploy.workflows.seeded import compared_there, golden_folder, seeded_answers
-
-    devices = find_devices(on)
-    if len(devices) != 1:
-        raise UnknownDeviceError(
-            "one engine is made by one device", found=", ".join(d.name for d in devices), wanted="--on with one name"
-        )
-    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
-        placed, made = Path(folder) / "placed", Path(folder) / "engine"
-        placed.mkdir()
-        made.mkdir()
-        graphs = place_graphs(file, target, precision, placed)
-        size = batch or graphs.batch
-        parts = chosen_row_parts(
-            graphs,
-            split_rows,
-            lambda: measure_row_parts_there(graphs, size, devices[0], reporter.progress, reporter.note),
-        )
-        seeded = seeded_answers(placed / f"{next(iter(graphs.graphs))}.onnx", target)
-        golden = {} if seeded.why or accepted else golden_folder(seeded, target, Path(folder) / "golden")
-        engine = compile_on(
-            str(file),
-            graphs,
-            batch,
-            devices[0],
-            made,
-            build=build,
-            accepted=accepted,
-            parts=parts,
-            golden=golden,
-            progress=reporter.progress,
-            note=reporter.note,
-        )
-        return bundle_of(graphs, engine, made, out), compared_there(seeded, devices[0].name, bool(golden))
 
 
 # --- A bundle as one file: packed, unpacked and checked, each as a document and its lines for people ------------------

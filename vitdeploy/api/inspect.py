@@ -7,19 +7,16 @@ import importlib.metadata
 import itertools
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitdeploy.api.bundle import Bundle
-from vitdeploy.api.values import Column, Line, Reporter, Shown, Table, human_bytes, reporting
+from vitdeploy.api.values import human_bytes
 from vitdeploy.bundle.read import is_bundle
 from vitdeploy.errors import TargetError
+from vitdeploy.extensions import has_wing, wing
 from vitdeploy.spec import RESIZING, PreprocessSpec
 
 if TYPE_CHECKING:
-    from vitdeploy.devices.advice import Advice
-    from vitdeploy.document.versions import ReleaseFacts, VersionsDocument
     from vitdeploy.lint.findings import Finding
 
 
@@ -217,97 +214,6 @@ def _lines(findings: Sequence[Finding], versions: Sequence[str]) -> list[str]:
     return lines
 
 
-# --- A bundle on a series of a runtime's releases ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True, repr=False)
-class Versions(Shown):
-    """What the engines of a bundle answer on releases of their runtime, and how long they take; `document` is what the
-    command line prints with --json."""
-
-    document: VersionsDocument
-
-    @property
-    def wrong(self) -> tuple[str, ...]:
-        """The releases on which an engine does not give the golden answers."""
-        rows = self.document.releases
-        return tuple(dict.fromkeys(row.version for row in rows if row.answers is not None and not row.answers.ok))
-
-    def lines(self) -> list[Line]:
-        return _versions_lines(self.document)
-
-
-def versions(
-    bundle: Bundle | str | Path,
-    runtime: str,
-    *,
-    rebuild: bool = False,
-    duration: float = 3.0,
-    progress: bool | Reporter = True,
-) -> Versions:
-    """Run a bundle's engines on a series of a runtime's releases, each installed in an environment of its own.
-
-    Args:
-        bundle: a `Bundle` or its folder; it needs golden answers, which a bundle of `run` has.
-        runtime: the releases, such as "openvino==2025.2..2026.4" or "onnxruntime>=1.20,<1.32".
-        rebuild: compile each engine's graph with each release, instead of loading the engine as it is.
-        duration: seconds in which the engine and that of the bundle's own release are measured, each.
-        progress: as for `vitdeploy.export`.
-
-    Raises:
-        InputError: no range, another runtime than the bundle's, no release in it, or a bundle without golden answers.
-        HubError: pip finds no releases. HostError: Python cannot make environments here. Errors of reading propagate.
-    """
-    from vitdeploy.benchmark.protocol import Protocol
-    from vitdeploy.workflows.versions.versions import compare_versions
-
-    folder = bundle.folder if isinstance(bundle, Bundle) else Path(bundle)
-    protocol = Protocol(("single",), (1,), duration, block_seconds=min(0.25, duration), processes=2, max_extension=1)
-    reporter = reporting(progress)
-    with reporter:
-        return Versions(
-            compare_versions(folder, runtime, protocol, rebuild=rebuild, progress=reporter.progress, note=reporter.note)
-        )
-
-
-def _versions_lines(document: VersionsDocument) -> list[Line]:
-    several = len(document.own) > 1
-    columns = (
-        Column(document.runtime),
-        *([Column("engine", 95, left=True)] if several else []),
-        Column("answers", 100, left=True),
-        Column("the original's", 80),
-        Column("difference", 70),
-        Column("time", 90, left=True),
-        Column("changed", 85, left=True),
-    )
-    rows = tuple(_row(row, several, document.own) for row in document.releases)
-    own = [f"{name} was made with {version or 'an unknown release'}" for name, version in document.own.items()]
-    how = "compiled again by each release" if document.rebuilt else "loaded as it is"
-    lines: list[Line] = [f"{document.bundle}: {', '.join(own)}; the engine is {how}", Table(columns, rows)]
-    lines += [f"{version} is left out: {why}" for version, why in document.skipped.items()]
-    if any(row.time is not None for row in document.releases):
-        lines.append("time: of a query, as a ratio to that on the release which the bundle was made with")
-    return lines
-
-
-def _row(row: ReleaseFacts, several: bool, own: Mapping[str, str]) -> tuple[str, ...]:
-    head = (row.version, *([row.artifact] if several else []))
-    changed = " and ".join(row.changed)
-    if row.answers is None:
-        assert row.error is not None
-        return head[
-            0
-        ], f"{' '.join(head[1:])}{' ' if several else ''}does not run: {row.error.message}: {row.error.found}"
-    found, time = row.answers, ""
-    if row.time is not None:
-        low, high = row.time.ci95
-        time = f"{row.time.ratio:.2f} ({low:.2f}..{high:.2f})" + ("" if row.time.decided else ", not decided")
-    difference = "no number" if found.difference is None else f"{found.difference:.1e}"
-    same = f"{found.same} of {found.inputs}"
-    return (*head, "ok" if found.ok else "WRONG", same, difference, time, changed)
-
-
 # --- List what is installed here, which targets work, and what to install for the others ------------------------------
 
 
@@ -337,7 +243,6 @@ def diagnose() -> tuple[dict[str, Any], list[str]]:
     """The machine, its packages and every target: the document, and its lines for people."""
     from vitdeploy.backends import TARGETS
     from vitdeploy.compilation.probe import probe_target
-    from vitdeploy.devices.advice import advice_lines
     from vitdeploy.runtime.host import describe_host
     from vitdeploy.spec import encode
 
@@ -345,7 +250,7 @@ def diagnose() -> tuple[dict[str, Any], list[str]]:
     packages = {name: _version(name) for names in PACKAGES.values() for name in names}
     targets = {name: probe_target(name) for name in TARGETS}
     missing = [name for name in PACKAGES["export"] if packages[name] is None]
-    advice = _advice(host)
+    advice, advised = wing("devices.advice").of_this_machine(host) if has_wing("devices") else ([], [])
     lines = _host_lines(host)
     for name, found in targets.items():
         # A target whose device is not there is no fault of this machine.
@@ -362,20 +267,11 @@ def diagnose() -> tuple[dict[str, Any], list[str]]:
         ]
     else:
         lines.append("works    export, quantize, verify, run")
-    lines += advice_lines(advice)
+    lines += advised
     document: dict[str, Any] = {"host": host, "packages": packages, "targets": encode(targets), "export": not missing}
     document["known_bad"] = known
     document["advice"] = encode(advice)
     return document, lines
-
-
-def _advice(host: Mapping[str, str]) -> list[Advice]:
-    """What to say of this machine's power, heat and memory, as `devices doctor` does of others."""
-    from vitdeploy.devices.advice import Seen, advise
-    from vitdeploy.devices.agent.board import read_board, read_memory
-    from vitdeploy.devices.registry import this_machine
-
-    return advise(Seen(this_machine(), host, read_board(), read_memory().get("MemTotal", 0)))
 
 
 def _host_lines(host: dict[str, str]) -> list[str]:

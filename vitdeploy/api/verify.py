@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from vitdeploy.document import report as document
     from vitdeploy.tasks.adapter import DataChoice
     from vitdeploy.tasks.tensors import OutputFacts
-    from vitdeploy.workflows.on_devices import Outcome
     from vitdeploy.workflows.subjects import Subject
 
 
@@ -161,7 +159,7 @@ def verify(
     >>> vd.verify(graph, "vit_w32d2h2_patch8_32", plain, min_agreement=80, progress=False).status
     'pass'
     """
-    chosen = _checked(artifact, against, data, target)
+    chosen = checked_call(artifact, against, data, target)
     from vitdeploy.workflows.comparison import verify_subjects
     from vitdeploy.workflows.executors import RayCluster, executor_of
     from vitdeploy.workflows.subjects import emulation_offered
@@ -174,7 +172,7 @@ def verify(
     name = artifact_name(artifact)
     offer = contextlib.nullcontext() if emulate or name is None else emulation_offered(name, target)
     accepted = tuple(accept_known_bad)
-    with reporter, offer, opened(target=target, emulated=emulate, trust=_path(trust), accepted=accepted) as find:
+    with reporter, offer, opened(target=target, emulated=emulate, trust=path_or_none(trust), accepted=accepted) as find:
         ours, theirs = find(artifact)[0], find(against)[0]
         found = verify_subjects(
             ours,
@@ -186,59 +184,7 @@ def verify(
             note=reporter.note,
             executor=shares,
         )
-    return Verification(found, _noun(chosen))
-
-
-def verify_on(
-    on: str,
-    artifact: ArtifactLike,
-    against: ArtifactLike,
-    data: ImagesLike,
-    *,
-    target: str | None = None,
-    max_drop: float | None = None,
-    min_agreement: float | None = None,
-    num_samples: int | None = None,
-    seed: int = 0,
-    skip_bad: bool = False,
-    trust: str | Path | None = None,
-    accept_known_bad: Sequence[str] = (),
-    progress: bool | Reporter = True,
-) -> list[Outcome[Verification]]:
-    """Like `verify`, on each of the registered devices that `on` names: an artifact by its path is built and run there,
-    the original here. A device's error is in its outcome; so is a runtime there that is known to compute the artifact
-    wrongly, unless its entry is in `accept_known_bad`."""
-    chosen = _checked(artifact, against, data, target)
-    from vitdeploy.devices.registry import find_devices
-    from vitdeploy.workflows import on_devices
-    from vitdeploy.workflows.device_artifact import find_device_artifacts
-
-    reporter, budget = reporting(progress), Budget(max_drop=max_drop, min_agreement=min_agreement)
-    name = _require_path(artifact)
-    with (
-        reporter,
-        opened(target=target, trust=_path(trust), accepted=accept_known_bad) as find,
-        tempfile.TemporaryDirectory(prefix="vitdeploy-") as work,
-    ):
-        theirs = find(against)[0]
-        devices = find_devices(on)
-        ours = find_device_artifacts(name, target=target, work=Path(work), trust=_path(trust))[0]
-        place, kind = chosen.place(ours.setting)
-        found = on_devices.verify_on(
-            ours,
-            theirs,
-            _data_choice(chosen, place, kind, num_samples, seed),
-            devices,
-            skip_bad=skip_bad,
-            budget=budget,
-            progress=reporter.progress,
-            note=reporter.note,
-            accepted=accept_known_bad,
-        )
-    return [
-        on_devices.Outcome(each.device, Verification(each.found, _noun(chosen)) if each.found else None, each.error)
-        for each in found
-    ]
+    return Verification(found, noun_of(chosen))
 
 
 def bisect(
@@ -254,8 +200,8 @@ def bisect(
 ) -> Bisection:
     """Find which part and which layer, its input or its weight, makes an engine's answers differ from those of its
     float graph, on calibration images. Both are graphs or bundles; arguments and errors as of `verify`."""
-    name, original = _require_path(artifact), _require_path(against)
-    chosen = _checked(artifact, against, data, target)
+    name, original = require_path(artifact), require_path(against)
+    chosen = checked_call(artifact, against, data, target)
     from vitdeploy.workflows.bisection import bisect_artifact
 
     reporter = reporting(progress)
@@ -282,7 +228,7 @@ def bisect(
     return Bisection(found.document, tuple(found.lines), found.then)
 
 
-def _checked(artifact: ArtifactLike, against: ArtifactLike, data: ImagesLike, target: str | None) -> Images:
+def checked_call(artifact: ArtifactLike, against: ArtifactLike, data: ImagesLike, target: str | None) -> Images:
     """Check names and paths before anything heavy is imported."""
     from vitdeploy.pipeline.early import check_data, check_engine, require_annotations
 
@@ -299,26 +245,26 @@ def _checked(artifact: ArtifactLike, against: ArtifactLike, data: ImagesLike, ta
 
 def _choice(chosen: Images, ours: Subject, num_samples: int | None, seed: int) -> DataChoice:
     place, kind = chosen.place(ours.setting)
-    return _data_choice(chosen, place, kind, num_samples, seed)
+    return data_choice(chosen, place, kind, num_samples, seed)
 
 
-def _data_choice(chosen: Images, place: Path, kind: str, num_samples: int | None, seed: int) -> DataChoice:
+def data_choice(chosen: Images, place: Path, kind: str, num_samples: int | None, seed: int) -> DataChoice:
     from vitdeploy.tasks.adapter import TEMPLATE, DataChoice
 
     asked = chosen.texts, chosen.template or TEMPLATE
     return DataChoice(place, kind, chosen.annotations, 0, num_samples or "all", seed, *asked)
 
 
-def _noun(chosen: Images) -> str:
+def noun_of(chosen: Images) -> str:
     return "sequence" if chosen.path is not None and chosen.path.suffix == ".npz" else "image"
 
 
-def _require_path(artifact: ArtifactLike) -> str:
+def require_path(artifact: ArtifactLike) -> str:
     name = artifact_name(artifact)
     if name is None:
         raise InputError("a model in memory has no graph", wanted="a graph or a bundle", fix="export it first")
     return name
 
 
-def _path(value: str | Path | None) -> Path | None:
+def path_or_none(value: str | Path | None) -> Path | None:
     return None if value is None else Path(value)

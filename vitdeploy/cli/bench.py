@@ -8,19 +8,21 @@ from typing import Any
 import click
 
 from vitdeploy.cli.complete import complete_models, complete_targets
-from vitdeploy.cli.devices import finish_devices, on_option
 from vitdeploy.cli.options import (
     Console,
     Number,
     accept_option,
     expect_option,
     memory_options,
+    on_option,
     output_options,
+    recorded,
     source_options,
     to_source,
     trust_option,
     wait_option,
 )
+from vitdeploy.extensions import wing
 from vitdeploy.spec import MAX_BATCH
 
 
@@ -136,9 +138,8 @@ def command(
         raise click.BadParameter(
             f"wanted one or two numbers from 1 to {MAX_BATCH:,}, such as 1,8", param_hint="--batch"
         )
-    from vitdeploy.api.bench import Benchmark, bench, bench_on, spread_of
+    from vitdeploy.api.bench import Benchmark, bench
     from vitdeploy.api.bundle import Named
-    from vitdeploy.api.history import recorded
     from vitdeploy.api.values import require_pinned
     from vitdeploy.spec import encode
 
@@ -162,10 +163,16 @@ def command(
         if any(value not in (None, ()) for value in options.values()):
             raise click.UsageError("--on takes bundles and graphs: leave the options on weights out.")
         with recorded(history, trackers, progress=console) as record:
-            outcomes = bench_on(on, *artifacts, **how)
+            fleet = wing("devices.api")
+            outcomes = fleet.bench_on(on, *artifacts, **how)
             try:
-                apart = spread_of(outcomes)
-                finish_devices(console, outcomes, lambda found: encode(found.document), Benchmark.lines, together=apart)
+                wing("devices.command").finish_devices(
+                    console,
+                    outcomes,
+                    lambda found: encode(found.document),
+                    Benchmark.lines,
+                    together=fleet.spread_of(outcomes),
+                )
             finally:
                 for each in outcomes:
                     if each.found is not None:

@@ -13,6 +13,7 @@ from vitdeploy.cli.options import (
     label_options,
     memory_options,
     output_options,
+    recorded,
     trust_option,
     wait_option,
 )
@@ -70,7 +71,6 @@ def command(
     code 5 when a limit is not kept, or not provably kept.
     """
     from vitdeploy.api.compare import compare
-    from vitdeploy.api.history import recorded
     from vitdeploy.api.images import images
     from vitdeploy.errors import GateError
 

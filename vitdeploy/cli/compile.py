@@ -8,13 +8,13 @@ from typing import Any, Literal, cast
 import click
 
 from vitdeploy.cli.complete import complete_targets
-from vitdeploy.cli.devices import on_option
 from vitdeploy.cli.options import (
     Console,
     accept_option,
     build_options,
     command_line,
     expect_option,
+    on_option,
     output_options,
     to_build,
 )

@@ -7,6 +7,9 @@ from collections.abc import Callable
 import click
 from click.shell_completion import CompletionItem
 
+from vitdeploy.errors import VitdeployError
+from vitdeploy.extensions import wing
+
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
@@ -28,23 +31,14 @@ def complete_models(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 def complete_devices(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The names of `vitdeploy devices list` and their labels, the last of those with commas between them."""
-    from vitdeploy.devices.registry import LABEL, LOCAL, read_devices
-    from vitdeploy.errors import VitdeployError
-
     try:
-        devices = read_devices().values()
+        registry = wing("devices.registry")
+        devices = registry.read_devices().values()
     except VitdeployError:  # a shell has no place for it
         return []
     before, comma, last = incomplete.rpartition(",")
     labels = [label for device in devices for label in device.labels]
-    names = dict.fromkeys([LOCAL, *(device.name for device in devices), *labels])
-    if last.startswith(LABEL):
-        names = dict.fromkeys(f"{LABEL}{label}" for label in labels)
+    names = dict.fromkeys([registry.LOCAL, *(device.name for device in devices), *labels])
+    if last.startswith(registry.LABEL):
+        names = dict.fromkeys(f"{registry.LABEL}{label}" for label in labels)
     return [CompletionItem(f"{before}{comma}{name}") for name in names if name.startswith(last)]
-
-
-def complete_known_devices(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Like `complete_devices`, without this machine and without commas, for `devices remove`."""
-    from vitdeploy.devices.registry import LOCAL
-
-    return [each for each in complete_devices(ctx, param, incomplete) if each.value != LOCAL]

@@ -20,6 +20,7 @@ from click.shell_completion import CompletionItem
 from vitdeploy import __version__
 from vitdeploy.cli.options import outside_working_folder
 from vitdeploy.errors import AnswersError, CapabilityError, MissingPackageError, VitdeployError
+from vitdeploy.extensions import has_wing, wing
 from vitdeploy.limits import ran_out_of_memory
 
 SECTIONS = {
@@ -54,7 +55,20 @@ SECTIONS = {
         "completion": "What a shell reads to complete commands, targets, models and devices.",
     },
 }
-COMMANDS = {name: what for section in SECTIONS.values() for name, what in section.items()}
+# Commands of wings, and where each is; the others are in this folder.
+OF_WINGS = {
+    "history": "history.command",
+    "serve": "serve.command",
+    "embed": "embed.command",
+    "devices": "devices.command",
+    "versions": "runtime_releases.command",
+}
+COMMANDS = {
+    name: what
+    for section in SECTIONS.values()
+    for name, what in section.items()
+    if name not in OF_WINGS or has_wing(OF_WINGS[name])
+}
 # Names of before, and what is called so now.
 RENAMED = {"sign": "bundle sign"}
 # Commands that a device install runs too, with the extra that has what they need beyond it.
@@ -76,14 +90,17 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"vitdeploy.cli.{cmd_name}").command
+        home = (
+            wing(OF_WINGS[cmd_name]) if cmd_name in OF_WINGS else importlib.import_module(f"vitdeploy.cli.{cmd_name}")
+        )
+        command = home.command
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, commands in SECTIONS.items():
             with formatter.section(title):
-                formatter.write_dl(list(commands.items()))
+                formatter.write_dl([(name, what) for name, what in commands.items() if name in COMMANDS])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """The names, without an import of every command for its help."""

@@ -21,8 +21,9 @@ import click
 
 import vitdeploy
 from vitdeploy.api.values import Line, Reporter, human_bytes, printed
-from vitdeploy.cli.complete import complete_targets
+from vitdeploy.cli.complete import complete_devices, complete_targets
 from vitdeploy.errors import visible
+from vitdeploy.extensions import wing
 from vitdeploy.paths import is_dir
 from vitdeploy.spec import LabelKind, Task, encode
 
@@ -123,6 +124,27 @@ def memory_options(function: F) -> F:
         help="Add the result to this history, as one new file; `vitdeploy history` reads it.",
     )
     return history(report_option(function))
+
+
+on_option = click.option(
+    "--on",
+    shell_complete=complete_devices,
+    metavar="DEVICE[,DEVICE]",
+    help="Run there: names or labels of `vitdeploy devices list`, or local.",
+)
+
+
+def recorded(
+    history: str | None, trackers: Sequence[str], **how: Any
+) -> contextlib.AbstractContextManager[Callable[[Any], None]]:
+    """Around what measures, with its --history and --report-to: what the block calls with the result, as
+    `history.api.recorded` says; without the two it does nothing."""
+    if history is None and not trackers:
+        return contextlib.nullcontext(lambda result: None)
+    found: contextlib.AbstractContextManager[Callable[[Any], None]] = wing("history.api").recorded(
+        history, trackers, **how
+    )
+    return found
 
 
 report_option = click.option(

@@ -13,6 +13,7 @@ from vitdeploy.cli.options import (
     memory_options,
     model_option,
     output_options,
+    recorded,
     report_bundle_option,
     unmet_fix,
     wait_option,
@@ -73,7 +74,6 @@ def command(
     recipe has one. The recipe then names no model.
     """
     from vitdeploy.api.deploy import plan, run
-    from vitdeploy.api.history import recorded
     from vitdeploy.errors import GateError
     from vitdeploy.publish import check_replaceable
     from vitdeploy.recipe.load import load_recipe

@@ -12,6 +12,7 @@ from vitdeploy.cli.options import (
     memory_options,
     model_option,
     output_options,
+    recorded,
     report_bundle_option,
     wait_option,
 )
@@ -106,7 +107,6 @@ def command(
     exclude: [{source: small, precision: fp32}]
     include: [{precision: int8, bench.duration: 20}]
     """
-    from vitdeploy.api.history import recorded
     from vitdeploy.api.sweep import sweep, write_recipes
     from vitdeploy.errors import GateError
 

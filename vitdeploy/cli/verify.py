@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vitdeploy.cli.complete import complete_models, complete_targets
-from vitdeploy.cli.devices import finish_devices, on_option
 from vitdeploy.cli.options import (
     Console,
     Number,
     accept_option,
     expect_option,
     label_options,
+    on_option,
     output_options,
     source_options,
     text_options,
     to_source,
     trust_option,
 )
+from vitdeploy.extensions import wing
 
 if TYPE_CHECKING:
     from vitdeploy.api.verify import Verification
@@ -118,7 +119,7 @@ def command(
     from vitdeploy.api.bundle import Named
     from vitdeploy.api.images import images
     from vitdeploy.api.values import require_pinned
-    from vitdeploy.api.verify import Verification, verify, verify_on
+    from vitdeploy.api.verify import Verification, verify
     from vitdeploy.api.verify import bisect as find_cause
 
     require_pinned(expect_digest, [artifact])
@@ -148,9 +149,9 @@ def command(
         "accept_known_bad": accept_known_bad,
     }
     if on is not None:
-        finish_devices(
+        wing("devices.command").finish_devices(
             console,
-            verify_on(on, artifact, original, chosen, **bounds, **common),
+            wing("devices.api").verify_on(on, artifact, original, chosen, **bounds, **common),
             Verification.document,
             Verification.lines,
             _unmet,

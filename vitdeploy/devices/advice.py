@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.machine import FIRMWARE, OCCURRED
-from vitdeploy.devices.agent.board import BoardState
-from vitdeploy.devices.agent.documents import Probe
-from vitdeploy.devices.registry import Device
+from vitdeploy.devices.agent.board import BoardState, read_board, read_memory
+from vitdeploy.devices.agent.documents import DeviceProbe
+from vitdeploy.devices.call import shell, typed
+from vitdeploy.devices.registry import Device, this_machine
 from vitdeploy.devices.shipment import RUNTIMES, newest, pair
-from vitdeploy.devices.transport import shell, typed
 from vitdeploy.runtime.host import name_host
 from vitdeploy.runtime.values import int8_instructions
 
@@ -82,6 +82,12 @@ def advice_lines(found: Sequence[Advice]) -> list[str]:
             f"         fix: {each.fix}",
         )
     ]
+
+
+def of_this_machine(host: Mapping[str, str]) -> tuple[list[Advice], list[str]]:
+    """What to say of this machine's power, heat and memory, as `devices doctor` does of others, and its lines."""
+    found = advise(Seen(this_machine(), host, read_board(), read_memory().get("MemTotal", 0)))
+    return found, advice_lines(found)
 
 
 def _bits(seen: Seen) -> Advice | None:
@@ -335,7 +341,7 @@ def environment_line(board: BoardState) -> str:
 BASE = ("numpy", "pillow")
 
 
-def diagnose(device: Device, probe: Probe) -> tuple[bool, list[str], list[Advice]]:
+def diagnose(device: Device, probe: DeviceProbe) -> tuple[bool, list[str], list[Advice]]:
     """Whether any target works there, the lines of the doctor, and what it has to say of the machine."""
     host, seen = probe.host, Seen(device, probe.host, probe.board, probe.memory_bytes)
     advice = advise(seen)
@@ -369,7 +375,7 @@ def diagnose(device: Device, probe: Probe) -> tuple[bool, list[str], list[Advice
     return works, [*lines, f"{device.name} {'is ready' if works else 'cannot run anything yet'}"], advice
 
 
-def _mend(seen: Seen, probe: Probe, target: str) -> str:
+def _mend(seen: Seen, probe: DeviceProbe, target: str) -> str:
     """What brings a target's runtime there, with the version that this system still takes."""
     if target not in TARGETS:
         return "this vitdeploy does not know the target"

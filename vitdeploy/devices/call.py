@@ -1,7 +1,7 @@
 """One command on a device: a child process of ours with untrusted output.
 
 Its output is read with limits, and only after a line that identifies the agent (login shells print greetings); its
-standard error is truncated and kept for an error message. Nothing is waited for without end (patience.py).
+standard error is truncated and kept for an error message. Nothing is waited for without end.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import contextlib
 import io
 import os
 import select
+import shlex
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any
 
-from vitdeploy.devices.agent.beat import BEAT, BEAT_SECONDS
-from vitdeploy.devices.agent.stream import BLOCK, StreamError, read_line
-from vitdeploy.devices.patience import LOOK_SECONDS, MAX_ERROR_BYTES, MAX_TALK_BYTES, Clock, Patience
-from vitdeploy.devices.transport import Unresponsive
-from vitdeploy.errors import DeviceResultError
+from vitdeploy.devices.agent.stream import BEAT, BEAT_SECONDS, BLOCK, StreamError, read_line
+from vitdeploy.devices.registry import Device
+from vitdeploy.errors import DeviceError, DeviceResultError
 
 TAIL_BYTES = 4096
 GREETING_LINES, GREETING_BYTES = 200, 4096
@@ -48,7 +48,7 @@ class Call:
     """
 
     def __init__(
-        self, name: str, argv: Sequence[str], patience: Patience, cancelled: threading.Event, tell: Tell
+        self, name: str, argv: Sequence[str], patience: DevicePatience, cancelled: threading.Event, tell: Tell
     ) -> None:
         """Start it. A session of its own keeps Ctrl-C from it: what becomes of the job is for us to say.
 
@@ -219,3 +219,211 @@ class _Answers(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         return self._call.receive(buffer)
+
+
+# --- How long a device is waited for, and how much it may say ---------------------------------------------------------
+# Every conversation ends, by its answer or by one of these. The agent beats while it works or waits (agent/stream.py),
+# so long work is no silence.
+
+
+# What one conversation may write to standard error, and say besides its answers: beats, statuses, whom it waits for.
+MAX_ERROR_BYTES = 64 << 20
+MAX_TALK_BYTES = 64 << 20
+# How often a wait is looked at: a cancelled one ends after so many seconds.
+LOOK_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class DevicePatience:
+    """Seconds, but for `rate` and `mute`.
+
+    greeting: until the agent has greeted: the login, and the start of a Python on a slow board.
+    silence: without a byte in or out. told: after so long a silence, and again after as much, the user hears of it.
+    rate: the least bytes a second of a message or of what is sent, counted from `silence` seconds after it began.
+    answer, probe: until an answer, of an agent that beats; a probe loads every runtime.
+    queue: until it is this one's turn. work: of a job, or until an engine has been built or has answered.
+    stop: of each word with a device after an interrupt, or with one that has done its work.
+    end: until the process here has ended that has said all.
+    lost: how long a device may be out of reach, from when a connection broke.
+    mute: how often in a row its agent may stop speaking.
+    first_retry, last_retry: between two attempts, doubled each time.
+    """
+
+    greeting: float = 60.0
+    silence: float = 60.0
+    told: float = 30.0
+    rate: float = 20e3  # a bad mobile link
+    answer: float = 120.0
+    probe: float = 300.0
+    queue: float = 3600.0
+    work: float = 36 * 3600.0  # a bench may sustain a load for 24 hours
+    stop: float = 20.0
+    end: float = 10.0
+    lost: float = 600.0
+    mute: int = 3
+    first_retry: float = 1.0
+    last_retry: float = 30.0
+
+
+PATIENCE = DevicePatience()
+
+
+class Clock:
+    """What one wait for bytes has taken so far. Only time in which nothing could be done but wait counts: not that in
+    which this process was busy, stopped or suspended."""
+
+    def __init__(self, patience: DevicePatience) -> None:
+        self._patience = patience
+        self._within = patience.greeting
+        self._answer = self._message = self._silence = 0.0
+        self._bytes = 0
+
+    def expect(self, within: float) -> None:
+        """Begin to wait for an answer, for `within` seconds at most."""
+        self._within, self._answer = within, 0.0
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with the next message of an answer: a line, or a file."""
+        self._message, self._bytes = 0.0, 0
+
+    def passed(self, count: int) -> None:
+        """So many bytes came, or were taken."""
+        self._bytes += count
+
+    def waited(self, seconds: float, ready: bool) -> float:
+        """So much more time passed until bytes could pass, or was looked at: a longer one was no wait. Gives the
+        seconds of silence to tell of now, 0 for nothing new."""
+        seconds = min(seconds, 2 * LOOK_SECONDS)
+        self._message += seconds
+        if self._bytes <= len(BEAT) + 1:  # then something comes that is no beat, whose rate counts
+            self._answer += seconds
+        before = self._silence
+        self._silence = 0.0 if ready else before + seconds
+        told = self._patience.told
+        return self._silence if self._silence // told > before // told else 0.0
+
+    def overdue(self) -> tuple[str, str] | None:
+        """What was found and what is wanted, where the wait is over."""
+        patience = self._patience
+        if self._silence >= patience.silence:
+            return f"no word for {self._silence:,.0f} s", f"one within {patience.silence:,.0f} s"
+        if self._bytes < patience.rate * (self._message - patience.silence):
+            return f"{self._bytes:,} bytes in {self._message:,.0f} s", f"at least {patience.rate:,.0f} bytes a second"
+        if self._answer >= self._within:
+            return f"signs of life for {self._answer:,.0f} s, and no answer", f"one within {self._within:,.0f} s"
+        return None
+
+
+def spelled(seconds: float) -> str:
+    """ "20 s", "10 min", "36 h": a limit, for a person."""
+    for unit, name in ((3600, "h"), (60, "min")):
+        if seconds >= unit and seconds % unit == 0:
+            return f"{seconds / unit:,.0f} {name}"
+    return f"{seconds:,.3g} s"
+
+
+# --- How a command gets to a device: as a child process here, or through the system's own ssh -------------------------
+# Nothing else is ever needed: files go over standard input and output, so that a board without sftp works too. ssh
+# reads the user's configuration, keys, agent, jump hosts and known_hosts; no option of ours touches host-key checking.
+
+
+CONNECT_SECONDS = 10
+SSH_FAILED = 255
+# A password would be waited for; an answer to a lost connection too, without the last two (45 s).
+OPTIONS = (
+    *("-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}"),
+    *("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"),
+)
+
+
+class ConnectionLost(DeviceError):
+    """ssh could not connect, or its connection broke: trying again may help."""
+
+
+class Unresponsive(ConnectionLost):
+    """The connection stands, but the agent does not speak, or too slowly."""
+
+
+def command(device: Device, arguments: Sequence[str]) -> list[str]:
+    """The program here that runs `device.python ARGUMENTS` on the device."""
+    if device.host is None:
+        return [device.python, *arguments]
+    # Every login shell takes words in single quotes; "~" is only a home folder outside of them.
+    home, name = ('"$HOME"/', device.python[2:]) if device.python.startswith("~/") else ("", device.python)
+    line = f"{home}{shlex.quote(name)} {shlex.join(arguments)}"
+    return [*ssh(device), line]
+
+
+def shell(device: Device) -> str:
+    """What a person types to run its Python."""
+    return shlex.join([*(("ssh", *_where(device)) if device.host is not None else ()), device.python])
+
+
+def typed(device: Device, line: str, *, expand: bool = False) -> str:
+    """What a person types to run a shell's line there, with a terminal, which sudo may ask for a password.
+
+    `expand`: what the line has in `$(...)` is run here.
+    """
+    if device.host is None:
+        return line
+    quoted = f'"{line}"' if expand else shlex.quote(line)
+    return f"{shlex.join(['ssh', '-t', *_where(device)])} {quoted}"
+
+
+def ssh(device: Device) -> list[str]:
+    """ssh and its options, up to and with the host."""
+    return ["ssh", *OPTIONS, *_where(device, "--")]
+
+
+def _where(device: Device, *end: str) -> list[str]:
+    return [
+        *(("-F", device.ssh_config) if device.ssh_config else ()),
+        *(("-p", str(device.port)) if device.port else ()),
+        *(("-l", device.user) if device.user else ()),
+        *end,
+        str(device.host),
+    ]
+
+
+def why(device: Device, status: int, words: str) -> DeviceError:
+    """Why a command that ended with `status` never spoke, from what ssh or the device's shell wrote."""
+    last = words.splitlines()[-1] if words else f"exit status {status}, and nothing was said"
+    login = shlex.join(["ssh", *_where(device)])
+    if status == SSH_FAILED and device.host is not None:
+        return _refused(device, words, last, login)
+    if status in (126, 127):
+        return DeviceError(
+            f"{device.name} has no Python at {device.python}",
+            found=last,
+            wanted="Python 3.10 or newer, with numpy, Pillow and one runtime",
+            fix=f"vitdeploy devices add {device.name} {device.address} --python PATH",
+        )
+    return DeviceError(f"{device.name}: the agent does not start", found=last, wanted="Python 3.10 or newer on Linux")
+
+
+def _refused(device: Device, words: str, last: str, login: str) -> DeviceError:
+    where = f"{device.name} ({device.address})"
+    if "IDENTIFICATION HAS CHANGED" in words:
+        return DeviceError(
+            f"{where} has another host key than the one known: it was installed again, or somebody is in between",
+            found=last,
+            wanted="the key in known_hosts",
+            fix="ask whoever runs it; if the change is right: ssh-keygen -R HOST, then log in once by hand",
+        )
+    if "Host key verification failed" in words:
+        return DeviceError(
+            f"the host key of {where} is not known here",
+            found=last,
+            fix=f"log in once by hand, and look at it: {login}",
+        )
+    if "Permission denied" in words or "Too many authentication failures" in words:
+        return DeviceError(
+            f"{where} takes none of your keys",
+            found=last,
+            wanted="a key that needs no password to be typed",
+            fix="ssh-copy-id, or ssh-add",
+        )
+    if "Could not resolve hostname" in words or "Bad configuration option" in words or "terminating," in words:
+        return DeviceError(f"{where} cannot be reached", found=last, fix=f"check: {login}")
+    return ConnectionLost(f"{where} cannot be reached", found=last, fix=f"is it on? check: {login}")

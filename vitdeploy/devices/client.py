@@ -20,11 +20,11 @@ from vitdeploy.devices.agent.documents import (
     RELEASE,
     Deployed,
     Deployments,
-    Golden,
-    Job,
+    DeviceJob,
+    DeviceProbe,
+    GoldenResult,
+    JobResult,
     Missing,
-    Probe,
-    Result,
     StageOptions,
     Status,
     SwitchOptions,
@@ -32,11 +32,9 @@ from vitdeploy.devices.agent.documents import (
     flat,
 )
 from vitdeploy.devices.agent.stream import BrokenOff, StreamError, message, read_file
-from vitdeploy.devices.call import Interrupted
-from vitdeploy.devices.connection import LATER, MAX_ANSWER_BYTES, Connection
-from vitdeploy.devices.patience import spelled
+from vitdeploy.devices.call import ConnectionLost, Interrupted, spelled
+from vitdeploy.devices.connection import LATER, MAX_ANSWER_BYTES, AgentConnection
 from vitdeploy.devices.results import MOST, check_probe, check_result, check_run, check_status, clean, parse, refuse
-from vitdeploy.devices.transport import ConnectionLost
 from vitdeploy.errors import DeviceError, StorageError, VitdeployError
 from vitdeploy.runtime.choice import select_engines, usable_engines
 from vitdeploy.spec import Manifest, encode
@@ -52,16 +50,16 @@ class _NoRoom(StorageError):
     """A result cannot be written here: it stays on its device."""
 
 
-class Client(Connection):
+class Client(AgentConnection):
     """One device. Whoever sets `cancelled` has to `stop` the job."""
 
-    def probe(self) -> Probe:
-        return check_probe(self.ask(Probe, "probe", within=self.patience.probe))
+    def probe(self) -> DeviceProbe:
+        return check_probe(self.ask(DeviceProbe, "probe", within=self.patience.probe))
 
     def ask_status(self, verb: str, *arguments: str) -> Status:
         return check_status(self.ask(Status, verb, *arguments))
 
-    def run(self, job: Job, files: Mapping[str, Path], folder: Path) -> Result:
+    def run(self, job: DeviceJob, files: Mapping[str, Path], folder: Path) -> JobResult:
         """Send the job, or find it there; wait until it is done; bring its result home, with its files in `folder`,
         which is new and empty. Then it is forgotten there.
 
@@ -105,7 +103,7 @@ class Client(Connection):
             if not keep:
                 self._forget(job)
 
-    def _send(self, job: Job, paths: list[Path]) -> Status:
+    def _send(self, job: DeviceJob, paths: list[Path]) -> Status:
         size = sum(entry.bytes for entry in job.files)
         sent = self._counted(message(encode(job), paths), size)
         return check_status(self.ask(Status, "submit", send=sent))
@@ -118,7 +116,7 @@ class Client(Connection):
             done += len(block)
         self.tell(text, 1, 1)
 
-    def _watch(self, job: Job, begun: dict[str, float]) -> Status:
+    def _watch(self, job: DeviceJob, begun: dict[str, float]) -> Status:
         """The status of the job once it neither waits nor runs, over one connection, which may break before that.
 
         One connection, since each new one takes the device a process, and time from what it measures. `begun`: when
@@ -143,7 +141,7 @@ class Client(Connection):
                     _, done, total = status.progress
                     self.tell(f"{name}: {job.kind}", min(done, total), max(1, total))
 
-    def _require_patience(self, job: Job, status: Status, seconds: float) -> None:
+    def _require_patience(self, job: DeviceJob, status: Status, seconds: float) -> None:
         """Raise DeviceError where a job has been in its state for longer than anybody waits. It is left there."""
         queued = status.state == "queued"
         most = self.patience.queue if queued else self.patience.work
@@ -155,12 +153,12 @@ class Client(Connection):
                 fix=f"{LATER}; to end it: the same command, and Ctrl-C",
             )
 
-    def _fetch(self, job: Job, folder: Path) -> Result:
+    def _fetch(self, job: DeviceJob, folder: Path) -> JobResult:
         name, limit = self.device.name, MAX_JOB_BYTES if job.kind == "compile" else MAX_RESULT_BYTES
         try:
             with tempfile.TemporaryDirectory(dir=folder) as attempt, self.started("fetch", job.digest) as call:
                 line = self.line(call, limit, within=self.patience.answer)
-                result = check_result(name, parse(name, line, Result), job)
+                result = check_result(name, parse(name, line, JobResult), job)
                 self._require_room(result, folder)
                 for index, entry in enumerate(result.files):
                     self.tell(f"{name}: fetch {entry.path}", index, len(result.files))
@@ -178,7 +176,7 @@ class Client(Connection):
             raise self._no_room(folder, error.strerror or str(error), "a folder that can be written") from None
         return result
 
-    def _require_room(self, result: Result, folder: Path) -> None:
+    def _require_room(self, result: JobResult, folder: Path) -> None:
         needed, free = sum(entry.bytes for entry in result.files), shutil.disk_usage(folder).free
         if free < needed:
             raise self._no_room(folder, f"{free:,} bytes free", f"{needed:,} bytes")
@@ -191,7 +189,7 @@ class Client(Connection):
             fix="free some space, or set TMPDIR to a folder with more; then the same command fetches the result",
         )
 
-    def _forget(self, job: Job) -> None:
+    def _forget(self, job: DeviceJob) -> None:
         """Remove a job that is over; one that cannot be removed is the oldest there some day."""
         with contextlib.suppress(VitdeployError):
             self._hurried().ask_status("remove", job.digest)
@@ -229,12 +227,12 @@ MOST_DEPLOYMENTS = 1000
 
 
 @dataclass(frozen=True)
-class Trial:
+class ReleaseTrial:
     """How a release did on a device. `p99_ms` None: it was not measured. `tail`: against the release before it; None
     where `alone` says why there is none. `failed`: why it may not stay there; "" for a release that may."""
 
     engine: str
-    golden: Golden
+    golden: GoldenResult
     p99_ms: float | None = None
     tail: Tail | None = None
     alone: str = ""
@@ -271,8 +269,8 @@ def check_missing(device: str, found: Missing, asked: Collection[str]) -> set[st
 
 
 def judge(
-    device: str, result: Result, options: StageOptions | SwitchOptions, manifest: Manifest | None, worse: float
-) -> Trial:
+    device: str, result: JobResult, options: StageOptions | SwitchOptions, manifest: Manifest | None, worse: float
+) -> ReleaseTrial:
     """How a release did on a device. Its bounds are those of its manifest here, never the device's; None for a release
     of which only the device has the manifest.
 
@@ -299,20 +297,22 @@ def judge(
     return trial
 
 
-def _trial(device: str, result: Result, tried: Tried, options: StageOptions | SwitchOptions, worse: float) -> Trial:
+def _trial(
+    device: str, result: JobResult, tried: Tried, options: StageOptions | SwitchOptions, worse: float
+) -> ReleaseTrial:
     alone: str = clean(tried.alone)
     if not tried.golden.ok or options.protocol is None:
         if result.bench_run is not None:
             raise refuse(device, "measurements that nobody asked for")
-        return Trial(clean(tried.engine), tried.golden, failed=_wrong(tried.golden), alone=alone)
+        return ReleaseTrial(clean(tried.engine), tried.golden, failed=_wrong(tried.golden), alone=alone)
     names = [NEW] if tried.alone else [NEW, CURRENT]
     bench_run: BenchRun = check_run(device, result.bench_run, options.protocol, names)
     if tried.alone:
-        return Trial(tried.engine, tried.golden, p99_ms(bench_run, NEW), alone=alone)
+        return ReleaseTrial(tried.engine, tried.golden, p99_ms(bench_run, NEW), alone=alone)
     tail = tail_of(bench_run, NEW, CURRENT)
     failed = _slower(tail, worse) if tail.slower(worse) else ""
     undecided = tail.undecided(worse)
-    return Trial(tried.engine, tried.golden, tail.a_ms, tail, failed=failed, undecided=undecided)
+    return ReleaseTrial(tried.engine, tried.golden, tail.a_ms, tail, failed=failed, undecided=undecided)
 
 
 def _slower(tail: Tail, worse: float) -> str:
@@ -336,7 +336,7 @@ def _check_bounds(device: str, tried: Tried, manifest: Manifest) -> None:
         raise refuse(device, "other bounds than the bundle's", (found.tolerance, found.least_same), wanted)
 
 
-def _wrong(golden: Golden) -> str:
+def _wrong(golden: GoldenResult) -> str:
     if golden.ok:
         return ""
     away = "no number" if golden.difference is None else f"{golden.difference:.1e} of the largest"

@@ -11,12 +11,22 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from vitdeploy.devices.agent.stream import BrokenOff, StreamError
-from vitdeploy.devices.call import Call, Interrupted, Tell, printable
-from vitdeploy.devices.package import agent_package
-from vitdeploy.devices.patience import PATIENCE, Patience
+from vitdeploy.devices.call import (
+    PATIENCE,
+    SSH_FAILED,
+    Call,
+    ConnectionLost,
+    DevicePatience,
+    Interrupted,
+    Tell,
+    Unresponsive,
+    command,
+    printable,
+    why,
+)
 from vitdeploy.devices.registry import Device
 from vitdeploy.devices.results import parse, refuse
-from vitdeploy.devices.transport import SSH_FAILED, ConnectionLost, Unresponsive, command, why
+from vitdeploy.devices.shipment import agent_package
 from vitdeploy.errors import DeviceError
 from vitdeploy.progress import silent
 
@@ -44,7 +54,7 @@ INSTALL = (
 T = TypeVar("T")
 
 
-class Connection:
+class AgentConnection:
     """The agent of one device. `cancelled`, once set, ends every wait with Interrupted. `tell` hears how far it is, and
     what is waited for."""
 
@@ -53,7 +63,7 @@ class Connection:
         device: Device,
         cancelled: threading.Event | None = None,
         tell: Tell = silent,
-        patience: Patience | None = None,
+        patience: DevicePatience | None = None,
     ) -> None:
         self.device, self.tell = device, tell
         self.cancelled = cancelled or threading.Event()

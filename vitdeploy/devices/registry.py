@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 from vitdeploy.devices.agent.documents import DEPLOYMENT
@@ -165,11 +165,19 @@ def write_devices(devices: dict[str, Device]) -> None:
     Raises:
         StorageError: it cannot be written.
     """
-    path = registry_file()
-    document: Any = encode(_File(FORMAT, tuple(devices[name] for name in sorted(devices))))
+    _write(registry_file(), _File(FORMAT, tuple(devices[name] for name in sorted(devices))))
+
+
+def _write(path: Path, value: object) -> None:
+    """Replace a file of ours, for this user's eyes.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    text = json.dumps(encode(value), indent=1, allow_nan=False) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomic(path, (json.dumps(document, indent=1) + "\n").encode(), 0o600)
+        write_atomic(path, text.encode(), 0o600)
     except OSError as error:
         raise StorageError(
             f"{path} cannot be written",
@@ -225,7 +233,7 @@ Progress = Literal["complete", "stopped", "partial"]
 
 
 @dataclass(frozen=True)
-class Member:
+class FleetMember:
     """A device of a deployment, as last seen at `seen` ("" for never). `since`: when this machine saw the release begin
     there. `p99_ms` and `ratio`, against the release before, are of the last trial there; `reason` says why it failed,
     or could not be asked."""
@@ -253,11 +261,11 @@ class Fleet:
     progress: Progress = "partial"
     reason: str = ""
     changed: str = ""
-    members: tuple[Member, ...] = ()
+    members: tuple[FleetMember, ...] = ()
     format: int = field(default=FLEET_FORMAT)
 
-    def member(self, device: str) -> Member:
-        return next((each for each in self.members if each.device == device), Member(device))
+    def member(self, device: str) -> FleetMember:
+        return next((each for each in self.members if each.device == device), FleetMember(device))
 
 
 def fleet_folder() -> Path:
@@ -313,16 +321,7 @@ def write_fleet(fleet: Fleet) -> None:
     Raises:
         StorageError: it cannot be written.
     """
-    path = fleet_folder() / f"{fleet.name}.json"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomic(path, (json.dumps(encode(fleet), indent=1, allow_nan=False) + "\n").encode(), 0o600)
-    except OSError as error:
-        raise StorageError(
-            f"{path} cannot be written",
-            found=os.strerror(error.errno or 0),
-            fix="set XDG_CONFIG_HOME to a folder of yours",
-        ) from None
+    _write(fleet_folder() / f"{fleet.name}.json", fleet)
 
 
 def now() -> str:

@@ -13,7 +13,7 @@ from vitdeploy.benchmark.results import BenchRun, Entry, Machine
 from vitdeploy.benchmark.summary import StageTimes
 from vitdeploy.bundle.read import ENGINE_OPTIONS
 from vitdeploy.compilation.backend import COMPILE
-from vitdeploy.devices.agent.documents import FORMAT, Failure, Job, Placed, Probe, Result, Status
+from vitdeploy.devices.agent.documents import FORMAT, DeviceJob, DeviceProbe, Failure, JobResult, PlacedArtifact, Status
 from vitdeploy.devices.agent.stream import StreamError, read_json
 from vitdeploy.devices.call import printable
 from vitdeploy.devices.shipment import problem_of, problem_of_line
@@ -96,9 +96,9 @@ def check_status(status: Status) -> Status:
     return Status(status.state, printable(status.detail), progress)
 
 
-def check_probe(probe: Probe) -> Probe:
+def check_probe(probe: DeviceProbe) -> DeviceProbe:
     """The same, fit for a terminal."""
-    cleaned: Probe = clean(probe)
+    cleaned: DeviceProbe = clean(probe)
     return cleaned
 
 
@@ -115,7 +115,7 @@ def clean(value: Any) -> Any:
     return value
 
 
-def check_result(device: str, result: Result, job: Job) -> Result:
+def check_result(device: str, result: JobResult, job: DeviceJob) -> JobResult:
     """The result of just this job, with the engines that it asked for, and files of the names that these may have.
 
     Raises:
@@ -149,7 +149,7 @@ def product_files(engine: EngineSpec) -> list[str]:
     return [name for name in engine.files if not name.endswith((".onnx", ".onnx.data"))]
 
 
-def check_engine(device: str, engine: EngineSpec, asked: Placed) -> EngineSpec:
+def check_engine(device: str, engine: EngineSpec, asked: PlacedArtifact) -> EngineSpec:
     """The engine of one placement: for its target, in its precision, of files whose names are known here."""
     facts = (engine.target, engine.precision, engine.batch, engine.weight_bits, engine.row_parts)
     wanted = (asked.target, asked.precision, asked.batch, asked.weight_bits, asked.row_parts)

@@ -16,14 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from vitdeploy.compilation.parts import joined
-from vitdeploy.devices.agent.arrays import read_array
-from vitdeploy.devices.agent.documents import MAX_JOB_BYTES, Placed
+from vitdeploy.devices.agent.documents import MAX_JOB_BYTES, PlacedArtifact
+from vitdeploy.devices.agent.serve import read_array
 from vitdeploy.devices.agent.stream import BrokenOff, message
-from vitdeploy.devices.call import Call, printable
+from vitdeploy.devices.call import Call, Unresponsive, printable, spelled
 from vitdeploy.devices.client import Client
-from vitdeploy.devices.patience import spelled
 from vitdeploy.devices.results import check_engine, check_named, check_tensors, clean, parse, refuse
-from vitdeploy.devices.transport import Unresponsive
 from vitdeploy.errors import DeviceError
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import EngineSpec, FileEntry, GraphSpec, TensorSpec, encode
@@ -61,7 +59,7 @@ class RemoteRunner(Runner):
     def __init__(
         self,
         client: Client,
-        placed: Placed,
+        placed: PlacedArtifact,
         files: Mapping[FileEntry, Path],
         *,
         name: str,

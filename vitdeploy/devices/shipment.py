@@ -1,16 +1,20 @@
-"""What is sent to a device, and its bounds."""
+"""What is sent to a device: the agent, placements and jobs; and its bounds."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
+import io
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import vitdeploy
 from vitdeploy.bundle.read import file_sha256
-from vitdeploy.devices.agent.documents import FORMAT, Job, Kind, Placed, PlacedGraph
-from vitdeploy.devices.package import agent_package
+from vitdeploy.devices.agent.documents import FORMAT, DeviceJob, Kind, PlacedArtifact, PlacedGraph
 from vitdeploy.devices.registry import sender
 from vitdeploy.spec import EngineSpec, FileEntry, Precision
 
@@ -24,12 +28,12 @@ DATA = ".onnx.data"
 class Shipment:
     """`files` are by their paths on the device; those of `placed`."""
 
-    placed: Placed
+    placed: PlacedArtifact
     files: Mapping[str, Path]
 
 
 def ship(
-    placed: Placed,
+    placed: PlacedArtifact,
     graphs: Mapping[str, tuple[Path, int]],
     plan: tuple[EngineSpec, Path] | None = None,
     precisions: Mapping[str, Precision] | None = None,
@@ -70,18 +74,20 @@ def entries(files: Mapping[str, Path]) -> dict[FileEntry, Path]:
     return {FileEntry(name, path.stat().st_size, file_sha256(path)): path for name, path in files.items()}
 
 
-def make_job(kind: Kind, shipments: Sequence[Shipment], options: Mapping[str, Any]) -> tuple[Job, dict[str, Path]]:
+def make_job(
+    kind: Kind, shipments: Sequence[Shipment], options: Mapping[str, Any]
+) -> tuple[DeviceJob, dict[str, Path]]:
     """One job of all shipments, and the local path of each of its files. Each shipment gets a folder of its own."""
     placed, files = [], dict[str, Path]()
     for index, shipment in enumerate(shipments):
         files |= {f"{index}/{name}": path for name, path in shipment.files.items()}
         placed.append(_below(shipment.placed, str(index)))
     listed = tuple(entries(files))
-    job = Job(FORMAT, kind, agent_package().digest, sender(), tuple(placed), listed, dict(options))
+    job = DeviceJob(FORMAT, kind, agent_package().digest, sender(), tuple(placed), listed, dict(options))
     return job, files
 
 
-def _below(placed: Placed, folder: str) -> Placed:
+def _below(placed: PlacedArtifact, folder: str) -> PlacedArtifact:
     graphs = tuple(dataclasses.replace(graph, file=f"{folder}/{graph.file}") for graph in placed.graphs)
     plan = placed.plan and dataclasses.replace(
         placed.plan, files=tuple(f"{folder}/{file}" for file in placed.plan.files)
@@ -200,3 +206,49 @@ def _short(value: int) -> str:
     """A whole number, however long."""
     digits = str(abs(value))
     return f"{value}" if len(digits) <= 40 else f"{'-' if value < 0 else ''}{digits[:6]}... of {len(digits):,} digits"
+
+
+# --- The agent as one file: the device zone in a zipapp, the same bytes wherever it is packed -------------------------
+# What its modules import beyond the standard library is numpy and Pillow, where images or numbers are touched, and one
+# runtime. tests/devices/test_package.py imports all of them where nothing else is installed.
+
+
+# Folders go with all that is below them.
+ZONE = (
+    *("__init__.py", "backends.py", "errors.py", "extensions.py", "limits.py", "paths.py", "zip_members.py"),
+    *("publish.py", "exchange.py", "spec", "runtime", "compilation", "benchmark"),
+    *(f"bundle/{name}.py" for name in ("__init__", "checked", "layout", "read", "sign")),
+    *("devices/__init__.py", "devices/agent"),
+)
+MAIN = "import sys\nfrom vitdeploy.devices.agent.main import main\n\nmain(sys.argv[0])\n"
+EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Package:
+    """`data` is agent.pyz, `digest` its SHA-256."""
+
+    data: bytes
+    digest: str
+
+
+@functools.cache
+def agent_package() -> Package:
+    """Stored, not deflated: what zlib makes of a text depends on its version."""
+    home = Path(vitdeploy.__file__).parent
+    files = sorted(file for name in ZONE for file in _files(home / name))
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in [
+            ("__main__.py", MAIN.encode()),
+            *((f"vitdeploy/{file.relative_to(home).as_posix()}", file.read_bytes()) for file in files),
+        ]:
+            entry = zipfile.ZipInfo(name, EPOCH)
+            entry.create_system = 3
+            entry.external_attr = 0o100644 << 16
+            archive.writestr(entry, data)
+    return Package(buffer.getvalue(), hashlib.sha256(buffer.getvalue()).hexdigest())
+
+
+def _files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else list(path.rglob("*.py"))

@@ -35,7 +35,8 @@ class Ratio:
     `verdict` on `a`: faster, slower, no difference, or not decided; seems faster or seems slower where the evidence
     points there and proves nothing. `decided`: whether the interval is reliable; if not, `reason` says why, and
     `bounds` are what holds all the same: the ratio is at least the first and at most the second, each None where
-    nothing is known. `a_ms`, `b_ms`: the latencies that the ratio is made of, from paired rounds. `unstable`: the ratios of paired rounds vary too much.
+    nothing is known. `a_ms`, `b_ms`: the latencies that the ratio is made of, from paired rounds. `unstable`:
+    the ratios of paired rounds vary too much.
     """
 
     a: str

@@ -17,7 +17,7 @@ from vitdeploy.runtime.choice import usable_engines
 from vitdeploy.runtime.golden import comparable, no_golden, read_golden
 from vitdeploy.runtime.runner import Array
 from vitdeploy.runtime.values import read_labels
-from vitdeploy.spec import EngineSpec, Fit, Manifest, PreprocessSpec
+from vitdeploy.spec import EngineSpec, Fit, Manifest, PreprocessSpec, TensorSpec
 
 # --- The parts of a bundle that every embedding uses ------------------------------------------------------------------
 # one engine that it can run, and the golden answers as its test.
@@ -71,6 +71,18 @@ def refuse_fit(found: Embedded, what: str) -> None:
             f"{what} cuts boxes out of images for key points only",
             found=f"the task {task}, whose images are prepared with fit topdown",
             wanted="images that are resized and cropped",
+        )
+
+
+def require_pixels(found: Embedded, tensors: Sequence[TensorSpec], what: str) -> None:
+    """Raise CapabilityError unless `tensors` are one input of images as `what` makes them: plain, or normalised."""
+    size, channels = found.preprocess.crop, found.preprocess.channels
+    pixels, planes = (*size, channels), (channels, *size)
+    if [(tensor.dtype, tensor.shape[1:]) for tensor in tensors] not in ([("uint8", pixels)], [("float32", planes)]):
+        raise CapabilityError(
+            f"{what} cannot feed this engine",
+            found=", ".join(map(str, tensors)),
+            wanted=f"uint8 {pixels} or float32 {planes}",
         )
 
 

@@ -26,7 +26,7 @@ CANDIDATE = "candidate "
 
 
 @dataclass(frozen=True)
-class Machine:
+class MeasuredMachine:
     """Where something was measured. `environment`: `runtime.host.describe_host` with the versions of packages.
     `devices`: by target, what its back end says of its device. `name`: of a registered device, "" for this machine."""
 
@@ -36,7 +36,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredArtifact:
     """What an artifact of a bench is: the name and digest of its model, and its own name among that model's."""
 
     model: str
@@ -52,9 +52,9 @@ def digest_of(files: Mapping[str, str]) -> str | None:
     return hashlib.sha256("\n".join(sorted(files.values())).encode()).hexdigest()
 
 
-def rows_of_report(report: Report, machine: Machine, kind: Kind = "run") -> list[ResultRow]:
+def rows_of_report(report: Report, machine: MeasuredMachine, kind: Kind = "run") -> list[ResultRow]:
     """A row for each artifact of a run that was measured or verified."""
-    measured = Machine({**machine.environment, **report.environment}, machine.devices, machine.name)
+    measured = MeasuredMachine({**machine.environment, **report.environment}, machine.devices, machine.name)
     model, time = report.name, moment(report.created)
     digest = digest_of(report.provenance.source.sha256)
     times = {row.artifact: row for row in report.bench.results} if report.bench else {}
@@ -64,14 +64,14 @@ def rows_of_report(report: Report, machine: Machine, kind: Kind = "run") -> list
         engine, row = engines.get(name), times.get(name)
         what = engine or row
         assert what is not None
-        made = _made(kind, time, Measured(model, name, digest), what.target, what.precision, measured)
+        made = _made(kind, time, MeasuredArtifact(model, name, digest), what.target, what.precision, measured)
         made = _timed(made, row, report.bench) if row and report.bench else made
         found.append(_verified(made, engine) if engine else made)
     return found
 
 
 def rows_of_bench(
-    bench: Bench, names: Mapping[str, Measured], machine: Machine, time: datetime.datetime
+    bench: Bench, names: Mapping[str, MeasuredArtifact], machine: MeasuredMachine, time: datetime.datetime
 ) -> list[ResultRow]:
     """A row for each artifact of a bench; `names`: by artifact of the bench, what it is."""
     return [
@@ -79,7 +79,7 @@ def rows_of_bench(
             _made(
                 "bench",
                 time,
-                names.get(row.artifact, Measured(row.artifact, row.artifact)),
+                names.get(row.artifact, MeasuredArtifact(row.artifact, row.artifact)),
                 row.target,
                 row.precision,
                 machine,
@@ -91,10 +91,12 @@ def rows_of_bench(
     ]
 
 
-def rows_of_comparison(document: ComparisonDocument, candidate: Measured, machine: Machine) -> list[ResultRow]:
+def rows_of_comparison(
+    document: ComparisonDocument, candidate: MeasuredArtifact, machine: MeasuredMachine
+) -> list[ResultRow]:
     """A row for each engine of the candidate; the baseline is what it is compared with. Engines of reports were not
     measured: they have accuracies and gates alone."""
-    measured = Machine({**machine.environment, **document.environment}, machine.devices, machine.name)
+    measured = MeasuredMachine({**machine.environment, **document.environment}, machine.devices, machine.name)
     time, found = moment(document.created), []
     for pair in document.engines:
         artifact = pair.engine.rpartition(" → ")[2]
@@ -102,26 +104,28 @@ def rows_of_comparison(document: ComparisonDocument, candidate: Measured, machin
         target, _, precision = artifact.rpartition("-")
         if row is not None:
             target, precision = row.target, row.precision
-        what = Measured(candidate.model, artifact, candidate.digest)
-        made = _made("compare", time, what, target, precision, measured if document.measured else Machine({}))
+        what = MeasuredArtifact(candidate.model, artifact, candidate.digest)
+        made = _made("compare", time, what, target, precision, measured if document.measured else MeasuredMachine({}))
         made = _timed(made, row, document.bench) if row and document.bench else made
         found.append(_compared(made, pair))
     return found
 
 
-def rows_of_sweep(document: SweepDocument, machine: Machine) -> list[ResultRow]:
+def rows_of_sweep(document: SweepDocument, machine: MeasuredMachine) -> list[ResultRow]:
     """The rows of each recipe's report, and one for each recipe that failed."""
     found: list[ResultRow] = []
     for recipe in document.recipes:
         if recipe.report is not None:
-            there = Machine(recipe.report.environment, name=recipe.host) if recipe.host is not None else machine
+            there = MeasuredMachine(recipe.report.environment, name=recipe.host) if recipe.host is not None else machine
             found += rows_of_report(recipe.report, there, "sweep")
         elif recipe.error is not None:
             found.append(_failed(recipe, recipe.error, document, machine))
     return found
 
 
-def row_of_canary(error: AnswersError, what: Measured, machine: Machine, time: datetime.datetime) -> ResultRow:
+def row_of_canary(
+    error: AnswersError, what: MeasuredArtifact, machine: MeasuredMachine, time: datetime.datetime
+) -> ResultRow:
     """An engine that did not give its golden answers."""
     target, _, precision = what.artifact.rpartition("-")
     made = _made("canary", time, what, target, precision, machine)
@@ -139,15 +143,15 @@ def moment(iso: str) -> datetime.datetime:
     return found.astimezone(utc) if found.tzinfo else found.replace(tzinfo=utc)
 
 
-def _failed(recipe: SweptRecipe, error: ErrorFacts, document: SweepDocument, machine: Machine) -> ResultRow:
+def _failed(recipe: SweptRecipe, error: ErrorFacts, document: SweepDocument, machine: MeasuredMachine) -> ResultRow:
     kind: Kind = "canary" if error.code == AnswersError.code else "sweep"
-    made = _made(kind, moment(document.created), Measured(recipe.name, ""), "", "", machine)
+    made = _made(kind, moment(document.created), MeasuredArtifact(recipe.name, ""), "", "", machine)
     said = f"{error.code}: {error.message}" + (f": {error.found}" if error.found else "")
     return dataclasses.replace(made, decided=False, error=said)
 
 
 def _made(
-    kind: Kind, time: datetime.datetime, what: Measured, target: str, precision: str, machine: Machine
+    kind: Kind, time: datetime.datetime, what: MeasuredArtifact, target: str, precision: str, machine: MeasuredMachine
 ) -> ResultRow:
     """A row with what it is about and where, and nothing measured yet."""
     facts, device = machine.environment, machine.devices.get(target, {})

@@ -68,7 +68,9 @@ def _flow_runner(
 
     flow, specs = engine.flow, {part.part: part for part in engine.parts}
     if flow is None:
-        raise TargetError(f"nothing says how the parts of {engine.artifact} run together", wanted="a flow in the manifest")
+        raise TargetError(
+            f"nothing says how the parts of {engine.artifact} run together", wanted="a flow in the manifest"
+        )
     decodes = flow.parts[-1].repeats
     decodable = engine.sequence is not None and len(flow.parts) == 2
     if set(specs) != {part.name for part in flow.parts} or (decodes and not decodable):

@@ -29,9 +29,9 @@ class GoldenCheck:
     """Of `inputs` golden inputs.
 
     `difference` is max|a - b| / max|b| from what the same engine gave when the bundle was made (without
-    any of its own: from the original), of the output where it is worst; `tolerance` what the manifest allows. `same` of the
-    answers are the original's, where `least_same` must be. Of a difference that is no number `ok` is False, and where
-    unrelated answers would pass as well: `proves_nothing` says why, "" where they would not.
+    any of its own: from the original), of the output where it is worst; `tolerance` what the manifest allows. `same` of
+    the answers are the original's, where `least_same` must be. Of a difference that is no number `ok` is False, and
+    where unrelated answers would pass as well: `proves_nothing` says why, "" where they would not.
     """
 
     inputs: int

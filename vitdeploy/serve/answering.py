@@ -13,13 +13,13 @@ from vitdeploy.errors import InputError
 from vitdeploy.runtime.prompted_predictor import EmbeddedImage
 from vitdeploy.runtime.runner import Array
 from vitdeploy.runtime.zero_shot_predictor import TextsPredictor
-from vitdeploy.serve.batcher import Answer, Batcher
+from vitdeploy.serve.batcher import BatchAnswer, Batcher
 from vitdeploy.serve.engines import Engines
-from vitdeploy.serve.failures import in_words
-from vitdeploy.serve.forms import FIELDS, Asked
+from vitdeploy.serve.forms import FIELDS, PredictRequest
+from vitdeploy.serve.guard import in_words
 from vitdeploy.serve.metrics import Metrics
-from vitdeploy.serve.refusal import Refusal
-from vitdeploy.serve.settings import Settings
+from vitdeploy.serve.protocol import Refusal
+from vitdeploy.serve.settings import ServerSettings
 
 # --- From what a request asks to its answer ---------------------------------------------------------------------------
 # decoded by helpers, run by the engine with those of others, read, told.
@@ -42,7 +42,7 @@ class Answerer:
 
     takes: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, engines: Engines, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, engines: Engines, settings: ServerSettings, metrics: Metrics) -> None:
         self.engines = engines
         self.batcher = Batcher(engines.plan, engines.model.max_batch, settings.max_delay, metrics.ran, engines.workers)
         self.helpers = ThreadPoolExecutor(HELPERS, thread_name_prefix="vitdeploy-serve")
@@ -57,14 +57,14 @@ class Answerer:
         self.batcher.close()
         self.helpers.shutdown()
 
-    def require_taken(self, asked: Asked) -> None:
+    def require_taken(self, asked: PredictRequest) -> None:
         """Raise Refusal for a field that this model does not take."""
         task = self.engines.predictor.task
         if other := [name for name in asked.given if name not in self.takes]:
             known = ", ".join(self.takes) or f"none of {', '.join(FIELDS)}"
             raise Refusal(400, f"this model takes no {' and no '.join(other)}; found: the task {task}; wanted: {known}")
 
-    async def predict(self, asked: Asked, top: int, fields: Fields) -> dict[str, Any]:
+    async def predict(self, asked: PredictRequest, top: int, fields: Fields) -> dict[str, Any]:
         """The answer's document, with the milliseconds of its parts.
 
         Raises:
@@ -83,7 +83,9 @@ class Answerer:
         seconds = {"prepare": prepared - started, "wait": answer.waited, "infer": answer.ran}
         return self.document(result, {**seconds, "answer": loop.time() - inferred})
 
-    async def read(self, outputs: Mapping[str, Array], size: tuple[int, int], top: int, asked: Asked) -> dict[str, Any]:
+    async def read(
+        self, outputs: Mapping[str, Array], size: tuple[int, int], top: int, asked: PredictRequest
+    ) -> dict[str, Any]:
         """What the outputs of one image mean."""
 
         def work() -> dict[str, Any]:
@@ -99,7 +101,7 @@ class Answerer:
         timings = {stage: round(1e3 * value, 3) for stage, value in seconds.items()}
         return {**result, "model": self.engines.model.name, "timings": timings}
 
-    async def run(self, tensor: Array, fields: Fields) -> Answer:
+    async def run(self, tensor: Array, fields: Fields) -> BatchAnswer:
         answer = await asyncio.wrap_future(self.batcher.submit(tensor))
         fields.update(images=len(tensor), batch=answer.batch)
         return answer
@@ -169,7 +171,7 @@ class TextAnswerer(Answerer):
 
     takes = ("texts",)
 
-    def __init__(self, engines: Engines, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, engines: Engines, settings: ServerSettings, metrics: Metrics) -> None:
         super().__init__(engines, settings, metrics)
         assert isinstance(engines.predictor, TextsPredictor)
         self.predictor, self.most = engines.predictor, settings.max_texts
@@ -179,7 +181,7 @@ class TextAnswerer(Answerer):
         super().close()
         self._tower.shutdown()
 
-    async def predict(self, asked: Asked, top: int, fields: Fields) -> dict[str, Any]:
+    async def predict(self, asked: PredictRequest, top: int, fields: Fields) -> dict[str, Any]:
         self.require_taken(asked)
         try:
             self.predictor.require(asked.texts)
@@ -192,7 +194,9 @@ class TextAnswerer(Answerer):
             raise Refusal(422, f"too long a text; found: {longest} characters; wanted: at most {LONGEST}")
         return await super().predict(asked, top, fields)
 
-    async def read(self, outputs: Mapping[str, Array], size: tuple[int, int], top: int, asked: Asked) -> dict[str, Any]:
+    async def read(
+        self, outputs: Mapping[str, Array], size: tuple[int, int], top: int, asked: PredictRequest
+    ) -> dict[str, Any]:
         if asked.texts is None:
             return await super().read(outputs, size, top, asked)
         texts, loop = asked.texts, asyncio.get_running_loop()

@@ -16,21 +16,22 @@ from starlette.routing import Route
 
 from vitdeploy.serve.answering import Answerer, TextAnswerer
 from vitdeploy.serve.engines import Engines
-from vitdeploy.serve.failures import HANDLERS
-from vitdeploy.serve.forms import Asked, asked_of, header_length, top_of
-from vitdeploy.serve.guard import Guard
+from vitdeploy.serve.forms import PredictRequest, asked_of, header_length, top_of
+from vitdeploy.serve.guard import HANDLERS, Guard
 from vitdeploy.serve.metrics import Metrics, MonitorMetrics
 from vitdeploy.serve.prompts import PromptAnswerer
 from vitdeploy.serve.protocol import (
     HEADER_LENGTH,
     VERSION,
+    ClientGone,
+    Refusal,
+    busy,
     encode_infer,
     model_metadata,
     parse_infer,
     server_metadata,
 )
-from vitdeploy.serve.refusal import ClientGone, Refusal, busy
-from vitdeploy.serve.settings import Settings
+from vitdeploy.serve.settings import ServerSettings
 from vitdeploy.spec import Task
 
 T = TypeVar("T")
@@ -45,7 +46,7 @@ ANSWERERS: dict[Task, type[Answerer]] = {
 class Service:
     """Loaded engines behind HTTP. `app` is the ASGI application; `close` first answers what waits."""
 
-    def __init__(self, engines: Engines, settings: Settings) -> None:
+    def __init__(self, engines: Engines, settings: ServerSettings) -> None:
         self.engines = engines
         self.settings = settings
         self.metrics = Metrics()
@@ -122,7 +123,7 @@ class Service:
             return Response(content, media_type="application/json")
         return Response(content, headers={HEADER_LENGTH: str(head)}, media_type="application/octet-stream")
 
-    async def _predict(self, request: Request, asked: Asked, top: int) -> Response:
+    async def _predict(self, request: Request, asked: PredictRequest, top: int) -> Response:
         return JSONResponse(await self._answerer.predict(asked, top, request.scope["vitdeploy"].fields))
 
     async def _in_time(self, request: Request, work: Coroutine[Any, Any, T]) -> T:

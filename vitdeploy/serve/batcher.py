@@ -33,7 +33,7 @@ Plan = Callable[[int, int], "ExecutionPlan | None"]
 
 
 @dataclass(frozen=True)
-class Answer:
+class BatchAnswer:
     """Outputs [n, ...] of a request's n images; seconds it waited and seconds of the run, which had `batch` images."""
 
     outputs: dict[str, Array]
@@ -46,7 +46,7 @@ class Answer:
 class _Waiting:
     tensor: Array
     since: float
-    future: Future[Answer]
+    future: Future[BatchAnswer]
 
 
 class Batcher:
@@ -83,7 +83,7 @@ class Batcher:
         """Images that wait for their run."""
         return self._images
 
-    def submit(self, tensor: Array) -> Future[Answer]:
+    def submit(self, tensor: Array) -> Future[BatchAnswer]:
         """The answer for [n, ...], 1 <= n <= max_batch, preprocessed images of one shape.
 
         Raises:
@@ -92,7 +92,7 @@ class Batcher:
         """
         if not 1 <= len(tensor) <= self._max_batch:
             raise ValueError(f"{len(tensor)} images: wanted 1 to {self._max_batch}")
-        future: Future[Answer] = Future()
+        future: Future[BatchAnswer] = Future()
         with self._changed:
             if self._closing:
                 raise RuntimeError("the batcher is closed")
@@ -169,5 +169,5 @@ class Batcher:
         for item in batch:
             end = start + len(item.tensor)
             own = {name: output[start:end] for name, output in outputs.items()}
-            item.future.set_result(Answer(own, started - item.since, ran, len(tensor)))
+            item.future.set_result(BatchAnswer(own, started - item.since, ran, len(tensor)))
             start = end

@@ -27,7 +27,7 @@ from vitdeploy.runtime.monitor import Monitor, canary_of, watch
 from vitdeploy.runtime.prompted_predictor import PromptedPredictor
 from vitdeploy.runtime.runner import Array
 from vitdeploy.serve.batcher import ExecutionPlan
-from vitdeploy.serve.protocol import DATATYPES, Model
+from vitdeploy.serve.protocol import DATATYPES, ServedModel
 from vitdeploy.spec import EngineSpec, TensorSpec
 
 # How long each way is tried, in turns, at the start.
@@ -60,7 +60,7 @@ class Engines:
     ) -> None:
         self.predictor = predictor
         spec = predictor.runner
-        self.model = Model(name, f"vitdeploy_{predictor.target}", spec.inputs, spec.outputs, max_batch)
+        self.model = ServedModel(name, f"vitdeploy_{predictor.target}", spec.inputs, spec.outputs, max_batch)
         # Of an image without a prompt there is an embedding, and no answer.
         self._alone = predictor.encode if isinstance(predictor, PromptedPredictor) else predictor.run
         times = _times_as_long(predictor, large, streams, max_batch)

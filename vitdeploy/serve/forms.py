@@ -15,8 +15,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from vitdeploy.runtime.tasks.prompted import MaskForm
-from vitdeploy.serve.protocol import HEADER_LENGTH, load_json
-from vitdeploy.serve.refusal import Refusal
+from vitdeploy.serve.protocol import HEADER_LENGTH, Refusal, load_json
 
 TOP, MAX_TOP = 5, 1000
 MAX_FIELDS = 8
@@ -54,7 +53,7 @@ def top_of(query: Mapping[str, str]) -> int:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PredictRequest:
     """What a request asks: a file, or the `image_id` of one that is kept, and what is asked of it.
 
     `given`: the names of the fields that the request has.
@@ -69,10 +68,10 @@ class Asked:
 
     @property
     def given(self) -> list[str]:
-        return [name for name in FIELDS if getattr(self, name) != getattr(Asked, name)]
+        return [name for name in FIELDS if getattr(self, name) != getattr(PredictRequest, name)]
 
 
-async def asked_of(request: Request) -> Asked:
+async def asked_of(request: Request) -> PredictRequest:
     """The image of a request and what is asked of it: in its body, in a multipart form with one file, or in JSON with
     the file in Base64. What is not in the body may be in the query.
 
@@ -105,7 +104,7 @@ async def asked_of(request: Request) -> Asked:
     return _checked(image, {name: value for name, value in values.items() if value is not None}, missing)
 
 
-def _checked(image: bytes | None, values: dict[str, Any], missing: str) -> Asked:
+def _checked(image: bytes | None, values: dict[str, Any], missing: str) -> PredictRequest:
     """Raises Refusal for fields of other types; prompts and texts are judged by whom they are for."""
     if not isinstance(values.get("multimask", True), bool):
         raise Refusal(400, "multimask must be true or false")
@@ -116,7 +115,7 @@ def _checked(image: bytes | None, values: dict[str, Any], missing: str) -> Asked
         raise Refusal(400, "image_id must be one that an answer had: sha256: and 64 digits")
     if (image is None) == (found is None):
         raise Refusal(400, missing if image is None else "both an image and an image_id: one of them is asked")
-    return Asked(image, **values)
+    return PredictRequest(image, **values)
 
 
 async def _form(request: Request) -> tuple[bytes | None, dict[str, str]]:

@@ -12,22 +12,25 @@ import re
 import secrets
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from vitdeploy.errors import InputError
 from vitdeploy.serve.metrics import Metrics
-from vitdeploy.serve.refusal import ClientGone, Refusal, busy, stopping
-from vitdeploy.serve.settings import LOGGER, Settings
+from vitdeploy.serve.protocol import ClientGone, Refusal, busy, stopping
+from vitdeploy.serve.settings import LOGGER, ServerSettings
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 CLIENT_GONE = 499  # of the log and the counts only: nobody is there to read it
 
 
 @dataclass
-class Record:
+class RequestRecord:
     """A request's entry in the log; endpoints add `fields`. `bug` is an unexpected error."""
 
     id: str
@@ -38,7 +41,7 @@ class Record:
 class Guard:
     """Wraps the application. `draining`: the server is stopping and refuses new requests."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: Metrics) -> None:
         self.app = app
         self.settings = settings
         self.metrics = metrics
@@ -64,7 +67,7 @@ class _Exchange:
         self._length = int(length) if length.isdecimal() else 0
         self._body_left = self._length > 0 or "transfer-encoding" in self._headers
         asked = self._headers.get("x-request-id", "")
-        self._record = Record(asked if REQUEST_ID.fullmatch(asked) else secrets.token_hex(8))
+        self._record = RequestRecord(asked if REQUEST_ID.fullmatch(asked) else secrets.token_hex(8))
         scope["vitdeploy"] = self._record
 
     async def run(self) -> None:
@@ -160,7 +163,60 @@ class _Exchange:
         LOGGER.log(level, "request", extra={"fields": fields}, exc_info=record.bug)
 
 
-def refused(record: Record, status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+def refused(record: RequestRecord, status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
     """The protocol's form of an error; the log gets it too."""
     record.fields["error"] = message
     return JSONResponse({"error": message}, status, headers)
+
+
+# --- From exceptions to answers in the protocol's form, {"error": "..."} ----------------------------------------------
+
+
+# How Python shows objects: an address is nobody's business.
+OBJECT = re.compile(r"\s*<[^<>]* at 0x[0-9a-f]+>")
+
+
+async def on_refusal(request: Request, error: Exception) -> Response:
+    refusal = cast(Refusal, error)
+    return refused(_record(request), refusal.status, refusal.message, refusal.headers)
+
+
+async def on_input_error(request: Request, error: Exception) -> Response:
+    """An input error of the runtime."""
+    return refused(_record(request), 400, in_words(cast(InputError, error)))
+
+
+def in_words(wrong: InputError) -> str:
+    """An input error for a client, in a line. `fix` is left out: it is for users of the commands."""
+    details = [f"{name}: {OBJECT.sub('', text)}" for name in ("found", "wanted") if (text := getattr(wrong, name))]
+    return "; ".join([wrong.message, *details])
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own: no such path, or another method."""
+    wrong = cast(HTTPException, error)
+    return refused(_record(request), wrong.status_code, wrong.detail, dict(wrong.headers or {}))
+
+
+async def on_client_gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_GONE)
+
+
+async def on_bug(request: Request, error: Exception) -> Response:
+    """An unexpected error: the log has the details under an id, the client gets only the id."""
+    record = _record(request)
+    record.bug = error
+    return refused(record, 500, f"internal error {record.id}: the server's log says more")
+
+
+def _record(request: Request) -> RequestRecord:
+    return cast(RequestRecord, request.scope["vitdeploy"])
+
+
+HANDLERS = {
+    Refusal: on_refusal,
+    InputError: on_input_error,
+    HTTPException: on_http_exception,
+    ClientGone: on_client_gone,
+    Exception: on_bug,
+}

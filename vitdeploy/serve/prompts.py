@@ -17,10 +17,10 @@ from vitdeploy.runtime.prompts import Prompt, read_listed
 from vitdeploy.runtime.runner import Array
 from vitdeploy.serve.answering import Answerer, Embeddings, Fields, unprocessable
 from vitdeploy.serve.engines import Engines
-from vitdeploy.serve.forms import Asked
+from vitdeploy.serve.forms import PredictRequest
 from vitdeploy.serve.metrics import Metrics, PromptMetrics
-from vitdeploy.serve.refusal import Refusal
-from vitdeploy.serve.settings import Settings
+from vitdeploy.serve.protocol import Refusal
+from vitdeploy.serve.settings import ServerSettings
 
 KEYS = ("points", "labels", "box")
 WANTED = '[{"points": [[x, y], ...], "labels": [1, 0, ...], "box": [left, top, right, bottom]}, ...]'
@@ -50,7 +50,7 @@ class PromptAnswerer(Answerer):
 
     takes = ("image_id", "prompts", "multimask", "masks")
 
-    def __init__(self, engines: Engines, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, engines: Engines, settings: ServerSettings, metrics: Metrics) -> None:
         super().__init__(engines, settings, metrics)
         assert isinstance(engines.predictor, PromptedPredictor)
         self.predictor, self.most = engines.predictor, settings.max_prompts
@@ -67,7 +67,7 @@ class PromptAnswerer(Answerer):
         super().close()
         self._decoder.shutdown()
 
-    async def predict(self, asked: Asked, top: int, fields: Fields) -> dict[str, Any]:
+    async def predict(self, asked: PredictRequest, top: int, fields: Fields) -> dict[str, Any]:
         self.require_taken(asked)
         entries = self._entries(asked.prompts)
         loop = asyncio.get_running_loop()
@@ -109,7 +109,7 @@ class PromptAnswerer(Answerer):
             raise Refusal(422, f"too many prompts; found: {len(given)}; wanted: at most {self.most} at once, {more}")
         return given
 
-    async def _image(self, asked: Asked) -> _Image:
+    async def _image(self, asked: PredictRequest) -> _Image:
         """Raises Refusal for an id of an image that is not kept, InputError for a file that is no image."""
         run = asyncio.get_running_loop().run_in_executor
         if asked.image is None:
@@ -149,7 +149,7 @@ class PromptAnswerer(Answerer):
         return found
 
     async def _told(
-        self, image: EmbeddedImage, prompts: Sequence[Prompt], asked: Asked
+        self, image: EmbeddedImage, prompts: Sequence[Prompt], asked: PredictRequest
     ) -> tuple[list[dict[str, Any]], dict[str, float]]:
         """The answers to prompts, and the seconds of the decoder and of the masks. As many at a time as the decoder
         takes: others get their turn between them, and what nobody waits for ends."""

@@ -12,7 +12,6 @@ import numpy.typing as npt
 import orjson
 
 from vitdeploy import __version__
-from vitdeploy.serve.refusal import Refusal
 from vitdeploy.spec import TensorSpec
 
 # --- Tensors of the Open Inference Protocol v2: data types, JSON data and binary data ---------------------------------
@@ -129,7 +128,7 @@ class InferRequest:
 
 
 @dataclass(frozen=True)
-class Model:
+class ServedModel:
     """What clients may know of a model. Each tensor's leading axis is the batch, of 1 to `max_batch`."""
 
     name: str
@@ -143,7 +142,7 @@ def server_metadata() -> dict[str, Any]:
     return {"name": "vitdeploy", "version": __version__, "extensions": ["binary_tensor_data"]}
 
 
-def model_metadata(model: Model) -> dict[str, Any]:
+def model_metadata(model: ServedModel) -> dict[str, Any]:
     def described(tensors: Sequence[TensorSpec]) -> list[dict[str, Any]]:
         return [
             {
@@ -163,7 +162,7 @@ def model_metadata(model: Model) -> dict[str, Any]:
     }
 
 
-def parse_infer(body: bytes, header_length: int | None, model: Model) -> InferRequest:
+def parse_infer(body: bytes, header_length: int | None, model: ServedModel) -> InferRequest:
     """The request for `model`; `header_length` are the bytes of its JSON part, None without binary data.
 
     Raises:
@@ -211,7 +210,7 @@ def load_json(data: bytes) -> dict[str, Any]:
     return message
 
 
-def encode_infer(model: Model, request: InferRequest, outputs: Mapping[str, Array]) -> tuple[bytes, int | None]:
+def encode_infer(model: ServedModel, request: InferRequest, outputs: Mapping[str, Array]) -> tuple[bytes, int | None]:
     """The body of the answer, and the bytes of its JSON part where binary data follows.
 
     Raises:
@@ -256,7 +255,7 @@ def _input(item: Mapping[str, Any], tensor: TensorSpec, max_batch: int, binary: 
     return from_json(item["data"], tensor.dtype, shape, name)
 
 
-def _outputs(message: Mapping[str, Any], model: Model) -> dict[str, bool]:
+def _outputs(message: Mapping[str, Any], model: ServedModel) -> dict[str, bool]:
     default = _flag(_parameters(message, "the request"), "binary_data_output", False)
     given = message.get("outputs")
     known = [tensor.name for tensor in model.outputs]
@@ -287,3 +286,29 @@ def _flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
     if not isinstance(value, bool):
         raise Refusal(400, f"{name} must be true or false")
     return value
+
+
+# --- A request that is answered with an error on purpose --------------------------------------------------------------
+
+
+class Refusal(Exception):
+    """Ends a request with `status`; `message` goes to the client."""
+
+    def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.headers = headers or {}
+
+
+def busy(message: str) -> Refusal:
+    """Too much at once: the same request may succeed in a second."""
+    return Refusal(429, message, {"retry-after": "1"})
+
+
+def stopping() -> Refusal:
+    return Refusal(503, "the server is stopping", {"retry-after": "1"})
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer any more."""

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from vitdeploy.errors import HostError
 from vitdeploy.serve.app import Service
-from vitdeploy.serve.settings import LOGGER, Settings
+from vitdeploy.serve.settings import LOGGER, ServerSettings
 
 # --- One connection: how many there may be, and how long a client may take for the head of a request ------------------
 # Uvicorn bounds only the time between requests. It waits forever for the first byte of a connection, for the rest of a
@@ -29,10 +29,10 @@ from vitdeploy.serve.settings import LOGGER, Settings
 OFFERS = (b"upgrade", b"http2-settings")
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """Uvicorn's protocol on llhttp, with limits. `settings` comes first, as uvicorn gives the rest."""
 
-    def __init__(self, settings: Settings, **given: Any) -> None:
+    def __init__(self, settings: ServerSettings, **given: Any) -> None:
         super().__init__(**given)
         self._settings = settings
         self._head_timer: asyncio.TimerHandle | None = None
@@ -183,7 +183,7 @@ def address_of(taken: socket.socket) -> str:
     return f"http://[{host}]:{port}" if taken.family == socket.AF_INET6 else f"http://{host}:{port}"
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """Uvicorn's server of a service. On SIGTERM or SIGINT it takes no more, answers what it has accepted, and ends."""
 
     def __init__(self, service: Service) -> None:
@@ -192,7 +192,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 service.app,
-                http=partial(Connection, settings),  # type: ignore[arg-type]
+                http=partial(HttpConnection, settings),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -232,7 +232,7 @@ class Server(uvicorn.Server):
 def run(service: Service, taken: socket.socket) -> None:
     """Serve until a signal; answers what was accepted and closes the service."""
     try:
-        Server(service).run(sockets=[taken])
+        HttpServer(service).run(sockets=[taken])
     finally:
         service.close()
     LOGGER.info("stopped")

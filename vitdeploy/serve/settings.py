@@ -17,7 +17,7 @@ MIB = 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerSettings:
     """Limits of a server; times in seconds.
 
     `max_batch` images at most run together and may come in one request; `max_delay` is how long the first of them waits

@@ -45,7 +45,7 @@ def artifact_key(kind: str, config: Mapping[str, Any], inputs: Mapping[str, str]
 PACKAGE = Path(vitdeploy.__file__).parent
 # Folders that no stage imports, which an import contract holds: reports, doors and wings. What is stored of a result of
 # `workflows` has `everything` in its key.
-ABOVE = ("api", "cli", "devices", "embed", "history", "qat", "report", "serve", "workflows")
+ABOVE = ("api", "cli", "devices", "embed", "history", "qat", "report", "runtime_releases", "serve", "workflows")
 
 
 @functools.cache

@@ -34,8 +34,8 @@ sys.stdout, sys.stderr = open(1, "w", buffering=1, closefd=False), open(2, "w", 
 from tests.command_line import undisturbed
 from vitdeploy.cli.main import main
 from vitdeploy.devices import connection
-from vitdeploy.devices.patience import Patience
-connection.PATIENCE = Patience(**patience)
+from vitdeploy.devices.call import DevicePatience
+connection.PATIENCE = DevicePatience(**patience)
 if largest:
     from vitdeploy.devices.client import Client
     fetch = Client._fetch

@@ -159,7 +159,7 @@ def _kinds(work: Path, small: Small, stack: contextlib.ExitStack) -> list[Kind]:
 def _probe(device: Any) -> Kind:
     from vitdeploy.backends import TARGETS
     from vitdeploy.devices.advice import advice_lines, diagnose
-    from vitdeploy.devices.agent.documents import Probe
+    from vitdeploy.devices.agent.documents import DeviceProbe
     from vitdeploy.devices.agent.probe import probe
     from vitdeploy.devices.results import check_probe, parse
     from vitdeploy.known_bad.entries import table
@@ -167,7 +167,7 @@ def _probe(device: Any) -> Kind:
     from vitdeploy.spec import encode
 
     def take(line: bytes) -> None:
-        found = check_probe(parse("board", line, Probe))
+        found = check_probe(parse("board", line, DeviceProbe))
         _, lines, advice = diagnose(device, found)
         json.dumps({**encode(found), "advice": encode(advice)}, allow_nan=False)
         "\n".join([*lines, *advice_lines(advice)]).encode()
@@ -219,21 +219,21 @@ def _engine() -> dict[str, Any]:
 
 def _answering(stack: contextlib.ExitStack, said: dict[str, bytes]) -> None:
     """Clients get what was `said` as the result of any job."""
-    from vitdeploy.devices.agent.documents import Result
+    from vitdeploy.devices.agent.documents import JobResult
     from vitdeploy.devices.client import Client
     from vitdeploy.devices.results import check_result, parse
 
-    def run(self: Client, job: Any, files: Any, folder: Path) -> Result:
+    def run(self: Client, job: Any, files: Any, folder: Path) -> JobResult:
         line = said["line"].replace(b"JOB", job.digest.encode())
-        return check_result(self.device.name, parse(self.device.name, line, Result), job)
+        return check_result(self.device.name, parse(self.device.name, line, JobResult), job)
 
     stack.enter_context(mock.patch.object(Client, "run", run))
 
 
 def _compiled(device: Any, graph: Path, work: Path, said: dict[str, bytes]) -> Kind:
     from vitdeploy.bundle.read import read_bundle
+    from vitdeploy.devices.on_devices import compile_on
     from vitdeploy.progress import silent
-    from vitdeploy.workflows.on_devices import compile_on
     from vitdeploy.workflows.placement import bundle_of, place_graphs
 
     placed = work / "placed"
@@ -265,10 +265,10 @@ def _measured(device: Any, graph: Path, work: Path, said: dict[str, bytes]) -> l
     from vitdeploy.api.bench import bench_lines
     from vitdeploy.api.values import printed
     from vitdeploy.benchmark.protocol import Protocol
+    from vitdeploy.devices.device_artifact import find_device_artifacts
+    from vitdeploy.devices.on_devices import bench_on
     from vitdeploy.progress import silent
     from vitdeploy.spec import encode
-    from vitdeploy.workflows.device_artifact import find_device_artifacts
-    from vitdeploy.workflows.on_devices import bench_on
 
     (work / "measured").mkdir()
     [artifact] = find_device_artifacts(str(graph), target=TARGET, work=work / "measured")
@@ -331,14 +331,14 @@ def _served(board: Board, graph: Path, work: Path) -> list[Kind]:
     """The answers of a session, from a process that says them whatever it is asked."""
     import numpy as np
 
+    from vitdeploy.devices.call import DevicePatience
     from vitdeploy.devices.client import Client
-    from vitdeploy.devices.patience import Patience
+    from vitdeploy.devices.device_artifact import find_device_artifacts
     from vitdeploy.devices.registry import Device
     from vitdeploy.devices.runner import RemoteRunner
     from vitdeploy.devices.shipment import entries
     from vitdeploy.graph.io.files import graph_spec, load_graph
     from vitdeploy.runtime.predictor import Predictor
-    from vitdeploy.workflows.device_artifact import find_device_artifacts
 
     (work / "served").mkdir()
     [artifact] = find_device_artifacts(str(graph), target=TARGET, work=work / "served")
@@ -351,7 +351,7 @@ def _served(board: Board, graph: Path, work: Path) -> list[Kind]:
     def asked(said: bytes, graphs: dict[str, GraphSpec]) -> None:
         (board.folder / "answer").write_bytes(said)
         board.behave({"verb": "serve", "answer": True})
-        client = Client(device, patience=Patience(**IMPATIENT))
+        client = Client(device, patience=DevicePatience(**IMPATIENT))
         runner = RemoteRunner(client, shipment.placed, entries(shipment.files), name="small on board", graphs=graphs)
         with Predictor(runner, preprocess) as predictor:
             predictor.outputs([pixels])
@@ -371,15 +371,13 @@ def _served(board: Board, graph: Path, work: Path) -> list[Kind]:
 
 def _deployed(device: Any, small: Small, said: dict[str, bytes]) -> list[Kind]:
     """What a device says of deployments, and of a release that it tries."""
-    from vitdeploy.api.deploy import Standing
     from vitdeploy.api.values import printed
     from vitdeploy.devices.agent.documents import Deployments, Missing, StageOptions, SwitchOptions
     from vitdeploy.devices.client import Client, check_deployments, check_missing
-    from vitdeploy.devices.registry import Fleet, Member
+    from vitdeploy.devices.registry import Fleet, FleetMember
     from vitdeploy.devices.results import parse
+    from vitdeploy.devices.rollout import Standing, _job, ready, seen
     from vitdeploy.spec import encode
-    from vitdeploy.workflows.release import ready
-    from vitdeploy.workflows.rollout import _job, seen
 
     release = ready(small.bundle, None, trust=None, target="auto", duration=0.03, worse=0.1)
     old, paths = "a" * 64, [entry.path for entry in release.files]
@@ -388,7 +386,7 @@ def _deployed(device: Any, small: Small, said: dict[str, bytes]) -> list[Kind]:
 
     def stands(line: bytes) -> None:
         for name, found in check_deployments("board", parse("board", line, Deployments)).items():
-            standing = Standing([Fleet(name, members=(seen(Member("board"), found),))], ())
+            standing = Standing([Fleet(name, members=(seen(FleetMember("board"), found),))], ())
             json.dumps(standing.document, allow_nan=False)
             "\n".join(printed(standing.lines(), 100)).encode()
 

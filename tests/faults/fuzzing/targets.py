@@ -153,20 +153,20 @@ def _http(work: Path, seeds: Seeds) -> Read:
 
     from vitdeploy.serve.app import Service
     from vitdeploy.serve.engines import load_engines
-    from vitdeploy.serve.server import Connection, Server
-    from vitdeploy.serve.settings import Settings
+    from vitdeploy.serve.server import HttpConnection, HttpServer
+    from vitdeploy.serve.settings import ServerSettings
 
     for name in ("vitdeploy.serve", "uvicorn", "uvicorn.error"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    settings = Settings(max_batch=2, max_body=1 << 20, body_time=2.0, linger=0.01, deadline=5.0)
+    settings = ServerSettings(max_batch=2, max_body=1 << 20, body_time=2.0, linger=0.01, deadline=5.0)
     service = Service(load_engines(seeds.bundle, "onnxruntime-cpu", max_batch=2), settings)
-    config = Server(service).config
+    config = HttpServer(service).config
     config.load()
     loop = asyncio.new_event_loop()
 
     async def converse(data: bytes) -> bytes:
         state, transport = ServerState(), Memory()
-        connection = Connection(settings, config=config, server_state=state, app_state={}, _loop=loop)
+        connection = HttpConnection(settings, config=config, server_state=state, app_state={}, _loop=loop)
         connection.connection_made(transport)
         half = len(data) // 2
         for part in (data[:half], data[half:]):

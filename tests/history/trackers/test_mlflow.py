@@ -18,13 +18,13 @@ import pytest
 from tests.command_line import command_line, undisturbed
 from tests.history.made import MEASURED, START, bench_document, bench_rows, machine, report, stamped
 from vitdeploy.api.bench import Benchmark
-from vitdeploy.api.history import record, recorded, report_to
 from vitdeploy.errors import AnswersError, HostError, MissingPackageError
+from vitdeploy.history.api import record, recorded, report_to
 from vitdeploy.history.files import append
 from vitdeploy.history.of_documents import row_of_canary, rows_of_report
 from vitdeploy.history.row import open_place
-from vitdeploy.history.trackers.named import open_tracker
-from vitdeploy.history.trackers.trackers import Attached, Outcome
+from vitdeploy.history.trackers import open_tracker
+from vitdeploy.history.trackers.trackers import Attached, TrackedResult
 
 pytest.importorskip("mlflow", reason="needs MLflow's client: pip install 'vitdeploy[mlflow]'")
 
@@ -115,7 +115,7 @@ def test_a_run_goes_with_its_page_and_its_bundle(server, runs, tmp_path):
     rows = stamped(rows_of_report(report(), machine()), 1)
     attached = Attached({"report.html": b"<!doctype html>", "result.json": b"{}"}, {"recipe.precision": "int8"})
     tracker = open_tracker(f"mlflow:{server}")
-    tracker.send([Outcome(tuple(rows), lambda: attached, tmp_path / "bundle")], silent)
+    tracker.send([TrackedResult(tuple(rows), lambda: attached, tmp_path / "bundle")], silent)
     (run,) = runs()
     assert run.data.params["recipe.precision"] == "int8" and run.info.run_name == "example run"
     paths = [each.path for each in runs.client.list_artifacts(run.info.run_id)]
@@ -143,9 +143,9 @@ def test_what_was_sent_in_part_goes_on_in_the_same_run(server, runs):
 
     tracker, rows = open_tracker(f"mlflow:{server}"), tuple(stamped(bench_rows(1.0), 1))
     with pytest.raises(KeyboardInterrupt):
-        tracker.send([Outcome(rows, cut)], silent)
+        tracker.send([TrackedResult(rows, cut)], silent)
     assert [run.info.status for run in runs()] == ["RUNNING"]
-    told = open_tracker(f"mlflow:{server}").send([Outcome(rows)], silent)
+    told = open_tracker(f"mlflow:{server}").send([TrackedResult(rows)], silent)
     assert (told.new, told.already) == (1, 0)
     (run,) = runs()
     assert run.info.status == "FINISHED" and run.data.metrics[f"{ENGINE}/p50_ms"] == 1.0
@@ -153,7 +153,7 @@ def test_what_was_sent_in_part_goes_on_in_the_same_run(server, runs):
 
 def test_more_rows_than_one_request_takes(server, runs):
     rows = [dataclasses.replace(bench_rows(1.0)[0], artifact=f"engine-{number}") for number in range(90)]
-    open_tracker(f"mlflow:{server}").send([Outcome(tuple(stamped(rows, 1)))], silent)
+    open_tracker(f"mlflow:{server}").send([TrackedResult(tuple(stamped(rows, 1)))], silent)
     (run,) = runs()
     assert len([name for name in run.data.metrics if name.endswith("/p50_ms")]) == 90
     assert len([name for name in run.data.params if name.endswith("/precision")]) == 90

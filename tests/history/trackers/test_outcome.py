@@ -9,30 +9,30 @@ import pytest
 from tests.history.made import MEASURED, START, bench_document, bench_rows, machine, report, stamped
 from tests.report.pages import compare_document, run_report, sweep_document
 from vitdeploy.api.bench import Benchmark
-from vitdeploy.api.history import outcomes_of_history, outcomes_of_result, record, report_to
 from vitdeploy.api.values import Reporter
 from vitdeploy.document.comparison import ComparisonDocument
 from vitdeploy.document.sweep import SweepDocument
 from vitdeploy.errors import AnswersError, InputError, OutputError
+from vitdeploy.history.api import outcomes_of_history, outcomes_of_result, record, report_to
 from vitdeploy.history.files import append
 from vitdeploy.history.of_documents import (
-    Measured,
+    MeasuredArtifact,
     row_of_canary,
     rows_of_comparison,
     rows_of_report,
     rows_of_sweep,
 )
 from vitdeploy.history.row import open_place
+from vitdeploy.history.trackers import open_tracker
 from vitdeploy.history.trackers.bencher import metrics_of
-from vitdeploy.history.trackers.named import open_tracker
-from vitdeploy.history.trackers.trackers import Outcome, outcomes_of
+from vitdeploy.history.trackers.trackers import TrackedResult, outcomes_of
 from vitdeploy.spec import decode, encode
 
 ENGINE = "openvino-cpu-fp32"
 
 
 def outcome(rows):
-    return Outcome(tuple(stamped(rows, 1)))
+    return TrackedResult(tuple(stamped(rows, 1)))
 
 
 def test_a_result_says_what_was_measured_where_and_with_what():
@@ -72,9 +72,9 @@ def test_a_canary_has_failed_and_no_numbers():
 
 def test_one_result_has_one_name_and_another_has_another():
     rows = stamped(bench_rows(1.0), 1)
-    assert Outcome(tuple(rows)).id == Outcome(tuple(rows)).id
+    assert TrackedResult(tuple(rows)).id == TrackedResult(tuple(rows)).id
     others = [{"run": "0" * 12}, {"model": "other"}, {"model_digest": "cd" * 32}]
-    assert len({Outcome((dataclasses.replace(rows[0], **each),)).id for each in [{}, *others]}) == 4
+    assert len({TrackedResult((dataclasses.replace(rows[0], **each),)).id for each in [{}, *others]}) == 4
 
 
 def test_rows_of_two_models_are_two_outcomes():
@@ -114,7 +114,7 @@ def test_a_run_of_a_history_brings_its_document_page_and_recipe(tmp_path):
 
 def test_a_comparison_brings_its_page(tmp_path):
     document = decode(ComparisonDocument, compare_document())
-    rows = rows_of_comparison(document, Measured("mine", ""), machine())
+    rows = rows_of_comparison(document, MeasuredArtifact("mine", ""), machine())
     (found,) = attached(tmp_path, rows, document)
     assert b"<!doctype html>" in found.files["report.html"] and found.params == {}
 
@@ -168,7 +168,7 @@ def test_bencher_gets_accuracies_and_sizes_of_a_run():
 
 
 def test_times_that_are_not_decided_are_left_out_for_bencher_and_named():
-    canary = row_of_canary(AnswersError("wrong", found="0 of 8"), Measured("b", ENGINE), machine(), START)
+    canary = row_of_canary(AnswersError("wrong", found="0 of 8"), MeasuredArtifact("b", ENGINE), machine(), START)
     found, left_out = metrics_of([*bench_rows(2.0, reason="a busy machine"), canary])
     assert found == {}
     assert [(each.what.split(",")[0], each.why) for each in left_out] == [

@@ -13,13 +13,13 @@ import pytest
 
 from tests.history.made import MEASURED, START, bench_document, bench_rows, machine, report, stamped
 from vitdeploy.api.bench import Benchmark
-from vitdeploy.api.history import record, report_to
 from vitdeploy.errors import AnswersError, HostError, MissingPackageError
+from vitdeploy.history.api import record, report_to
 from vitdeploy.history.files import append
 from vitdeploy.history.of_documents import row_of_canary, rows_of_report
 from vitdeploy.history.row import open_place
-from vitdeploy.history.trackers.named import open_tracker
-from vitdeploy.history.trackers.trackers import Attached, Outcome
+from vitdeploy.history.trackers import open_tracker
+from vitdeploy.history.trackers.trackers import Attached, TrackedResult
 
 pytest.importorskip("wandb", reason="needs the client: pip install 'vitdeploy[wandb]'")
 
@@ -100,7 +100,7 @@ def test_a_run_goes_with_its_page_and_its_bundle(offline):
     (offline / "bundle" / "engines" / "graph.onnx").write_bytes(b"\0" * 1000)
     rows = stamped(rows_of_report(report(), machine()), 1)
     attached = Attached({"report.html": b"<!doctype html>", "result.json": b"{}"}, {"recipe.precision": "int8"})
-    outcome = Outcome(tuple(rows), lambda: attached, offline / "bundle")
+    outcome = TrackedResult(tuple(rows), lambda: attached, offline / "bundle")
     open_tracker("wandb").send([outcome], lambda *given: None)
     (run,) = runs(offline)
     assert run["project"] == "vitdeploy" and run["config"]["recipe.precision"] == "int8"
@@ -111,9 +111,9 @@ def test_a_run_goes_with_its_page_and_its_bundle(offline):
 
 
 def test_what_is_not_decided_and_what_failed_say_so(offline):
-    undecided = Outcome(tuple(stamped(bench_rows(1.0, reason="a busy machine"), 1)))
+    undecided = TrackedResult(tuple(stamped(bench_rows(1.0, reason="a busy machine"), 1)))
     canary = row_of_canary(AnswersError("wrong answers", found="2 of 8"), MEASURED, machine(), START)
-    open_tracker("wandb").send([undecided, Outcome(tuple(stamped([canary], 2)))], lambda *given: None)
+    open_tracker("wandb").send([undecided, TrackedResult(tuple(stamped([canary], 2)))], lambda *given: None)
     found = {run["exit"]: run for run in runs(offline)}
     assert f"{ENGINE}/p50_ms" not in found[0]["summary"]
     assert found[0]["summary"][f"{ENGINE}/undecided/p50_ms"] == 1.0
@@ -127,8 +127,8 @@ def test_what_was_cut_off_is_sent_again(offline):
 
     rows = tuple(stamped(bench_rows(1.0), 1))
     with pytest.raises(KeyboardInterrupt):
-        open_tracker("wandb").send([Outcome(rows, cut)], lambda *given: None)
-    told = open_tracker("wandb").send([Outcome(rows)], lambda *given: None)
+        open_tracker("wandb").send([TrackedResult(rows, cut)], lambda *given: None)
+    told = open_tracker("wandb").send([TrackedResult(rows)], lambda *given: None)
     assert (told.new, told.already) == (1, 0) and len(runs(offline)) == 1
 
 

@@ -9,12 +9,20 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
+from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.compilation.backend import TargetState
 from vitdeploy.devices.agent.board import BoardState
+from vitdeploy.errors import HostError, MissingPackageError, StorageError, VitdeployError
 from vitdeploy.spec import SPARSE, EngineSpec, FileEntry, FloatRest, Precision, SequenceSpec, WeightBits, encode
 
 FORMAT = 1
@@ -40,7 +48,7 @@ class PlacedGraph:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedArtifact:
     """A placement, as `compilation.engine.compile_engine` takes it. An encoder-decoder has two graphs and
     its `sequence`.
 
@@ -65,7 +73,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Job:
+class DeviceJob:
     """`files` are all that goes out with it. `options` are of the kind: {"protocol": ...} of a bench (encoded),
     {"build": ...} where TensorRT is not to build as by default, `StageOptions` and `SwitchOptions`. `device`: whose it
     is, as two may be one machine.
@@ -75,7 +83,7 @@ class Job:
     kind: Kind
     agent: str
     sender: str
-    artifacts: tuple[Placed, ...]
+    artifacts: tuple[PlacedArtifact, ...]
     files: tuple[FileEntry, ...]
     options: dict[str, Any] = field(default_factory=dict)
     device: str = ""
@@ -117,7 +125,7 @@ class SwitchOptions:
 
 
 @dataclass(frozen=True)
-class Golden:
+class GoldenResult:
     """As `runtime.golden.GoldenCheck`; a `difference` that is no number is None."""
 
     inputs: int
@@ -137,7 +145,7 @@ class Tried:
     `alone`: why it was not measured against the release before it; "" where it was, and of a release that failed."""
 
     engine: str
-    golden: Golden
+    golden: GoldenResult
     kept: bool = False
     alone: str = ""
 
@@ -179,7 +187,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Result:
+class JobResult:
     """What a finished job answers. `host` is `describe_host` there; `engines` are those that were made, by the names of
     the artifacts; `left_out` those that do not work there, and why. `bench_run` is of a bench, and of a release that
     was measured; `tried` is of a release. A `failure` is instead of everything else."""
@@ -206,7 +214,7 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Probe:
+class DeviceProbe:
     """A description of a device. `sensors`: what it can read while it measures, or why not; `jobs`: running and waiting
     ones; `board`: what the doctor judges of its power, heat, memory and Python; `runtimes`: by target that works there,
     the release of its package, and facts of what it computes on."""
@@ -228,3 +236,40 @@ class Probe:
 def flat(path: str) -> str:
     """The name that a file of an engine has in a result's folder."""
     return path.replace("/", "-")
+
+
+# --- Failures on a device, as reported to the host --------------------------------------------------------------------
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turns failures on a device into errors that say what to do there."""
+    try:
+        yield
+    except MissingPackageError as error:
+        extra = getattr(error, "extra", "")  # the error of a child process has its message only
+        packages = [row.package for row in TARGETS.values() if row.extra == extra != ""]
+        if packages:
+            error.fix = f"{sys.executable} -m pip install {packages[0]}"
+        raise
+    except (VitdeployError, BrokenPipeError):
+        raise
+    except ModuleNotFoundError as error:
+        name = {"PIL": "pillow"}.get(str(error.name), str(error.name))
+        raise HostError(
+            f"the package {name} is not installed for {sys.executable}",
+            fix=f"{sys.executable} -m pip install numpy pillow",
+        ) from None
+    except OSError as error:
+        raise StorageError(
+            "a file cannot be read or written",
+            found=f"{error.strerror or error}, {shutil.disk_usage(Path.home()).free:,} bytes free in {Path.home()}",
+            fix="free some space there",
+        ) from None
+    except Exception as error:
+        traceback.print_exc()
+        raise VitdeployError(f"{type(error).__name__}: {str(error)[:300]}") from None
+
+
+def failure(artifact: str, error: VitdeployError) -> Failure:
+    return Failure(artifact, error.code, error.message, error.found, error.wanted, error.fix)

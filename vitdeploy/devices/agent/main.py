@@ -1,5 +1,5 @@
 """The agent's commands. Each prints one line, "vitdeploy-agent ok", and then its answer; an error is an answer too.
-While it works on one, beats come first (beat.py).
+While it works on one, beats come first (stream.py).
 
 probe                  what this device is
 status DIGEST          the status of a job
@@ -31,10 +31,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from vitdeploy.devices.agent.beat import BEAT_SECONDS, Beats
 from vitdeploy.devices.agent.board import read_memory
-from vitdeploy.devices.agent.documents import MAX_JOB_BYTES, Deployments, Job, Missing, Status, flat
-from vitdeploy.devices.agent.failures import explained, failure
+from vitdeploy.devices.agent.documents import (
+    MAX_JOB_BYTES,
+    Deployments,
+    DeviceJob,
+    Missing,
+    Status,
+    explained,
+    failure,
+    flat,
+)
 from vitdeploy.devices.agent.state import (
     JOB_FILE,
     LOG_FILE,
@@ -47,7 +54,16 @@ from vitdeploy.devices.agent.state import (
     read_status,
     scratch,
 )
-from vitdeploy.devices.agent.stream import StreamError, blocks_of, message, read_file, read_json, read_line
+from vitdeploy.devices.agent.stream import (
+    BEAT_SECONDS,
+    Beats,
+    StreamError,
+    blocks_of,
+    message,
+    read_file,
+    read_json,
+    read_line,
+)
 from vitdeploy.devices.agent.work import run
 from vitdeploy.errors import HostError, StorageError, VitdeployError
 from vitdeploy.spec import FileEntry, decode, encode
@@ -106,7 +122,7 @@ def _answer(command: str, arguments: list[str], agent: str, answers: BinaryIO, b
     if command == "serve":
         from vitdeploy.devices.agent.serve import serve
 
-        signal.signal(signal.SIGTERM, _stopped)  # the host is gone (beat.py): nothing of the session stays
+        signal.signal(signal.SIGTERM, _stopped)  # the host is gone (stream.py): nothing of the session stays
         serve(sys.stdin.buffer, answers, beats)
         return ()
     folder = _folder(arguments[0])
@@ -129,10 +145,10 @@ def _deployed() -> Deployments:
 
 
 def _missing(name: str) -> Missing:
-    from vitdeploy.devices.agent.releases import Deployment
+    from vitdeploy.devices.agent.releases import DeploymentFolder
 
     listed = read_json(read_line(sys.stdin.buffer, MAX_JOB_BYTES))
-    return Missing(tuple(Deployment(name).missing([decode(FileEntry, each) for each in listed["files"]])))
+    return Missing(tuple(DeploymentFolder(name).missing([decode(FileEntry, each) for each in listed["files"]])))
 
 
 def _require_64_bits() -> None:
@@ -159,7 +175,7 @@ def _folder(digest: str) -> Path:
 def _submit(agent: str) -> Status:
     """Receive a job, all or nothing, and start it in a session of its own, which outlives the connection."""
     line = read_line(sys.stdin.buffer, MAX_JOB_BYTES)
-    job = decode(Job, read_json(line))
+    job = decode(DeviceJob, read_json(line))
     folder = job_folder(job.digest)
     if read_status(folder).state != "absent":
         return read_status(folder)
@@ -193,7 +209,7 @@ def _submit(agent: str) -> Status:
     return read_status(folder)
 
 
-def _make_room(job: Job) -> None:
+def _make_room(job: DeviceJob) -> None:
     needed, free = 2 * sum(entry.bytes for entry in job.files) + SPARE_BYTES, shutil.disk_usage(home()).free
     if free < needed:
         raise StorageError(
@@ -204,7 +220,7 @@ def _make_room(job: Job) -> None:
         )
 
 
-def _require_memory(job: Job) -> None:
+def _require_memory(job: DeviceJob) -> None:
     """Refuse a job of which one model's weights alone are more than all free memory and swap: the kernel would end it.
 
     Raises:
@@ -226,7 +242,7 @@ def _require_memory(job: Job) -> None:
             )
 
 
-def _receive(job: Job, line: bytes, folder: Path) -> None:
+def _receive(job: DeviceJob, line: bytes, folder: Path) -> None:
     (folder / JOB_FILE).write_bytes(line)
     for entry in job.files:
         if not PATH.fullmatch(entry.path) or entry.path == JOB_FILE:

@@ -15,8 +15,8 @@ from vitdeploy.benchmark.energy import EnergyMeter
 from vitdeploy.benchmark.machine import Throttle, affinity, clock_mhz, read_text, temperature, throttle_count
 from vitdeploy.compilation.backend import TargetState
 from vitdeploy.devices.agent.board import read_board
-from vitdeploy.devices.agent.documents import Probe
-from vitdeploy.devices.agent.turn import tickets
+from vitdeploy.devices.agent.documents import DeviceProbe
+from vitdeploy.devices.agent.state import tickets
 from vitdeploy.errors import VitdeployError
 
 PACKAGES = ("numpy", "pillow", *dict.fromkeys(row.package for row in TARGETS.values()), "cuda-python")
@@ -24,9 +24,9 @@ GOVERNOR = "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
 UNREADABLE = "cannot be read"
 
 
-def probe(root: Path = Path("/")) -> Probe:
+def probe(root: Path = Path("/")) -> DeviceProbe:
     (host, targets, runtimes), board = _zone(), read_board(root)
-    return Probe(
+    return DeviceProbe(
         host=host,
         executable=sys.executable,
         glibc=platform.libc_ver()[1],

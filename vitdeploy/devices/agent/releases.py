@@ -50,7 +50,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Record:
+class DeploymentRecord:
     """`current`: the release that the link was at when all was well; `previous`: the one before it; "" for none.
     `counter`: how often the link was moved for good."""
 
@@ -69,10 +69,10 @@ def deployments() -> list[Deployed]:
     """What is deployed here, by name; a move that a power cut ended is undone first."""
     home = deployed_home()
     names = sorted(path.name for path in home.iterdir() if DEPLOYMENT.fullmatch(path.name)) if home.is_dir() else []
-    return [Deployment(name).look() for name in names]
+    return [DeploymentFolder(name).look() for name in names]
 
 
-class Deployment:
+class DeploymentFolder:
     """One deployment here, by its name, which need not be there yet; `home` has all of them."""
 
     def __init__(self, name: str, home: Path | None = None) -> None:
@@ -211,10 +211,10 @@ class Deployment:
                 self._undo(record)
                 raise
             before = record.previous if release == record.current else record.current
-            self._write(Record(FORMAT, release, before, record.counter + 1))
+            self._write(DeploymentRecord(FORMAT, release, before, record.counter + 1))
             self.keep(release, before)
 
-    def standing(self, expected: str, counter: int) -> Record:
+    def standing(self, expected: str, counter: int) -> DeploymentRecord:
         """The record, if it is as somebody takes it to be. Hold it first.
 
         Raises:
@@ -224,7 +224,7 @@ class Deployment:
         self._require(record, expected, counter)
         return record
 
-    def _require(self, record: Record, expected: str, counter: int) -> None:
+    def _require(self, record: DeploymentRecord, expected: str, counter: int) -> None:
         if record.move is not None or (record.current, record.counter) != (expected, counter):
             raise DeviceError(
                 f"somebody else has deployed {self.name} here meanwhile",
@@ -233,7 +233,7 @@ class Deployment:
                 fix="run the command again; `vitdeploy devices status` says what runs where",
             )
 
-    def settled(self) -> Record:
+    def settled(self) -> DeploymentRecord:
         """The record, once a move whose process is gone was undone, and with the release that the link is really at.
         Hold it first."""
         record = self._read()
@@ -245,7 +245,7 @@ class Deployment:
             record = dataclasses.replace(record, current=pointed, previous="")
         return record
 
-    def _undo(self, record: Record) -> None:
+    def _undo(self, record: DeploymentRecord) -> None:
         if record.current:
             point(self.link, Path(RELEASES) / record.current)
         else:
@@ -275,12 +275,12 @@ class Deployment:
             )
         return target.name
 
-    def _read(self) -> Record:
+    def _read(self) -> DeploymentRecord:
         path = self.folder / RECORD_FILE
         try:
-            record = decode(Record, json.loads(path.read_text(encoding="utf-8")))
+            record = decode(DeploymentRecord, json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
-            return Record()
+            return DeploymentRecord()
         except (OSError, ValueError, DecodeError) as error:
             raise StorageError(
                 f"{path} cannot be read",
@@ -291,7 +291,7 @@ class Deployment:
             raise HostError(f"{path} is of another version of vitdeploy", found=str(record.format), wanted=str(FORMAT))
         return record
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: DeploymentRecord) -> None:
         with replacing_file(self.folder / RECORD_FILE, lambda path: True) as file:
             file.write_text(json.dumps(encode(record), allow_nan=False) + "\n", encoding="utf-8")
 

@@ -16,9 +16,17 @@ from vitdeploy.benchmark.results import BenchRun
 from vitdeploy.benchmark.run import BenchCandidate, engine_candidate, run_benchmark
 from vitdeploy.benchmark.tail import tail_of
 from vitdeploy.bundle.read import read_bundle
-from vitdeploy.devices.agent.documents import FORMAT, Golden, Job, Result, StageOptions, SwitchOptions, Tried
-from vitdeploy.devices.agent.failures import explained
-from vitdeploy.devices.agent.releases import Deployment
+from vitdeploy.devices.agent.documents import (
+    FORMAT,
+    DeviceJob,
+    GoldenResult,
+    JobResult,
+    StageOptions,
+    SwitchOptions,
+    Tried,
+    explained,
+)
+from vitdeploy.devices.agent.releases import DeploymentFolder
 from vitdeploy.errors import HostError, VitdeployError
 from vitdeploy.runtime.choice import select_engines, usable_engines
 from vitdeploy.runtime.engine import make_runner
@@ -37,7 +45,7 @@ class _NotKept(Exception):
     """The release failed through the link."""
 
 
-def stage(job: Job, folder: Path, products: Path, progress: Progress) -> Result:
+def stage(job: DeviceJob, folder: Path, products: Path, progress: Progress) -> JobResult:
     """Bring a release, whole, and try it beside the current one. Nothing that an app sees changes.
 
     Raises:
@@ -45,7 +53,7 @@ def stage(job: Job, folder: Path, products: Path, progress: Progress) -> Result:
     """
     options = decode(StageOptions, job.options)
     require_real_times()
-    place = Deployment(options.deployment)
+    place = DeploymentFolder(options.deployment)
     progress("check files", 0, 3)
     with place.held():
         found = place.standing(options.expected, options.counter)
@@ -59,14 +67,14 @@ def stage(job: Job, folder: Path, products: Path, progress: Progress) -> Result:
     return _result(job, tried, bench_run)
 
 
-def switch(job: Job, folder: Path, products: Path, progress: Progress) -> Result:
+def switch(job: DeviceJob, folder: Path, products: Path, progress: Progress) -> JobResult:
     """Move the link to a release that is here, and keep it there if it answers rightly and is not slower through it.
 
     Raises:
         VitdeployError: somebody else moved it meanwhile, or none of its engines works here. The link is where it was.
     """
     options = decode(SwitchOptions, job.options)
-    place = Deployment(options.deployment)
+    place = DeploymentFolder(options.deployment)
     tried, bench_run = None, None
     with contextlib.suppress(_NotKept):
         with place.moved(options.release, options.expected, options.counter) as (link, before):
@@ -80,9 +88,9 @@ def switch(job: Job, folder: Path, products: Path, progress: Progress) -> Result
     return _result(job, tried, bench_run)
 
 
-def _result(job: Job, tried: Tried, bench_run: BenchRun | None) -> Result:
+def _result(job: DeviceJob, tried: Tried, bench_run: BenchRun | None) -> JobResult:
     run = None if bench_run is None else encode(bench_run)
-    return Result(FORMAT, job.digest, describe_host(), bench_run=run, tried=tried)
+    return JobResult(FORMAT, job.digest, describe_host(), bench_run=run, tried=tried)
 
 
 def _tried(
@@ -139,6 +147,6 @@ def _loaded(
     raise errors[0]
 
 
-def _golden(found: GoldenCheck) -> Golden:
+def _golden(found: GoldenCheck) -> GoldenResult:
     difference = found.difference if math.isfinite(found.difference) else None
-    return Golden(found.inputs, difference, found.tolerance, found.same, found.least_same)
+    return GoldenResult(found.inputs, difference, found.tolerance, found.same, found.least_same)

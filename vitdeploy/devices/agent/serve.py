@@ -4,26 +4,24 @@
                                                                  {"engine": {...}, "host": {...}}
     {"feeds": [{"name", "dtype", "shape"}, ...]} + arrays        {"outputs": [...]} + arrays
 
-While another user has the device, lines {"waits_for": "..."} come first; beats (beat.py) come between any two lines. An
-error is answered as {"failure": {...}}. The session ends with the connection, also while it waits or builds: then a
+While another user has the device, lines {"waits_for": "..."} come first; beats (stream.py) come between any two lines.
+An error is answered as {"failure": {...}}. The session ends with the connection, also while it waits or builds: then a
 beat that nobody hears ends it. Nothing of it stays.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from vitdeploy.devices.agent.arrays import read_array
-from vitdeploy.devices.agent.beat import Beats
-from vitdeploy.devices.agent.build import make_engine
-from vitdeploy.devices.agent.documents import MAX_JOB_BYTES, Placed
-from vitdeploy.devices.agent.state import scratch
-from vitdeploy.devices.agent.stream import message, read_file, read_json, read_line
-from vitdeploy.devices.agent.turn import turn
+from vitdeploy.devices.agent.documents import MAX_JOB_BYTES, PlacedArtifact
+from vitdeploy.devices.agent.state import scratch, turn
+from vitdeploy.devices.agent.stream import BLOCK, Beats, BrokenOff, message, read_file, read_json, read_line
+from vitdeploy.devices.agent.tasks import make_engine
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.flow import FlowRunner
 from vitdeploy.runtime.host import describe_host
@@ -56,7 +54,7 @@ def serve(requests: BinaryIO, answers: BinaryIO, beats: Beats) -> None:
 
 
 def _answer(folder: Path, request: Any, requests: BinaryIO, say: Say) -> None:
-    placed = decode(Placed, request["placed"])
+    placed = decode(PlacedArtifact, request["placed"])
     engine, where = make_engine(placed, folder, folder / "engine", request["options"], lambda *progress: None)
     with make_runner(where, engine) as runner:
         if isinstance(runner, FlowRunner):
@@ -72,3 +70,24 @@ def _infer(runner: Runner, feeds: list[TensorSpec], requests: BinaryIO, say: Say
     found = {name: np.ascontiguousarray(array) for name, array in outputs.items()}
     specs = [encode(TensorSpec(name, array.dtype.name, array.shape)) for name, array in found.items()]
     say({"outputs": specs}, tuple(found.values()))
+
+
+# --- Arrays behind a line that lists them -----------------------------------------------------------------------------
+
+
+def read_array(stream: BinaryIO, tensor: TensorSpec) -> Array:
+    """The next array of a stream: little-endian bytes in C order.
+
+    Raises:
+        BrokenOff: there are fewer bytes.
+    """
+    shape = tuple(size for size in tensor.shape if isinstance(size, int))
+    dtype = np.dtype(tensor.dtype)
+    data = bytearray(math.prod(shape) * dtype.itemsize)
+    view, done = memoryview(data), 0
+    while done < len(data):
+        count = stream.readinto(view[done : done + BLOCK])  # type: ignore[attr-defined]
+        if not count:
+            raise BrokenOff(f"broken off in {tensor.name}")
+        done += count
+    return np.frombuffer(data, dtype).reshape(shape)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import against_last, engine_candidate, run_benchmark
 from vitdeploy.benchmark.survey import surveyed
 from vitdeploy.bundle.read import file_sha256, read_bundle
-from vitdeploy.devices.agent.build import make_engine
-from vitdeploy.devices.agent.documents import FORMAT, Job, Kind, Placed, Result
-from vitdeploy.devices.agent.failures import explained, failure
+from vitdeploy.compilation.build_options import BuildOptions
+from vitdeploy.compilation.engine import compile_engine
+from vitdeploy.compilation.parts import joined, within
+from vitdeploy.devices.agent.documents import FORMAT, DeviceJob, JobResult, Kind, PlacedArtifact, explained, failure
 from vitdeploy.devices.agent.rollout import stage, switch
 from vitdeploy.errors import VitdeployError
+from vitdeploy.runtime.backend import loads_here
 from vitdeploy.runtime.canary import UNPROVEN, require_golden_answers
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import describe_host, require_real_times
@@ -22,7 +26,7 @@ from vitdeploy.spec import EngineSpec, FileEntry, decode, encode
 Progress = Callable[[str, int, int], None]
 
 
-def perform(job: Job, folder: Path, products: Path, progress: Progress) -> Result:
+def perform(job: DeviceJob, folder: Path, products: Path, progress: Progress) -> JobResult:
     """The result of the job whose files lie in `folder`; `products` is a new folder for what is made.
 
     Raises:
@@ -31,7 +35,7 @@ def perform(job: Job, folder: Path, products: Path, progress: Progress) -> Resul
     return KINDS[job.kind](job, folder, products, progress)
 
 
-def _bench(job: Job, folder: Path, products: Path, progress: Progress) -> Result:
+def _bench(job: DeviceJob, folder: Path, products: Path, progress: Progress) -> JobResult:
     """Every artifact that works here in one benchmark run; the error of the first, where none does."""
     require_real_times()  # before anything is built
     engines: dict[str, EngineSpec] = {}
@@ -53,10 +57,10 @@ def _bench(job: Job, folder: Path, products: Path, progress: Progress) -> Result
     bench_run = run_benchmark(bench_candidates, decode(Protocol, job.options["protocol"]), progress, pairs=pairs)
     bench_run = surveyed(bench_run, bench_candidates, progress)
     left_out = tuple(failure(name, error) for name, error in errors)
-    return Result(FORMAT, job.digest, describe_host(), engines, left_out, encode(bench_run))
+    return JobResult(FORMAT, job.digest, describe_host(), engines, left_out, encode(bench_run))
 
 
-def _require_answers(placed: Placed, folder: Path, engine: EngineSpec, home: Path) -> None:
+def _require_answers(placed: PlacedArtifact, folder: Path, engine: EngineSpec, home: Path) -> None:
     """Refuse an engine that was built here and does not give the golden answers of its bundle.
 
     Raises:
@@ -71,19 +75,54 @@ def _require_answers(placed: Placed, folder: Path, engine: EngineSpec, home: Pat
         require_golden_answers(bundle, manifest, engine, runner, allow_failed=failed)
 
 
-def _compile(job: Job, folder: Path, products: Path, progress: Progress) -> Result:
+def _compile(job: DeviceJob, folder: Path, products: Path, progress: Progress) -> JobResult:
     """The engine of the one artifact, and its files, but for the graphs that came with the job."""
     (placed,) = job.artifacts
     engine, home = make_engine(placed, folder, products, job.options, progress)
     _require_answers(placed, folder, engine, home)
     names = sorted(name for name in engine.files if not name.endswith((".onnx", ".onnx.data")))
     files = tuple(FileEntry(name, (home / name).stat().st_size, file_sha256(home / name)) for name in names)
-    return Result(FORMAT, job.digest, describe_host(), {placed.name: engine}, files=files)
+    return JobResult(FORMAT, job.digest, describe_host(), {placed.name: engine}, files=files)
 
 
-KINDS: dict[Kind, Callable[[Job, Path, Path, Progress], Result]] = {
+KINDS: dict[Kind, Callable[[DeviceJob, Path, Path, Progress], JobResult]] = {
     "bench": _bench,
     "compile": _compile,
     "stage": stage,
     "switch": switch,
 }
+
+
+# --- The engines of a job, made here of its placements ----------------------------------------------------------------
+
+
+def make_engine(
+    placed: PlacedArtifact, job: Path, out: Path, options: Mapping[str, Any], progress: Progress
+) -> tuple[EngineSpec, Path]:
+    """The engine, and the folder that its files lie in: `out`, which is new, or that of a plan that was built here.
+
+    Raises:
+        VitdeployError: as `compile_engine`; a MissingPackageError if the target's runtime is not here.
+    """
+    plan = placed.plan
+    if plan is not None and loads_here(job, plan):
+        return plan, job
+    build = decode(BuildOptions, options["build"]) if options.get("build") else None
+    parts = []
+    for graph in placed.graphs:
+        folder = out if len(placed.graphs) == 1 else out / graph.part
+        folder.mkdir(parents=True)
+        engine = compile_engine(
+            job / graph.file,
+            folder,
+            target=placed.target,
+            precision=graph.precision or placed.precision,
+            batch=placed.batch,
+            placed=graph.placed,
+            build=build,
+            progress=progress,
+            float_rest=placed.float_rest or "fp32",
+        )
+        parts.append(engine if len(placed.graphs) == 1 else within(engine, graph.part))
+    whole = parts[0] if len(parts) == 1 else joined(parts, placed.sequence)
+    return dataclasses.replace(whole, weight_bits=placed.weight_bits, row_parts=placed.row_parts), out

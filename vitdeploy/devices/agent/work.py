@@ -11,17 +11,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from vitdeploy.devices.agent.documents import FORMAT, Job, Result, State, Status, flat
-from vitdeploy.devices.agent.failures import explained, failure
+from vitdeploy.devices.agent.documents import FORMAT, DeviceJob, JobResult, State, Status, explained, failure, flat
 from vitdeploy.devices.agent.state import (
     JOB_FILE,
     RESULT_FILE,
     RESULT_FOLDER,
     Process,
     read_job,
+    turn,
     write_status,
 )
-from vitdeploy.devices.agent.turn import turn
 from vitdeploy.errors import VitdeployError
 from vitdeploy.spec import encode
 
@@ -50,7 +49,7 @@ def run(folder: Path) -> None:
         raise
 
 
-def _publish(result: Result, folder: Path) -> None:
+def _publish(result: JobResult, folder: Path) -> None:
     """The result's folder appears whole, with all that it lists, or not at all."""
     out = folder / f".{RESULT_FOLDER}"
     out.mkdir()
@@ -76,11 +75,11 @@ def _seldom(tell: Progress) -> Progress:
     return progress
 
 
-def _result(job: Job, folder: Path, progress: Progress) -> Result:
+def _result(job: DeviceJob, folder: Path, progress: Progress) -> JobResult:
     try:
         with explained():
             from vitdeploy.devices.agent.tasks import perform
 
             return perform(job, folder, folder / PRODUCTS, progress)
     except VitdeployError as error:
-        return Result(FORMAT, job.digest, {}, failure=failure("", error))
+        return JobResult(FORMAT, job.digest, {}, failure=failure("", error))

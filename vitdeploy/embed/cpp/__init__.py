@@ -8,8 +8,7 @@ import shutil
 from pathlib import Path
 
 from vitdeploy import __version__
-from vitdeploy.embed.source import Embedded, find_embedded, refuse_fit, render, write_golden
-from vitdeploy.errors import CapabilityError
+from vitdeploy.embed.source import Embedded, find_embedded, refuse_fit, render, require_pixels, write_golden
 from vitdeploy.runtime.openvino import HALVES, PRECISION_HINTS
 from vitdeploy.spec import DepthSpec, ImageSpec, KeypointSpec, Postprocess, PostprocessSpec, SegmentationSpec
 
@@ -38,13 +37,7 @@ def write(folder: Path, out: Path) -> list[str]:
     """
     found = find_embedded(folder, TARGETS, TASKS, "the C++ program")
     refuse_fit(found, "the C++ program")
-    (tensor,) = found.engine.inputs
-    height, width = found.preprocess.crop
-    pixels, planes = (height, width, found.preprocess.channels), (found.preprocess.channels, height, width)
-    if (tensor.dtype, tensor.shape[1:]) not in (("uint8", pixels), ("float32", planes)):
-        raise CapabilityError(
-            "the C++ program cannot feed this engine", found=str(tensor), wanted=f"uint8 {pixels} or float32 {planes}"
-        )
+    require_pixels(found, found.engine.inputs, "the C++ program")
     project = re.sub(r"[^A-Za-z0-9]+", "_", found.manifest.name).strip("_") or "model"
     project = project if project[0].isalpha() else f"model_{project}"
     facts = _facts(found, project)

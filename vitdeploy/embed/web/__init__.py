@@ -12,7 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from vitdeploy import __version__
-from vitdeploy.embed.source import Embedded, find_embedded, refuse_fit, render, write_golden
+from vitdeploy.embed.source import Embedded, find_embedded, refuse_fit, render, require_pixels, write_golden
 from vitdeploy.embed.web.pad import drawing_form
 from vitdeploy.errors import CapabilityError, GraphError
 from vitdeploy.graph.analysis.attention import AttentionViews, token_views
@@ -53,7 +53,8 @@ def write(folder: Path, out: Path) -> list[str]:
     found = find_embedded(folder, TARGETS, TASKS, "the web page")
     refuse_fit(found, "the web page")
     source = found.manifest.graphs["model"]
-    _check_input(found, source.inputs)
+    for tensors in (found.engine.inputs, source.inputs):
+        require_pixels(found, tensors, "the web page")
     _check_size(folder, (found.engine.graph, source.file))
     name = re.sub(r"[^A-Za-z0-9]+", "-", found.manifest.name).strip("-").lower() or "model"
     shutil.copytree(SITE, out, dirs_exist_ok=True)
@@ -68,19 +69,6 @@ def write(folder: Path, out: Path) -> list[str]:
     write_golden(found, out / "golden")
     (out / "README.md").write_text(render(Path(__file__).parent, "README.md.jinja", {**facts, "name": name}), "utf-8")
     return COMMANDS
-
-
-def _check_input(found: Embedded, inputs: tuple[TensorSpec, ...]) -> None:
-    height, width = found.preprocess.crop
-    channels = found.preprocess.channels
-    pixels, planes = (height, width, channels), (channels, height, width)
-    for tensors in (found.engine.inputs, inputs):
-        if [(tensor.dtype, tensor.shape[1:]) for tensor in tensors] not in ([("uint8", pixels)], [("float32", planes)]):
-            raise CapabilityError(
-                "the web page cannot feed this engine",
-                found=", ".join(map(str, tensors)),
-                wanted=f"uint8 {pixels} or float32 {planes}",
-            )
 
 
 def _check_size(folder: Path, files: tuple[str, ...]) -> None:

@@ -23,7 +23,7 @@ Ink = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Form:
+class DrawingForm:
     """How drawings fill the frame of a model's input.
 
     `light`: ink is lighter than the paper. `height`, `width`: of all ink, and `stroke`: of the pen, in parts of the
@@ -38,7 +38,7 @@ class Form:
     detail: tuple[int, int]
 
 
-def drawing_form(images: Pixels, spec: PreprocessSpec) -> Form | None:
+def drawing_form(images: Pixels, spec: PreprocessSpec) -> DrawingForm | None:
     """The form of uint8 images [n, height, width, 1]; None unless they are drawings: strokes on plain paper."""
     grey = images[..., 0] / 255.0
     light = bool(np.median(grey) < 0.5)
@@ -54,7 +54,7 @@ def drawing_form(images: Pixels, spec: PreprocessSpec) -> Form | None:
         ((height // by, width // by) for by in REDUCTIONS if _survives(images, by, spec)),
         (height, width),
     )
-    return Form(light, float(extents[:, 0].mean()) / height, float(extents[:, 1].max()) / width, strokes, detail)
+    return DrawingForm(light, float(extents[:, 0].mean()) / height, float(extents[:, 1].max()) / width, strokes, detail)
 
 
 def _extent(ink: npt.NDArray[np.bool_]) -> tuple[int, int]:

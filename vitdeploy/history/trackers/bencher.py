@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vitdeploy.document.context import Omission
 from vitdeploy.history.row import ResultRow
-from vitdeploy.history.trackers.trackers import Outcome, Sent, Tracker
+from vitdeploy.history.trackers.trackers import Sent, TrackedResult, Tracker
 from vitdeploy.progress import Progress
 from vitdeploy.publish import replacing_file
 
@@ -42,7 +42,7 @@ class Bencher(Tracker):
         with contextlib.suppress(_Enough), replacing_file(self._file, is_metrics):
             raise _Enough
 
-    def send(self, outcomes: Sequence[Outcome], progress: Progress) -> Sent:
+    def send(self, outcomes: Sequence[TrackedResult], progress: Progress) -> Sent:
         self._rows += [row for each in outcomes for row in each.rows]
         found, left_out = metrics_of(self._rows)
         with replacing_file(self._file, is_metrics) as work:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vitdeploy.errors import HostError, MissingPackageError, VitdeployError
-from vitdeploy.history.trackers.trackers import Outcome, Sent, Tracker, asked, folder_bytes, set_where_unset
+from vitdeploy.history.trackers.trackers import Sent, TrackedResult, Tracker, asked, folder_bytes, set_where_unset
 from vitdeploy.progress import Progress
 from vitdeploy.remote import shown_uri
 
@@ -44,7 +44,7 @@ class Mlflow(Tracker):
 
         self._experiment = self._experiment or self._ask(find)
 
-    def send(self, outcomes: Sequence[Outcome], progress: Progress) -> Sent:
+    def send(self, outcomes: Sequence[TrackedResult], progress: Progress) -> Sent:
         self.prepare()
         there, new = self._ask(self._there), 0
         for number, outcome in enumerate(outcomes):
@@ -68,14 +68,14 @@ class Mlflow(Tracker):
             if not token:
                 return found
 
-    def _new(self, outcome: Outcome) -> str:
+    def _new(self, outcome: TrackedResult) -> str:
         tags = {name: value[:_LONGEST_TAG] for name, value in outcome.tags.items()}
         return str(
             self._client.create_run(self._experiment, _milliseconds(outcome), tags=tags, run_name=outcome.name[:250])
             .info.run_id
         )  # fmt: skip
 
-    def _write(self, outcome: Outcome, run: str) -> None:
+    def _write(self, outcome: TrackedResult, run: str) -> None:
         """All of a result; what is there of an earlier try is the same, and so stays as it is."""
         from mlflow.entities import Metric, Param
 
@@ -124,5 +124,5 @@ class Mlflow(Tracker):
         )
 
 
-def _milliseconds(outcome: Outcome) -> int:
+def _milliseconds(outcome: TrackedResult) -> int:
     return int(outcome.time.timestamp() * 1000)

@@ -59,7 +59,7 @@ class Attached:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrackedResult:
     """The rows of one result that are about one model; at least one. `attach`: reads what goes with it, when it is
     sent. `bundle`: a folder that goes with it too."""
 
@@ -195,7 +195,7 @@ class Tracker(ABC):
         """Raise if nothing can be sent there: so it is told before anything is measured."""
 
     @abstractmethod
-    def send(self, outcomes: Sequence[Outcome], progress: Progress) -> Sent:
+    def send(self, outcomes: Sequence[TrackedResult], progress: Progress) -> Sent:
         """Send what is not there yet; a result that was sent in part goes on.
 
         Raises:

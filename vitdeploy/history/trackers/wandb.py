@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from vitdeploy.errors import HostError, MissingPackageError, VitdeployError
 from vitdeploy.history.trackers import trackers as tracker
-from vitdeploy.history.trackers.trackers import Outcome, Sent, Tracker, asked, folder_bytes, set_where_unset
+from vitdeploy.history.trackers.trackers import Sent, TrackedResult, Tracker, asked, folder_bytes, set_where_unset
 from vitdeploy.progress import Progress
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class Wandb(Tracker):
                     return True
         return bool(settings.api_key)
 
-    def send(self, outcomes: Sequence[Outcome], progress: Progress) -> Sent:
+    def send(self, outcomes: Sequence[TrackedResult], progress: Progress) -> Sent:
         self.prepare()
         new = 0
         for number, outcome in enumerate(outcomes):
@@ -72,7 +72,7 @@ class Wandb(Tracker):
                 new += self._write(outcome)
         return Sent(self.name + (", offline" if self._offline else ""), new, len(outcomes) - new)
 
-    def _write(self, outcome: Outcome) -> bool:
+    def _write(self, outcome: TrackedResult) -> bool:
         """Whether the run is a new one. One that is there is written over: it has the same values."""
         attached = outcome.attach()
         run = self._ask(lambda: self._begin(outcome, attached.params))
@@ -101,7 +101,7 @@ class Wandb(Tracker):
             (folder / _WHOLE).touch()
         return new
 
-    def _begin(self, outcome: Outcome, params: dict[str, str]) -> Any:
+    def _begin(self, outcome: TrackedResult, params: dict[str, str]) -> Any:
         return self._wandb.init(
             entity=self._entity,
             project=self._project,
@@ -131,7 +131,7 @@ class Wandb(Tracker):
             init_timeout=tracker.PATIENCE_SECONDS / 2,
         )
 
-    def _written(self, outcome: Outcome) -> bool:
+    def _written(self, outcome: TrackedResult) -> bool:
         return any(_home().glob(f"*wandb/offline-run-*-{outcome.id}/{_WHOLE}"))
 
     def _ask(self, question: Callable[[], T], size: int = 0) -> T:

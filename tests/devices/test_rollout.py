@@ -9,23 +9,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.devices.agent.documents import Deployed, Golden, Missing, StageOptions
-from vitdeploy.devices.client import Client, Trial
+from vitdeploy.devices import rollout
+from vitdeploy.devices import rollout as standing
+from vitdeploy.devices.agent.documents import Deployed, GoldenResult, Missing, StageOptions
+from vitdeploy.devices.call import ConnectionLost
+from vitdeploy.devices.client import Client, ReleaseTrial
+from vitdeploy.devices.on_devices import DeviceOutcome
 from vitdeploy.devices.registry import Device, read_fleet
-from vitdeploy.devices.transport import ConnectionLost
+from vitdeploy.devices.rollout import Release
 from vitdeploy.errors import DeviceError, GateError, StorageError
 from vitdeploy.progress import silent
 from vitdeploy.spec import MANIFEST_FORMAT, Manifest
-from vitdeploy.workflows import rollout
-from vitdeploy.workflows import rollout as standing
-from vitdeploy.workflows.on_devices import Outcome
-from vitdeploy.workflows.release import Release
 
 OLD, NEW = "a" * 64, "b" * 64
 MANIFEST = Manifest(MANIFEST_FORMAT, "small", "sequence", {}, None, None, (), None, ())
 RELEASE = Release("small", NEW, MANIFEST, {}, "auto", Protocol(), 0.1)
-RIGHT = Trial("engine", Golden(5, 0.0, 1e-3, 5, 5), 1.0)
-WRONG = replace(RIGHT, golden=Golden(5, 0.0, 1e-3, 0, 5), failed="golden answers: 0 of 5")
+RIGHT = ReleaseTrial("engine", GoldenResult(5, 0.0, 1e-3, 5, 5), 1.0)
+WRONG = replace(RIGHT, golden=GoldenResult(5, 0.0, 1e-3, 0, 5), failed="golden answers: 0 of 5")
 
 
 @dataclass
@@ -63,8 +63,10 @@ def deploying(folder, monkeypatch):
 
     def ask_all(devices, tell, note):
         off = ConnectionLost("it cannot be reached")
-        found = {name: Outcome(Device(name), {"small": till.deployed}) for name, till in tills.items()}
-        return [Outcome(each, error=off) if tills[each.name].fails == "off" else found[each.name] for each in devices]
+        found = {name: DeviceOutcome(Device(name), {"small": till.deployed}) for name, till in tills.items()}
+        return [
+            DeviceOutcome(each, error=off) if tills[each.name].fails == "off" else found[each.name] for each in devices
+        ]
 
     monkeypatch.setattr(rollout, "ask_all", ask_all)
     monkeypatch.setattr(standing, "ask_all", ask_all)

@@ -51,7 +51,7 @@ class Apart:
 
 
 @dataclass(frozen=True)
-class Kind:
+class DeviceKind:
     """Devices of one kind: those that count, those that do not, and how far the former are apart."""
 
     name: str
@@ -60,7 +60,7 @@ class Kind:
     artifacts: tuple[Apart, ...]
 
 
-def kinds_of(found: Mapping[str, DeviceBench]) -> list[Kind]:
+def kinds_of(found: Mapping[str, DeviceBench]) -> list[DeviceKind]:
     """Every kind of which two devices or more were measured; `found` is by the name of the device."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for device, bench in found.items():
@@ -68,7 +68,7 @@ def kinds_of(found: Mapping[str, DeviceBench]) -> list[Kind]:
     return [_kind({device: found[device] for device in devices}) for devices in groups.values() if len(devices) > 1]
 
 
-def _kind(found: Mapping[str, DeviceBench]) -> Kind:
+def _kind(found: Mapping[str, DeviceBench]) -> DeviceKind:
     odd = {device: reason for device, bench in found.items() if (reason := _throttled(bench))}
     left = {device: bench for device, bench in found.items() if device not in odd}
     odd |= _other_kernels(left)
@@ -84,7 +84,7 @@ def _kind(found: Mapping[str, DeviceBench]) -> Kind:
         artifact: {device: value for device, value in each.items() if device not in odd}
         for artifact, each in times.items()
     }
-    return Kind(
+    return DeviceKind(
         ", ".join(name_host(next(iter(found.values())).host)),
         tuple(device for device in found if device not in odd),
         tuple(Quarantined(device, odd[device]) for device in found if device in odd),

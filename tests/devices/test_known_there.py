@@ -6,10 +6,10 @@ import pytest
 
 from tests.known_bad.test_commands import saved
 from vitdeploy.compilation.backend import TargetState
-from vitdeploy.devices.agent.documents import Probe
+from vitdeploy.devices.agent.documents import DeviceProbe
+from vitdeploy.devices.device_artifact import placed_shipment
+from vitdeploy.devices.on_devices import suspects_of
 from vitdeploy.errors import KnownBadError
-from vitdeploy.workflows.device_artifact import placed_shipment
-from vitdeploy.workflows.on_devices import suspects_of
 from vitdeploy.workflows.placement import place_graphs
 
 ATTENTION, PADS = "openvino-constant-attention", "onnxruntime-sme-unequal-pads"
@@ -30,7 +30,7 @@ def suspects(tmp_path):
 def probe(target, isa="", works=True, **runtime):
     state = dataclasses.replace(WORKS, works=works)
     nothing = {"machine": "aarch64", "isa": isa}
-    return Probe(nothing, "python", "", {}, {target: state}, 1, 1, {}, "", (), runtimes={target: runtime})
+    return DeviceProbe(nothing, "python", "", {}, {target: state}, 1, 1, {}, "", (), runtimes={target: runtime})
 
 
 def test_the_release_there_decides_not_the_one_here(suspects):

@@ -15,8 +15,9 @@ from typing import Generic, NoReturn, TypeAlias, TypeVar
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import against_last
 from vitdeploy.compilation.build_options import BuildOptions
-from vitdeploy.devices.agent.documents import Placed, Probe, Result
+from vitdeploy.devices.agent.documents import DeviceProbe, JobResult, PlacedArtifact
 from vitdeploy.devices.client import Client
+from vitdeploy.devices.device_artifact import DeviceArtifact, placed_shipment
 from vitdeploy.devices.registry import Device
 from vitdeploy.devices.results import check_named, check_run, product_files, reported
 from vitdeploy.devices.runner import RemoteRunner
@@ -44,7 +45,6 @@ from vitdeploy.stages.step import MODEL_FILE
 from vitdeploy.tasks.adapter import DataChoice
 from vitdeploy.verification.records import Answers
 from vitdeploy.workflows.comparison import Trial, unique
-from vitdeploy.workflows.device_artifact import DeviceArtifact, placed_shipment
 from vitdeploy.workflows.placement import PlacedGraphs
 from vitdeploy.workflows.subjects import Subject, image_request
 
@@ -57,7 +57,7 @@ class Suspects:
     """Of one artifact, by the precision of each of its graphs: the entries that refuse it on some release of its
     runtime. `graphs` are its files by part; `accepted` the entries that are no reason to refuse it."""
 
-    placed: Placed
+    placed: PlacedArtifact
     graphs: dict[str, Path]
     found: tuple[tuple[Precision, tuple[Match, ...]], ...]
     accepted: frozenset[str]
@@ -65,7 +65,7 @@ class Suspects:
     def __bool__(self) -> bool:
         return any(each for _, each in self.found)
 
-    def check(self, probe: Probe) -> None:
+    def check(self, probe: DeviceProbe) -> None:
         """Raise where the release there computes it wrongly; nothing of a target that does not work there, which says
         so itself.
 
@@ -131,7 +131,7 @@ WORST = (1, 3, 2, 4, 5)
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[T]):
+class DeviceOutcome(Generic[T]):
     """The outcome of one device: `found`, or an `error`."""
 
     device: Device
@@ -144,7 +144,9 @@ def worst(errors: Sequence[VitdeployError]) -> VitdeployError:
     return min(errors, key=lambda error: WORST.index(error.exit_code))
 
 
-def on_all(devices: Sequence[Device], work: Callable[[Client], T], progress: Progress, note: Note) -> list[Outcome[T]]:
+def on_all(
+    devices: Sequence[Device], work: Callable[[Client], T], progress: Progress, note: Note
+) -> list[DeviceOutcome[T]]:
     """Call `work` with a client of each device, at the same time.
 
     An interrupt stops the started jobs on all devices that can be reached, reports this, and propagates.
@@ -152,11 +154,11 @@ def on_all(devices: Sequence[Device], work: Callable[[Client], T], progress: Pro
     cancelled = threading.Event()
     clients = [Client(device, cancelled, progress) for device in devices]
 
-    def attempt(client: Client) -> Outcome[T]:
+    def attempt(client: Client) -> DeviceOutcome[T]:
         try:
-            return Outcome(client.device, work(client))
+            return DeviceOutcome(client.device, work(client))
         except VitdeployError as error:
-            return Outcome(client.device, error=error)
+            return DeviceOutcome(client.device, error=error)
 
     with ThreadPoolExecutor(len(clients)) as pool, ThreadPoolExecutor(len(clients)) as stoppers:
         futures = [pool.submit(attempt, client) for client in clients]
@@ -177,7 +179,7 @@ def bench_on(
     progress: Progress,
     note: Note,
     accepted: Sequence[str] = (),
-) -> list[Outcome[DeviceBench]]:
+) -> list[DeviceOutcome[DeviceBench]]:
     """For each device the result of `bench_subjects`, and the engines it made. An artifact that the runtime there is
     known to compute wrongly, by an entry that is not `accepted`, is neither sent nor measured."""
     names = unique([device_artifact.name for device_artifact in device_artifacts])
@@ -236,7 +238,7 @@ def verify_on(
     progress: Progress,
     note: Note,
     accepted: Sequence[str] = (),
-) -> list[Outcome[Verification]]:
+) -> list[DeviceOutcome[Verification]]:
     """Compare the artifact, run on each device, with `theirs`, which runs here, once; `accepted` as in `bench_on`."""
     placed, files = device_artifact.shipment.placed, entries(device_artifact.shipment.files)
     ours = Subject(device_artifact.name, placed.precision, device_artifact.setting, True, _not_here, _not_here)
@@ -259,7 +261,7 @@ def verify_on(
         return dataclasses.replace(there, remarks=tuple(remarks)), answers
 
     return [
-        Outcome(each.device, trial.judge(*each.found, budget) if each.found else None, each.error)
+        DeviceOutcome(each.device, trial.judge(*each.found, budget) if each.found else None, each.error)
         for each in on_all(devices, work, progress, note)
     ]
 
@@ -381,7 +383,7 @@ def _name(parts: Parts) -> str:
     return "+".join(map(str, parts))
 
 
-def _table(result: Result, alternatives: Sequence[Parts], target: str, batch: int, device: str) -> PartsTable:
+def _table(result: JobResult, alternatives: Sequence[Parts], target: str, batch: int, device: str) -> PartsTable:
     for failure in result.left_out:
         if failure.artifact == _name(alternatives[0]):
             return table_of(target, batch, result.host, reason=reported(device, failure).message)

@@ -23,7 +23,7 @@ def command(console: Console, where: str, output: Path | None, trackers: tuple[s
     on both sides: the runtime, the driver, vitdeploy, the model. Results that are not decided are shown and no part of
     the search. Files that are none of a history are named and left out. The exit code is 0 whatever has changed.
     """
-    from vitdeploy.api.history import read_history, report_to
+    from vitdeploy.history.api import read_history, report_to
 
     found = read_history(where, output, progress=console)
     sent = report_to(trackers, where, progress=console).lines() if trackers else []

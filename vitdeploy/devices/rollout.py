@@ -9,38 +9,54 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from vitdeploy.api.values import Column, Line, Table
+from vitdeploy.benchmark.protocol import Protocol
+from vitdeploy.bundle.read import MANIFEST_FILE, file_sha256
+from vitdeploy.bundle.sign import SIGNATURE_FILE, signed_digests
 from vitdeploy.devices.agent.documents import (
     FORMAT,
     Deployed,
     Deployments,
-    Job,
+    DeviceJob,
     Kind,
     Missing,
     StageOptions,
     SwitchOptions,
 )
 from vitdeploy.devices.agent.stream import message
-from vitdeploy.devices.client import Client, Trial, check_deployments, check_missing, judge
-from vitdeploy.devices.package import agent_package
+from vitdeploy.devices.call import ConnectionLost
+from vitdeploy.devices.client import Client, ReleaseTrial, check_deployments, check_missing, judge
+from vitdeploy.devices.on_devices import DeviceOutcome, Note, on_all, worst
 from vitdeploy.devices.registry import (
     Device,
     Fleet,
-    Member,
+    FleetMember,
     Progress,
     State,
+    check_deployment,
     now,
     read_fleet,
     read_fleets,
     sender,
     write_fleet,
 )
-from vitdeploy.devices.transport import ConnectionLost
-from vitdeploy.errors import DeviceError, GateError, InputError, StorageError, VitdeployError
+from vitdeploy.devices.shipment import agent_package
+from vitdeploy.errors import (
+    DeviceError,
+    GateError,
+    InputError,
+    SignatureError,
+    StorageError,
+    TargetError,
+    VitdeployError,
+)
+from vitdeploy.pipeline.artifact import open_bundle
 from vitdeploy.progress import Progress as Tell
-from vitdeploy.spec import FileEntry, encode
-from vitdeploy.workflows.on_devices import Note, Outcome, on_all, worst
-from vitdeploy.workflows.release import Release
+from vitdeploy.runtime.choice import select_engines, usable_engines
+from vitdeploy.runtime.golden import has_golden, no_golden
+from vitdeploy.spec import EngineSpec, FileEntry, Manifest, encode
 
 # --- A release brought to many devices in stages ----------------------------------------------------------------------
 # tried beside the current one, then switched to; a failure ends it.
@@ -58,7 +74,7 @@ LOST_SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class Step:
+class RolloutStage:
     """How many devices have the release once a stage is over: a number, or a percentage of all of them."""
 
     text: str
@@ -69,7 +85,7 @@ class Step:
         return min(every, max(self.number, math.ceil(round(every * self.percent / 100, 6))))
 
 
-def parse_stages(text: str) -> tuple[Step, ...]:
+def parse_stages(text: str) -> tuple[RolloutStage, ...]:
     """The stages of a text such as "1,10%,all".
 
     Raises:
@@ -85,7 +101,7 @@ def parse_stages(text: str) -> tuple[Step, ...]:
                 wanted=f"numbers of devices, percentages of them, or all, with commas between: {STAGES}",
                 fix=f"--canary {STAGES}",
             )
-        found.append(Step(each.strip(), int(number), float(percent)))
+        found.append(RolloutStage(each.strip(), int(number), float(percent)))
     return tuple(found)
 
 
@@ -101,13 +117,25 @@ class RollOut:
     undecided: tuple[str, ...] = ()
 
     @property
-    def members(self) -> list[Member]:
+    def members(self) -> list[FleetMember]:
         return [self.fleet.member(device) for device in self.devices]
 
     @property
     def error(self) -> VitdeployError | None:
         gates = [error for error in self.errors if isinstance(error, GateError)]
         return gates[0] if gates else worst(self.errors) if self.errors else None
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return {
+            **_facts(self.fleet, self.members),
+            "stages": list(self.stages),
+            "undecided": list(self.undecided),
+            "errors": [error.to_dict() for error in self.errors],
+        }
+
+    def lines(self) -> list[Line]:
+        return [*_lines(self.fleet, self.members), *self.stages, *(f"not decided: {text}" for text in self.undecided)]
 
 
 class _Stopped(Exception):
@@ -118,7 +146,9 @@ class _Stopped(Exception):
         self.error = error
 
 
-def roll_out(release: Release, devices: Sequence[Device], stages: Sequence[Step], tell: Tell, note: Note) -> RollOut:
+def roll_out(
+    release: Release, devices: Sequence[Device], stages: Sequence[RolloutStage], tell: Tell, note: Note
+) -> RollOut:
     """Bring a release to devices, stage by stage. Devices that have it count for their stage. Where it fails on one,
     that one has its old release again, so have the others of that stage, and no further device is touched.
 
@@ -144,7 +174,7 @@ class _RollOut:
         self.stages: list[str] = []
         self.undecided: dict[str, str] = {}
 
-    def run(self, stages: Sequence[Step]) -> RollOut:
+    def run(self, stages: Sequence[RolloutStage]) -> RollOut:
         there = self._ask()
         done = [device for device in self.devices if device.name in there and self._runs(there[device.name])]
         left = [device for device in self.devices if device.name in there and device not in done]
@@ -191,7 +221,7 @@ class _RollOut:
         self.errors.append(error)
         self._put(self.fleet.member(name), state="off", reason=error.message)
 
-    def _put(self, member: Member, **changes: object) -> None:
+    def _put(self, member: FleetMember, **changes: object) -> None:
         self.fleet = with_member(self.fleet, member, **changes)
 
     def _save(self) -> None:
@@ -199,7 +229,7 @@ class _RollOut:
 
     # --- a stage ------------------------------------------------------------------------------------------------------
 
-    def _stage(self, step: Step, needed: int, left: list[Device], there: dict[str, Deployed]) -> list[Device]:
+    def _stage(self, step: RolloutStage, needed: int, left: list[Device], there: dict[str, Deployed]) -> list[Device]:
         """Serve so many of the devices that are left; gives those that have the release now.
 
         Raises:
@@ -223,7 +253,7 @@ class _RollOut:
         """Bring the release to devices and try it beside the current one; those that it does well on."""
         passed, failure = [], None
 
-        def work(client: Client) -> Trial:
+        def work(client: Client) -> ReleaseTrial:
             return self._bring(client, there[client.device.name])
 
         for outcome in on_all(devices, work, self.tell, self.note):
@@ -240,7 +270,7 @@ class _RollOut:
             raise _Stopped(failure)
         return passed
 
-    def _judged(self, name: str, outcome: Outcome[Trial]) -> VitdeployError | None:
+    def _judged(self, name: str, outcome: DeviceOutcome[ReleaseTrial]) -> VitdeployError | None:
         """The error of a release that may not stay on a device, or that did not answer there."""
         trial, member = outcome.found, self.fleet.member(name)
         if trial is None:
@@ -271,7 +301,7 @@ class _RollOut:
         """Move the links; gives the devices whose link is at the release now, and the first error."""
         switched, failure = [], None
 
-        def work(client: Client) -> Trial:
+        def work(client: Client) -> ReleaseTrial:
             return self._move(client, there[client.device.name])
 
         outcomes = on_all(devices, work, self.tell, self.note)
@@ -295,25 +325,14 @@ class _RollOut:
     def _take_back(self, devices: Sequence[Device], there: dict[str, Deployed]) -> None:
         """Move the links of a stage that failed back; a device that had no release before keeps this one."""
         back = [device for device in devices if there[device.name].previous]
-        if not back:
-            return
-
-        def work(client: Client) -> Trial:
-            return move_back(client, there[client.device.name], self.release.target)
-
-        for outcome in on_all(back, work, self.tell, self.note):
-            name, was = outcome.device.name, there[outcome.device.name]
-            error = outcome.error or not_back(outcome, was.name)
-            if error is not None:
-                self.errors.append(error)
-                continue
-            there[name] = Deployed(was.name, was.previous, was.current, was.counter + 1)
-            self._put(seen(self.fleet.member(name), there[name]), state="behind", reason="its stage was taken back")
+        changes: dict[str, object] = {"reason": "its stage was taken back"}
+        self.fleet, errors = move_back(back, there, self.release.target, self.fleet, changes, self.tell, self.note)
+        self.errors += errors
         self._save()
 
     # --- on a device --------------------------------------------------------------------------------------------------
 
-    def _bring(self, client: Client, found: Deployed) -> Trial:
+    def _bring(self, client: Client, found: Deployed) -> ReleaseTrial:
         release, device = self.release, client.device.name
         listed = message({"files": encode(list(release.files))})
         answer = client.ask(Missing, "missing", release.deployment, send=listed)
@@ -327,7 +346,7 @@ class _RollOut:
         )
         return _job(client, "stage", options, entries, files, release)
 
-    def _move(self, client: Client, found: Deployed) -> Trial:
+    def _move(self, client: Client, found: Deployed) -> ReleaseTrial:
         release = self.release
         options = SwitchOptions(
             *(release.deployment, release.digest, found.current, found.counter, release.target),
@@ -343,16 +362,16 @@ def _job(
     entries: Sequence[FileEntry],
     files: Mapping[str, Path],
     release: Release | None,
-) -> Trial:
+) -> ReleaseTrial:
     """Have a device try a release; None for one whose manifest is not here."""
-    job = Job(FORMAT, kind, agent_package().digest, sender(), (), tuple(entries), encode(options))
+    job = DeviceJob(FORMAT, kind, agent_package().digest, sender(), (), tuple(entries), encode(options))
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         result = client.run(job, files, Path(folder))
     manifest, worse = (release.manifest, release.worse) if release is not None else (None, 0.0)
     return judge(client.device.name, result, options, manifest, worse)
 
 
-def ask_all(devices: Sequence[Device], tell: Tell, note: Note) -> list[Outcome[dict[str, Deployed]]]:
+def ask_all(devices: Sequence[Device], tell: Tell, note: Note) -> list[DeviceOutcome[dict[str, Deployed]]]:
     """What each device says is deployed on it, by name. A move that a power cut ended is undone there first."""
 
     def work(client: Client) -> dict[str, Deployed]:
@@ -361,7 +380,7 @@ def ask_all(devices: Sequence[Device], tell: Tell, note: Note) -> list[Outcome[d
     return on_all(devices, work, tell, note)
 
 
-def seen(member: Member, found: Deployed) -> Member:
+def seen(member: FleetMember, found: Deployed) -> FleetMember:
     """The member as it was found now."""
     facts = {"release": found.current, "previous": found.previous, "counter": found.counter, "seen": now()}
     # Another release than this machine knew of: somebody else brought it, or it was taken back.
@@ -369,7 +388,7 @@ def seen(member: Member, found: Deployed) -> Member:
     return dataclasses.replace(member, **facts, since=since)  # type: ignore[arg-type]
 
 
-def with_member(fleet: Fleet, member: Member, **changes: object) -> Fleet:
+def with_member(fleet: Fleet, member: FleetMember, **changes: object) -> Fleet:
     """The deployment with a device as it is now."""
     changed = dataclasses.replace(member, **changes)  # type: ignore[arg-type]
     others = [each for each in fleet.members if each.device != changed.device]
@@ -377,22 +396,41 @@ def with_member(fleet: Fleet, member: Member, **changes: object) -> Fleet:
     return dataclasses.replace(fleet, members=members, changed=now())
 
 
-def move_back(client: Client, found: Deployed, target: str) -> Trial:
-    """Have a device move its link to the release before."""
-    options = SwitchOptions(found.name, found.previous, found.current, found.counter, target)
-    return _job(client, "switch", options, [], {}, None)
+def move_back(
+    devices: Sequence[Device],
+    there: dict[str, Deployed],
+    target: str,
+    fleet: Fleet,
+    changes: Mapping[str, object],
+    tell: Tell,
+    note: Note,
+) -> tuple[Fleet, list[VitdeployError]]:
+    """Have devices move their links to the release before, which is noted in `there`; gives the fleet, whose members
+    have these `changes` then, and the errors: also of a device on which the release before fails too."""
 
+    def work(client: Client) -> ReleaseTrial:
+        was = there[client.device.name]
+        options = SwitchOptions(was.name, was.previous, was.current, was.counter, target)
+        return _job(client, "switch", options, [], {}, None)
 
-def not_back(outcome: Outcome[Trial], name: str) -> VitdeployError | None:
-    """The error of a device on which the release before fails too."""
-    if outcome.found is None or not outcome.found.failed:
-        return None
-    return GateError(
-        f"the release of {name} before this one fails on {outcome.device.name}, which keeps this one",
-        found=outcome.found.failed,
-        wanted="its golden answers",
-        fix=f"vitdeploy devices deploy ANOTHER_BUNDLE --on {outcome.device.name}",
-    )
+    errors: list[VitdeployError] = []
+    for outcome in on_all(devices, work, tell, note) if devices else []:
+        device = outcome.device.name
+        was, error = there[device], outcome.error
+        if outcome.found is not None and outcome.found.failed:
+            error = GateError(
+                f"the release of {was.name} before this one fails on {device}, which keeps this one",
+                found=outcome.found.failed,
+                wanted="its golden answers",
+                fix=f"vitdeploy devices deploy ANOTHER_BUNDLE --on {device}",
+            )
+        if error is not None:
+            errors.append(error)
+            continue
+        now_there = there[device] = Deployed(was.name, was.previous, was.current, was.counter + 1)
+        state: State = "current" if now_there.current == fleet.release else "behind"
+        fleet = with_member(fleet, seen(fleet.member(device), now_there), state=state, **changes)
+    return fleet, errors
 
 
 # --- What runs where, and the way back: deployments as devices say they stand -----------------------------------------
@@ -424,25 +462,31 @@ def roll_back(name: str, devices: Sequence[Device], target: str, tell: Tell, not
                 )
             )
     chosen = [device for device in chosen if there[device.name].previous]
-
-    def work(client: Client) -> Trial:
-        return move_back(client, there[client.device.name], target)
-
-    for moved in on_all(chosen, work, tell, note) if chosen else []:
-        was = there[moved.device.name]
-        error = moved.error or not_back(moved, name)
-        if error is not None:
-            errors.append(error)
-            continue
-        found = Deployed(name, was.previous, was.current, was.counter + 1)
-        state: State = "current" if found.current == fleet.release else "behind"
-        member = seen(fleet.member(moved.device.name), found)
-        fleet = with_member(fleet, member, state=state, since=now(), reason="rolled back")
+    changes: dict[str, object] = {"since": now(), "reason": "rolled back"}
+    fleet, failed = move_back(chosen, there, target, fleet, changes, tell, note)
+    errors += failed
     write_fleet(fleet)
     return RollOut(fleet, tuple(device.name for device in devices), tuple(errors))
 
 
-def standing(devices: Sequence[Device], name: str | None, tell: Tell, note: Note) -> tuple[list[Fleet], list[str]]:
+@dataclass(frozen=True)
+class Standing:
+    """What runs where. `away`: devices that could not be asked, of which the last that was known is shown."""
+
+    fleets: Sequence[Fleet]
+    away: Sequence[str]
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return {"deployments": [_facts(each, each.members) for each in self.fleets], "away": list(self.away)}
+
+    def lines(self) -> list[Line]:
+        lines = [line for each in self.fleets for line in _lines(each, each.members)]
+        away = [f"could not be asked: {', '.join(self.away)}"] if self.away else []
+        return [*(lines or ["nothing is deployed on these devices"]), *away]
+
+
+def standing(devices: Sequence[Device], name: str | None, tell: Tell, note: Note) -> Standing:
     """Every deployment that these devices have, or that this machine knows of them, or the one of that name; and the
     devices that could not be asked.
 
@@ -473,4 +517,118 @@ def standing(devices: Sequence[Device], name: str | None, tell: Tell, note: Note
         dataclasses.replace(each, members=tuple(m for m in each.members if m.device in names or not devices))
         for each in chosen
     ]
-    return [each for each in shown if each.members], away
+    return Standing([each for each in shown if each.members], away)
+
+
+# --- What is printed of deployments -----------------------------------------------------------------------------------
+
+
+SHORT = 12
+WORDS = {
+    "complete": "complete",
+    "stopped": "stopped",
+    "partial": "not complete: the same command goes on with it",
+}
+
+
+def _facts(fleet: Fleet, members: Sequence[FleetMember]) -> dict[str, Any]:
+    facts: dict[str, Any] = encode(fleet)
+    return {**facts, "members": [encode(each) for each in members]}
+
+
+def _lines(fleet: Fleet, members: Sequence[FleetMember]) -> list[Line]:
+    wanted = f"release {fleet.release[:SHORT]} of {fleet.bundle}, {WORDS[fleet.progress]}" if fleet.release else ""
+    head = f"{fleet.name}: {wanted or 'brought by another machine'}"
+    columns = (
+        Column("device"),
+        Column("release", 8, left=True),
+        Column("state", 9, left=True),
+        Column("p99 ms", 5),
+        Column("of before", 4),
+        Column("since", 3, left=True),
+        Column("last seen", 6, left=True),
+        Column("reason", 7, left=True),
+    )
+    return [head, Table(columns, tuple(map(_row, members)))]
+
+
+def _row(member: FleetMember) -> tuple[str, ...]:
+    return (
+        member.device,
+        member.release[:SHORT] or "none",
+        member.state,
+        "" if member.p99_ms is None else f"{member.p99_ms:.3g}",
+        "" if member.ratio is None else f"{member.ratio:.2f}",
+        member.since,
+        member.seen or "never",
+        member.reason,
+    )
+
+
+# --- A bundle that is ready to be deployed: intact, signed where that is asked for, with golden answers ---------------
+
+
+# The comparison with the current release: latency alone, and no longer than asked for.
+BLOCK_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Release:
+    """`digest` is the SHA-256 of the manifest; `files` are all of the bundle, by what they are sent as. `worse`: how
+    much slower p99 may be than that of the release before, 0.1 for a tenth."""
+
+    deployment: str
+    digest: str
+    manifest: Manifest
+    files: Mapping[FileEntry, Path]
+    target: str
+    protocol: Protocol
+    worse: float
+
+
+def ready(folder: Path, name: str | None, *, trust: Path | None, target: str, duration: float, worse: float) -> Release:
+    """The release of a bundle; `name` of the deployment, by default the bundle's.
+
+    Raises:
+        MissingFileError, ManifestError, DigestError: no bundle, or not an intact one.
+        SignatureError: not signed by `trust`.
+        TargetError, GateError: no engine for the target that may be used, or several that take other batches.
+        InputError: an engine without golden answers, or a name that no deployment can have.
+    """
+    manifest, _ = open_bundle(folder, trust)
+    engines = usable_engines(manifest, select_engines(manifest, target))
+    for engine in engines:
+        if not has_golden(manifest, engine):
+            raise no_golden(manifest, engine.artifact)
+    own = [name for name in (MANIFEST_FILE, SIGNATURE_FILE) if (folder / name).is_file()]
+    entries = [FileEntry(each, (folder / each).stat().st_size, file_sha256(folder / each)) for each in own]
+    if trust is not None:
+        _require_signed([*entries[:1], *manifest.files], signed_digests(folder, trust), folder, trust)
+    files = {entry: folder / entry.path for entry in (*entries, *manifest.files)}
+    return Release(
+        check_deployment(name or manifest.name),
+        entries[0].sha256,
+        manifest,
+        files,
+        target,
+        _protocol(manifest, engines, duration),
+        worse,
+    )
+
+
+def _require_signed(entries: list[FileEntry], signed: frozenset[str], folder: Path, trust: Path) -> None:
+    """What is sent is what the signature is of, whatever has become of the folder since it was checked."""
+    if any(entry.sha256 not in signed for entry in entries):
+        raise SignatureError(f"{folder} has changed while its signature was checked", wanted=f"a signature by {trust}")
+
+
+def _protocol(manifest: Manifest, engines: list[EngineSpec], duration: float) -> Protocol:
+    batches = {1 if engine.dynamic_batch else engine.batch for engine in engines}
+    if len(batches) > 1:
+        raise TargetError(
+            f"the engines of {manifest.name} take other batches, so that one measurement does not fit all",
+            found=", ".join(f"{engine.artifact}: {engine.batch}" for engine in engines),
+            wanted="one batch",
+            fix="name one of them: --target " + engines[0].artifact,
+        )
+    return Protocol(("single",), (batches.pop(),), duration, min(BLOCK_SECONDS, duration), max_extension=1)

@@ -8,21 +8,36 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from vitdeploy import __version__
 from vitdeploy.api.bench import Benchmark
 from vitdeploy.api.compare import Compared
 from vitdeploy.api.deploy import Deployment
 from vitdeploy.api.sweep import Swept
 from vitdeploy.api.values import Column, Line, Reporter, Shown, Table, interval, reporting
+from vitdeploy.backends import TARGETS
+from vitdeploy.bundle.read import file_sha256, read_bundle
+from vitdeploy.document.bench import DeviceBench
+from vitdeploy.document.comparison import ComparisonDocument
+from vitdeploy.document.history import ChangeFacts, HistoryDocument, PointFacts, SeriesFacts
+from vitdeploy.document.read import read_report
+from vitdeploy.document.report import Provenance, Report
 from vitdeploy.errors import AnswersError, MissingPackageError, VitdeployError
-
-if TYPE_CHECKING:
-    from vitdeploy.document.history import ChangeFacts, HistoryDocument, PointFacts, SeriesFacts
-    from vitdeploy.history.of_documents import Machine, Measured
-    from vitdeploy.history.row import ResultRow
-    from vitdeploy.history.trackers.trackers import Attached, Outcome, Sent
-
+from vitdeploy.history import of_documents
+from vitdeploy.history.canaries import GRAPH
+from vitdeploy.history.files import append, documents_of, of_one_result, read_rows, require_packages
+from vitdeploy.history.of_documents import MeasuredArtifact, MeasuredMachine, digest_of, row_of_canary
+from vitdeploy.history.row import ResultRow, now, open_place
+from vitdeploy.history.series import history_document
+from vitdeploy.history.trackers import open_tracker
+from vitdeploy.history.trackers.trackers import Attached, Sent, TrackedResult, flat, outcomes_of
+from vitdeploy.paths import is_dir, is_file
+from vitdeploy.pipeline.early import REPORT_FILE
+from vitdeploy.publish import replacing_file
+from vitdeploy.runtime.backend import RUNTIME
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.spec import DecodeError, decode, encode
+from vitdeploy.stages.step import find_graph, package_versions
 
 # --- Print a history for people: one line per series, then where each changed -----------------------------------------
 
@@ -107,9 +122,6 @@ Result = Benchmark | Deployment | Compared | Swept
 
 def rows_of(result: Result) -> list[ResultRow]:
     """The rows of a result that was measured on this machine, or on a registered device."""
-    from vitdeploy.history import of_documents
-    from vitdeploy.history.row import now
-
     if isinstance(result, Deployment):
         report = result.document
         return of_documents.rows_of_report(report, this_machine(engine.target for engine in report.engines))
@@ -125,71 +137,51 @@ def rows_of(result: Result) -> list[ResultRow]:
     return of_documents.rows_of_bench(result.document, names, _machine_of(result), now())
 
 
-def _machine_of(found: Benchmark) -> Machine:
+def _machine_of(found: Benchmark) -> MeasuredMachine:
     """The machine of a benchmark run: this one, or the device that ran it."""
-    from vitdeploy import __version__
-    from vitdeploy.document.bench import DeviceBench
-    from vitdeploy.history.of_documents import Machine
-
     if not isinstance(found.document, DeviceBench):
         return this_machine(row.target for row in found.document.results)
     engines = found.document.engines.values()
     # What runs there is this vitdeploy, which was sent.
-    return Machine(
+    return MeasuredMachine(
         {"vitdeploy": __version__, **found.document.host},
         {engine.target: engine.device for engine in engines},
         found.device,
     )
 
 
-def this_machine(targets: Iterable[str]) -> Machine:
+def this_machine(targets: Iterable[str]) -> MeasuredMachine:
     """This machine, with what these targets run on."""
-    from vitdeploy import __version__
-    from vitdeploy.backends import TARGETS
-    from vitdeploy.history.of_documents import Machine
-    from vitdeploy.runtime.backend import RUNTIME
-    from vitdeploy.runtime.host import describe_host
-    from vitdeploy.stages.step import package_versions
-
     known = sorted({target for target in targets if target in TARGETS})
     devices: dict[str, Mapping[str, str]] = {}
     for target in known:
         with contextlib.suppress(VitdeployError):
             devices[target] = RUNTIME[target].describe_device()
     versions = package_versions(["torch", *(TARGETS[target].package for target in known)])
-    return Machine({**describe_host(), "vitdeploy": __version__, **versions}, devices)
+    return MeasuredMachine({**describe_host(), "vitdeploy": __version__, **versions}, devices)
 
 
-def _named(text: str) -> Measured:
+def _named(text: str) -> MeasuredArtifact:
     """What a name of an artifact in a bench stands for: FOLDER:ENGINE of a bundle, a graph, or a model. One that was
     given twice has a number behind it."""
-    from vitdeploy.bundle.read import file_sha256
-    from vitdeploy.history.of_documents import Measured
-    from vitdeploy.paths import is_file
-    from vitdeploy.stages.step import find_graph
-
     name = re.sub(r" \([0-9]+\)$", "", text)
     folder, _, engine = name.rpartition(":")
     if folder and (found := _of_bundle(Path(folder), engine)) is not None:
         return found
     path = Path(name)
     with contextlib.suppress(VitdeployError, OSError):
-        return Measured(path.stem, path.name, file_sha256(path if is_file(path) else find_graph(path)))
-    return Measured(path.name or name, path.name or name)
+        return MeasuredArtifact(path.stem, path.name, file_sha256(path if is_file(path) else find_graph(path)))
+    return MeasuredArtifact(path.name or name, path.name or name)
 
 
-def named_engine(bundle: Path, engine: str) -> Measured:
+def named_engine(bundle: Path, engine: str) -> MeasuredArtifact:
     """An engine of a bundle, which may be one that cannot be read."""
-    from vitdeploy.history.of_documents import Measured
-
-    return _of_bundle(bundle, engine) or Measured(bundle.name, engine)
+    return _of_bundle(bundle, engine) or MeasuredArtifact(bundle.name, engine)
 
 
 def graph_of(bundle: Path, engine: str) -> dict[str, object] | None:
     """The operators and the opset of the graph of an engine, for whoever looks for what its runtime does wrong; None
     where it cannot be read."""
-    from vitdeploy.bundle.read import read_bundle
-
     try:
         from vitdeploy.graph.io.files import load_graph
 
@@ -201,13 +193,8 @@ def graph_of(bundle: Path, engine: str) -> dict[str, object] | None:
     return {"operators": names, "opset": model.opset_imports.get("", 0)}
 
 
-def _of_bundle(folder: Path, engine: str) -> Measured | None:
+def _of_bundle(folder: Path, engine: str) -> MeasuredArtifact | None:
     """An engine of a bundle; None if there is no bundle that can be read."""
-    from vitdeploy.bundle.read import read_bundle
-    from vitdeploy.document.report import Provenance
-    from vitdeploy.history.of_documents import Measured, digest_of
-    from vitdeploy.spec import DecodeError, decode
-
     try:
         manifest = read_bundle(folder)
     except VitdeployError:
@@ -217,23 +204,18 @@ def _of_bundle(folder: Path, engine: str) -> Measured | None:
     except DecodeError:  # a bundle of something else than `run`
         graphs = {each.graph for each in manifest.engines}
         files = {entry.path: entry.sha256 for entry in manifest.files if entry.path in graphs}
-    return Measured(manifest.name, engine, digest_of(files))
+    return MeasuredArtifact(manifest.name, engine, digest_of(files))
 
 
-def _candidate(found: Compared) -> Measured:
+def _candidate(found: Compared) -> MeasuredArtifact:
     """What a comparison judged: a bundle, or a report."""
-    from vitdeploy.document.read import read_report
-    from vitdeploy.history.of_documents import Measured, digest_of
-    from vitdeploy.paths import is_dir
-    from vitdeploy.pipeline.early import REPORT_FILE
-
     path = Path(found.document.candidate)
     if (of_bundle := _of_bundle(path, "") if is_dir(path) else None) is not None:
         return of_bundle
     with contextlib.suppress(VitdeployError):
         report = read_report(path / REPORT_FILE if is_dir(path) else path)
-        return Measured(report.name, "", digest_of(report.provenance.source.sha256))
-    return Measured(path.name, "")
+        return MeasuredArtifact(report.name, "", digest_of(report.provenance.source.sha256))
+    return MeasuredArtifact(path.name, "")
 
 
 # --- A memory of results: each is one more file of a history, and a history says where its series changed -------------
@@ -276,10 +258,6 @@ def read_history(where: str | Path, page: str | Path | None = None, *, progress:
             not be written. MissingPackageError: without the extra `history`. OutputError: `page` is a folder or a file
             of something else.
     """
-    from vitdeploy.history.files import documents_of, read_rows
-    from vitdeploy.history.row import open_place
-    from vitdeploy.history.series import history_document
-
     place, reporter = open_place(where), reporting(progress)
     with reporter:
         rows, left_out = read_rows(place, reporter.progress)
@@ -306,9 +284,6 @@ def record(where: str | Path, result: Result) -> str:
     >>> vd.read_history("history", progress=False).document.results
     1
     """
-    from vitdeploy.history.files import append
-    from vitdeploy.history.row import open_place
-
     return append(open_place(where), rows_of(result), result.document)
 
 
@@ -318,16 +293,12 @@ def recorded(
 ) -> Iterator[Callable[[Result], None]]:
     """Around what measures: a history that cannot be written, and a tracker that cannot be sent to, are told before,
     and an engine that does not give its golden answers is recorded too. The block calls what it is given with the
-    result; without a history and trackers that does nothing. An error of writing or sending the result is raised with
+    result. An error of writing or sending the result is raised with
     `after_document`: it has been printed by then.
 
     Raises:
         Errors as `record` and `report_to`.
     """
-    if where is None and not trackers:
-        yield lambda result: None
-        return
-
     memory = _Memory(where, trackers, bundle, reporting(progress))
 
     def write(result: Result) -> None:
@@ -349,10 +320,6 @@ class _Memory:
     """Where results go; raises when it is made if one of the places does not take any."""
 
     def __init__(self, where: str | Path | None, trackers: Sequence[str], bundle: bool, reporter: Reporter) -> None:
-        from vitdeploy.history.files import require_packages
-        from vitdeploy.history.row import open_place
-        from vitdeploy.history.trackers.named import open_tracker
-
         self._place, self._bundle, self._reporter = None, bundle, reporter
         if where is not None:
             require_packages()
@@ -363,8 +330,6 @@ class _Memory:
             each.prepare()
 
     def keep(self, result: Result) -> None:
-        from vitdeploy.history.files import append, of_one_result
-
         rows = of_one_result(rows_of(result))
         if self._place is not None:
             append(self._place, rows, result.document)
@@ -372,27 +337,20 @@ class _Memory:
             self._send(outcomes_of_result(result, rows, self._bundle))
 
     def keep_canary(self, error: AnswersError) -> None:
-        from vitdeploy.history.canaries import GRAPH
-        from vitdeploy.history.files import append, of_one_result
-        from vitdeploy.history.of_documents import row_of_canary
-        from vitdeploy.history.row import now
-        from vitdeploy.history.trackers.trackers import Outcome
-
         what = named_engine(Path(error.bundle), error.engine or error.message)
         target = what.artifact.rpartition("-")[0]
         rows = of_one_result([row_of_canary(error, what, this_machine([target]), now())])
         if self._place is not None:
             append(self._place, rows, {**error.to_dict(), GRAPH: graph_of(Path(error.bundle), error.engine)})
-        self._send([Outcome(tuple(rows))])
+        self._send([TrackedResult(tuple(rows))])
 
-    def _send(self, outcomes: Sequence[Outcome]) -> None:
+    def _send(self, outcomes: Sequence[TrackedResult]) -> None:
         for each in self._trackers:
             for line in sent_lines(each.send(outcomes, self._reporter.progress)):
                 self._reporter.note(str(line))
 
 
 def _write_page(page: Path, document: HistoryDocument) -> None:
-    from vitdeploy.publish import replacing_file
     from vitdeploy.report.html import is_history_page, render_history
 
     with replacing_file(page, is_history_page) as file:
@@ -446,9 +404,6 @@ def report_to(
     >>> [sorted(measures) for measures in json.load(open("measured.json")).values()]
     [['latency', 'p99-latency', 'throughput']]
     """
-    from vitdeploy.history.files import of_one_result
-    from vitdeploy.history.trackers.named import open_tracker
-
     opened = [open_tracker(each) for each in ([trackers] if isinstance(trackers, str) else trackers)]
     reporter = reporting(progress)
     with reporter:
@@ -461,12 +416,8 @@ def report_to(
         return Reported(tuple(each.send(outcomes, reporter.progress) for each in opened))
 
 
-def outcomes_of_history(where: str | Path, reporter: Reporter) -> list[Outcome]:
+def outcomes_of_history(where: str | Path, reporter: Reporter) -> list[TrackedResult]:
     """All results of a history, in its order; the files that are none of it are left out, as `read_history` tells."""
-    from vitdeploy.history.files import documents_of, read_rows
-    from vitdeploy.history.row import open_place
-    from vitdeploy.history.trackers.trackers import Outcome, outcomes_of
-
     place = open_place(where)
     rows, _ = read_rows(place, reporter.progress)
     document_of = documents_of(place)
@@ -474,20 +425,17 @@ def outcomes_of_history(where: str | Path, reporter: Reporter) -> list[Outcome]:
     def attaching(rows: tuple[ResultRow, ...]) -> Callable[[], Attached]:
         return lambda: _attached(rows[0], document_of(rows[0]), None)
 
-    return [Outcome(each, attaching(each)) for each in outcomes_of(rows)]
+    return [TrackedResult(each, attaching(each)) for each in outcomes_of(rows)]
 
 
-def outcomes_of_result(result: Result, rows: Sequence[ResultRow], bundle: bool) -> list[Outcome]:
+def outcomes_of_result(result: Result, rows: Sequence[ResultRow], bundle: bool) -> list[TrackedResult]:
     """A result with its rows, and with its bundles if they are wanted."""
-    from vitdeploy.history.trackers.trackers import Outcome, outcomes_of
-    from vitdeploy.spec import encode
-
     text = json.dumps(encode(result.document), allow_nan=False)
 
-    def outcome(rows: tuple[ResultRow, ...]) -> Outcome:
+    def outcome(rows: tuple[ResultRow, ...]) -> TrackedResult:
         home = _home(result, rows[0].model)
         has = bundle and home is not None and (home / "manifest.json").is_file()
-        return Outcome(rows, lambda: _attached(rows[0], text, home), home if has else None)
+        return TrackedResult(rows, lambda: _attached(rows[0], text, home), home if has else None)
 
     return [outcome(each) for each in outcomes_of(rows)]
 
@@ -501,8 +449,6 @@ def _home(result: Result, model: str) -> Path | None:
 
 def _attached(row: ResultRow, text: str | None, home: Path | None) -> Attached:
     """The document with its page, which is the one in the folder `home` where there is one, and the recipe."""
-    from vitdeploy.history.trackers.trackers import Attached, flat
-
     document = json.loads(text) if text is not None else None
     if not isinstance(document, dict):
         return Attached()
@@ -520,10 +466,6 @@ def _attached(row: ResultRow, text: str | None, home: Path | None) -> Attached:
 
 def _rendered(document: dict[str, object]) -> bytes | None:
     """The page of a document that has one, without pictures; None of others, and of what is not read here."""
-    from vitdeploy.document.comparison import ComparisonDocument
-    from vitdeploy.document.report import Report
-    from vitdeploy.spec import DecodeError, decode
-
     try:
         from vitdeploy.report.html import render_html, render_regression
 

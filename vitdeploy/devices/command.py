@@ -7,15 +7,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from vitdeploy.api.values import Line
-from vitdeploy.cli.complete import complete_devices, complete_known_devices, complete_models, complete_targets
+from vitdeploy.api.values import Line, require_pinned
+from vitdeploy.cli.complete import complete_devices, complete_models, complete_targets
 from vitdeploy.cli.options import Console, Number, command_line, expect_option, output_options, trust_option
+from vitdeploy.devices.advice import diagnose
+from vitdeploy.devices.registry import (
+    LOCAL,
+    find_devices,
+    new_device,
+    read_devices,
+    registry_file,
+    this_machine,
+    write_devices,
+)
+from vitdeploy.errors import HostError, UnknownDeviceError, VitdeployError
+from vitdeploy.spec import encode
 
 if TYPE_CHECKING:
-    from vitdeploy.api.deploy import Deployed
-    from vitdeploy.errors import VitdeployError
-    from vitdeploy.workflows.on_devices import Outcome
+    from vitdeploy.devices.on_devices import DeviceOutcome
+    from vitdeploy.devices.rollout import RollOut
 
 
 # --- `vitdeploy devices deploy|status|rollback`: a bundle on many devices ---------------------------------------------
@@ -81,8 +93,7 @@ def deploy(
 
     Apps load ~/.local/share/vitdeploy/deployed/NAME/current there.
     """
-    from vitdeploy.api.deploy import roll_out
-    from vitdeploy.api.values import require_pinned
+    from vitdeploy.devices.api import roll_out
 
     require_pinned(expect_digest, [bundle])
     how = {"name": name, "stages": stages, "target": target, "worse": worse, "duration": duration, "trust": trust}
@@ -100,12 +111,12 @@ def rollback(console: Console, name: str, on: str, target: str) -> None:
 
     It is kept there, so nothing is sent; it must still give its golden answers.
     """
-    from vitdeploy.api.deploy import roll_back
+    from vitdeploy.devices.api import roll_back
 
     _finish(console, roll_back(name, on, target=target, progress=console))
 
 
-def _finish(console: Console, found: Deployed) -> None:
+def _finish(console: Console, found: RollOut) -> None:
     console.finish(found.document, found.lines(), None, command_line("vitdeploy", "devices", "status"))
     for error in found.errors:
         click.echo(str(error), err=True)
@@ -124,7 +135,7 @@ def status(console: Console, name: str | None, on: str | None) -> None:
 
     Of devices that are off, the last that was known is shown.
     """
-    from vitdeploy.api.deploy import standing
+    from vitdeploy.devices.api import standing
 
     found = standing(name, on, progress=console)
     console.finish(found.document, found.lines(), None)
@@ -160,9 +171,6 @@ def add(
     console: Console, name: str, address: str, python: str, labels: tuple[str, ...], ssh_config: Path | None
 ) -> None:
     """Name a device, or change what NAME stands for. Nothing is sent yet."""
-    from vitdeploy.devices.registry import new_device, read_devices, registry_file, write_devices
-    from vitdeploy.spec import encode
-
     device = new_device(name, address, python, labels, ssh_config)
     known = read_devices()
     write_devices({**known, name: device})
@@ -180,9 +188,6 @@ def add(
 @output_options
 def list_devices(console: Console) -> None:
     """The devices that were added, and local."""
-    from vitdeploy.devices.registry import read_devices, this_machine
-    from vitdeploy.spec import encode
-
     devices = [this_machine(), *read_devices().values()]
     wide = max(len(device.name) for device in devices) + 2
     far = max(len(device.address) for device in devices) + 2
@@ -193,14 +198,16 @@ def list_devices(console: Console) -> None:
     console.finish({"devices": [encode(device) for device in devices]}, lines, None)
 
 
+def complete_known_devices(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Like `complete_devices`, without this machine."""
+    return [each for each in complete_devices(ctx, param, incomplete) if each.value != LOCAL]
+
+
 @command.command("remove")
 @click.argument("name", shell_complete=complete_known_devices)
 @output_options
 def remove(console: Console, name: str) -> None:
     """Forget a device. What was copied there stays, in ~/.cache/vitdeploy-agent."""
-    from vitdeploy.devices.registry import read_devices, write_devices
-    from vitdeploy.errors import UnknownDeviceError
-
     known = read_devices()
     if name not in known:
         there = ", ".join(known) or "none was added"
@@ -214,11 +221,7 @@ def remove(console: Console, name: str) -> None:
 @output_options
 def doctor(console: Console, name: str) -> None:
     """What a device is and what works there; exit code 4 where nothing does."""
-    from vitdeploy.devices.advice import diagnose
     from vitdeploy.devices.client import Client
-    from vitdeploy.devices.registry import find_devices
-    from vitdeploy.errors import HostError, UnknownDeviceError
-    from vitdeploy.spec import encode
 
     devices = find_devices(name)
     if len(devices) > 1:
@@ -234,20 +237,12 @@ def doctor(console: Console, name: str) -> None:
         click.get_current_context().exit(HostError.exit_code)
 
 
-# --- `--on DEVICE[,DEVICE]` of bench, verify and compile: the option, and what is printed of many devices -------------
-
-
-on_option = click.option(
-    "--on",
-    shell_complete=complete_devices,
-    metavar="DEVICE[,DEVICE]",
-    help="Run there: names or labels of `vitdeploy devices list`, or local.",
-)
+# --- What `--on DEVICE[,DEVICE]` of bench and verify prints of many devices -------------------------------------------
 
 
 def finish_devices(
     console: Console,
-    outcomes: Sequence[Outcome[Any]],
+    outcomes: Sequence[DeviceOutcome[Any]],
     document_of: Callable[[Any], dict[str, Any]],
     lines_of: Callable[[Any], Sequence[Line]],
     unmet: Callable[[Any], VitdeployError | None] = lambda found: None,
@@ -255,7 +250,7 @@ def finish_devices(
 ) -> None:
     """Print what came of each device, its errors too, and leave with the worst of these, if there is one; `unmet` says
     of what was found whether a gate is not met. `together`: what is said of all of them."""
-    from vitdeploy.workflows.on_devices import worst
+    from vitdeploy.devices.on_devices import worst
 
     documents: list[dict[str, Any]] = []
     lines: list[Line] = []

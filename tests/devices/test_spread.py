@@ -7,16 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.faults.devices.documents import _bench_run, _engine, _result
-from vitdeploy.api.bench import Benchmark, spread_of
+from vitdeploy.api.bench import Benchmark
 from vitdeploy.api.values import printed
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.results import BenchRun
+from vitdeploy.devices.api import spread_of
+from vitdeploy.devices.on_devices import DeviceOutcome
 from vitdeploy.devices.registry import Device
+from vitdeploy.devices.spread import kinds_of
 from vitdeploy.document.bench import DeviceBench
 from vitdeploy.pipeline.measure import summarise
 from vitdeploy.spec import EngineSpec, decode
-from vitdeploy.workflows.on_devices import Outcome
-from vitdeploy.workflows.spread import kinds_of
 
 PROTOCOL = Protocol(("single",), (1,), 0.06, 0.02, 10, 0.0, processes=1, max_extension=1)
 
@@ -73,7 +74,7 @@ def test_of_two_devices_neither_is_odd_and_other_kinds_are_apart():
 
 @given(st.lists(st.floats(0.95, 1.04), min_size=3, max_size=6), st.floats(2.0, 9.0))
 def test_whatever_the_others_are_one_far_away_is_found_and_they_are_not(near, far):
-    from vitdeploy.workflows.spread import _far
+    from vitdeploy.devices.spread import _far
 
     times = {f"pi-{number}": each for number, each in enumerate(near)}
     assert _far("small", times) == {}
@@ -82,8 +83,8 @@ def test_whatever_the_others_are_one_far_away_is_found_and_they_are_not(near, fa
 
 def test_it_is_printed_and_in_the_document():
     benches = [bench(1.0), bench(1.02), bench(1.04), bench(1.5)]
-    outcomes = [Outcome(Device(f"pi-{n}"), Benchmark(each, f"pi-{n}")) for n, each in enumerate(benches)]
-    document, lines = spread_of([*outcomes, Outcome(Device("off"))])
+    outcomes = [DeviceOutcome(Device(f"pi-{n}"), Benchmark(each, f"pi-{n}")) for n, each in enumerate(benches)]
+    document, lines = spread_of([*outcomes, DeviceOutcome(Device("off"))])
     assert [each["device"] for each in document["kinds"][0]["quarantined"]] == ["pi-3"]
     text = "\n".join(printed(lines, None))
     assert "3 of 4 devices of one kind, a CPU:" in text and "4.0 %" in text

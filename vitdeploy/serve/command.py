@@ -106,13 +106,13 @@ def command(
         from vitdeploy.serve.app import Service
         from vitdeploy.serve.engines import load_engines
         from vitdeploy.serve.server import address_of, bind, run
-        from vitdeploy.serve.settings import MIB, Settings, log_event, log_to_stderr
+        from vitdeploy.serve.settings import MIB, ServerSettings, log_event, log_to_stderr
     except ModuleNotFoundError as error:
         if (name := (error.name or "").partition(".")[0]) in MODULES:
             raise MissingPackageError(name, "serve", "the server") from None
         raise
     sizes = {"max_body": int(max_body * MIB), "kept": int(max_kept * MIB)}
-    settings = Settings(max_batch, max_delay_ms / 1e3, max_queue, **sizes, keep_alive=keep_alive)
+    settings = ServerSettings(max_batch, max_delay_ms / 1e3, max_queue, **sizes, keep_alive=keep_alive)
     with bind(host, port) as taken:
         console.progress("loading and measuring the engine", 0, 1)
         with warnings.catch_warnings(record=True) as heard:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitdeploy.bundle.read import MANIFEST_FILE
-from vitdeploy.devices.agent.documents import Placed
+from vitdeploy.devices.agent.documents import PlacedArtifact
 from vitdeploy.devices.shipment import Shipment, ship
 from vitdeploy.errors import InputError, quoted
 from vitdeploy.graph.analysis.rows import count_int8
@@ -68,7 +68,7 @@ def find_device_artifacts(
 def placed_shipment(name: str, graphs: PlacedGraphs, batch: int, golden: Mapping[str, Path] | None = None) -> Shipment:
     files = {part: graphs.folder / f"{part}.onnx" for part in graphs.graphs}
     precision, bits, own = _placed_in(files)
-    placed = Placed(
+    placed = PlacedArtifact(
         name, graphs.target, precision, batch, (), graphs.metadata.sequence, bits, row_parts=graphs.row_parts
     )
     return ship(placed, _counted(files), None, own, golden)
@@ -122,7 +122,7 @@ def _of_engine(
         files = {engine.part: new_folder(work, "rows") / MODEL_FILE}
         in_parts(folder / engine.graph, engine.row_parts, files[engine.part])
     precision, _, own = _placed_in(files)
-    placed = Placed(
+    placed = PlacedArtifact(
         name,
         engine.target,
         precision,

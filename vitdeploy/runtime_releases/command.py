@@ -34,7 +34,7 @@ def command(console: Console, bundle: Path, runtime: str, rebuild: bool, duratio
     the same engine on the release that the bundle was made with. Releases that do not install here are named. The exit
     code is 0 whatever the engines answer.
     """
-    from vitdeploy.api.inspect import versions
+    from vitdeploy.runtime_releases.api import versions
 
     found = versions(bundle, runtime, rebuild=rebuild, duration=duration, progress=console)
     console.finish(found.document, found.lines(), None)

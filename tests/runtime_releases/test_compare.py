@@ -13,14 +13,14 @@ import vitdeploy as vd
 from tests.known_bad import bundles
 from vitdeploy.benchmark import run as benchmark
 from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.devices.package import agent_package
+from vitdeploy.devices.shipment import agent_package
 from vitdeploy.document.bench import Ratio
 from vitdeploy.document.versions import AnswersFacts, ReleaseFacts
 from vitdeploy.errors import HubError, InputError
 from vitdeploy.progress import silent
-from vitdeploy.workflows.versions import versions as compare
-from vitdeploy.workflows.versions.environments import Environment, Environments, NotInstalled
-from vitdeploy.workflows.versions.versions import compare_versions, parse_releases
+from vitdeploy.runtime_releases import compare
+from vitdeploy.runtime_releases.compare import compare_versions, parse_releases
+from vitdeploy.runtime_releases.environments import Environment, Environments, NotInstalled
 
 DEEP = pytest.mark.skipif("VITDEPLOY_TEST_DEPTH" not in os.environ, reason="installs releases: VITDEPLOY_TEST_DEPTH=1")
 SHORT = Protocol.of_singles(block_seconds=0.02, warmup=0.0, rounds=3)

@@ -1,0 +1,246 @@
+"""Benches, verifications, engines and deployments on registered devices, as users call them from Python."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from vitdeploy.api.bench import PERCENTILES, Benchmark, bench_protocol
+from vitdeploy.api.bundle import ArtifactLike, artifact_name, opened
+from vitdeploy.api.images import ImagesLike
+from vitdeploy.api.values import Column, Line, Reporter, Table, reporting
+from vitdeploy.api.verify import Verification, checked_call, data_choice, noun_of, path_or_none, require_path
+from vitdeploy.compilation.build_options import BuildOptions
+from vitdeploy.devices import on_devices, rollout
+from vitdeploy.devices.device_artifact import find_device_artifacts
+from vitdeploy.devices.on_devices import DeviceOutcome
+from vitdeploy.devices.registry import check_deployment, find_devices, read_devices
+from vitdeploy.devices.rollout import RollOut, Standing, ready
+from vitdeploy.devices.spread import kinds_of
+from vitdeploy.document.bench import DeviceBench
+from vitdeploy.errors import UnknownDeviceError
+from vitdeploy.known_bad.find import check_ids
+from vitdeploy.spec import Budget, Manifest, encode
+from vitdeploy.workflows.placement import bundle_of, chosen_row_parts, place_graphs
+from vitdeploy.workflows.seeded import AnswersTold, compared_there, golden_folder, seeded_answers
+
+# --- `bench`, `verify` and `compile` on devices -----------------------------------------------------------------------
+
+
+def bench_on(
+    on: str,
+    *artifacts: ArtifactLike,
+    target: str | None = None,
+    scenarios: Sequence[str] = ("single", "offline"),
+    batch: Sequence[int] = (1, 8),
+    duration: float = 10.0,
+    warmup: float = 0.5,
+    percentiles: Sequence[float] = PERCENTILES,
+    threads: int = 0,
+    trust: str | Path | None = None,
+    accept_known_bad: Sequence[str] = (),
+    progress: bool | Reporter = True,
+) -> list[DeviceOutcome[Benchmark]]:
+    """Like `bench`, on each of the registered devices that `on` names: they build and measure the engines themselves,
+    at the same time. A device's error is in its outcome; so is a runtime there that is known to compute an artifact
+    wrongly, unless its entry is in `accept_known_bad`."""
+    check_ids(accept_known_bad)
+    protocol = bench_protocol(scenarios, batch, duration, warmup, threads)
+    devices, reporter = find_devices(on), reporting(progress)
+    with reporter, tempfile.TemporaryDirectory(prefix="vitdeploy-") as work:
+        found = [
+            each
+            for artifact in artifacts
+            for each in find_device_artifacts(
+                artifact_name(artifact) or "",
+                target=target,
+                work=Path(work),
+                trust=path_or_none(trust),
+                golden=not accept_known_bad,
+            )
+        ]
+        outcomes = on_devices.bench_on(
+            found, protocol, percentiles, devices, reporter.progress, reporter.note, accept_known_bad
+        )
+    return [
+        DeviceOutcome(
+            each.device, Benchmark(each.found, each.device.name) if each.found is not None else None, each.error
+        )
+        for each in outcomes
+    ]
+
+
+def spread_of(outcomes: Sequence[DeviceOutcome[Benchmark]]) -> tuple[dict[str, Any], list[Line]]:
+    """What a document of `bench --on` has besides the devices, and its lines: nothing where no two are of one kind."""
+    found: dict[str, DeviceBench] = {}
+    for outcome in outcomes:
+        if outcome.found is not None and isinstance(outcome.found.document, DeviceBench):
+            found[outcome.device.name] = outcome.found.document
+    kinds = kinds_of(found)
+    lines: list[Line] = []
+    for kind in kinds:
+        lines.append(
+            f"{len(kind.devices)} of {len(kind.devices) + len(kind.quarantined)} devices of one kind, {kind.name}:"
+        )
+        columns = ("artifact", "p50 ms", "least", "most", "spread", "fastest", "slowest")
+        rows = tuple(
+            (
+                *(each.artifact, f"{each.median_ms:.3g}", f"{each.least_ms:.3g}", f"{each.most_ms:.3g}"),
+                *(f"{100 * each.spread:.1f} %", each.fastest, each.slowest),
+            )
+            for each in kind.artifacts
+        )
+        lines += [Table(tuple(Column(name, 9 - index) for index, name in enumerate(columns)), rows)] if rows else []
+        lines += [f"quarantined: {each.device}: {each.reason}" for each in kind.quarantined]
+    return {"kinds": [encode(kind) for kind in kinds]}, lines
+
+
+def verify_on(
+    on: str,
+    artifact: ArtifactLike,
+    against: ArtifactLike,
+    data: ImagesLike,
+    *,
+    target: str | None = None,
+    max_drop: float | None = None,
+    min_agreement: float | None = None,
+    num_samples: int | None = None,
+    seed: int = 0,
+    skip_bad: bool = False,
+    trust: str | Path | None = None,
+    accept_known_bad: Sequence[str] = (),
+    progress: bool | Reporter = True,
+) -> list[DeviceOutcome[Verification]]:
+    """Like `verify`, on each of the registered devices that `on` names: an artifact by its path is built and run there,
+    the original here. A device's error is in its outcome; so is a runtime there that is known to compute the artifact
+    wrongly, unless its entry is in `accept_known_bad`."""
+    chosen = checked_call(artifact, against, data, target)
+
+    reporter, budget = reporting(progress), Budget(max_drop=max_drop, min_agreement=min_agreement)
+    name = require_path(artifact)
+    with (
+        reporter,
+        opened(target=target, trust=path_or_none(trust), accepted=accept_known_bad) as find,
+        tempfile.TemporaryDirectory(prefix="vitdeploy-") as work,
+    ):
+        theirs = find(against)[0]
+        devices = find_devices(on)
+        ours = find_device_artifacts(name, target=target, work=Path(work), trust=path_or_none(trust))[0]
+        place, kind = chosen.place(ours.setting)
+        found = on_devices.verify_on(
+            ours,
+            theirs,
+            data_choice(chosen, place, kind, num_samples, seed),
+            devices,
+            skip_bad=skip_bad,
+            budget=budget,
+            progress=reporter.progress,
+            note=reporter.note,
+            accepted=accept_known_bad,
+        )
+    return [
+        DeviceOutcome(each.device, Verification(each.found, noun_of(chosen)) if each.found else None, each.error)
+        for each in found
+    ]
+
+
+def compile_on(
+    on: str,
+    file: Path,
+    target: str,
+    batch: int | None,
+    precision: str | None,
+    out: Path,
+    build: BuildOptions | None,
+    accepted: Sequence[str],
+    split_rows: Literal["auto", "none"] | Sequence[int],
+    reporter: Reporter,
+) -> tuple[Manifest, AnswersTold]:
+    devices = find_devices(on)
+    if len(devices) != 1:
+        raise UnknownDeviceError(
+            "one engine is made by one device", found=", ".join(d.name for d in devices), wanted="--on with one name"
+        )
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
+        placed, made = Path(folder) / "placed", Path(folder) / "engine"
+        placed.mkdir()
+        made.mkdir()
+        graphs = place_graphs(file, target, precision, placed)
+        size = batch or graphs.batch
+        parts = chosen_row_parts(
+            graphs,
+            split_rows,
+            lambda: on_devices.measure_row_parts_there(graphs, size, devices[0], reporter.progress, reporter.note),
+        )
+        seeded = seeded_answers(placed / f"{next(iter(graphs.graphs))}.onnx", target)
+        golden = {} if seeded.why or accepted else golden_folder(seeded, target, Path(folder) / "golden")
+        engine = on_devices.compile_on(
+            str(file),
+            graphs,
+            batch,
+            devices[0],
+            made,
+            build=build,
+            accepted=accepted,
+            parts=parts,
+            golden=golden,
+            progress=reporter.progress,
+            note=reporter.note,
+        )
+        return bundle_of(graphs, engine, made, out), compared_there(seeded, devices[0].name, bool(golden))
+
+
+# --- A bundle on many devices: brought in stages, what runs where, and the way back -----------------------------------
+
+
+def roll_out(
+    bundle: str | Path,
+    on: str,
+    *,
+    name: str | None = None,
+    stages: str | None = None,
+    target: str = "auto",
+    worse: float = 10.0,
+    duration: float = 10.0,
+    trust: str | Path | None = None,
+    progress: bool | Reporter = True,
+) -> RollOut:
+    """Bring a bundle to the registered devices that `on` names, stage by stage.
+
+    Args:
+        name: of the deployment, by default the bundle's.
+        stages: such as "1,10%,all", the default: how many devices have it once each stage is over.
+        target: which engine, as an app that loads the bundle there asks for it.
+        worse: percent by which p99 may be higher than that of the release before.
+        duration: seconds that each of the two releases is measured for, before and after the switch.
+        trust: the bundle must be signed by this public key or certificate (PEM).
+        progress: as for `vitdeploy.export`.
+
+    Raises:
+        UnknownDeviceError: no such device or label. InputError: no such stage or name. Errors of reading the bundle.
+    """
+    steps = rollout.parse_stages(rollout.STAGES if stages is None else stages)
+    devices, reporter = find_devices(on), reporting(progress)
+    with reporter:
+        identity = path_or_none(trust)
+        release = ready(Path(bundle), name, trust=identity, target=target, duration=duration, worse=worse / 100)
+        return rollout.roll_out(release, devices, steps, reporter.progress, reporter.note)
+
+
+def roll_back(name: str, on: str, *, target: str = "auto", progress: bool | Reporter = True) -> RollOut:
+    """Let the devices that `on` names run the release again that they ran before; errors as `roll_out`."""
+    devices, reporter = find_devices(on), reporting(progress)
+    with reporter:
+        check_deployment(name)
+        return rollout.roll_back(name, devices, target, reporter.progress, reporter.note)
+
+
+def standing(name: str | None = None, on: str | None = None, *, progress: bool | Reporter = True) -> Standing:
+    """What is deployed on all registered devices, or on those that `on` names, as they say themselves now."""
+    devices = list(read_devices().values()) if on is None else find_devices(on)
+    reporter = reporting(progress)
+    with reporter:
+        chosen = None if name is None else check_deployment(name)
+        return rollout.standing(devices, chosen, reporter.progress, reporter.note)

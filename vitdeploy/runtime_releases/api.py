@@ -1,0 +1,98 @@
+"""A bundle on a series of a runtime's releases, as Python users call it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitdeploy.api.bundle import Bundle
+from vitdeploy.api.values import Column, Line, Reporter, Shown, Table, reporting
+from vitdeploy.benchmark.protocol import Protocol
+from vitdeploy.document.versions import ReleaseFacts, VersionsDocument
+from vitdeploy.runtime_releases.compare import compare_versions
+
+
+@dataclass(frozen=True, repr=False)
+class Versions(Shown):
+    """What the engines of a bundle answer on releases of their runtime, and how long they take; `document` is what the
+    command line prints with --json."""
+
+    document: VersionsDocument
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        """The releases on which an engine does not give the golden answers."""
+        rows = self.document.releases
+        return tuple(dict.fromkeys(row.version for row in rows if row.answers is not None and not row.answers.ok))
+
+    def lines(self) -> list[Line]:
+        return _versions_lines(self.document)
+
+
+def versions(
+    bundle: Bundle | str | Path,
+    runtime: str,
+    *,
+    rebuild: bool = False,
+    duration: float = 3.0,
+    progress: bool | Reporter = True,
+) -> Versions:
+    """Run a bundle's engines on a series of a runtime's releases, each installed in an environment of its own.
+
+    Args:
+        bundle: a `Bundle` or its folder; it needs golden answers, which a bundle of `run` has.
+        runtime: the releases, such as "openvino==2025.2..2026.4" or "onnxruntime>=1.20,<1.32".
+        rebuild: compile each engine's graph with each release, instead of loading the engine as it is.
+        duration: seconds in which the engine and that of the bundle's own release are measured, each.
+        progress: as for `vitdeploy.export`.
+
+    Raises:
+        InputError: no range, another runtime than the bundle's, no release in it, or a bundle without golden answers.
+        HubError: pip finds no releases. HostError: Python cannot make environments here. Errors of reading propagate.
+    """
+    folder = bundle.folder if isinstance(bundle, Bundle) else Path(bundle)
+    protocol = Protocol(("single",), (1,), duration, block_seconds=min(0.25, duration), processes=2, max_extension=1)
+    reporter = reporting(progress)
+    with reporter:
+        return Versions(
+            compare_versions(folder, runtime, protocol, rebuild=rebuild, progress=reporter.progress, note=reporter.note)
+        )
+
+
+def _versions_lines(document: VersionsDocument) -> list[Line]:
+    several = len(document.own) > 1
+    columns = (
+        Column(document.runtime),
+        *([Column("engine", 95, left=True)] if several else []),
+        Column("answers", 100, left=True),
+        Column("the original's", 80),
+        Column("difference", 70),
+        Column("time", 90, left=True),
+        Column("changed", 85, left=True),
+    )
+    rows = tuple(_row(row, several, document.own) for row in document.releases)
+    own = [f"{name} was made with {version or 'an unknown release'}" for name, version in document.own.items()]
+    how = "compiled again by each release" if document.rebuilt else "loaded as it is"
+    lines: list[Line] = [f"{document.bundle}: {', '.join(own)}; the engine is {how}", Table(columns, rows)]
+    lines += [f"{version} is left out: {why}" for version, why in document.skipped.items()]
+    if any(row.time is not None for row in document.releases):
+        lines.append("time: of a query, as a ratio to that on the release which the bundle was made with")
+    return lines
+
+
+def _row(row: ReleaseFacts, several: bool, own: Mapping[str, str]) -> tuple[str, ...]:
+    head = (row.version, *([row.artifact] if several else []))
+    changed = " and ".join(row.changed)
+    if row.answers is None:
+        assert row.error is not None
+        return head[
+            0
+        ], f"{' '.join(head[1:])}{' ' if several else ''}does not run: {row.error.message}: {row.error.found}"
+    found, time = row.answers, ""
+    if row.time is not None:
+        low, high = row.time.ci95
+        time = f"{row.time.ratio:.2f} ({low:.2f}..{high:.2f})" + ("" if row.time.decided else ", not decided")
+    difference = "no number" if found.difference is None else f"{found.difference:.1e}"
+    same = f"{found.same} of {found.inputs}"
+    return (*head, "ok" if found.ok else "WRONG", same, difference, time, changed)
