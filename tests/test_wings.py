@@ -18,7 +18,7 @@ vitdeploy: 1
 name: digits
 source: {{model: vit_w32d2h2_patch8_32}}
 preprocess: {{resize: 32, crop: 32, mean: [0.5, 0.5, 0.5], std: [0.5, 0.5, 0.5]}}
-data: {{path: {root}/calibration/digits/evaluation, labels: none, calibration: {{images: 16}}}}
+data: {{path: {data}, labels: none, calibration: {{images: 16}}}}
 targets: [onnxruntime-cpu]
 """
 CODE = """
@@ -45,12 +45,12 @@ def without(wings, folder):
 
 
 @pytest.mark.parametrize("wing", [*WINGS, "all"])
-def test_the_rest_works_without(wing, small_export, small_bundle, tmp_path):
+def test_the_rest_works_without(wing, digits, small_export, small_bundle, tmp_path):
     hidden = WINGS if wing == "all" else (wing,)
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(RECIPE.format(root=ROOT))
+    recipe.write_text(RECIPE.format(data=digits / "evaluation"))
     bundle = shutil.copytree(small_bundle, tmp_path / "bundle")
-    image = next((ROOT / "calibration/digits/evaluation").rglob("*.png"))
+    image = next((digits / "evaluation").rglob("*.png"))
     done = subprocess.run(
         [sys.executable, "-c", CODE, recipe if wing == "all" else "", small_export, bundle, image],
         cwd=tmp_path,
