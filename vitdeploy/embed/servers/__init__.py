@@ -22,10 +22,10 @@ import numpy as np
 from vitdeploy import __version__
 from vitdeploy.embed.source import Embedded, find_embedded, render
 from vitdeploy.errors import ManifestError
-from vitdeploy.runtime.tasks.registry import TASKS as IMAGE_TASKS
 from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.openvino import PRECISION_HINTS
 from vitdeploy.runtime.preprocess import to_input
+from vitdeploy.runtime.tasks.registry import TASKS as IMAGE_TASKS
 from vitdeploy.spec import TensorSpec
 
 TEMPLATES = Path(__file__).parent
