@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,20 @@ import pytest
 from onnx import numpy_helper
 
 import vitdeploy as vd
+from vitdeploy.bundle.read import read_bundle
+from vitdeploy.bundle.write import write_bundle
+from vitdeploy.errors import AnswersError
+from vitdeploy.graph.io.files import graph_spec, load_graph
+from vitdeploy.models.source import Source
+from vitdeploy.pipeline.assemble import golden_set
+from vitdeploy.progress import silent
+from vitdeploy.runtime.canary import require_golden_answers
+from vitdeploy.runtime.engine import make_runner
+from vitdeploy.runtime.golden import GoldenCheck, check_golden
+from vitdeploy.tasks.adapter import DataChoice
+from vitdeploy.tasks.registry import make_adapter
+from vitdeploy.workflows.placement import compile_bundle
+from vitdeploy.workflows.subjects import find_subjects
 
 
 def sabotage(graph: Path) -> None:
@@ -57,16 +72,61 @@ def shuffled(folder: Path, out: Path) -> Path:
     return out
 
 
+def golden_checks(
+    graphs: Mapping[str, Path], original: Path, homes: Sequence[Path], data: Any, out: Path
+) -> list[GoldenCheck]:
+    """The golden checks of the engines of two bundles, by golden answers of the first, which are written to `out`."""
+    from vitdeploy.api.images import images
+
+    manifest = read_bundle(homes[0])
+    [subject] = find_subjects(str(original), target=None, source=Source(), work=out.parent)
+    adapter, chosen = make_adapter(subject.setting), images(data)
+    place, kind = chosen.place(subject.setting)
+    texts = (chosen.texts, chosen.template) if chosen.texts is not None else ()
+    choice = DataChoice(place, kind, chosen.annotations, 0, "all", 0, *texts)
+    samples = adapter.load(choice, skip_bad=False, progress=silent)
+    engines = [(read_bundle(home).engines[0], home) for home in homes]
+    engine, home = engines[0]
+    with make_runner(home, engine) as runner:
+        answers = adapter.answers(runner, samples, lambda count: None)
+    with make_runner(home, engine) as runner:
+        gates = {engine.artifact: "none"}
+        golden = golden_set(adapter, samples, answers, runner, engines[:1], gates, adapter.guard)
+    out.mkdir()
+    tokenizer = original / "tokenizer.json" if (original / "tokenizer.json").is_file() else None
+    made = write_bundle(
+        out,
+        name="golden",
+        task=manifest.task,
+        graphs={name: (file, graph_spec(load_graph(file), file.name)) for name, file in graphs.items()},
+        preprocess=manifest.preprocess,
+        postprocess=manifest.postprocess,
+        engines=engines[:1],
+        tokenizer=tokenizer,
+        golden=golden,
+    )
+    checks = []
+    for each, folder in engines:
+        with make_runner(folder, each) as runner:
+            checks.append(check_golden(out, made, each, runner))
+            if folder != home and not checks[0].proves_nothing:
+                with pytest.raises(AnswersError):
+                    require_golden_answers(out, made, each, runner)
+    return checks
+
+
 def require_unproven(exported: Path, graph: str, data: Any, out: Path) -> None:
     """Engines of shuffled weights on both runtimes never pass against the original; of that itself they are the same
-    function, or nothing is shown."""
-    from vitdeploy.workflows.placement import compile_bundle
-
+    function, or nothing is shown. Nor do they give golden answers of its engines."""
     other = shuffled(exported, out / "shuffled")
     for target in ("onnxruntime-cpu", "openvino-cpu"):
-        home = out / target
-        home.mkdir()
-        compile_bundle(other / graph, target, None, None, home)
-        found = vd.verify(home, exported, data, min_agreement=20, progress=False)
-        assert found.status != "pass", found.lines()
-        assert "the same function" not in found.found.verified.diagnosis
+        homes = [out / f"{target}-{name}" for name in ("right", "wrong")]
+        for home, folder in zip(homes, (exported, other), strict=True):
+            home.mkdir()
+            compile_bundle(folder / graph, target, None, None, home)
+        verified = vd.verify(homes[1], exported, data, min_agreement=20, progress=False)
+        assert verified.status != "pass", verified.lines()
+        assert "the same function" not in verified.found.verified.diagnosis
+        graphs = {file.stem: file for file in sorted(exported.glob("*.onnx"))}
+        right, wrong = golden_checks(graphs, exported, homes, data, out / f"{target}-golden")
+        assert right.within_bounds and not wrong.ok

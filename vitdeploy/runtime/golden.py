@@ -83,7 +83,12 @@ def check_golden(
     for each in (golden.outputs, golden.original):
         if set(found) != set(each):
             raise ManifestError("a golden set of other outputs", found=", ".join(each), wanted=", ".join(found))
-        shapes = [(each[name].shape, array.shape) for name, array in found.items() if each[name].shape != array.shape]
+        shapes = [
+            (each[name].shape, array.shape)
+            for name, array in found.items()
+            # A text is as long as its engine makes it: one of another length is another answer.
+            if each[name].shape != array.shape and not ("tokens" in found and len(each[name]) == len(array))
+        ]
         if shapes:
             raise ManifestError("golden outputs of other shapes", found=str(shapes[0][0]), wanted=str(shapes[0][1]))
     names = comparable(manifest, found)
@@ -202,8 +207,8 @@ def largest_difference(found: Mapping[str, Array], wanted: Mapping[str, Array], 
 
 
 def _difference(found: Array, wanted: Array) -> float:
-    """The difference of one output; infinite if tokens differ."""
-    if wanted.dtype.kind in "iu" and not np.array_equal(found, wanted):
+    """The difference of one output; infinite if tokens differ, or their number."""
+    if found.shape != wanted.shape or (wanted.dtype.kind in "iu" and not np.array_equal(found, wanted)):
         return float("inf")
     a, b = found.astype(np.float64), wanted.astype(np.float64)
     return float(np.abs(a - b).max(initial=0.0) / max(float(np.abs(b).max(initial=0.0)), 1e-300))
