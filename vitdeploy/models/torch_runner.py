@@ -30,8 +30,7 @@ from vitdeploy.runtime.flows import (
 from vitdeploy.runtime.host import default_threads
 from vitdeploy.runtime.prompts import prompt_tensors
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.runtime.sequence import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
-from vitdeploy.runtime.sequence_runner import example_source
+from vitdeploy.runtime.sequence import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS, example_source
 from vitdeploy.runtime.text_decoder import TextRunner
 from vitdeploy.spec import OpenVocabularySpec, PromptSpec, SequenceSpec, TensorSpec, ZeroShotSpec
 

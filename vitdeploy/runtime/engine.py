@@ -63,7 +63,7 @@ def _flow_runner(
     """The runner of an engine of several parts. `batch` is that of the first; parts that count something else, such as
     texts beside images, keep the batch that they were compiled at."""
     from vitdeploy.runtime.flow import FlowRunner
-    from vitdeploy.runtime.sequence_runner import SequenceRunner
+    from vitdeploy.runtime.sequence import SequenceRunner
     from vitdeploy.runtime.text_decoder import TextRunner
 
     flow, specs = engine.flow, {part.part: part for part in engine.parts}

@@ -10,7 +10,6 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import perf_counter_ns
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
@@ -343,14 +342,6 @@ class Predictor(Reloaded):
 
     def close(self) -> None:
         self.runner.close()
-
-    def __enter__(self) -> Predictor:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def require_several(images: object) -> None:

@@ -15,8 +15,7 @@ import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +34,24 @@ _runners: weakref.WeakSet[Runner] = weakref.WeakSet()
 _paused = contextlib.ExitStack()
 
 
-class Reloaded:
+class Closing:
+    """A context manager that closes what it is at the end."""
+
+    def close(self) -> None:
+        """Free everything."""
+        raise NotImplementedError
+
+    def __enter__(self: Closed) -> Closed:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+Closed = TypeVar("Closed", bound=Closing)
+
+
+class Reloaded(Closing):
     """Pickled and copied as the call that made it, `again`: an engine stays in its process."""
 
     again: Callable[[], Any] | None = None
@@ -220,13 +236,12 @@ class Runner(Reloaded, ABC):
                 if self._process == os.getpid():
                     self._close()
 
-    def __enter__(self) -> Runner:
-        return self.load()
+    def __enter__(self: Runs) -> Runs:
+        self.load()
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+
+Runs = TypeVar("Runs", bound=Runner)
 
 
 def forkable_lock() -> threading.Lock:

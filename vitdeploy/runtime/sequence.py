@@ -1,13 +1,13 @@
-"""Greedy decoding over the parts of an encoder-decoder: one run per source, then one run per target token."""
+"""Greedy decoding over the parts of an encoder-decoder: one run per source, then one run per target token; and both
+parts as one runner: source tokens in, target tokens out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from time import perf_counter
-from types import TracebackType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +17,14 @@ from vitdeploy.errors import TensorError
 from vitdeploy.runtime.flow import LinkedParts, run_rows
 from vitdeploy.runtime.flows import DECODER_STEP, ENCODER, flow_of_graphs
 from vitdeploy.runtime.postprocess import softmax
-from vitdeploy.runtime.runner import Array, Runner, type_name
-from vitdeploy.spec import FlowSpec, TensorSpec
+from vitdeploy.runtime.runner import Array, Closing, Runner, type_name
+from vitdeploy.spec import FlowSpec, SequenceSpec, TensorSpec
 
 Tokens = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
 Keep = Callable[[Logits, Tokens], Array]
 
+SEED = 0  # of example sources
 _WANTED = "int64 [batch, source_length], at least one of each"
 # The inputs and outputs of an encoder-decoder's engine as a whole.
 SEQUENCE_INPUTS = (TensorSpec("source", "int64", ("batch", "source_length")),)
@@ -54,7 +55,7 @@ class Sequence:
         return f"<Sequence of {len(self.tokens)} tokens, score {self.score:.3f}: {self}>"
 
 
-class SequenceDecoder:
+class SequenceDecoder(Closing):
     """Turns source tokens into target tokens, always taking the likeliest next one. A context manager, or `close`.
 
     The runners are of the graphs `encoder` and `decoder_step`, whose tensors pass as the flow says: what the decoder
@@ -138,19 +139,21 @@ class SequenceDecoder:
             answers.append(Sequence(tuple(int(token) for token in words), float(np.log(chosen).sum())))
         return answers
 
+    def measured(self, source: Array) -> object:
+        """One query of a measurement: two engines of one model do the same work."""
+        return self.decode(source)
+
     def part_times(self, source: Array) -> dict[str, float]:
-        """Milliseconds of the encoder, and of all decoder steps, of one decoding of int64 [b, s]."""
+        """Milliseconds of the encoder, and of all decoder steps, of `measured`."""
         start = perf_counter()
         size = self._batch or len(source)
         for first in range(0, len(source), size):
             rows = source[first : first + size]
-            rows = np.concatenate([rows, np.repeat(rows[-1:], size - len(rows), axis=0)])
-            self._linked.values({self._source: rows}, list(self._step.feeds.values()))
+            self._begin(np.concatenate([rows, np.repeat(rows[-1:], size - len(rows), axis=0)]))
         encoder = 1e3 * (perf_counter() - start)
         start = perf_counter()
-        self.decode(source)
-        whole = 1e3 * (perf_counter() - start)
-        return {ENCODER: encoder, DECODER_STEP: max(whole - encoder, 0.0)}
+        self.measured(source)
+        return {ENCODER: encoder, DECODER_STEP: max(1e3 * (perf_counter() - start) - encoder, 0.0)}
 
     def _decode(self, source: Array, steps: int | None, keep_logits: bool) -> tuple[Tokens, Logits | None]:
         self._check(source)
@@ -235,13 +238,64 @@ class SequenceDecoder:
     def close(self) -> None:
         self._linked.close()
 
-    def __enter__(self) -> SequenceDecoder:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+Decoder = TypeVar("Decoder", bound=SequenceDecoder)
+
+
+class DecodingRunner(Runner, Generic[Decoder]):
+    """An encoder-decoder as one runner of any batch. Inputs: those of the encoder."""
+
+    def __init__(
+        self, encoder: Runner, decoder_step: Runner, spec: SequenceSpec, *, name: str, flow: FlowSpec | None = None
     ) -> None:
-        self.close()
+        super().__init__(name)
+        self.parts = (encoder, decoder_step)
+        self.spec, self.flow = spec, flow
+        self._decoder: Decoder | None = None
+
+    @property
+    def decoder(self) -> Decoder:
+        """Of a loaded runner."""
+        self._require_loaded("decoder")
+        assert self._decoder is not None
+        return self._decoder
+
+    def part_times(self, feeds: Mapping[str, Array]) -> dict[str, float]:
+        """Of the encoder, and of all steps that the decoding takes."""
+        return self.decoder.part_times(feeds[self.inputs[0].name])
+
+    def _close(self) -> None:
+        if self._decoder is not None:
+            self._decoder.close()
+        self._decoder = None
+
+
+class SequenceRunner(DecodingRunner[SequenceDecoder]):
+    """Input "source": int64 [batch, source_length]. Outputs "tokens": int64 [batch, target_length], and "logits":
+    float32 [batch, target_length, vocabulary], those that each token was chosen by, always the likeliest."""
+
+    def _load(self) -> None:
+        spec = self.spec
+        self._decoder = SequenceDecoder(
+            *self.parts, spec.start, spec.end, spec.pad, spec.max_length, spec.source_vocabulary, self.flow
+        )
+        self.inputs, self.outputs = SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
+        self.provider = self.parts[0].provider
+
+    def example(self, batch: int) -> dict[str, Array]:
+        return example_source(self.spec, batch)
+
+    def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        tokens, logits = self.decoder.decode_with_logits(feeds["source"])
+        return {"tokens": tokens, "logits": logits}
+
+
+def example_source(spec: SequenceSpec, batch: int) -> dict[str, Array]:
+    """Seeded random sources of half the largest length, without start, end and padding."""
+    assert spec.source_vocabulary is not None, "of a source of tokens"
+    words = [token for token in range(spec.source_vocabulary) if token not in (spec.start, spec.end, spec.pad)]
+    generator = np.random.default_rng(SEED)
+    return {"source": generator.choice(np.array(words, np.int64), (batch, max(1, spec.max_length // 2)))}
 
 
 def _token_lists(sources: object) -> list[list[int]]:

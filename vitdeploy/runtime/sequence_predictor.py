@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from vitdeploy.bundle.checked import Verify, open_checked, retry_if_replaced
@@ -13,8 +12,7 @@ from vitdeploy.errors import TargetError
 from vitdeploy.runtime.choice import AUTO, choose_engine
 from vitdeploy.runtime.load import bundle_folder
 from vitdeploy.runtime.runner import Reloaded, Runner
-from vitdeploy.runtime.sequence import Sequence
-from vitdeploy.runtime.sequence_runner import SequenceRunner
+from vitdeploy.runtime.sequence import Sequence, SequenceRunner
 
 
 class SequencePredictor(Reloaded):
@@ -23,7 +21,6 @@ class SequencePredictor(Reloaded):
     def __init__(self, runner: SequenceRunner, why: str = "") -> None:
         self.runner: Runner = runner.load()
         self.why = why
-        assert runner.decoder is not None
         self._decoder = runner.decoder
 
     @property
@@ -40,14 +37,6 @@ class SequencePredictor(Reloaded):
 
     def close(self) -> None:
         self.runner.close()
-
-    def __enter__(self) -> SequencePredictor:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def load_sequence(

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from time import perf_counter
 
 import numpy as np
 
 from vitdeploy.errors import InputError
 from vitdeploy.runtime.beams import Floats, Tokens, allowed, beam_search, log_softmax
-from vitdeploy.runtime.flows import DECODER_STEP, ENCODER, inputs_of
+from vitdeploy.runtime.flows import inputs_of
 from vitdeploy.runtime.runner import Array, Runner, require_array, type_name
-from vitdeploy.runtime.sequence import SequenceDecoder
+from vitdeploy.runtime.sequence import DecodingRunner, SequenceDecoder
 from vitdeploy.spec import BeamSpec, FlowSpec, SequenceSpec, TensorSpec
 
-SEED = 0
 # More beams than this have never been found to read better, and each is a run of the decoder.
 MOST_BEAMS = 64
 # Tokens of the text that is measured, or as many as the model can write.
@@ -71,17 +69,6 @@ class TextDecoder(SequenceDecoder):
         `SequenceSpec` says: two engines of one model do the same work, whatever they read in noise."""
         endless, steps = replace(self.spec, end=-1, forced_end=None, no_repeat=None), min(MEASURED, self.max_length)
         self._grouped(images, lambda group: self._write(group, endless, self.spec.search, (), steps))
-
-    def part_times(self, source: Array) -> dict[str, float]:
-        """Milliseconds of the encoder, and of all decoder steps, of one text as `measured`."""
-        start = perf_counter()
-        size = self._batch or len(source)
-        for first in range(0, len(source), size):
-            self._begin(source[first : first + size])
-        encoder = 1e3 * (perf_counter() - start)
-        start = perf_counter()
-        self.measured(source)
-        return {ENCODER: encoder, DECODER_STEP: max(1e3 * (perf_counter() - start) - encoder, 0.0)}
 
     def _write(
         self, images: Array, spec: SequenceSpec, search: BeamSpec | None, prompt: Sequence[int], steps: int
@@ -142,33 +129,13 @@ def require_beams(beams: object, vocabulary: int) -> None:
         )
 
 
-class TextRunner(Runner):
-    """An encoder-decoder of images as one runner. Inputs: those of the encoder, any batch. Outputs: `text_outputs`,
-    found as the engine's `SequenceSpec` says."""
-
-    def __init__(
-        self, encoder: Runner, decoder_step: Runner, spec: SequenceSpec, *, name: str, flow: FlowSpec | None = None
-    ) -> None:
-        super().__init__(name)
-        self.parts = (encoder, decoder_step)
-        self.spec, self.flow = spec, flow
-        self._decoder: TextDecoder | None = None
-
-    @property
-    def decoder(self) -> TextDecoder:
-        """Of a loaded runner."""
-        self._require_loaded("decoder")
-        assert self._decoder is not None
-        return self._decoder
+class TextRunner(DecodingRunner[TextDecoder]):
+    """An encoder-decoder of images. Outputs: `text_outputs`, found as the engine's `SequenceSpec` says."""
 
     def _load(self) -> None:
         self._decoder = TextDecoder(*self.parts, self.spec, self.flow)
         self.inputs, self.outputs = self._decoder.inputs, text_outputs(self.spec)
         self.provider = self.parts[0].provider
-
-    def part_times(self, feeds: Mapping[str, Array]) -> dict[str, float]:
-        """Of the encoder, and of all steps that the decoding takes."""
-        return self.decoder.part_times(feeds[self.inputs[0].name])
 
     def measured(self, feeds: Mapping[str, Array]) -> None:
         self.decoder.measured(feeds[self.inputs[0].name])
@@ -176,8 +143,3 @@ class TextRunner(Runner):
     def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         tokens, scores = self.decoder.write(feeds[self.inputs[0].name], self.spec.search)
         return {TOKENS: tokens, SCORES: scores}
-
-    def _close(self) -> None:
-        if self._decoder is not None:
-            self._decoder.close()
-        self._decoder = None

@@ -48,6 +48,16 @@ from vitdeploy.verification.records import Answers
 Bools = npt.NDArray[np.bool_]
 # Scores of pixels are counted in so many steps between the least and the largest: two in one step count as equal.
 STEPS = 2048
+# The fields of a comparison that `_measured` fills.
+IMAGE_FIELDS = ("value", "reference_value", "auroc_ci95", "reference_auroc_ci95", "drop", "drop_ci95")
+PIXEL_FIELDS = (
+    "pixel_auroc",
+    "reference_pixel_auroc",
+    "pixel_auroc_ci95",
+    "reference_pixel_auroc_ci95",
+    "pixel_drop",
+    "pixel_drop_ci95",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,15 +175,7 @@ def _of_images(ours: Floats, theirs: Floats, defective: Bools, weights: Floats) 
     values = [auroc(scores, defective) for scores in (ours, theirs)]
     drawn = [_resampled(scores, defective, weights) for scores in (ours, theirs)]
     right = [_placed(scores, defective) for scores in (ours, theirs)]
-    named = _named(values, drawn, (right[1], right[0]))
-    return {
-        "value": named.values[0],
-        "reference_value": named.values[1],
-        "auroc_ci95": named.intervals[0],
-        "reference_auroc_ci95": named.intervals[1],
-        "drop": named.drop,
-        "drop_ci95": named.drop_ci95,
-    }
+    return dict(zip(IMAGE_FIELDS, _measured(values, drawn, right), strict=True))
 
 
 def _of_pixels(ours: PixelCounts, theirs: PixelCounts, weights: Floats) -> Fields:
@@ -181,40 +183,20 @@ def _of_pixels(ours: PixelCounts, theirs: PixelCounts, weights: Floats) -> Field
     values = [float(auroc_of_counts(*(each.sum(0)[None] for each in (s.defective, s.good)))[0]) for s in sides]
     drawn = [auroc_of_counts(weights @ side.defective, weights @ side.good) for side in sides]
     every = np.ones(weights.shape[1], np.bool_)
-    named = _named(values, drawn, (every, every))
-    return {
-        "pixel_auroc": named.values[0],
-        "reference_pixel_auroc": named.values[1],
-        "pixel_auroc_ci95": named.intervals[0],
-        "reference_pixel_auroc_ci95": named.intervals[1],
-        "pixel_drop": named.drop,
-        "pixel_drop_ci95": named.drop_ci95,
-    }
+    return dict(zip(PIXEL_FIELDS, _measured(values, drawn, (every, every)), strict=True))
 
 
-@dataclass(frozen=True)
-class _Named:
-    """In percent and points, the artifact's first."""
-
-    values: tuple[float, float]
-    intervals: tuple[tuple[float, float], tuple[float, float]]
-    drop: float
-    drop_ci95: tuple[float, float]
-
-
-def _named(values: list[float], drawn: list[Floats], right: tuple[Bools, Bools]) -> _Named:
-    """`right`: of the original and of the artifact, whose answers to an image count as right."""
+def _measured(values: Sequence[float], drawn: Sequence[Floats], right: Sequence[Bools]) -> tuple[object, ...]:
+    """Both AUROCs in percent, their intervals, the drop in points and its interval; of each the artifact's first.
+    `right`: of both, whose answers to an image count as right."""
     n, drop = len(right[0]), 100 * (values[1] - values[0])
     shares = [
         percentile_interval(100 * value, 100 * each, least_of_share(value, n), (0.0, 100.0))
         for value, each in zip(values, drawn, strict=True)
     ]
-    return _Named(
-        (100 * values[0], 100 * values[1]),
-        (shares[0], shares[1]),
-        drop,
-        percentile_interval(drop, 100 * (drawn[1] - drawn[0]), least_of_difference(*right), (-100.0, 100.0)),
-    )
+    least = least_of_difference(right[1], right[0])
+    spread = percentile_interval(drop, 100 * (drawn[1] - drawn[0]), least, (-100.0, 100.0))
+    return 100 * values[0], 100 * values[1], *shares, drop, spread
 
 
 def _resampled(scores: Floats, defective: Bools, weights: Floats) -> Floats:
