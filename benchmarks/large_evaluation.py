@@ -27,8 +27,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from vitdeploy.data.folder import scan
-from vitdeploy.data.shards import cut
+from vitdeploy.data.folder import cut, scan
 from vitdeploy.models.catalog import find_or_raise
 
 CLI = [sys.executable, "-c", "from vitdeploy.cli.watched import main; main()"]

@@ -227,8 +227,7 @@ def shard(size: int, folder: Path) -> Found:
 def listing(size: int, folder: Path) -> Found:
     """The driver of `size` images: their folder listed, cut into shards, and their digests taken from the database."""
     from vitdeploy.data.file_digests import FileDigests
-    from vitdeploy.data.folder import scan
-    from vitdeploy.data.shards import cut
+    from vitdeploy.data.folder import cut, scan
 
     for number in range(size):
         path = folder / "images" / f"{number % 1000:04}" / f"{number:08}.png"

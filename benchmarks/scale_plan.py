@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.scale_model import Place, Result, Task, Work, simulate
-from vitdeploy.data.shards import WINDOW
+from vitdeploy.data.folder import WINDOW
 from vitdeploy.recipe.grid import MAX_CELLS
 from vitdeploy.store.store import AT_ONCE
 from vitdeploy.workflows.sharded import MOST_AT_ONCE

@@ -14,9 +14,9 @@ import vitdeploy.publish as module
 from tests.faults.broken_disk import BrokenDisk
 from tests.faults.forking import in_child
 from vitdeploy.errors import OutputError, StorageError
-from vitdeploy.exchange import exchange
 from vitdeploy.publish import (
     check_replaceable,
+    exchange,
     flush,
     native_writes,
     point,
@@ -307,7 +307,7 @@ def test_two_folders_change_places(tmp_path):
 
 @pytest.mark.parametrize("call", [None, lambda one, other: errno.EINVAL], ids=["no call", "refused"])
 def test_where_folders_cannot_change_places_two_renames_do_it(tmp_path, monkeypatch, call):
-    monkeypatch.setattr("vitdeploy.exchange._system_call", lambda: call)
+    monkeypatch.setattr("vitdeploy.publish._system_call", lambda: call)
     assert not exchange(tmp_path, tmp_path)
     test_an_own_folder_is_replaced_whole(tmp_path)
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from tests.bundle.test_read import FILES, GOOD
 from tests.command_line import command_line
-from vitdeploy.bundle.layout import Member, directory, local_header
+from vitdeploy.bundle.layout import PackedMember, directory, local_header
 from vitdeploy.bundle.pack import pack_bundle, packed_order, read_packed, unlisted_files
 from vitdeploy.bundle.read import MANIFEST_FILE, is_packed, read_bundle
 from vitdeploy.bundle.sign import SIGNATURE_FILE
@@ -172,7 +172,7 @@ def test_files_beyond_4_gib_have_zip64_fields(tmp_path):
     sizes, members, offset = {"a": 3, "b": 5 * 2**30, "c": 2**32 - 1, "d": 2**32 - 2, "e": 7}, [], 0
     with (tmp_path / "large.zip").open("wb") as file:
         for name, size in sizes.items():
-            members.append(Member(name, size, 0x1234, offset))
+            members.append(PackedMember(name, size, 0x1234, offset))
             file.seek(offset)
             file.write(local_header(members[-1]))
             offset = file.tell() + size
@@ -397,12 +397,12 @@ def test_names_that_clash_are_refused(tmp_path):
 
 
 def test_a_manifest_or_signature_of_absurd_size_is_not_read(tmp_path):
-    header = local_header(Member(MANIFEST_FILE, 2**31))
+    header = local_header(PackedMember(MANIFEST_FILE, 2**31))
     (tmp_path / "x.vitb").write_bytes(header)
     assert "manifest.json has 2,147,483,648 bytes, more than" in refused(tmp_path / "x.vitb").found
     text = json.dumps(GOOD).encode()
-    start = local_header(Member(MANIFEST_FILE, len(text), zlib.crc32(text))) + text
-    (tmp_path / "x.vitb").write_bytes(start + local_header(Member(SIGNATURE_FILE, 2**30)))
+    start = local_header(PackedMember(MANIFEST_FILE, len(text), zlib.crc32(text))) + text
+    (tmp_path / "x.vitb").write_bytes(start + local_header(PackedMember(SIGNATURE_FILE, 2**30)))
     assert "model.sig has 1,073,741,824 bytes, more than" in refused(tmp_path / "x.vitb").found
 
 

@@ -1,5 +1,6 @@
 """Every kind of bad input: its exit code, its stable code, what was found and what helps, and nothing is written."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -671,6 +672,59 @@ def test_an_onnx_file_that_reaches_outside_its_folder_is_refused_as_unsafe(refus
         done = refused(3, "VD3103", *command)
         assert "found:" in done.stderr
     refused(3, "VD3103", "run", recipe(source={"model": "model/evil.onnx"}), "-o", "out")
+
+
+def _hostile(path, text):
+    """An exported file that claims to be vitdeploy's, and has a weight outside of its folder, or asks for too much."""
+    proto = onnx.load(path)
+    if text == "outside":
+        weight = proto.graph.initializer[0]
+        for name in ("raw_data", "float_data", "int64_data"):
+            weight.ClearField(name)
+        weight.data_location = TensorProto.EXTERNAL
+        weight.external_data.add(key="location", value="../secret.bin")
+    else:
+        sides = helper.make_node("Constant", [], ["sides"], value_ints=[10**6, 10**6])
+        proto.graph.node.extend([sides, helper.make_node("ConstantOfShape", ["sides"], ["square"])])
+    return proto.SerializeToString()
+
+
+GRAPH, BUNDLE = "hostile/model.onnx", "bundle"
+ENTRIES = {
+    "export": ("export", GRAPH, "-o", "out"),
+    "optimize": ("optimize", GRAPH, "-o", "out"),
+    "quantize": ("quantize", GRAPH, "--data", "images", "--target", "onnxruntime-cpu", "-o", "out"),
+    "compile": ("compile", GRAPH, "--target", "onnxruntime-cpu", "-o", "out"),
+    "verify": ("verify", GRAPH, "--against", GRAPH, "--data", "images"),
+    "bench": ("bench", GRAPH),
+    "inspect": ("inspect", GRAPH),
+    "inspect for a target": ("inspect", GRAPH, "--target", "tensorrt"),
+    "a bundle that is inspected": ("inspect", BUNDLE),
+    "a bundle that is inspected for a target": ("inspect", BUNDLE, "--target", "tensorrt"),
+    "a bundle that is bisected": ("verify", BUNDLE, "--against", "exported", "--bisect", "--data", "images"),
+    "a bundle that is explained": ("explain", BUNDLE, "images/0.png", "-o", "out.png"),
+}
+
+
+@pytest.mark.parametrize("text", ["outside", "too much"])
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_hostile_graph_is_refused_wherever_it_enters(
+    refused, small_export, small_bundle, images, tmp_path, entry, text
+):
+    """Also one that says it is vitdeploy's own, and in a bundle whose digests are right."""
+    images()
+    shutil.copytree(small_export, tmp_path / "exported")
+    (tmp_path / "hostile").mkdir()
+    (tmp_path / "hostile" / "model.onnx").write_bytes(_hostile(small_export / "model.onnx", text))
+    shutil.copytree(small_bundle, tmp_path / "bundle")
+    manifest = json.loads((small_bundle / "manifest.json").read_text("utf-8"))
+    for entry_of in manifest["files"]:
+        if entry_of["path"].endswith(".onnx"):
+            content = _hostile(small_bundle / entry_of["path"], text)
+            (tmp_path / "bundle" / entry_of["path"]).write_bytes(content)
+            entry_of |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (tmp_path / "bundle" / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    refused(3, "VD3103", *ENTRIES[entry])
 
 
 def test_inspect_takes_a_foreign_graph_all_the_same(run, foreign):

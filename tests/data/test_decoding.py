@@ -14,8 +14,8 @@ from PIL import Image
 
 from vitdeploy.data import decoding
 from vitdeploy.data import decoding as decoded
-from vitdeploy.data.containers.reading import load_held
-from vitdeploy.data.decoding import Decoded, DecodedSet, Skipped, decode_images
+from vitdeploy.data.containers.uris import load_held
+from vitdeploy.data.decoding import DecodedImages, DecodedSet, Skipped, decode_images
 from vitdeploy.data.folder import Sample
 from vitdeploy.errors import DataError, ImageError, StorageError
 from vitdeploy.runtime.preprocess import load_image
@@ -174,7 +174,7 @@ def test_an_image_is_decoded_once_for_each_geometry_whoever_reads_it(samples, lo
 def test_the_file_has_no_name(samples, tmp_path):
     folder = tmp_path / "scratch"
     folder.mkdir()
-    images = Decoded(samples[:5], SPEC, folder)
+    images = DecodedImages(samples[:5], SPEC, folder)
     images.fill(None, lambda count: None)
     assert (images.kept, len(images)) == (True, 5)
     if os.name == "posix":
@@ -183,7 +183,7 @@ def test_the_file_has_no_name(samples, tmp_path):
 
 def test_where_there_is_no_room_every_reader_decodes(samples, loads, tmp_path, monkeypatch):
     monkeypatch.setattr(decoded, "DISK_SHARE", 0.0)
-    images = Decoded(samples[:5], SPEC, tmp_path)
+    images = DecodedImages(samples[:5], SPEC, tmp_path)
     images.fill(None, lambda count: None)
     wanted = [pixels.tobytes() for _, pixels, _ in expected(samples[:5])]
     assert [[pixels.tobytes() for pixels, _ in images] for _ in range(2)] == [wanted, wanted]
@@ -197,7 +197,7 @@ def test_a_full_disk_is_a_storage_error(samples, tmp_path):
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("needs /dev/full")
-    images = Decoded(samples[:5], SPEC, tmp_path)
+    images = DecodedImages(samples[:5], SPEC, tmp_path)
     images._file = full.open("wb", buffering=0)
     with pytest.raises(StorageError, match="no space left"):
         images.fill(None, lambda count: None)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitdeploy.data.decoding import Skipped, batches, readable
+from vitdeploy.data.decoding import Skipped, batches, decode_images
 from vitdeploy.data.folder import Sample
 from vitdeploy.errors import DataError, ImageError
 from vitdeploy.spec import PreprocessSpec
@@ -55,8 +55,8 @@ def test_unreadable_images_are_left_out_and_listed_where_that_is_wanted(samples)
 
 
 def test_samples_keep_their_pixels_when_others_are_skipped(samples):
-    pairs = list(readable(samples, SPEC, Skipped([])))
-    assert [(sample.label, int(pixels[0, 0, 0])) for sample, pixels in pairs] == [(i, i) for i in (0, 1, 3, 4, 6)]
+    found = decode_images(samples, SPEC, Skipped([]), processes=0)
+    assert [(sample.label, int(pixels[0, 0, 0])) for sample, pixels, _ in found] == [(i, i) for i in (0, 1, 3, 4, 6)]
 
 
 def test_not_one_readable_image_is_an_error_even_when_skipping(samples):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from vitdeploy.data.shards import MOST, WINDOW, cut
+from vitdeploy.data.folder import MOST, WINDOW, cut
 
 numbers = st.sets(st.integers(0, 10**6), min_size=1, max_size=400)
 
@@ -53,7 +53,7 @@ def test_cuts_are_the_same_on_every_machine():
 
 def test_a_stretch_without_a_cut_is_divided_into_parts_that_are_no_smaller_than_a_quarter(monkeypatch):
     rising = np.arange(100, dtype=np.uint64)
-    monkeypatch.setattr("vitdeploy.data.shards._hashes", lambda names: rising)
+    monkeypatch.setattr("vitdeploy.data.folder._hashes", lambda names: rising)
     assert [len(shard) for shard in cut([], 4, 20)] == [7, 19, 19, 14, 11, 8, 6, 16]
 
 

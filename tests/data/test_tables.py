@@ -10,8 +10,8 @@ pq = pytest.importorskip("pyarrow.parquet")
 
 from tests.data.made import features, picture, table  # noqa: E402
 from vitdeploy.data.containers import listing as rows  # noqa: E402
-from vitdeploy.data.containers.listing import Classes  # noqa: E402
-from vitdeploy.data.containers.reading import read_written  # noqa: E402
+from vitdeploy.data.containers.listing import DataClasses  # noqa: E402
+from vitdeploy.data.containers.uris import read_written  # noqa: E402
 from vitdeploy.data.decoding import (  # noqa: E402
     DecodedSet,
     Skipped,
@@ -50,7 +50,7 @@ def test_parquet_files_of_one_set_are_read_by_row(tmp_path):
     parts = [(0, 0), (0, 1), (0, 2), (1, 0)]
     assert list(samples.names) == [f"data/val-{file:05}-of-00002.parquet/{row}" for file, row in parts]
     assert [each.content() for each in samples] == [picture(i) for i in range(4)]
-    assert (samples.labels.tolist(), classes) == ([0, 1, 1, 1], Classes(PETS, "list"))
+    assert (samples.labels.tolist(), classes) == ([0, 1, 1, 1], DataClasses(PETS, "list"))
     assert read_written(json.loads(json.dumps(samples[2].held.written()))) == samples[2].held
     assert samples._holder.picked(samples.places[2:]).at(1, "") == samples[3].held
 
@@ -62,7 +62,7 @@ def test_a_saved_data_set_is_read_as_it_lies(tmp_path):
         f"data-0000{file}-of-00002.arrow/{row}" for file, row in ((0, 0), (0, 1), (0, 2), (1, 0))
     ]
     assert [each.content() for each in samples] == [picture(i) for i in range(4)]
-    assert (samples.labels.tolist(), classes) == ([1, 0, 1, 0], Classes(PETS, "list"))
+    assert (samples.labels.tolist(), classes) == ([1, 0, 1, 0], DataClasses(PETS, "list"))
 
 
 def test_what_datasets_itself_writes_is_read(tmp_path):
@@ -81,10 +81,10 @@ def test_what_datasets_itself_writes_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "wanted", "classes"),
     [
-        (pa.array(["dog", "cat", "dog"]), [1, 0, 1], Classes(("cat", "dog"), "words")),
-        (pa.array(["dog", "cat", "dog"]).dictionary_encode(), [1, 0, 1], Classes(("cat", "dog"), "words")),
-        (pa.array([7, 2, 7], pa.uint8()), [1, 0, 1], Classes(("2", "7"), "numbers")),
-        (pa.array(["7", "12", "7"]), [0, 1, 0], Classes(("7", "12"), "numbers")),
+        (pa.array(["dog", "cat", "dog"]), [1, 0, 1], DataClasses(("cat", "dog"), "words")),
+        (pa.array(["dog", "cat", "dog"]).dictionary_encode(), [1, 0, 1], DataClasses(("cat", "dog"), "words")),
+        (pa.array([7, 2, 7], pa.uint8()), [1, 0, 1], DataClasses(("2", "7"), "numbers")),
+        (pa.array(["7", "12", "7"]), [0, 1, 0], DataClasses(("7", "12"), "numbers")),
     ],
 )
 def test_labels_are_numbers_or_names(tmp_path, labels, wanted, classes):
@@ -99,7 +99,7 @@ def test_labels_are_numbers_or_names(tmp_path, labels, wanted, classes):
 def test_names_beside_the_file_and_in_it_have_to_agree(tmp_path):
     path = write(tmp_path / "x.parquet", [0, 1])
     (tmp_path / "classes.txt").write_text("cat\ndog\n")
-    assert list_images(path, "folders")[1] == Classes(("cat", "dog"), "list")
+    assert list_images(path, "folders")[1] == DataClasses(("cat", "dog"), "list")
     write(path, [0, 1], PETS)
     with pytest.raises(DataError, match="name the classes in different ways"):
         list_images(path, "folders")

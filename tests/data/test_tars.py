@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.data.made import picture, sample, write_tar
 from vitdeploy.data.containers import tars
-from vitdeploy.data.containers.listing import Classes
-from vitdeploy.data.containers.reading import read_written
+from vitdeploy.data.containers.listing import DataClasses
+from vitdeploy.data.containers.uris import read_written
 from vitdeploy.data.folder import digest, has_container_labels, list_images, list_split
 from vitdeploy.errors import DataError, ImageError
 
@@ -38,7 +38,7 @@ def test_what_webdataset_writes_is_read_in_place(shards):
     samples, classes = list_images(shards, "folders")
     assert list(samples.names) == [f"val-{i // 3:03}.tar/{i:04}.png" for i in range(6)]
     assert [each.content() for each in samples] == [picture(i) for i in range(6)]
-    assert samples.labels.tolist() == [0, 1, 2, 0, 1, 2] and classes == Classes(("0", "1", "2"), "numbers")
+    assert samples.labels.tolist() == [0, 1, 2, 0, 1, 2] and classes == DataClasses(("0", "1", "2"), "numbers")
     assert samples[4].path == shards / "val-001.tar" / "0004.png"
     written = json.loads(json.dumps(samples[4].held.written()))
     assert read_written(written) == samples[4].held
@@ -75,10 +75,10 @@ def listed(tmp_path, *samples, labels="folders", **how):
 def test_names_are_classes_in_no_order_and_a_list_beside_them_gives_one(tmp_path):
     rows = [sample("a", "dog"), sample("b", "cat", 1), sample("c", "dog", 2)]
     samples, classes = listed(tmp_path, *rows)
-    assert (samples.labels.tolist(), classes) == ([1, 0, 1], Classes(("cat", "dog"), "words"))
+    assert (samples.labels.tolist(), classes) == ([1, 0, 1], DataClasses(("cat", "dog"), "words"))
     (tmp_path / "classes.txt").write_text("dog\nbird\ncat\n")
     samples, classes = listed(tmp_path, *rows)
-    assert (samples.labels.tolist(), classes) == ([0, 2, 0], Classes(("dog", "bird", "cat"), "list"))
+    assert (samples.labels.tolist(), classes) == ([0, 2, 0], DataClasses(("dog", "bird", "cat"), "list"))
     samples, _ = listed(tmp_path, sample("a", 2), sample("b", 0, 1))
     assert samples.labels.tolist() == [2, 0]
 
@@ -214,7 +214,7 @@ def test_a_header_that_claims_gigabytes_is_not_read(tmp_path):
 
 def test_an_image_that_is_too_large_is_skippable_and_not_read(tmp_path, monkeypatch):
     samples, _ = listed(tmp_path, sample("a", 1))
-    monkeypatch.setattr("vitdeploy.runtime.preprocess.MAX_FILE_BYTES", 100)
+    monkeypatch.setattr("vitdeploy.data.containers.held.MAX_FILE_BYTES", 100)
     with pytest.raises(ImageError, match=r"x.tar/a.png is not an image file of a sane size"):
         samples[0].content()
 

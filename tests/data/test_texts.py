@@ -5,7 +5,7 @@ import json
 import pytest
 from PIL import Image
 
-from vitdeploy.data.texts import read_written
+from vitdeploy.data.annotations import read_written
 from vitdeploy.errors import DataError, MissingFileError
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from vitdeploy.data import tokens
-from vitdeploy.data.tokens import Tokens, digest, read_tokens, split
+from vitdeploy.data.tokens import TokenArrays, digest, read_tokens, split
 from vitdeploy.errors import DataError, MissingFileError
 
 SOURCE = np.arange(12, dtype=np.int64).reshape(4, 3)
@@ -176,7 +176,7 @@ def test_another_number_of_targets_is_refused(tmp_path):
 
 def twenty():
     rows = np.arange(20, dtype=np.int64)[:, None]
-    return Tokens(rows, 100 + rows)
+    return TokenArrays(rows, 100 + rows)
 
 
 @given(seed=st.integers(0, 2**32 - 1), calibration=st.integers(1, 19), data=st.data())
@@ -199,7 +199,7 @@ def test_the_choice_is_that_of_the_image_folders():
 
 
 def test_sequences_without_targets_are_split_too():
-    first, second = split(Tokens(SOURCE, None), calibration=1, evaluation="all", seed=0)
+    first, second = split(TokenArrays(SOURCE, None), calibration=1, evaluation="all", seed=0)
     assert (first.target, second.target) == (None, None)
 
 
@@ -223,11 +223,11 @@ def test_the_digest_is_of_the_arrays_and_not_of_the_file(tmp_path):
 
 def test_the_digest_changes_with_values_order_shape_and_role():
     variants = [
-        Tokens(SOURCE, TARGET),
-        Tokens(SOURCE + 1, TARGET),
-        Tokens(SOURCE[::-1], TARGET[::-1]),
-        Tokens(SOURCE.reshape(2, 6), TARGET.reshape(2, 10)),
-        Tokens(SOURCE, None),
-        Tokens(TARGET, SOURCE),
+        TokenArrays(SOURCE, TARGET),
+        TokenArrays(SOURCE + 1, TARGET),
+        TokenArrays(SOURCE[::-1], TARGET[::-1]),
+        TokenArrays(SOURCE.reshape(2, 6), TARGET.reshape(2, 10)),
+        TokenArrays(SOURCE, None),
+        TokenArrays(TARGET, SOURCE),
     ]
     assert len({digest(variant) for variant in variants}) == len(variants)

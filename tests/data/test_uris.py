@@ -11,7 +11,7 @@ fsspec = pytest.importorskip("fsspec", reason="pip install 'vitdeploy[datasets]'
 from tests.data.made import picture  # noqa: E402
 from vitdeploy.data import decoding  # noqa: E402
 from vitdeploy.data.containers import uris  # noqa: E402
-from vitdeploy.data.containers.listing import Classes  # noqa: E402
+from vitdeploy.data.containers.listing import DataClasses  # noqa: E402
 from vitdeploy.data.containers.uris import Uri, mark_of  # noqa: E402
 from vitdeploy.data.decoding import Skipped, decode_images  # noqa: E402
 from vitdeploy.data.file_digests import FileDigests  # noqa: E402
@@ -50,7 +50,7 @@ def test_a_list_mixes_services_and_files(tmp_path, memory):
     rows = ["# pets", "memory://b/1.png\tdog", "own/2.png\tcat", "", f"file://{tmp_path}/a%20b.png\tdog"]
     samples, classes = listed(tmp_path, "\n".join(rows))
     assert [each.content() for each in samples] == [picture(i) for i in (1, 2, 3)]
-    assert (samples.labels.tolist(), classes) == ([1, 0, 1], Classes(("cat", "dog"), "words"))
+    assert (samples.labels.tolist(), classes) == ([1, 0, 1], DataClasses(("cat", "dog"), "words"))
     assert [each.shown for each in samples] == ["memory://b/1.png", f"{tmp_path}/own/2.png", f"{tmp_path}/a b.png"]
     assert [each.held for each in samples] == [Uri("memory://b/1.png"), None, None]
     assert [each.name_below(tmp_path) for each in samples] == ["memory://b/1.png", "own/2.png", "a b.png"]
@@ -68,7 +68,7 @@ def test_a_list_mixes_services_and_files(tmp_path, memory):
 def test_a_csv_file_may_have_a_header(tmp_path, text):
     samples, classes = listed(tmp_path, text, name="list.csv")
     assert list(samples.names) == ["a.png", "b.png"] and samples.labels.tolist() == [1, 0]
-    assert classes == Classes(("0", "1"), "numbers") and has_container_labels(tmp_path / "list.csv")
+    assert classes == DataClasses(("0", "1"), "numbers") and has_container_labels(tmp_path / "list.csv")
 
 
 def test_lists_without_labels_have_none(tmp_path):
@@ -174,7 +174,7 @@ def test_what_a_server_fails_to_give_is_told(server, real_http, monkeypatch):
     with pytest.raises(StorageError) as told:
         Uri(f"{server.replace('//', '//me:SECRET@')}/403/x.png").read("x.png")
     assert "403" in told.value.found and "SECRET" not in str(told.value)
-    monkeypatch.setattr("vitdeploy.runtime.preprocess.MAX_FILE_BYTES", 2000)
+    monkeypatch.setattr("vitdeploy.data.containers.uris.MAX_FILE_BYTES", 2000)
     with pytest.raises(ImageError, match="is not an image file of a sane size"):
         Uri(f"{server}/large/x.png").read("x.png")
     monkeypatch.setattr("vitdeploy.remote.PATIENCE_SECONDS", 0.1)

@@ -17,7 +17,7 @@ from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io import admit as gate
 from vitdeploy.graph.io import admit as wire
 from vitdeploy.graph.io import stored
-from vitdeploy.graph.io.admit import admit, read_graph
+from vitdeploy.graph.io.admit import admit, admit_graph
 from vitdeploy.graph.io.files import METADATA_KEY, get_metadata
 
 
@@ -224,7 +224,7 @@ def test_an_input_without_elements_is_refused(tmp_path, sizes):
     refused(written(tmp_path, proto), GraphError, "has no elements")
 
 
-@pytest.mark.parametrize("read", [admit, read_graph])
+@pytest.mark.parametrize("read", [admit, admit_graph])
 def test_a_graph_without_nodes_is_refused(tmp_path, read):
     proto = small()
     del proto.graph.node[:]

@@ -10,7 +10,7 @@ from tests.scale.cluster import two_nodes
 from tests.scale.commands import Commands, Done, Model, kept, kept_kinds, kill, many_images, small_model
 from tests.scale.killing import killed_every, pool_workers, ray_workers
 from tests.scale.row import Missing, Row
-from vitdeploy.data.shards import WINDOW
+from vitdeploy.data.folder import WINDOW
 
 SHARD_KINDS = ("shard-answers", "shard-tally")
 # Fewer images and more of them; and what of memory an image more may take, as its name and digest are kept.

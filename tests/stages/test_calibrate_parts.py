@@ -7,7 +7,7 @@ import pytest
 from vitdeploy.api.quantize import quantize
 from vitdeploy.data.tokens import read_tokens
 from vitdeploy.errors import CapabilityError, DataError, GraphError, InputError
-from vitdeploy.graph.io.files import load_graph, read_metadata
+from vitdeploy.graph.io.files import admitted_metadata, load_graph
 from vitdeploy.quantization.placement_reader import reject_quantized
 from vitdeploy.quantization.statistics import load_statistics
 from vitdeploy.runtime.engine import make_runner
@@ -27,7 +27,7 @@ def tokens(digits):
 
 @pytest.fixture(scope="module")
 def drive(tokens, sequence_export):
-    metadata = read_metadata(sequence_export / "encoder.onnx")
+    metadata = admitted_metadata(sequence_export / "encoder.onnx")
     kit = SequenceKit(Setting("sequence", None, sequence=metadata.sequence))
     choice = DataChoice(tokens, "none", None, 12, "all", 0)
     return kit.drive(kit.calibration(choice, skip_bad=False, progress=lambda *told: None))

@@ -52,9 +52,9 @@ class Graph(Shown):
     @functools.cached_property
     def metadata(self) -> GraphMetadata:
         """The metadata of the file: task, preprocessing, labels; target and precision in a placement."""
-        from vitdeploy.graph.io.files import read_metadata
+        from vitdeploy.graph.io.files import admitted_metadata
 
-        return read_metadata(self.file)
+        return admitted_metadata(self.file)
 
     @property
     def task(self) -> Task:

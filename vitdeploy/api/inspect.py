@@ -62,11 +62,12 @@ def _graph(path: Path) -> tuple[dict[str, Any], list[str]]:
 
     from vitdeploy.graph.analysis.attention import find_attentions
     from vitdeploy.graph.analysis.rows import find_linears
-    from vitdeploy.graph.io.files import METADATA_KEY, get_metadata, graph_spec, load_graph
+    from vitdeploy.graph.io.admit import admit_graph
+    from vitdeploy.graph.io.files import METADATA_KEY, get_metadata, graph_spec
     from vitdeploy.graph.values import dim
     from vitdeploy.spec import encode
 
-    model = load_graph(file)
+    model = admit_graph(file)
     spec = graph_spec(model, file.name)
     operators = collections.Counter(node.op_type for node in model.graph)
     layers = [linear.name for linear in find_linears(model)]
@@ -100,7 +101,7 @@ def _known_bad(graphs: Mapping[str, Path]) -> tuple[dict[str, Any], list[str]]:
     """The entries of the table of runtimes known to be wrong that graphs show, on any runtime: by graph, and as lines.
     A device install has no package that reads graphs; then a line says so."""
     try:
-        from vitdeploy.graph.io.files import load_graph
+        from vitdeploy.graph.io.admit import admit_graph
         from vitdeploy.known_bad.find import matches
         from vitdeploy.known_bad.words import described, match_lines, releases
     except ModuleNotFoundError as error:
@@ -108,7 +109,7 @@ def _known_bad(graphs: Mapping[str, Path]) -> tuple[dict[str, Any], list[str]]:
     document, lines = {}, []
     here = {name for entries in (known_bad() or {}).values() for name in entries}
     for name, file in graphs.items():
-        found = matches(load_graph(file))
+        found = matches(admit_graph(file))
         document[name] = [{**described(match), "here": match.entry.id in here} for match in found]
         concern = [match for match in found if match.entry.id in here]
         others = [f"{match.entry.id} ({releases(match.entry)})" for match in found if match.entry.id not in here]
@@ -160,7 +161,7 @@ def lint_graphs(path: Path, target: str, version: str | None) -> tuple[dict[str,
             fix=f"this asks it: {shlex.join(['vitdeploy', 'compile', str(path), '--target', target, '-o', 'DIR'])}",
         )
 
-    from vitdeploy.graph.io.files import load_graph
+    from vitdeploy.graph.io.admit import admit_graph
     from vitdeploy.known_bad.find import known_findings
     from vitdeploy.lint.linter import SEVERITIES, counts, lint
     from vitdeploy.lint.support import VERSIONS
@@ -168,7 +169,7 @@ def lint_graphs(path: Path, target: str, version: str | None) -> tuple[dict[str,
     versions = VERSIONS if version is None else (version,)
     lines, every, graphs = [], [], {}
     for name, file in _graphs(path).items():
-        model = load_graph(file)
+        model = admit_graph(file)
         findings = [*lint(model, versions), *known_findings(model, versions)]
         findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
         number = counts(findings)

@@ -148,7 +148,7 @@ def quantize(
     require_annotations(chosen.annotations)
     home, typed, reporter = home_of(folder, "quantized", OUTPUT_NAMES), TARGETS[target].typed, reporting(progress)
 
-    from vitdeploy.graph.io.files import read_metadata
+    from vitdeploy.graph.io.files import admitted_metadata
     from vitdeploy.pipeline.job import weight_bits
     from vitdeploy.pipeline.setting import graph_setting
     from vitdeploy.stages.compile import check_task
@@ -176,7 +176,7 @@ def quantize(
             file, notes = import_external(given, Path(scratch), reporter.progress, image_size)
             for note in notes:
                 reporter.note(note)
-        metadata = read_metadata(file)
+        metadata = admitted_metadata(file)
         check_task(metadata.task, target, precision)
         check_float_parts(metadata.task, how.float_parts)
         _check_search(metadata.task, sensitivity)

@@ -206,12 +206,12 @@ def bisect(
 
     reporter = reporting(progress)
     if chosen.path is None:
-        from vitdeploy.graph.io.files import read_metadata
+        from vitdeploy.graph.io.files import admitted_metadata
         from vitdeploy.pipeline.setting import graph_setting
         from vitdeploy.stages.step import find_graph
 
         file = find_graph(Path(original))
-        place, _ = chosen.place(graph_setting(file, read_metadata(file)))
+        place, _ = chosen.place(graph_setting(file, admitted_metadata(file)))
     else:
         place = chosen.path
     with reporter:

@@ -24,8 +24,8 @@ from vitdeploy.bundle.layout import check_digest, digest_hex
 from vitdeploy.bundle.read import MANIFEST_FILE, manifest_bytes, other_file, parse_manifest, regular_file, too_large
 from vitdeploy.bundle.sign import signed_digests
 from vitdeploy.errors import DigestError, InputError, SignatureError, VitdeployError
-from vitdeploy.exchange import identity
 from vitdeploy.paths import is_dir
+from vitdeploy.publish import identity
 from vitdeploy.spec import Manifest
 
 T = TypeVar("T")

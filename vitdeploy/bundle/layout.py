@@ -43,7 +43,7 @@ _REGULAR_FILE = 0o100644 << 16
 
 
 @dataclass(frozen=True)
-class Member:
+class PackedMember:
     """One file: its name, its size in bytes, the CRC-32 of its bytes, and where its header starts in the archive."""
 
     name: str
@@ -52,7 +52,7 @@ class Member:
     offset: int = 0
 
 
-def local_header(member: Member) -> bytes:
+def local_header(member: PackedMember) -> bytes:
     """The header before the bytes of a file."""
     name, extra = member.name.encode("ascii"), b""
     size, version = member.bytes, _STORED
@@ -70,7 +70,7 @@ def begins_with(data: bytes, name: str) -> bool:
     return fields[0] == _LOCAL_SIGNATURE and fields[9] == len(name) and data[_LOCAL.size :].startswith(name.encode())
 
 
-def read_local_header(data: bytes, name: str, size: int | None, offset: int) -> tuple[Member, str]:
+def read_local_header(data: bytes, name: str, size: int | None, offset: int) -> tuple[PackedMember, str]:
     """The file that a local header at `offset` says, and "" or how it differs from the one header that is allowed.
 
     Args:
@@ -78,7 +78,7 @@ def read_local_header(data: bytes, name: str, size: int | None, offset: int) -> 
         size: in bytes, below 4 GiB where it is None, as the header says.
     """
     fields = _LOCAL.unpack_from(data)
-    member = Member(name, fields[8] if size is None else size, fields[6], offset)
+    member = PackedMember(name, fields[8] if size is None else size, fields[6], offset)
     wanted = local_header(member)
     if data == wanted:
         return member, ""
@@ -88,7 +88,7 @@ def read_local_header(data: bytes, name: str, size: int | None, offset: int) -> 
     return member, "another name or other extra fields"
 
 
-def directory(members: Sequence[Member]) -> bytes:
+def directory(members: Sequence[PackedMember]) -> bytes:
     """What stands behind the bytes of the last file: the central directory and its end."""
     last = members[-1]
     start = last.offset + len(local_header(last)) + last.bytes
@@ -103,7 +103,7 @@ def directory(members: Sequence[Member]) -> bytes:
     return entries + end
 
 
-def _central_header(member: Member) -> bytes:
+def _central_header(member: PackedMember) -> bytes:
     name = member.name.encode("ascii")
     wide = [member.bytes] * 2 if member.bytes >= _NOT_HERE else []
     wide += [member.offset] if member.offset >= _NOT_HERE else []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from vitdeploy.bundle.layout import (
-    Member,
+    PackedMember,
     begins_with,
     check_digest,
     digest_hex,
@@ -133,7 +133,7 @@ class _Reader:
         self.size = file.stat().st_size
         self.offset = 0
         self.digest = hashlib.sha256()
-        self.members: list[Member] = []
+        self.members: list[PackedMember] = []
 
     def manifest(self) -> tuple[Manifest, str]:
         """The first file, and its SHA-256."""
@@ -154,7 +154,7 @@ class _Reader:
     ) -> str:
         """Read, check and write the next file, of `size` bytes, or as many as its header says, at most `limit`. Its
         SHA-256."""
-        header = self.read(len(local_header(Member(name, size or 0))))
+        header = self.read(len(local_header(PackedMember(name, size or 0))))
         member, difference = read_local_header(header, name, size, self.offset - len(header))
         if difference:
             raise self.refusal(f"{name} at byte {member.offset:,} has {difference}")
@@ -183,7 +183,7 @@ class _Reader:
         """Check early that the file is as long as its contents require."""
         members, offset = list(self.members), self.offset
         for entry in entries:
-            members.append(Member(entry.path, entry.bytes, 0, offset))
+            members.append(PackedMember(entry.path, entry.bytes, 0, offset))
             offset += len(local_header(members[-1])) + entry.bytes
         wanted = offset + len(directory(members))
         if self.size != wanted:
@@ -232,7 +232,7 @@ def pack_bundle(folder: Path, file: Path, progress: Progress = silent) -> Packed
         before.append(_entry_of(folder, SIGNATURE_FILE))
     entries = [*before, *entries]
     total, done = sum(entry.bytes for entry in entries), 0
-    members: list[Member] = []
+    members: list[PackedMember] = []
     with file.open("xb") as out:
         for entry in entries:
             members.append(_append(out, folder, entry))
@@ -282,10 +282,10 @@ def _refusal(folder: Path, found: str) -> SignatureError:
     )
 
 
-def _append(out: BinaryIO, folder: Path, entry: FileEntry) -> Member:
+def _append(out: BinaryIO, folder: Path, entry: FileEntry) -> PackedMember:
     """Write one file with its header, which holds the CRC-32 and so is written again at the end."""
     path, start, crc, digest = regular_file(folder, entry), out.tell(), 0, hashlib.sha256()
-    out.write(local_header(Member(entry.path, entry.bytes, 0, start)))
+    out.write(local_header(PackedMember(entry.path, entry.bytes, 0, start)))
     with path.open("rb") as file:
         while block := file.read(BLOCK):
             crc = zlib.crc32(block, crc)
@@ -293,7 +293,7 @@ def _append(out: BinaryIO, folder: Path, entry: FileEntry) -> Member:
             out.write(block)
     if digest.hexdigest() != entry.sha256:
         raise other_file(path, entry, "another SHA-256")
-    member, end = Member(entry.path, entry.bytes, crc, start), out.tell()
+    member, end = PackedMember(entry.path, entry.bytes, crc, start), out.tell()
     out.seek(start)
     out.write(local_header(member))
     out.seek(end)

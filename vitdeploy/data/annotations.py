@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.data.decoding import Skipped, skippable
-from vitdeploy.data.folder import OWN_SPLIT, DataSplit, Sample, enough, has_own_split, scan, usual_calibration
+from vitdeploy.data.folder import OWN_SPLIT, DataSplit, Sample, enough, has_own_split, scan, split_places
 from vitdeploy.data.label_file import DECIMAL, Repairs
 from vitdeploy.errors import DataError, ImageError, MissingFileError
 from vitdeploy.paths import is_file, name_bytes
@@ -51,7 +51,7 @@ class Annotation(Protocol):
         """Bytes that differ where two annotations differ."""
 
 
-class Placed(Annotation, Protocol):
+class PlacedAnnotation(Annotation, Protocol):
     """One with coordinates of pixels."""
 
     def turned(self: P, frame: Frame) -> P:
@@ -74,7 +74,7 @@ class InFile(Protocol):
 
 
 A = TypeVar("A", bound=Annotation)
-P = TypeVar("P", bound=Placed)
+P = TypeVar("P", bound=PlacedAnnotation)
 Points = npt.NDArray[np.float64]
 # COCO's annotations of an image, each with its place in the file.
 Objects: TypeAlias = Sequence[tuple[int, Mapping[str, Any]]]
@@ -116,24 +116,16 @@ class AnnotatedSet(Generic[A]):
         Raises:
             DataError: fewer images than asked for.
         """
-        generator = np.random.RandomState(seed)
+        first: Sequence[Sample] = self.samples
+        second: Sequence[Sample] = self.samples
+        counts: int | tuple[int, int] = len(first)
         if has_own_split(self.folder):
-            first, second = ([s for s in self.samples if self.folder / part in s.path.parents] for part in OWN_SPLIT)
-            calibration = usual_calibration(len(first), own=True) if calibration is None else calibration
-            enough(self.folder, len(first), calibration, "calibration")
-            chosen = [first[i] for i in generator.permutation(len(first))[:calibration]]
-            rest = [second[i] for i in generator.permutation(len(second))]
-        else:
-            calibration = usual_calibration(len(self.samples)) if calibration is None else calibration
-            what = "calibration (and at least one more to evaluate)"
-            enough(self.folder, len(self.samples) - 1, calibration, what)
-            shuffled = [self.samples[i] for i in generator.permutation(len(self.samples))]
-            chosen, rest = shuffled[:calibration], shuffled[calibration:]
-        if evaluation != "all":
-            enough(self.folder, len(rest), evaluation, "evaluation")
-            rest = rest[:evaluation]
+            first, second = (self._of_part(part) for part in OWN_SPLIT)
+            counts = len(first), len(second)
+        chosen, rest = split_places((self.folder, self.folder), counts, calibration, evaluation, seed)
         enough(self.folder, len(rest), 1, "evaluation")
-        return DataSplit(tuple(chosen), tuple(rest), tuple(c.name or str(c.id) for c in self.categories))
+        parts = tuple(first[i] for i in chosen), tuple(second[i] for i in rest)
+        return DataSplit(*parts, tuple(c.name or str(c.id) for c in self.categories))
 
     def to_calibrate(self, count: int | None, seed: int) -> tuple[Sample, ...]:
         """`count` annotated images (None: all) in seeded order, of the data set's own calibration part where it brings
@@ -142,11 +134,12 @@ class AnnotatedSet(Generic[A]):
         Raises:
             DataError: fewer images than asked for.
         """
-        samples: Sequence[Sample] = self.samples
-        if has_own_split(self.folder):
-            samples = [each for each in samples if self.folder / OWN_SPLIT[0] in each.path.parents]
+        samples = self._of_part(OWN_SPLIT[0]) if has_own_split(self.folder) else self.samples
         enough(self.folder, len(samples), count or 1, "calibration")
         return tuple(samples[i] for i in np.random.RandomState(seed).permutation(len(samples))[:count])
+
+    def _of_part(self, name: str) -> Sequence[Sample]:
+        return tuple(sample for sample in self.samples if self.folder / name in sample.path.parents)
 
     def digest(self, samples: Iterable[Sample]) -> str:
         """SHA-256 over the categories, and over relative path and annotation of the images, in order."""
@@ -500,3 +493,71 @@ def nothing_annotated(folder: Path, source: Path, found: str) -> DataError:
     return DataError(
         f"{source} annotates not one image of {folder}", found=found, fix="check that images and labels belong together"
     )
+
+
+# --- Texts of images: a JSON file that lists, for each image, its `file_name` and the `text` that is written in it ----
+
+
+EXAMPLE = '[{"file_name": "line.png", "text": "what is written in it"}, ...]'
+
+
+@dataclass(frozen=True)
+class WrittenText:
+    """What is written in one image."""
+
+    text: str
+
+    def content(self) -> bytes:
+        """Bytes that differ where two texts differ."""
+        return name_bytes(self.text)
+
+
+TextSet = AnnotatedSet[WrittenText]
+
+
+def read_written(images: Path, file: Path) -> TextSet:
+    """The images below `images` whose text the file says, by their path below that folder, or by file name where that
+    is unique.
+
+    Raises:
+        MissingFileError: no such folder or file.
+        DataError: no list of file names and texts; an image that stands there twice; none of the folder's images.
+    """
+    paths, repairs = folder_images(images), Repairs()
+    entries = _entries(file, repairs)
+    named: dict[Path, str] = {}
+    for name, path in located(images, paths, [*entries], repairs).items():
+        if named.setdefault(path, entries[name]) != entries[name]:
+            raise DataError(f"{file} says two texts of one image", found=str(path), wanted="one row an image")
+    if not named:
+        raise other_names(images, file, paths, [*entries])
+    found = {path: WrittenText(named[path]) for path in sorted(named)}
+    samples = tuple(Sample(path, None) for path in found)
+    return AnnotatedSet(images, samples, found, (), len(set(paths.values())) - len(found), repairs.notes)
+
+
+def _entries(file: Path, repairs: Repairs) -> dict[str, str]:
+    """The texts by file name."""
+    if not is_file(file):
+        raise MissingFileError(f"no file of texts at {file}", wanted=EXAMPLE, fix="check the path of --annotations")
+    try:
+        document: Any = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError
+        raise DataError(f"{file} is not a JSON file", found=str(error)[:200], wanted=EXAMPLE) from None
+    rows = document if isinstance(document, list) else [document]
+    wrong = next((row for row in rows if not _is_entry(row)), None)
+    if wrong is not None or not rows:
+        found = "an empty list" if not rows else repr(wrong)[:80]
+        raise DataError(f"{file} is no list of images and their texts", found=found, wanted=EXAMPLE)
+    texts: dict[str, str] = {}
+    for row in rows:
+        name = row["file_name"]
+        if texts.setdefault(name, row["text"]) != row["text"]:
+            raise DataError(f"{file} says two texts of one image", found=name, wanted="one row an image")
+    if len(texts) < len(rows):
+        repairs.add("repeated rows, counted once", rows[-1]["file_name"], len(rows) - len(texts))
+    return texts
+
+
+def _is_entry(row: object) -> bool:
+    return isinstance(row, dict) and all(isinstance(row.get(key), str) for key in ("file_name", "text"))

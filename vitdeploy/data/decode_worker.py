@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
-from vitdeploy.data.containers.reading import load_held, read_written
+from vitdeploy.data.containers.uris import load_held, read_written
 from vitdeploy.errors import VitdeployError
 from vitdeploy.runtime.preprocess import Pixels, load_image
 from vitdeploy.spec import PreprocessSpec, decode

@@ -21,9 +21,9 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.data.containers.reading import load_held
+from vitdeploy.data.containers.uris import load_held
 from vitdeploy.data.folder import Sample
-from vitdeploy.errors import DataError, ImageError, StorageError, VitdeployError, WorkerError, error_with_code
+from vitdeploy.errors import DataError, ImageError, StorageError, WorkerError, error_with_code
 from vitdeploy.publish import storage_errors
 from vitdeploy.runtime.host import usable_cores
 from vitdeploy.runtime.interpreter import module_argv
@@ -46,38 +46,13 @@ def skippable(error: ImageError) -> ImageError:
     return error
 
 
-def readable(
-    samples: Sequence[Sample], spec: PreprocessSpec, skipped: Skipped | None
-) -> Iterator[tuple[Sample, Pixels]]:
-    """Each sample with its pixels, uint8 [height, width, channels].
-
-    With `skipped` given, unreadable images are noted there and left out; without, they are an error.
-
-    Raises:
-        ImageError: an unreadable image and `skipped` is None.
-        DataError: not one image could be read.
-    """
-    count = 0
-    for sample in samples:
-        try:
-            pixels, _ = load_held(sample.path, sample.held, spec, sample.box, sample.shown)
-        except ImageError as error:
-            if skipped is None:
-                raise skippable(error) from None
-            skipped.paths.append(sample.shown)
-            continue
-        count += 1
-        yield sample, pixels
-    if not count:
-        raise DataError("not one image could be read", found=f"{len(samples)} unreadable files")
-
-
 def batches(
     samples: Sequence[Sample], spec: PreprocessSpec, size: int, skipped: Skipped | None = None
 ) -> Iterator[npt.NDArray[np.uint8]]:
-    """uint8 [n, height, width, channels] with n = `size`, fewer in the last; errors as `readable`."""
+    """uint8 [n, height, width, channels] with n = `size`, fewer in the last, decoded in this process; errors as
+    `decode_images`."""
     held: list[Pixels] = []
-    for _, pixels in readable(samples, spec, skipped):
+    for _, pixels, _ in decode_images(samples, spec, skipped, processes=0):
         held.append(pixels)
         if len(held) == size:
             yield np.stack(held)
@@ -102,7 +77,7 @@ EXIT_SECONDS = 3.0
 
 
 def decode_images(
-    samples: Sequence[Sample], spec: PreprocessSpec, skipped: Skipped | None = None
+    samples: Sequence[Sample], spec: PreprocessSpec, skipped: Skipped | None = None, processes: int | None = None
 ) -> Iterator[tuple[Sample, Pixels, Size]]:
     """Each sample with its pixels, uint8 [height, width, channels], and (width, height) of the upright original.
 
@@ -114,7 +89,7 @@ def decode_images(
         WorkerError: no process can be started.
     """
     count = 0
-    loaded = decode_each(samples, spec)
+    loaded = decode_each(samples, spec, processes)
     with contextlib.closing(loaded):
         for sample, found in zip(samples, loaded, strict=True):
             if isinstance(found, ImageError):
@@ -134,24 +109,14 @@ def decode_each(
     """The pixels and the size of each sample, or its error; to be closed, which ends the processes.
 
     Args:
-        processes: how many there are at most; None: one for each core, where there are several.
+        processes: how many there are at most; None: one for each core, where there are several. They are started if the
+            first images show that the others take long enough.
 
     Raises:
-        WorkerError: no process can be started.
+        WorkerError: no process can be started. Errors of `load_sample` that are not about one image propagate.
     """
-    with contextlib.closing(_load(samples, spec, processes)) as loaded:
-        for found in loaded:
-            if isinstance(found, VitdeployError) and not isinstance(found, ImageError):
-                raise found
-            yield found
-
-
-def _load(
-    samples: Sequence[Sample], spec: PreprocessSpec, processes: int | None
-) -> Generator[Loaded | VitdeployError, None, None]:
-    """The result of each sample. Processes are started if the first images show that the others take long enough."""
     seconds, cores = 0.0, usable_cores()
-    workers = processes or (min(cores, MAX_WORKERS) if cores > 1 else 0)
+    workers = (min(cores, MAX_WORKERS) if cores > 1 else 0) if processes is None else processes
     for index, sample in enumerate(samples):
         left = len(samples) - index
         if workers and index >= FIRST_IMAGES and seconds / index * left > WORTH_SECONDS:
@@ -159,19 +124,19 @@ def _load(
             return
         begun = time.perf_counter()
         try:
-            found: Loaded | VitdeployError = load_sample(sample, spec)
-        except VitdeployError as error:
+            found: Loaded | ImageError = load_sample(sample, spec)
+        except ImageError as error:
             found = error
         seconds += time.perf_counter() - begun
         yield found
 
 
 def load_sample(sample: Sample, spec: PreprocessSpec) -> Loaded:
-    """The pixels of one sample, and the size of its original; errors as `load_image` and `Held.read`."""
+    """The pixels of one sample, and the size of its original; errors as `load_image` and `HeldImage.read`."""
     return load_held(sample.path, sample.held, spec, sample.box, sample.shown)
 
 
-def _by_processes(samples: Sequence[Sample], spec: PreprocessSpec, count: int) -> Iterator[Loaded | VitdeployError]:
+def _by_processes(samples: Sequence[Sample], spec: PreprocessSpec, count: int) -> Iterator[Loaded | ImageError]:
     """The results from several processes. Sample i goes to process i modulo `count`; each answers in order, so the next
     one to read is always known."""
     with contextlib.ExitStack() as stack:
@@ -227,15 +192,18 @@ class _Worker:
         self._waiting.append(sample)
         self._send(_question(sample))
 
-    def answer(self) -> Loaded | VitdeployError:
-        """The result of the first sample without an answer."""
+    def answer(self) -> Loaded | ImageError:
+        """The result of the first sample without an answer; errors that are not about one image are raised."""
         sample = self._waiting.popleft()
         line = self._out.readline()
         head = json.loads(line) if line.endswith(b"\n") else {}
         if "error" in head:
             facts = head["error"]
             texts = {key: facts[key] for key in ("found", "wanted", "fix")}
-            return error_with_code(facts["code"], facts["message"], **texts)
+            error = error_with_code(facts["code"], facts["message"], **texts)
+            if not isinstance(error, ImageError):
+                raise error
+            return error
         height, width = self._spec.crop
         data = self._out.read(height * width * self._spec.channels) if head else b""
         if len(data) < height * width * self._spec.channels:
@@ -287,7 +255,7 @@ def _question(sample: Sample) -> list[Any]:
 DISK_SHARE = 0.5
 
 
-class Decoded(Sequence[Loaded]):
+class DecodedImages(Sequence[Loaded]):
     """The pixels of some images, uint8 [height, width, channels], each with the (width, height) of its original.
 
     May be read from several threads. `kept`: they are in the file, and no image is decoded again.
@@ -376,22 +344,22 @@ class DecodedSet:
 
     def __init__(self, samples: Sequence[Sample], folder: Path) -> None:
         self._samples, self._folder = samples, folder
-        self._by_geometry: dict[PreprocessSpec, Decoded] = {}
+        self._by_geometry: dict[PreprocessSpec, DecodedImages] = {}
         self._lock = threading.Lock()
 
     def check(self, spec: PreprocessSpec, skipped: Skipped | None, count: Callable[[int], None]) -> tuple[Sample, ...]:
-        """Decode all images, and keep the readable ones; errors as `Decoded.fill`."""
-        decoded = Decoded(self._samples, spec, self._folder)
+        """Decode all images, and keep the readable ones; errors as `DecodedImages.fill`."""
+        decoded = DecodedImages(self._samples, spec, self._folder)
         self._samples = decoded.fill(skipped, count)
         self._by_geometry[_geometry(spec)] = decoded
         return tuple(self._samples)
 
-    def of(self, spec: PreprocessSpec) -> Decoded:
+    def of(self, spec: PreprocessSpec) -> DecodedImages:
         """The images as `spec` resizes and crops them; decoded when first requested."""
         with self._lock:
             found = self._by_geometry.get(_geometry(spec))
             if found is None:
-                found = Decoded(self._samples, spec, self._folder)
+                found = DecodedImages(self._samples, spec, self._folder)
                 found.fill(None, lambda images: None)
                 self._by_geometry[_geometry(spec)] = found
             return found

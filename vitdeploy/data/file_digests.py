@@ -7,18 +7,19 @@ cannot be written, files are hashed each time.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
 from vitdeploy.bundle.read import file_sha256
-from vitdeploy.data.containers.held import Held
+from vitdeploy.data.containers.held import HeldImage
 from vitdeploy.data.containers.uris import mark_of
 from vitdeploy.data.folder import Sample
 from vitdeploy.errors import ImageError
@@ -93,12 +94,16 @@ class FileDigests:
         for index, image in enumerate(images):
             path, held = (image, None) if isinstance(image, Path) else (image.path, image.held)
             if held is None:
-                found.append(self._digest(os.path.abspath(path)))  # noqa: PTH100 - links stay: what they name may change
+                file = os.path.abspath(path)  # noqa: PTH100 - links stay: what they name may change
+                found.append(self._digest(file, file, functools.partial(file_sha256, Path(file))))
             elif isinstance(image, Sample) and held.uri is not None:
                 remote[index] = image
                 found.append("")
             else:
-                found.append(self._held_digest(held, str(path)))
+                assert held.within is not None
+                container, where = held.within
+                key = f"{container.path}//{where}"  # two slashes: no file's own path
+                found.append(self._digest(key, container.path, functools.partial(_held_sha256, held, str(path))))
             if len(found) % COMMIT_FILES == 0:
                 self._commit()
         if remote:
@@ -106,24 +111,6 @@ class FileDigests:
                 found[index] = digest
         self._commit()
         return found
-
-    def _held_digest(self, held: Held, name: str) -> str:
-        assert held.within is not None
-        container, where = held.within
-        key = f"{container.path}//{where}"  # two slashes: no file's own path
-        try:
-            stat = _stat(container.path)
-            known = self._known(key, stat)
-            if known is not None:
-                return known
-            recorded = time.time_ns()
-            digest = hashlib.sha256(held.read(name)).hexdigest()
-            if _stat(container.path) == stat:
-                self._record(key, stat, recorded, digest)
-        except (OSError, ImageError):
-            return f"unread {uuid.uuid4().hex}"
-        self.hashed += 1
-        return digest
 
     def _remote_digests(self, samples: Sequence[Sample]) -> Iterator[str]:
         """As `of`, of images behind URIs, several at a time."""
@@ -138,26 +125,27 @@ class FileDigests:
                 if digest is None:
                     digest = next(read)
                     if digest is None:
-                        digest = f"unread {uuid.uuid4().hex}"
+                        digest = f"{UNREAD} {uuid.uuid4().hex}"
                     else:
                         self.hashed += 1
                         if stat is not None:
                             self._record(key, stat, time.time_ns(), digest)
                 yield digest
 
-    def _digest(self, path: str) -> str:
+    def _digest(self, key: str, path: str, read: Callable[[], str]) -> str:
+        """The digest that `read` gives of what is called `key`, which lies in the file at a path."""
         try:
             stat = _stat(path)
-            known = self._known(path, stat)
+            known = self._known(key, stat)
             if known is not None:
                 return known
             recorded = time.time_ns()
-            digest = file_sha256(Path(path))
-            if self._execute(_RECORDED, (shown_name(path),)) not in (None, digest):
+            digest = read()
+            if key == path and self._execute(_RECORDED, (shown_name(path),)) not in (None, digest):
                 self.changed.append(Path(path))
             if _stat(path) == stat:
-                self._record(path, stat, recorded, digest)
-        except OSError:
+                self._record(key, stat, recorded, digest)
+        except (OSError, ImageError):
             return f"{UNREAD} {uuid.uuid4().hex}"
         self.hashed += 1
         return digest
@@ -195,6 +183,10 @@ class FileDigests:
             with contextlib.suppress(sqlite3.Error):
                 self._database.close()
             self._database = None
+
+
+def _held_sha256(held: HeldImage, name: str) -> str:
+    return hashlib.sha256(held.read(name)).hexdigest()
 
 
 def _content_digest(sample: Sample) -> str | None:

@@ -12,6 +12,7 @@ In the place of image files there may be tars, tables, or a list of URIs (`conta
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
@@ -23,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.data.containers.find import WANTED, find_containers
-from vitdeploy.data.containers.held import Held
-from vitdeploy.data.containers.listing import Classes, ClassKind, Holder, Listing, joined
+from vitdeploy.data.containers.held import HeldImage
+from vitdeploy.data.containers.listing import ClassKind, DataClasses, Holder, Listing, NameColumn, joined
 from vitdeploy.errors import DataError, ImageError, MissingFileError, quoted
 from vitdeploy.paths import is_dir, name_bytes, shown_name
 from vitdeploy.remote import shown_uri
@@ -51,7 +52,7 @@ class Sample:
     path: Path
     label: int | None
     box: Box | None = None
-    held: Held | None = field(default=None, kw_only=True)
+    held: HeldImage | None = field(default=None, kw_only=True)
 
     @property
     def shown(self) -> str:
@@ -66,7 +67,7 @@ class Sample:
         return self.path.relative_to(root).as_posix() if self.path.is_relative_to(root) else self.path.name
 
     def content(self) -> bytes:
-        """Its bytes; OSError of a file, errors of `Held.read`."""
+        """Its bytes; OSError of a file, errors of `HeldImage.read`."""
         return self.path.read_bytes() if self.held is None else self.held.read(self.shown)
 
 
@@ -79,16 +80,13 @@ class Samples(Sequence[Sample]):
 
     def __init__(self, root: Path, groups: Iterable[tuple[int | None, Sequence[str]]]) -> None:
         """`groups`: a label, None without, and the names below `root` of its images."""
-        self.root, self._names = root, bytearray()
-        counts: list[int] = []
-        ends, known = [np.zeros(1, np.int64)], []
+        self.root, self._names = root, NameColumn()
+        counts, known = list[int](), list[int]()
         for label, names in groups:
-            encoded = [name.encode("utf-8", "surrogateescape") for name in names]
-            ends.append(len(self._names) + np.cumsum([len(each) for each in encoded], dtype=np.int64))
-            self._names += b"".join(encoded)
+            for name in names:
+                self._names.add(name)
             known += [] if label is None else [label]
             counts.append(len(names))
-        self._ends = np.concatenate(ends)
         self._labels = np.repeat(np.array(known, np.int32), counts) if known else None
         self._holder: Holder | None = None
         self.places: Ints = np.arange(sum(counts))
@@ -98,8 +96,8 @@ class Samples(Sequence[Sample]):
     def listed(cls, listing: Listing) -> Samples:
         """The images of a listing, in its order; 20 bytes more each."""
         found = cls(listing.root, [])
-        found._names, found._ends, found._labels = listing.names.packed, listing.names.ends, listing.labels
-        found._holder, found.places = listing.holder, np.arange(len(listing.names))
+        found._names, found._labels, found._holder = listing.names, listing.labels, listing.holder
+        found.places = np.arange(len(listing.names))
         return found
 
     @classmethod
@@ -118,11 +116,7 @@ class Samples(Sequence[Sample]):
     @property
     def names(self) -> Iterator[str]:
         """Of each its path below `root`, with slashes."""
-        return (self._name(place) for place in self.places.tolist())
-
-    def _name(self, place: int) -> str:
-        start, end = self._ends[place], self._ends[place + 1]
-        return bytes(self._names[start:end]).decode("utf-8", "surrogateescape")
+        return map(self._names.__getitem__, self.places.tolist())
 
     def pick(self, indices: Ints | slice) -> Samples:
         """Some of these, in that order; the names are shared."""
@@ -159,7 +153,7 @@ class Samples(Sequence[Sample]):
             return self.pick(index)
         place = int(self.places[index])
         label = None if self._labels is None else int(self._labels[place])
-        name = self._name(place)
+        name = self._names[place]
         return Sample(self.root / name, label, held=None if self._holder is None else self._holder.at(place, name))
 
 
@@ -228,7 +222,7 @@ def scan(folder: Path, labels: Labels) -> tuple[Samples, tuple[str, ...]]:
     return samples, tuple(map(shown_name, classes))
 
 
-def list_images(path: Path, labels: Labels) -> tuple[Samples, Classes]:
+def list_images(path: Path, labels: Labels) -> tuple[Samples, DataClasses]:
     """All images of a data set of any kind, with its classes: as `scan`, of what `containers` reads too.
 
     Raises:
@@ -238,7 +232,7 @@ def list_images(path: Path, labels: Labels) -> tuple[Samples, Classes]:
     found = find_containers(path, SUFFIXES)
     if found is None or (found.beside and labels == "none"):
         samples, names = scan(path, labels)
-        return samples, Classes(names)
+        return samples, DataClasses(names)
     listing = found.listed(labelled=labels == "folders")
     if not len(listing.names):
         raise DataError(f"{path} holds no images", found="no sample, no row and no line", wanted="at least one image")
@@ -330,31 +324,48 @@ def list_split(
     Raises:
         MissingFileError, DataError, MissingPackageError: as `list_images`; fewer images than asked for.
     """
-    generator = np.random.RandomState(seed)
     if has_own_split(folder):
         scanned = [list_images(folder / part, labels) for part in OWN_SPLIT]
         classes = joined([known for _, known in scanned], folder)
         places = {name: index for index, name in enumerate(classes.names)}
         first, second = (samples.renumbered([places[name] for name in known.names]) for samples, known in scanned)
-        calibration = usual_calibration(len(first), own=True) if calibration is None else calibration
-        enough(folder, len(first), calibration, "calibration")
-        chosen = first.pick(generator.permutation(len(first))[:calibration])
-        rest = second.pick(generator.permutation(len(second)))
+        chosen, rest = split_places((folder, folder), (len(first), len(second)), calibration, evaluation, seed)
     else:
-        samples, classes = list_images(folder, labels)
-        first = second = samples
-        calibration = usual_calibration(len(samples)) if calibration is None else calibration
-        enough(folder, len(samples) - 1, calibration, "calibration (and at least one more to evaluate)")
-        shuffled = samples.pick(generator.permutation(len(samples)))
-        chosen, rest = shuffled[:calibration], shuffled[calibration:]
-    if evaluation != "all":
-        enough(folder, len(rest), evaluation, "evaluation")
-        rest = rest[:evaluation]
+        first, classes = list_images(folder, labels)
+        second = first
+        chosen, rest = split_places((folder, folder), len(first), calibration, evaluation, seed)
     seen = {int(label) for part in (first, second) if part.labels is not None for label in np.unique(part.labels)}
     empty = frozenset(name for index, name in enumerate(classes.names) if index not in seen)
     others = ", ".join(dict.fromkeys(part.left_out for part in (first, second) if part.left_out))
     notes = (*([f"{folder}: left out {others}"] if others else []), *classes.notes)
-    return ListedSplit(chosen, rest, classes.names, empty, classes.kind, notes)
+    return ListedSplit(first.pick(chosen), second.pick(rest), classes.names, empty, classes.kind, notes)
+
+
+def split_places(
+    folders: tuple[Path, Path],
+    counts: int | tuple[int, int],
+    calibration: int | None,
+    evaluation: int | Literal["all"],
+    seed: int,
+) -> tuple[Ints, Ints]:
+    """The places of the images that `list_split` chooses for each part, among `counts` of both, or as many of its own.
+
+    Raises:
+        DataError: fewer images than asked for; `folders` are named in it.
+    """
+    generator = np.random.RandomState(seed)
+    if isinstance(counts, int):
+        calibration = usual_calibration(counts) if calibration is None else calibration
+        enough(folders[0], counts - 1, calibration, "calibration (and at least one more to evaluate)")
+        chosen, rest = np.split(generator.permutation(counts), [calibration])
+    else:
+        calibration = usual_calibration(counts[0], own=True) if calibration is None else calibration
+        enough(folders[0], counts[0], calibration, "calibration")
+        chosen, rest = generator.permutation(counts[0])[:calibration], generator.permutation(counts[1])
+    if evaluation != "all":
+        enough(folders[1], len(rest), evaluation, "evaluation")
+        rest = rest[:evaluation]
+    return chosen, rest
 
 
 def has_own_split(folder: Path) -> bool:
@@ -417,3 +428,70 @@ def digest(samples: Sequence[Sample], root: Path, known: Sequence[str] | None = 
     for sample, content in zip(samples, known or contents(samples), strict=True):
         total.update(name_bytes(f"{sample.name_below(root)}\t{sample.label}\t{content}\n"))
     return total.hexdigest()
+
+
+# --- Cut a sorted list of names into shards where the names themselves say so -----------------------------------------
+# A list with one name more or less has all but a few of its shards unchanged.
+#
+# This is content-dependent chunking, as of backups and file systems that store equal parts of files once
+# (Muthitacharoen, Chen and Mazieres 2001, "A low-bandwidth network file system"), with names in place of bytes. A cut
+# follows each name whose hash is the least among those of `WINDOW` names before and after it, the local extreme of
+# Bjorner, Blass and Gurevich 2010 ("Content-dependent chunking for differential compression, the local maximum
+# approach"). With a threshold on the hash, as the former have it, least and largest sizes have to be forced, and one
+# name more can move all cuts after it; here it moves only cuts that are less than a window away.
+
+
+# Shards hold more than WINDOW names, 2 * WINDOW + 1 in the mean, and MOST at most.
+WINDOW, MOST = 256, 2048
+
+Hashes = npt.NDArray[np.uint64]
+
+
+def cut(names: Iterable[str], window: int = WINDOW, most: int = MOST) -> list[range]:
+    """The shards of a list of names, as ranges of its indices: all in order, the same on every machine.
+
+    One name more or less changes at most three shards; more of them only where a stretch without any cut is longer than
+    `most`, and is divided. A list of up to 2 * `window` names is one shard.
+
+    Args:
+        window: a shard has more names than that; the last one may have just as many, or all names of a shorter list.
+        most: at least 4 * `window` + 4.
+    """
+    if window < 1 or most < 4 * window + 4:
+        raise ValueError(f"shards of {most} names at most, and windows of {window}")
+    hashes = _hashes(names)
+    bounds = [0, *_cuts(hashes, window), len(hashes)]
+    found: list[range] = []
+    for start, end in itertools.pairwise(bounds):
+        found += _divided(hashes, range(start, end), most)
+    return [shard for shard in found if shard]
+
+
+def _hashes(names: Iterable[str]) -> Hashes:
+    """The first 64 bits of each name's BLAKE2b; what is no UTF-8 in a name counts by its bytes."""
+    digests = (hashlib.blake2b(name_bytes(name), digest_size=8).digest() for name in names)
+    return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
+
+
+def _cuts(hashes: Hashes, window: int) -> list[int]:
+    """The index after each name that a shard ends with. Two such names are more than a window apart, so at most the
+    least of any window + 1 names is one."""
+    found = []
+    for start in range(0, len(hashes), window + 1):
+        index = start + int(hashes[start : start + window + 1].argmin())
+        if window <= index < len(hashes) - window:
+            around = hashes[index - window : index + window + 1]
+            if int((around <= hashes[index]).sum()) == 1:
+                found.append(index + 1)
+    return found
+
+
+def _divided(hashes: Hashes, shard: range, most: int) -> list[range]:
+    """The shard; where it is longer than `most` two of it, each a quarter at least, and these in the same way."""
+    if len(shard) <= most:
+        return [shard]
+    quarter = len(shard) // 4
+    inner = hashes[shard.start + quarter : shard.stop - quarter]
+    middle = shard.start + quarter + int(inner.argmin()) + 1
+    both = (range(shard.start, middle), range(middle, shard.stop))
+    return [part for each in both for part in _divided(hashes, each, most)]

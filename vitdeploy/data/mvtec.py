@@ -19,7 +19,7 @@ import numpy.typing as npt
 from vitdeploy.bundle.read import file_sha256
 from vitdeploy.data.annotations import AnnotatedSet, frame_or_skip, upright_notes
 from vitdeploy.data.decoding import Skipped
-from vitdeploy.data.folder import DataSplit, Sample, enough, scan, usual_calibration
+from vitdeploy.data.folder import DataSplit, Sample, scan, split_places
 from vitdeploy.data.masks import read_map
 from vitdeploy.errors import DataError, MissingFileError
 from vitdeploy.runtime.preprocess import Frame
@@ -120,14 +120,9 @@ def split_mvtec(
     Raises:
         DataError: fewer images than asked for; or those to evaluate on are all good, or all defective.
     """
-    generator = np.random.RandomState(seed)
-    calibration = usual_calibration(len(normal), own=True) if calibration is None else calibration
-    enough(root / NORMAL, len(normal), calibration, "calibration")
-    chosen = tuple(normal[i] for i in generator.permutation(len(normal))[:calibration])
-    rest = [test.samples[i] for i in generator.permutation(len(test.samples))]
-    if evaluation != "all":
-        enough(root / TEST, len(rest), evaluation, "evaluation")
-        rest = rest[:evaluation]
+    counts = len(normal), len(test.samples)
+    chosen, places = split_places((root / NORMAL, root / TEST), counts, calibration, evaluation, seed)
+    rest = tuple(test.samples[i] for i in places)
     defective = sum(test.annotations[sample.path].defect is not None for sample in rest)
     if defective in (0, len(rest)):
         raise DataError(
@@ -136,7 +131,7 @@ def split_mvtec(
             wanted="some of each",
             fix="add images below test, or evaluate on all of them (data.evaluation.images: all)",
         )
-    return DataSplit(chosen, tuple(rest), ())
+    return DataSplit(tuple(normal[i] for i in chosen), rest, ())
 
 
 def refuse_shared(seen: Sequence[Path], known: Sequence[Path], where: str, other: str) -> None:

@@ -32,7 +32,7 @@ Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Tokens:
+class TokenArrays:
     """int64 [n, source_length], and [n, target_length] or None."""
 
     source: Array
@@ -41,11 +41,11 @@ class Tokens:
     def __len__(self) -> int:
         return len(self.source)
 
-    def take(self, chosen: npt.NDArray[np.intp]) -> Tokens:
-        return Tokens(self.source[chosen], None if self.target is None else self.target[chosen])
+    def take(self, chosen: npt.NDArray[np.intp]) -> TokenArrays:
+        return TokenArrays(self.source[chosen], None if self.target is None else self.target[chosen])
 
 
-def read_tokens(path: Path) -> Tokens:
+def read_tokens(path: Path) -> TokenArrays:
     """The arrays of a `.npz`.
 
     Raises:
@@ -67,7 +67,7 @@ def read_tokens(path: Path) -> Tokens:
             found=str(error)[:200] or type(error).__name__,
             wanted="a file that numpy.savez(path, source=..., target=...) writes",
         ) from None
-    tokens = Tokens(arrays["source"], arrays.get("target"))
+    tokens = TokenArrays(arrays["source"], arrays.get("target"))
     if tokens.target is not None and len(tokens.target) != len(tokens.source):
         raise DataError(
             f"{path} has another number of targets than of sources",
@@ -121,13 +121,13 @@ def _header(path: Path, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtyp
 
 
 def split(
-    tokens: Tokens,
+    tokens: TokenArrays,
     *,
     calibration: int | None,
     evaluation: int | Literal["all"],
     seed: int,
     source: str = "the token file",
-) -> tuple[Tokens, Tokens]:
+) -> tuple[TokenArrays, TokenArrays]:
     """Split into sequences to make choices on and sequences to judge them on; none is both.
 
     As for images (`data.folder.split`): rows are permuted by `numpy.random.RandomState(seed)`, the first `calibration`
@@ -151,7 +151,7 @@ def split(
     return tokens.take(order[:calibration]), tokens.take(rest)
 
 
-def shuffled(tokens: Tokens, count: int | None, seed: int, *, source: str = "the token file") -> Tokens:
+def shuffled(tokens: TokenArrays, count: int | None, seed: int, *, source: str = "the token file") -> TokenArrays:
     """`count` sequences (None: all) in the order of `split`; `source` names the file in errors.
 
     Raises:
@@ -167,7 +167,7 @@ def shuffled(tokens: Tokens, count: int | None, seed: int, *, source: str = "the
     return tokens.take(np.random.RandomState(seed).permutation(len(tokens))[:count])
 
 
-def digest(tokens: Tokens) -> str:
+def digest(tokens: TokenArrays) -> str:
     """SHA-256 over shapes and values, in order; independent of the file's compression."""
     total = hashlib.sha256()
     for name, array in zip(MEMBERS, (tokens.source, tokens.target), strict=True):

@@ -14,7 +14,7 @@ from vitdeploy.devices.agent.documents import PlacedArtifact
 from vitdeploy.devices.shipment import Shipment, ship
 from vitdeploy.errors import InputError, quoted
 from vitdeploy.graph.analysis.rows import count_int8
-from vitdeploy.graph.io.files import load_graph, read_metadata
+from vitdeploy.graph.io.files import admitted_metadata, load_graph
 from vitdeploy.pipeline.artifact import default_target, kind_of, new_folder, open_bundle
 from vitdeploy.pipeline.setting import engine_setting, graph_setting
 from vitdeploy.runtime.backend import engine_is_code
@@ -83,7 +83,7 @@ def _seeded(graphs: PlacedGraphs, folder: Path) -> dict[str, Path]:
 def _placed_in(files: Mapping[str, Path]) -> tuple[Precision, WeightBits | None, dict[str, Precision] | None]:
     """The precision that the graphs were placed for, INT8 where one was; the bits of INT8 weights; and the precision of
     each, where they differ."""
-    read = {part: read_metadata(file) for part, file in files.items()}
+    read = {part: admitted_metadata(file) for part, file in files.items()}
     own: dict[str, Precision] = {part: metadata.precision or "fp32" for part, metadata in read.items()}
     whole: Precision = "int8" if "int8" in own.values() else next(iter(own.values()))
     bits = next((metadata.weight_bits for metadata in read.values() if metadata.weight_bits is not None), None)

@@ -216,7 +216,7 @@ def _short(value: int) -> str:
 # Folders go with all that is below them.
 ZONE = (
     *("__init__.py", "backends.py", "errors.py", "extensions.py", "limits.py", "paths.py", "zip_members.py"),
-    *("publish.py", "exchange.py", "spec", "runtime", "compilation", "benchmark"),
+    *("publish.py", "spec", "runtime", "compilation", "benchmark"),
     *(f"bundle/{name}.py" for name in ("__init__", "checked", "layout", "read", "sign")),
     *("devices/__init__.py", "devices/agent"),
 )

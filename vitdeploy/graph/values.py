@@ -116,6 +116,12 @@ def ancestors(value: ir.Value, *, past_sizes: bool = True) -> Iterator[ir.Node]:
         queue.extend(each for each in node.inputs if each is not None)
 
 
+def depends_on_input(value: ir.Value) -> bool:
+    """Whether a tensor depends on the content of a graph input, not on its size alone."""
+    values = [value, *(each for node in ancestors(value, past_sizes=False) for each in node.inputs if each is not None)]
+    return any(each.is_graph_input() for each in values)
+
+
 def stem(node: ir.Node) -> str:
     """The path of the module that a node belongs to: "blocks.0/attn" of "blocks.0/attn/MatMul" and ".../MatMul_1"."""
     return re.sub(rf"/{node.op_type}(_\d+)?$", "", str(node.name or node.op_type))

@@ -183,10 +183,10 @@ def graph_of(bundle: Path, engine: str) -> dict[str, object] | None:
     """The operators and the opset of the graph of an engine, for whoever looks for what its runtime does wrong; None
     where it cannot be read."""
     try:
-        from vitdeploy.graph.io.files import load_graph
+        from vitdeploy.graph.io.admit import admit_graph
 
         found = next(each for each in read_bundle(bundle).engines if each.artifact == engine)
-        model = load_graph(bundle / found.graph)
+        model = admit_graph(bundle / found.graph)
     except (VitdeployError, ModuleNotFoundError, StopIteration):
         return None
     names = sorted({node.op_type for node in model.graph if node.domain in ("", "ai.onnx")})

@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from vitdeploy.errors import InputError, KnownBadError
+from vitdeploy.graph.io.admit import admit_graph
 from vitdeploy.graph.io.files import METADATA_KEY, get_metadata, load_graph
 from vitdeploy.known_bad.entries import REFUSED, AttributeRule, Entry, Pattern, table
 from vitdeploy.known_bad.matchers import FUNCTIONS
@@ -130,7 +131,7 @@ def engine_matches(engine: EngineSpec, folder: Path) -> list[Match]:
     """The entries about an engine whose files lie in `folder`, each once."""
     found: dict[str, Match] = {}
     for part in engine.parts or (engine,):
-        for match in matches_on(load_graph(folder / part.graph), _platform(engine, part)):
+        for match in matches_on(admit_graph(folder / part.graph), _platform(engine, part)):
             found.setdefault(match.entry.id, match)
     return list(found.values())
 

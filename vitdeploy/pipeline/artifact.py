@@ -47,20 +47,20 @@ def open_bundle(folder: Path, trust: Path | None = None) -> tuple[Manifest, tupl
 
 def float_graph(text: str) -> Path | None:
     """The float graph at a path, None if there is none."""
-    from vitdeploy.graph.io.files import read_metadata
+    from vitdeploy.graph.io.files import admitted_metadata
 
     path = Path(text)
     if not exists(path) or (is_file(path) and not is_ours(path)):
         return None
     file = find_graph(path)
-    return file if read_metadata(file).precision is None else None
+    return file if admitted_metadata(file).precision is None else None
 
 
 def default_target(file: Path) -> str:
     """The target that a graph is compiled for if the user names none."""
-    from vitdeploy.graph.io.files import read_metadata
+    from vitdeploy.graph.io.files import admitted_metadata
 
-    return read_metadata(file).target or DEFAULT_TARGET
+    return admitted_metadata(file).target or DEFAULT_TARGET
 
 
 def new_folder(work: Path, name: str) -> Path:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from vitdeploy import __version__
+from vitdeploy.graph.io.admit import admit_graph
 from vitdeploy.graph.io.bound import bindings
-from vitdeploy.graph.io.files import load_graph
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.names import is_graph
 from vitdeploy.models.source import Source
@@ -188,7 +188,7 @@ def prepare(
     if recipe.optimize.prune != "none":
         check_prune(reference_models[0].task, reference_models[0].preprocess)
     if recipe.precision in ("int8", "mixed", "int4") and is_onnx(reference_models[0].source):
-        reject_quantized(load_graph(Path(str(reference_models[0].source.model))), reference_models[0].name)
+        reject_quantized(admit_graph(Path(str(reference_models[0].source.model))), reference_models[0].name)
     kits = [make_adapter(reference_setting(reference_model)) for reference_model in reference_models]
     data = kits[0].load(choice_of(recipe), skip_bad=skip_bad, progress=progress)
     for reference_model in reference_models:

@@ -10,7 +10,7 @@ from pathlib import Path
 from vitdeploy.benchmark.run import BenchCandidate
 from vitdeploy.errors import VitdeployError
 from vitdeploy.graph.analysis.work import Work, count_work
-from vitdeploy.graph.io.files import load_graph
+from vitdeploy.graph.io.admit import admit_graph
 from vitdeploy.runtime.backend import RUNTIME
 from vitdeploy.spec import EngineSpec, decode
 
@@ -32,7 +32,7 @@ def work_of(graph: Path, engine: EngineSpec, batch: int) -> Work | str:
     if engine.parts:
         return "it depends on how long the sequences are"
     try:
-        work = count_work(load_graph(graph), batch)
+        work = count_work(admit_graph(graph), batch)
     except VitdeployError as error:
         return f"{error.message}: {error.found}"
     # Half precision that is a setting of the runtime stands in no graph.

@@ -18,7 +18,7 @@ from vitdeploy.errors import CapabilityError, GraphError
 from vitdeploy.exporter.torch_onnx import export_graph
 from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.canonical.normalise import normalise
-from vitdeploy.graph.io.admit import admit
+from vitdeploy.graph.io.admit import admit_graph
 from vitdeploy.graph.io.files import (
     GraphMetadata,
     fixed_batch,
@@ -76,7 +76,7 @@ def read_placement(file: Path) -> Placement:
     Raises:
         GraphError: it is not in INT8. CapabilityError: its form, or its task, is not one that can be trained.
     """
-    model = load_graph(file)
+    model = admit_graph(file)
     metadata = get_metadata(model, str(file))
     if metadata.precision not in ("int8", "mixed") or metadata.target is None:
         raise GraphError(
@@ -133,9 +133,8 @@ def float_graph(file: Path, placement: Placement, options: OptimizeOptions | Non
     Raises:
         GraphError: the rewrites do not apply.
     """
-    model = load_graph(file)
+    model = load_graph(file, shapes=options is None)
     if options is not None:
-        model = admit(file)
         normalise(model)
         optimize(model, options)
         with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:

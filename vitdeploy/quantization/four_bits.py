@@ -14,7 +14,7 @@ import onnx_ir as ir
 from vitdeploy.backends import TARGETS
 from vitdeploy.errors import CapabilityError, GraphError
 from vitdeploy.graph.analysis.rows import Linear, find_linears, is_place, is_ranked, reads_image, unplaced_weights
-from vitdeploy.graph.canonical.upgrade import upgrade_opset
+from vitdeploy.graph.canonical.normalise import upgrade_opset
 from vitdeploy.graph.edit import Editor, drop_unused
 from vitdeploy.quantization.embeddings import store_embeddings
 from vitdeploy.quantization.groups import GROUPS, group_of, round_groups

@@ -29,7 +29,7 @@ from vitdeploy.graph.edit import constant
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.graph.passes.rows import align_rows, complete_shapes, split_rows
 from vitdeploy.graph.shapes.infer import Inference
-from vitdeploy.graph.shapes.sizes import UNKNOWN, Dims, Size
+from vitdeploy.graph.shapes.sizes import UNKNOWN, Dims, FreeSize
 from vitdeploy.quantization.placement import place
 from vitdeploy.quantization.ranges import Range
 from vitdeploy.runtime.host import describe_host
@@ -97,7 +97,7 @@ def shapes_of(model: ir.Model, layers: Collection[str]) -> dict[str, Shape]:
     """
     dims = Inference(model).dims
     inputs = [dims[value] for value in model.graph.inputs if dims.get(value)]
-    batch = {name for sizes in inputs if isinstance(sizes[0], Size) for name in sizes[0].names}
+    batch = {name for sizes in inputs if isinstance(sizes[0], FreeSize) for name in sizes[0].names}
     chosen = [linear for linear in find_linears(model) if linear.name in layers]
     return {
         linear.name: _shape(
@@ -109,7 +109,7 @@ def shapes_of(model: ir.Model, layers: Collection[str]) -> dict[str, Shape]:
 
 def _at_batch_one(linear: Linear, sizes: Dims | None, batch: Collection[str]) -> list[int]:
     found = [
-        each.factor if isinstance(each, Size) and set(each.names) <= set(batch) else each
+        each.factor if isinstance(each, FreeSize) and set(each.names) <= set(batch) else each
         for each in sizes or (UNKNOWN,)
     ]
     numbers = [each for each in found if isinstance(each, int)]

@@ -21,7 +21,7 @@ from vitdeploy.graph.analysis.prunable import Prunable, find_prunable
 from vitdeploy.graph.analysis.work import count_work
 from vitdeploy.graph.edit import Editor, drop_unused
 from vitdeploy.graph.io.files import load_graph, save_graph
-from vitdeploy.graph.passes.pruning import prune
+from vitdeploy.graph.passes.tokens import prune
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.search.expected import Expected
 from vitdeploy.search.graphs import ReferenceOutputs

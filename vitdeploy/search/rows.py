@@ -17,7 +17,7 @@ from vitdeploy.errors import GraphError
 from vitdeploy.graph.analysis.attention import find_attentions, follow, merge_points
 from vitdeploy.graph.analysis.rows import count_int8, find_linears
 from vitdeploy.graph.edit import drop_unused
-from vitdeploy.graph.io.files import load_graph, read_metadata, save_graph
+from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph
 from vitdeploy.graph.passes.rows import align_rows, parts_of, token_stream, work_by_tokens
 from vitdeploy.graph.passes.tokens import merge_tokens
 from vitdeploy.quantization.placement import place, shape
@@ -167,7 +167,7 @@ def measure_row_parts(
     Raises:
         CapabilityError, EngineError, WorkerError: as `compile_engine` and `run_benchmark`.
     """
-    precision = read_metadata(graph).precision or "fp32"
+    precision = get_metadata(load_graph(graph), str(graph)).precision or "fp32"
     alternatives, reason = alternatives_of(graph)
     if reason:
         return table_of(target, batch, fingerprint(target), reason=reason)

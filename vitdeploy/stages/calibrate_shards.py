@@ -1,6 +1,6 @@
 """Calibration of many images in shards, on any number of workers: the same bytes as in one piece.
 
-The images are cut into shards in the order of their names (`data.shards`), whatever the number of workers. Each is a
+The images are cut into shards in the order of their names (`folder.cut`), whatever the number of workers. Each is a
 piece of work, and what it leaves is stored by the digests of its images: a calibration that was killed goes on, and a
 set with more images observes these and the few around them.
 """
@@ -19,8 +19,7 @@ import numpy as np
 from vitdeploy.bundle.read import file_sha256
 from vitdeploy.data.decoding import batches
 from vitdeploy.data.file_digests import DIGESTS_FILE, FileDigests
-from vitdeploy.data.folder import Sample
-from vitdeploy.data.shards import cut
+from vitdeploy.data.folder import Sample, cut
 from vitdeploy.errors import DataError, MissingFileError, VitdeployError
 from vitdeploy.paths import is_file
 from vitdeploy.quantization.observer import MOMENT_IMAGES, Arrays

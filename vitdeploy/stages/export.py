@@ -18,13 +18,13 @@ from vitdeploy.exporter.parity import BATCHES, FREE_BATCH, SEED, TOLERANCE, Grap
 from vitdeploy.exporter.sequence import DECODER_STEP, ENCODER, check_sequence_parity, export_sequence
 from vitdeploy.exporter.torch_onnx import expected_seconds, export_graph, export_tensors_graph, export_text_graph
 from vitdeploy.graph.canonical.normalise import normalise as export_normalise
+from vitdeploy.graph.io.admit import admit_graph
 from vitdeploy.graph.io.bound import without_folders
 from vitdeploy.graph.io.files import (
     GraphMetadata,
     fixed_batch,
     get_metadata,
     graph_spec,
-    load_graph,
     save_graph,
     set_metadata,
 )
@@ -453,7 +453,7 @@ def import_external(
 
     Returns: the graph written, and what was assumed of the file, one per line.
     """
-    reject_quantized(load_graph(file), str(file))
+    reject_quantized(admit_graph(file), str(file))
     reference_model, batch = settle_batch(find_reference_model(Source(model=str(file), image_size=image_size)))
     export(reference_model, ExportConfig(file.stem[:64], OPSET, batch, True), out, progress)
     return out / MODEL_FILE, reference_model.notes

@@ -11,7 +11,7 @@ from vitdeploy.errors import EngineError, GraphError, quoted
 from vitdeploy.exporter.parity import compare_graphs
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.admit import admit
-from vitdeploy.graph.io.files import save_graph
+from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.graph.io.inputs import set_image_size
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.graph.passes.optimize import optimize as rewrite
@@ -39,6 +39,7 @@ def optimize(
     out: Path,
     progress: Progress = silent,
     image_size: tuple[int, int] | None = None,
+    stored: bool = False,
 ) -> dict[str, Any]:
     """Writes every graph rewritten, and optimize.json: what was changed how often, and the difference.
 
@@ -46,8 +47,8 @@ def optimize(
     tokens costs is not in it: `verify` measures that. Rows that are aligned after a merge are not compared either:
     another rounding may choose another pair of tokens.
 
-    The files may be of any exporter, and are called by their names here. `image_size` is (height, width), for a file
-    that leaves it open.
+    The files may be of any exporter, unless they are `stored`, and are called by their names here. `image_size` is
+    (height, width), for a file that leaves it open.
 
     Raises:
         UnsafeGraphError, GraphError, MissingFileError: a file is refused, as `admit` says; or its tokens cannot be
@@ -57,7 +58,8 @@ def optimize(
     facts: dict[str, Any] = {"rewrites": {}, "difference": {}, "nodes": {}}
     for done, (name, file) in enumerate(graphs.items()):
         progress("optimize", done, len(graphs))
-        model = admit(file, image_size if name == "model" else None)
+        size = image_size if name == "model" else None
+        model = load_graph(file, shapes=False) if stored else admit(file, size)
         if name == "model":
             set_image_size(model, image_size)
         before, made = len(model.graph), out / f"{name}.onnx"
@@ -101,7 +103,7 @@ def optimize_step(options: OptimizeOptions, name: str = OPTIMIZE) -> Step:
     """The rewritten graphs of the job's export."""
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
-        optimize(graphs_in(folders[EXPORT].path), options, out, progress)
+        optimize(graphs_in(folders[EXPORT].path), options, out, progress, stored=True)
 
     packages = package_versions(("onnx", "onnxscript", "onnx-ir", "onnxruntime", "numpy"))
     return Step(name, "optimize", write, asdict(options), (EXPORT,), packages=packages)

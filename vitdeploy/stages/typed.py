@@ -16,7 +16,7 @@ from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import Sample
 from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.analysis.work import node_macs
-from vitdeploy.graph.canonical.upgrade import upgrade_opset
+from vitdeploy.graph.canonical.normalise import upgrade_opset
 from vitdeploy.graph.half.half import Half, emulate, patches_to_matmul, touches_floats, type_graph
 from vitdeploy.graph.io.files import fixed_batch, graph_spec, load_graph, save_graph, set_metadata
 from vitdeploy.graph.passes.folds import cast_pixels_first

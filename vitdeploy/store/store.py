@@ -21,10 +21,10 @@ from typing import Any, Literal, TypeVar
 
 from vitdeploy.bundle.read import file_sha256, verify_file
 from vitdeploy.errors import DigestError
-from vitdeploy.exchange import identity
 from vitdeploy.publish import (
     discard,
     flush,
+    identity,
     make_folder,
     publish,
     storage_errors,

@@ -14,7 +14,7 @@ import numpy as np
 
 from vitdeploy.data.classes import ClassMap
 from vitdeploy.data.containers.find import find_containers, root_of
-from vitdeploy.data.decoding import Decoded, DecodedSet, Skipped
+from vitdeploy.data.decoding import DecodedImages, DecodedSet, Skipped
 from vitdeploy.data.folder import DataSplit, Sample, digest, split
 from vitdeploy.errors import DataError
 from vitdeploy.paths import is_dir
@@ -433,7 +433,7 @@ class ImageKit(TaskAdapter):
         """The runner as it takes images alone."""
         return runner
 
-    def pixels(self, data: Data) -> Decoded:
+    def pixels(self, data: Data) -> DecodedImages:
         """The evaluation images as this model sees them."""
         assert data.decoded is not None
         return data.decoded.of(self.setting.images)

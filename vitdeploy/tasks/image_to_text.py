@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.data.annotations import WrittenText, read_written
 from vitdeploy.data.decoding import Skipped, batches
 from vitdeploy.data.folder import Sample
-from vitdeploy.data.texts import WrittenText, read_written
 from vitdeploy.errors import DataError
 from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.preprocess import to_input

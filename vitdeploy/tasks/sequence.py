@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.data.tokens import Tokens as SequenceTokens
+from vitdeploy.data.tokens import TokenArrays as SequenceTokens
 from vitdeploy.data.tokens import digest, read_tokens, shuffled, split
 from vitdeploy.errors import DataError, EngineError
 from vitdeploy.progress import Progress

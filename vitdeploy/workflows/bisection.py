@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from vitdeploy.data.decoding import batches
 from vitdeploy.errors import InputError
+from vitdeploy.graph.io.admit import admit_graph
 from vitdeploy.graph.io.files import get_metadata, graph_spec, load_graph
 from vitdeploy.pipeline.artifact import float_graph, open_bundle
 from vitdeploy.progress import Progress
@@ -91,7 +92,7 @@ def bisect_artifact(
                 wanted="the folder of `vitdeploy export` or `optimize` that it was quantized from",
                 fix="--against FOLDER",
             )
-        graph, placement = load_graph(file), load_graph(bundle / looked_at.graph)
+        graph, placement = load_graph(file), admit_graph(bundle / looked_at.graph)
         _check_same_model(graph, placement, str(file))
         images = get_metadata(graph, str(file)).images
         samples, skipped = calibration_images(

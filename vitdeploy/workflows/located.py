@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import AnswersError
-from vitdeploy.graph.io.files import load_graph
+from vitdeploy.graph.io.admit import admit_graph
 from vitdeploy.runtime.golden import read_golden
 from vitdeploy.runtime.preprocess import to_input
 from vitdeploy.search.first_layer import SECONDS, first_layer
@@ -27,5 +27,5 @@ def locate(error: AnswersError, seconds: float = SECONDS) -> None:
         return
     [images] = golden.inputs.values()
     feeds = [to_input(image[None], manifest.preprocess, engine.inputs[0]) for image in images]
-    if where := first_layer(load_graph(folder / engine.graph), engine, feeds, golden.tolerance, seconds):
+    if where := first_layer(admit_graph(folder / engine.graph), engine, feeds, golden.tolerance, seconds):
         error.found += f"; {where}"

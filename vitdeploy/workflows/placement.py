@@ -16,11 +16,11 @@ from vitdeploy.compilation.build_options import BuildOptions
 from vitdeploy.errors import CapabilityError, TargetError, quoted
 from vitdeploy.graph.io.files import (
     GraphMetadata,
+    admitted_metadata,
     fixed_batch,
     get_metadata,
     graph_spec,
     load_graph,
-    read_metadata,
     save_graph,
     set_metadata,
 )
@@ -80,7 +80,7 @@ def place_graphs(file: Path, target: str, precision: str | None, folder: Path) -
         TargetError: the graph was placed for another target or precision.
         CapabilityError: the target cannot do the precision, or the task.
     """
-    metadata = read_metadata(file)
+    metadata = admitted_metadata(file)
     if precision is not None and metadata.precision not in (None, precision):
         raise TargetError(
             f"{file} is placed in {metadata.precision}",

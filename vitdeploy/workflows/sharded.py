@@ -13,8 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from vitdeploy.data.file_digests import DIGESTS_FILE, FileDigests
-from vitdeploy.data.folder import Ints, Samples, first_of_copies
-from vitdeploy.data.shards import MOST, WINDOW, cut
+from vitdeploy.data.folder import MOST, WINDOW, Ints, Samples, cut, first_of_copies
 from vitdeploy.document.report import Verification
 from vitdeploy.errors import DataError, HostError, StorageError, VitdeployError, error_with_code
 from vitdeploy.pipeline.foresight import bounds_answers, criterion_by
@@ -124,7 +123,7 @@ _held = _Held()
 
 
 # --- `verify` on any number of images, in the memory of a few thousand ------------------------------------------------
-# The images in sorted order are cut into shards (`data.shards`). First the original answers those shards that it has
+# The images in sorted order are cut into shards (`folder.cut`). First the original answers those shards that it has
 # not answered before, then the engine those that it has not been compared on; what each leaves is stored. It is what
 # the task's comparison is made of (`tasks.counted`), so that of all shards is the comparison on all images, the same to
 # the last bit. A command that was killed goes on with the shard where it was; another engine needs none of the

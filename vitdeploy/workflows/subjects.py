@@ -23,11 +23,11 @@ from vitdeploy.document.verified import Verified
 from vitdeploy.errors import CapabilityError, EngineError, InputError, MissingPackageError, StorageError, WorkerError
 from vitdeploy.graph.half.half import emulate
 from vitdeploy.graph.io.files import (
+    admitted_metadata,
     fixed_batch,
     get_metadata,
     graph_spec,
     load_graph,
-    read_metadata,
     serialised,
 )
 from vitdeploy.graph.io.meanings import OUTPUTS
@@ -260,7 +260,7 @@ def _typed_graph(text: str, target: str | None) -> Path | None:
         file = path / MODEL_FILE if path.is_dir() else path
     if file.suffix != ".onnx" or not file.is_file() or not is_ours(file):
         return None
-    target = read_metadata(file).target
+    target = admitted_metadata(file).target
     return file if target is not None and TARGETS[target].typed else None
 
 

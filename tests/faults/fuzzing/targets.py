@@ -89,9 +89,9 @@ def _archive(path: Path) -> None:
 
 
 def _graph(path: Path) -> None:
-    from vitdeploy.graph.io.admit import admit, read_graph
+    from vitdeploy.graph.io.admit import admit, admit_graph
 
-    read_graph(path)
+    admit_graph(path)
     admit(path)
 
 
@@ -270,12 +270,12 @@ def _small_archive(seeds: Seeds) -> list[bytes]:
     """A packed bundle that holds next to nothing, beside a real one."""
     import zlib
 
-    from vitdeploy.bundle.layout import Member, directory, local_header
+    from vitdeploy.bundle.layout import PackedMember, directory, local_header
 
     document = json.loads((seeds.bundle / "manifest.json").read_text(encoding="utf-8"))
     document |= {"graphs": {}, "engines": [], "golden": None, "labels": None, "files": []}
     content = json.dumps(document).encode()
-    member = Member("manifest.json", len(content), zlib.crc32(content), 0)
+    member = PackedMember("manifest.json", len(content), zlib.crc32(content), 0)
     return [local_header(member) + content + directory([member]), seeds.packed.read_bytes()]
 
 

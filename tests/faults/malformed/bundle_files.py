@@ -478,7 +478,7 @@ def _as_packed(files: list[tuple[str, bytes]]) -> bytes:
     """In the very form of `bundle pack`, as far as that takes the names."""
     import zlib
 
-    from vitdeploy.bundle.layout import Member, directory, local_header
+    from vitdeploy.bundle.layout import PackedMember, directory, local_header
 
     listed, found = [], b""
     names = set()
@@ -486,7 +486,7 @@ def _as_packed(files: list[tuple[str, bytes]]) -> bytes:
         if name in names:
             continue
         names.add(name)
-        member = Member(name, len(content), zlib.crc32(content), len(found))
+        member = PackedMember(name, len(content), zlib.crc32(content), len(found))
         found += local_header(member) + content
         listed.append(member)
     return found + directory(listed)

@@ -11,7 +11,7 @@ from onnxscript.optimizer import FOLDED_FROM_KEY
 from tests.graph.builder import Builder, census, checked, difference, run, values
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.shapes import sizes
-from vitdeploy.graph.shapes.sizes import UNKNOWN, Size
+from vitdeploy.graph.shapes.sizes import UNKNOWN, FreeSize
 
 INT64 = TensorProto.INT64
 
@@ -37,7 +37,7 @@ def same_function(before, after, *shapes, tolerance=1e-6):
 extents = st.one_of(
     st.integers(-6, 12),
     st.builds(
-        lambda f, n: Size(f, tuple(sorted(n))),
+        lambda f, n: FreeSize(f, tuple(sorted(n))),
         st.integers(1, 6),
         st.lists(st.sampled_from("bn"), min_size=1, max_size=2),
     ),
@@ -68,8 +68,12 @@ def test_what_is_known_of_a_size_is_right_for_every_value_of_its_names(operation
 
 
 def test_windows_of_a_batch_can_be_split_off_again():
-    windows = sizes.times(Size(1, ("batch",)), 4)
-    assert (str(windows), sizes.divided(windows, 4), sizes.modulo(windows, 2)) == ("4*batch", Size(1, ("batch",)), 0)
+    windows = sizes.times(FreeSize(1, ("batch",)), 4)
+    assert (str(windows), sizes.divided(windows, 4), sizes.modulo(windows, 2)) == (
+        "4*batch",
+        FreeSize(1, ("batch",)),
+        0,
+    )
     assert sizes.divided(windows, 3) is UNKNOWN
 
 

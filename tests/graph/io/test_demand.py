@@ -12,7 +12,7 @@ from tests.graph.builder import Builder, values
 from vitdeploy.errors import GraphError, InputError, UnsafeGraphError
 from vitdeploy.graph.analysis import work as budget
 from vitdeploy.graph.canonical.normalise import normalise
-from vitdeploy.graph.io.admit import COUNTED, admit, metadata_keys, read_graph
+from vitdeploy.graph.io.admit import COUNTED, admit, admit_graph, metadata_keys
 from vitdeploy.graph.io.files import save_graph
 
 HUGE = np.array([10**6, 10**6], np.int64)
@@ -165,7 +165,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-@pytest.mark.parametrize("read", [admit, read_graph])
+@pytest.mark.parametrize("read", [admit, admit_graph])
 def test_what_no_vision_model_asks_for_is_refused_at_once(tmp_path, what, read):
     path, started = written(tmp_path, REFUSED[what]()), time.process_time()
     with pytest.raises(UnsafeGraphError, match="more memory or work than a vision model") as caught:
@@ -229,7 +229,7 @@ def rotary(layers, operator, width=64):
 
 @pytest.mark.parametrize("operator", ["MatMulNBits", "MatMulIntegerToFloat", "FusedMatMul"])
 def test_what_is_estimated_does_not_grow_with_the_layers(tmp_path, operator):
-    assert len(read_graph(written(tmp_path, rotary(40, operator))).graph)
+    assert len(admit_graph(written(tmp_path, rotary(40, operator))).graph)
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.int32])
@@ -240,26 +240,26 @@ def test_a_quotient_of_constants_that_no_integer_holds_is_refused(tmp_path, kind
     quotient = b.add(operator, least, kind(-1))
     added = b.add("ReduceMean", b.add("Cast", quotient, to=FLOAT), keepdims=0)
     with pytest.raises(GraphError, match="divides the least integer by -1"):
-        read_graph(written(tmp_path, unchecked(b, b.add("Add", image(b), added))))
+        admit_graph(written(tmp_path, unchecked(b, b.add("Add", image(b), added))))
 
 
 def test_only_a_digest_that_was_noted_when_it_was_written_says_that_a_graph_is_ours(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = written(tmp_path, doubled("Concat", 30))
     with pytest.raises(UnsafeGraphError):
-        read_graph(path)
+        admit_graph(path)
     proto = onnx.load(path)
     claims = onnx.ModelProto.FromString(proto.SerializeToString())
     helper.set_model_props(claims, {"vitdeploy": "{}"})
     with pytest.raises(UnsafeGraphError):
-        read_graph(written(tmp_path, claims))
+        admit_graph(written(tmp_path, claims))
     save_graph(ir.from_proto(proto), path)
-    assert len(read_graph(path).graph) == 30
+    assert len(admit_graph(path).graph) == 30
     registry = tmp_path / "cache" / "vitdeploy" / "written-graphs"
     registry.chmod(0o777)  # anybody could have written it
     COUNTED.clear()
     with pytest.raises(UnsafeGraphError):
-        read_graph(path)
+        admit_graph(path)
 
 
 ADMITTED = {
@@ -276,7 +276,7 @@ ADMITTED = {
 @pytest.mark.parametrize("what", ADMITTED)
 def test_what_a_model_may_ask_for_is_admitted(tmp_path, what):
     path = written(tmp_path, ADMITTED[what]())
-    assert len(admit(path).graph) and len(read_graph(path).graph)
+    assert len(admit(path).graph) and len(admit_graph(path).graph)
 
 
 def test_the_limits_are_raised_by_the_user_alone(tmp_path, monkeypatch):
@@ -325,7 +325,7 @@ def test_an_attribute_without_a_value_is_refused(tmp_path, kind):
     attribute = proto.graph.node[0].attribute.add(name="alpha")
     attribute.type = onnx.AttributeProto.AttributeType.Value(kind)
     with pytest.raises(GraphError, match=r"attribute alpha of Relu .* has no value of its own") as caught:
-        read_graph(written(tmp_path, proto))
+        admit_graph(written(tmp_path, proto))
     assert kind in caught.value.found
 
 

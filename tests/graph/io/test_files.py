@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 
 from vitdeploy.errors import GraphError, MissingFileError, UnsafeGraphError
 from vitdeploy.graph.io import files
+from vitdeploy.graph.io.admit import admit_graph
 from vitdeploy.graph.io.files import (
     METADATA_KEY,
     GraphMetadata,
@@ -39,9 +40,10 @@ def model(file):
 
 @pytest.mark.parametrize("name", ["absent.onnx", "."])
 def test_a_missing_file_is_named(tmp_path, name):
-    with pytest.raises(MissingFileError) as caught:
-        load_graph(tmp_path / name)
-    assert str(tmp_path / name) in caught.value.message
+    for read in (load_graph, admit_graph):
+        with pytest.raises(MissingFileError) as caught:
+            read(tmp_path / name)
+        assert str(tmp_path / name) in caught.value.message
 
 
 def truncated(content):
@@ -69,7 +71,7 @@ def test_what_is_not_a_whole_onnx_file_is_refused(tmp_path, file, damage):
     path = tmp_path / "model.onnx"
     path.write_bytes(damage(file.read_bytes()))
     with pytest.raises(GraphError, match=r"is not a valid ONNX file|is an empty file") as caught:
-        load_graph(path)
+        admit_graph(path)
     assert caught.value.found
     assert caught.value.exit_code == 2
 
@@ -79,7 +81,7 @@ def test_a_graph_that_breaks_a_rule_of_onnx_is_refused_when_read(tmp_path, file)
     proto.graph.node[3].input[0] = "nowhere"
     onnx.save(proto, str(tmp_path / "model.onnx"))
     with pytest.raises(GraphError, match="not a valid ONNX file"):
-        load_graph(tmp_path / "model.onnx")
+        admit_graph(tmp_path / "model.onnx")
 
 
 def test_a_graph_that_breaks_a_rule_of_onnx_is_not_written(tmp_path, model):
@@ -193,7 +195,7 @@ def test_a_graph_whose_weights_are_gone_or_cut_is_refused(tmp_path, external_gra
         data = external_graph.with_name("model.onnx.data").read_bytes()
         (tmp_path / "model.onnx.data").write_bytes(data[:kept])
     with pytest.raises(MissingFileError if kept is None else UnsafeGraphError, match="external data") as caught:
-        load_graph(tmp_path / "model.onnx")
+        admit_graph(tmp_path / "model.onnx")
     assert "model.onnx.data" in caught.value.found
 
 

@@ -22,8 +22,7 @@ from tests.graph.small_graphs import (
 from vitdeploy.graph.analysis.prunable import find_prunable
 from vitdeploy.graph.analysis.work import count_work
 from vitdeploy.graph.edit import Editor, drop_unused
-from vitdeploy.graph.passes.pruning import prune
-from vitdeploy.graph.passes.tokens import class_token_only
+from vitdeploy.graph.passes.tokens import class_token_only, prune
 
 HIDDEN = 8
 

@@ -30,7 +30,7 @@ PART_WORDS = frozenset(
 
 
 @dataclass(frozen=True)
-class Found:
+class DataFiles:
     """Files of one kind that hold images, sorted. `root`: the folder that the names of images are below. `beside`: the
     images are files there, and a list beside them has their labels."""
 
@@ -55,7 +55,7 @@ class Found:
         return tars.has_labels(first) if kind == tars.SUFFIX else tables.has_labels(first)
 
 
-def find_containers(path: Path, images: frozenset[str] | set[str]) -> Found | None:
+def find_containers(path: Path, images: frozenset[str] | set[str]) -> DataFiles | None:
     """The files at a path that hold images, or the list beside them; None of a folder of image files, and of nothing.
 
     Args:
@@ -68,7 +68,7 @@ def find_containers(path: Path, images: frozenset[str] | set[str]) -> Found | No
     """
     if is_file(path):
         _check_kind(path)
-        return Found((path,), path.parent)
+        return DataFiles((path,), path.parent)
     if not is_dir(path):
         _refuse_uri(path)
         return _by_pattern(path) if PATTERN.search(path.name) else None
@@ -76,14 +76,14 @@ def find_containers(path: Path, images: frozenset[str] | set[str]) -> Found | No
         parts = sorted(each.name for each in path.iterdir() if is_dir(each))
         raise _parts(path, parts, path / next((each for each in parts if each != "train"), "PART"))
     if is_file(path / tables.STATE):
-        return Found(_saved(path), path)
+        return DataFiles(_saved(path), path)
     files = _below(path, images)
     if not files:
         listed = uris.beside(path)
-        return None if listed is None else Found((listed,), path, beside=True)
+        return None if listed is None else DataFiles((listed,), path, beside=True)
     _check_parts(path, files)
     _check_all_there(files)
-    return Found(tuple(files), path)
+    return DataFiles(tuple(files), path)
 
 
 def root_of(path: Path) -> Path:
@@ -111,14 +111,14 @@ def _refuse_uri(path: Path) -> None:
         )
 
 
-def _by_pattern(path: Path) -> Found:
+def _by_pattern(path: Path) -> DataFiles:
     files = sorted(each for each in path.parent.glob(path.name) if is_file(each))
     if not files:
         raise MissingFileError(f"nothing matches {path}", wanted="files", fix="check the pattern: ls with it shows it")
     for each in files:
         _check_kind(each)
     _check_one_kind(path, files)
-    return Found(tuple(files), path.parent)
+    return DataFiles(tuple(files), path.parent)
 
 
 def _below(folder: Path, images: frozenset[str] | set[str]) -> list[Path]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import IO, Any
 
 from vitdeploy.errors import DataError, ImageError
-
-Written: TypeAlias = "list[str | int | list[str | int]]"
+from vitdeploy.runtime.preprocess import MAX_FILE_BYTES
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Container:
         )
 
 
-class Held(ABC):
+class HeldImage(ABC):
     """The place of one image's bytes."""
 
     @abstractmethod
@@ -63,9 +62,9 @@ class Held(ABC):
             StorageError: a service does not answer.
         """
 
-    @abstractmethod
-    def written(self) -> Written:
-        """What `decode_worker` is told of it, and `containers.reading.read_written` reads."""
+    def written(self) -> list[Any]:
+        """What `decode_worker` is told of it, as JSON, and `uris.read_written` reads."""
+        return [type(self).__name__, *astuple(self)]  # type: ignore[call-overload]
 
     @property
     def within(self) -> tuple[Container, str] | None:
@@ -84,7 +83,7 @@ class Held(ABC):
 
 
 @dataclass(frozen=True)
-class Part(Held):
+class FilePart(HeldImage):
     """Bytes of a local file, from `offset` on."""
 
     container: Container
@@ -92,8 +91,6 @@ class Part(Held):
     size: int
 
     def read(self, name: str) -> bytes:
-        from vitdeploy.runtime.preprocess import MAX_FILE_BYTES
-
         if self.size > MAX_FILE_BYTES:
             raise too_large(name, self.size)
         with self.container.open() as file:
@@ -103,18 +100,12 @@ class Part(Held):
             raise ImageError(f"{name} is cut off", found=f"{len(found):,} bytes", wanted=f"{self.size:,} bytes")
         return found
 
-    def written(self) -> Written:
-        held = self.container
-        return ["part", [held.path, held.size, held.mtime_ns], self.offset, self.size]
-
     @property
     def within(self) -> tuple[Container, str]:
         return self.container, f"{self.offset}+{self.size}"
 
 
 def too_large(name: str, size: int) -> ImageError:
-    from vitdeploy.runtime.preprocess import MAX_FILE_BYTES
-
     return ImageError(
         f"{name} is not an image file of a sane size",
         found=f"{size:,} bytes",

@@ -9,7 +9,7 @@ import re
 import threading
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.data.containers.held import Container, Held, Written, too_large
+from vitdeploy.data.containers.held import Container, HeldImage, too_large
 from vitdeploy.data.label_file import DECIMAL, Repairs, read_labels
 from vitdeploy.errors import DataError, ImageError, MissingPackageError
 from vitdeploy.paths import is_file
+from vitdeploy.runtime.preprocess import MAX_FILE_BYTES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,7 +44,7 @@ ClassKind = Literal["folders", "words", "list", "numbers"]
 
 
 @dataclass(frozen=True)
-class Classes:
+class DataClasses:
     """The classes that labels are of; a label is an index of `names`. `notes`: what was repaired in reading them."""
 
     names: tuple[str, ...] = ()
@@ -54,27 +55,45 @@ class Classes:
 class Holder(Protocol):
     """Knows where the bytes of all images of a listing lie."""
 
-    def at(self, index: int, name: str) -> Held | None:
+    def at(self, index: int, name: str) -> HeldImage | None:
         """Of one image; None if it is the file of its name."""
 
     def picked(self, places: npt.NDArray[np.int64]) -> Holder:
         """The same of these images alone, in that order."""
 
 
-class Names:
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Of each image its container, and two numbers that say where there: `held` makes its place of these."""
+
+    containers: Sequence[Container]
+    which: npt.NDArray[np.int32]
+    first: npt.NDArray[np.integer]
+    second: npt.NDArray[np.integer]
+    held: Callable[[Container, int, int], HeldImage]
+
+    def at(self, index: int, name: str) -> HeldImage:
+        return self.held(self.containers[self.which[index]], int(self.first[index]), int(self.second[index]))
+
+    def picked(self, places: npt.NDArray[np.int64]) -> Places:
+        return Places(self.containers, self.which[places], self.first[places], self.second[places], self.held)
+
+
+class NameColumn:
     """Names, packed into one array of bytes."""
 
     def __init__(self) -> None:
-        self.packed, self._ends = bytearray(), array("q", [0])
+        self._packed, self._ends = bytearray(), array("q", [0])
 
     def add(self, name: str) -> None:
-        self.packed += name.encode("utf-8", "surrogateescape")
-        self._ends.append(len(self.packed))
+        self._packed += name.encode("utf-8", "surrogateescape")
+        self._ends.append(len(self._packed))
 
-    @property
-    def ends(self) -> npt.NDArray[np.int64]:
-        """int64 [n + 1]: where each begins, and the last ends."""
-        return np.frombuffer(self._ends, np.int64)
+    def encoded(self, index: int) -> bytes:
+        return bytes(self._packed[self._ends[index] : self._ends[index + 1]])
+
+    def __getitem__(self, index: int) -> str:
+        return self.encoded(index).decode("utf-8", "surrogateescape")
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -85,9 +104,9 @@ class Listing:
     """All images of a data set, in its order. `root`: the folder that names are below. `labels`: int32 [n]."""
 
     root: Path
-    names: Names
+    names: NameColumn
     labels: npt.NDArray[np.int32] | None
-    classes: Classes
+    classes: DataClasses
     holder: Holder
 
 
@@ -116,32 +135,34 @@ class LabelColumn:
             )
         self._codes.append(self._known.setdefault(label, len(self._known)))
 
-    def __len__(self) -> int:
-        return len(self._codes)
-
-    def finish(self, names: tuple[str, ...] | None, numbered: bool = False) -> tuple[npt.NDArray[np.int32], Classes]:
-        """The label of each image, int32 [n], and the classes.
+    def finish(
+        self, listed: Callable[[], tuple[str, ...] | None], numbered: bool = False
+    ) -> tuple[npt.NDArray[np.int32] | None, DataClasses]:
+        """The label of each image, int32 [n], and the classes; None, and no class, where no label was added.
 
         Args:
-            names: those that the data lists, in their order; a label may be one of them, or the number of one.
+            listed: gives the names that the data lists, in their order; a label may be one of them, or the number of
+                one.
             numbered: labels are numbers of them in any case.
 
         Raises:
             DataError: a label that is not in the list, or may be the name of one class and the number of another.
         """
-        codes = np.frombuffer(self._codes, np.int32)
+        if not self._codes:
+            return None, DataClasses(notes=self.repairs.notes)
+        names, codes = listed(), np.frombuffer(self._codes, np.int32)
         values = {label: number_of(label) for label in self._known}
         for label, code in self._known.items():
             if isinstance(label, str) and "." in label and values[label] is not None:
                 self.repairs.add(DECIMAL, label, int((codes == code).sum()))
         if names is not None:
-            order, classes = self._places(values, names, numbered), Classes(names, "list", self.repairs.notes)
+            order, classes = self._places(values, names, numbered), DataClasses(names, "list", self.repairs.notes)
         else:
             only = None not in values.values()
             ordered = sorted(values, key=lambda label: (values[label], str(label)) if only else (0, str(label)))
             places = {label: place for place, label in enumerate(ordered)}
             order = [places[label] for label in self._known]
-            classes = Classes(tuple(map(str, ordered)), "numbers" if only else "words", self.repairs.notes)
+            classes = DataClasses(tuple(map(str, ordered)), "numbers" if only else "words", self.repairs.notes)
         return np.array(order, np.int32)[codes], classes
 
     def _places(self, values: Mapping[int | str, int | None], names: tuple[str, ...], numbered: bool) -> list[int]:
@@ -260,7 +281,7 @@ def check_names(names: Iterable[str], source: str) -> tuple[str, ...]:
     return found
 
 
-def joined(parts: Sequence[Classes], source: Path) -> Classes:
+def joined(parts: Sequence[DataClasses], source: Path) -> DataClasses:
     """The classes of several parts of one data set.
 
     Raises:
@@ -327,7 +348,7 @@ class Group:
     size: int
 
 
-class Table(Protocol):
+class ImageTable(Protocol):
     """A Parquet file, or one of Arrow's. Errors of pyarrow propagate."""
 
     @property
@@ -385,7 +406,7 @@ class _Arrow:
         return self._table.column(name)
 
 
-def open_table(container: Container) -> Table:
+def open_table(container: Container) -> ImageTable:
     """The open file. Errors of pyarrow propagate, and those of `Container.open`."""
     container.open().close()
     return _Arrow(container) if container.path.endswith(ARROW) else _Parquet(container)
@@ -421,9 +442,7 @@ _kept = _Kept()
 
 
 def _image(container: Container, column: str, group: int, row: int, name: str) -> bytes:
-    """The bytes of one image; errors as `Held.read`."""
-    from vitdeploy.runtime.preprocess import MAX_FILE_BYTES
-
+    """The bytes of one image; errors as `HeldImage.read`."""
     require_pyarrow()
     import pyarrow as pa
 
@@ -446,20 +465,16 @@ def _image(container: Container, column: str, group: int, row: int, name: str) -
 
 
 @dataclass(frozen=True)
-class TableRow(Held):
+class TableRow(HeldImage):
     """A row of a table: of a Parquet file inside one of its groups."""
 
     container: Container
-    column: str
     group: int
     row: int
+    column: str
 
     def read(self, name: str) -> bytes:
         return _image(self.container, self.column, self.group, self.row, name)
-
-    def written(self) -> Written:
-        held = self.container
-        return ["row", [held.path, held.size, held.mtime_ns], self.column, self.group, self.row]
 
     @property
     def within(self) -> tuple[Container, str]:

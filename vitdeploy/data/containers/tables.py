@@ -6,6 +6,7 @@ its label. Names of classes stand in the schema, where `datasets` has written th
 
 from __future__ import annotations
 
+import functools
 import json
 from array import array
 from collections.abc import Iterator, Sequence
@@ -14,19 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from vitdeploy.data.containers.held import Container
 from vitdeploy.data.containers.listing import (
     CLASSES_FILE,
     LABEL_COLUMNS,
     NO_LABELS,
-    Classes,
     Group,
+    ImageTable,
     LabelColumn,
     Listing,
-    Names,
-    Table,
+    NameColumn,
+    Places,
     TableRow,
     check_names,
     column_of,
@@ -60,24 +60,6 @@ class _Columns:
     names: tuple[str, ...] | None
 
 
-@dataclass(frozen=True, eq=False)
-class TableHolder:
-    """Of each image its file, its row group there, and its row in that (int32 each): 12 bytes an image."""
-
-    containers: Sequence[Container]
-    column: str
-    which: npt.NDArray[np.int32]
-    groups: npt.NDArray[np.int32]
-    rows: npt.NDArray[np.int32]
-
-    def at(self, index: int, name: str) -> TableRow:
-        container = self.containers[self.which[index]]
-        return TableRow(container, self.column, int(self.groups[index]), int(self.rows[index]))
-
-    def picked(self, places: npt.NDArray[np.int64]) -> TableHolder:
-        return TableHolder(self.containers, self.column, self.which[places], self.groups[places], self.rows[places])
-
-
 def list_tables(paths: Sequence[Path], root: Path, labelled: bool) -> Listing:
     """The images of some files, in the order of their rows.
 
@@ -92,8 +74,8 @@ def list_tables(paths: Sequence[Path], root: Path, labelled: bool) -> Listing:
         LimitError: reading takes more than it may.
     """
     require_pyarrow()
-    names, labels = Names(), LabelColumn(root if len(paths) > 1 else paths[0])
-    containers, which, groups, rows = [], array("i"), array("i"), array("i")
+    names, labels = NameColumn(), LabelColumn(root if len(paths) > 1 else paths[0])
+    containers, which, groups, rows = list[Container](), array("i"), array("i"), array("i")
     first: _Columns | None = None
     for number, path in enumerate(paths):
         with storage_errors(path), bounded(f"read {path.name}", path.stat().st_size), whole(path):
@@ -117,11 +99,11 @@ def list_tables(paths: Sequence[Path], root: Path, labelled: bool) -> Listing:
                         labels.add(label, str(path))
                 row += group.rows
     assert first is not None
-    found, classes = None, Classes()
-    if labelled and len(labels):
-        found, classes = labels.finish(_class_names(first, root), numbered=first.names is not None)
-    columns_of = (np.array(each, np.int32) for each in (which, groups, rows))
-    return Listing(root, names, found, classes, TableHolder(containers, first.image, *columns_of))
+    known = first
+    columns = np.array(which, np.int32), np.array(groups, np.int32), np.array(rows, np.int32)
+    places = Places(containers, *columns, functools.partial(TableRow, column=known.image))
+    finished = labels.finish(lambda: _class_names(known, root), numbered=known.names is not None)
+    return Listing(root, names, *finished, places)
 
 
 def has_labels(path: Path) -> bool:
@@ -257,7 +239,7 @@ def _check_group(group: Group, index: int, path: Path) -> None:
         )
 
 
-def _labels(file: Table, group: int, column: str, where: str) -> Iterator[int | str]:
+def _labels(file: ImageTable, group: int, column: str, where: str) -> Iterator[int | str]:
     for value in file.column(group, column).to_pylist():
         if value is None or value == "":
             raise DataError(

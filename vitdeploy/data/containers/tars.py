@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-import numpy.typing as npt
 
-from vitdeploy.data.containers.held import Container, Part
+from vitdeploy.data.containers.held import Container, FilePart
 from vitdeploy.data.containers.listing import (
     NO_LABELS,
-    Classes,
     LabelColumn,
     Listing,
-    Names,
+    NameColumn,
+    Places,
     first_repeated,
     label_in_json,
     listed_names,
@@ -47,22 +46,6 @@ MAX_HEADER, MAX_LABEL, MAX_JSON = 1 << 20, 4096, 4 << 20
 BOUND_BYTES = 8 << 30
 
 
-@dataclass(frozen=True, eq=False)
-class TarHolder:
-    """Of each image its tar (int32), and where its bytes are there and how many (int64): 20 bytes an image."""
-
-    containers: Sequence[Container]
-    which: npt.NDArray[np.int32]
-    offsets: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int64]
-
-    def at(self, index: int, name: str) -> Part:
-        return Part(self.containers[self.which[index]], int(self.offsets[index]), int(self.sizes[index]))
-
-    def picked(self, places: npt.NDArray[np.int64]) -> TarHolder:
-        return TarHolder(self.containers, self.which[places], self.offsets[places], self.sizes[places])
-
-
 @dataclass
 class _Sample:
     """The files of one key. `key`: its name in the tar. `files`: offset and size, by suffix."""
@@ -83,8 +66,8 @@ def list_tars(paths: Sequence[Path], root: Path, labelled: bool) -> Listing:
             or with several; without a label; two samples of one key.
         LimitError: reading takes more than it may.
     """
-    names, labels = Names(), LabelColumn(root if len(paths) > 1 else paths[0])
-    containers, which, offsets, sizes = [], array("i"), array("q"), array("q")
+    names, labels = NameColumn(), LabelColumn(root if len(paths) > 1 else paths[0])
+    containers, which, offsets, sizes = list[Container](), array("i"), array("q"), array("q")
     for number, path in enumerate(paths):
         first, below = len(names), path.relative_to(root).as_posix()
         with storage_errors(path), bounded(f"read {path.name}", min(path.stat().st_size, BOUND_BYTES)):
@@ -100,12 +83,10 @@ def list_tars(paths: Sequence[Path], root: Path, labelled: bool) -> Listing:
                     if labelled:
                         labels.add(_label(file, sample, path), f"{path}/{sample.key}")
         _check_once(names, first, path)
-    found: npt.NDArray[np.int32] | None = None
-    classes = Classes()
-    if labelled and len(labels):
-        found, classes = labels.finish(listed_names(root))
-    columns = np.array(which, np.int32), np.array(offsets, np.int64), np.array(sizes, np.int64)
-    return Listing(root, names, found, classes, TarHolder(containers, *columns))
+    places = Places(
+        containers, np.array(which, np.int32), np.array(offsets, np.int64), np.array(sizes, np.int64), FilePart
+    )
+    return Listing(root, names, *labels.finish(lambda: listed_names(root)), places)
 
 
 def has_labels(path: Path) -> bool:
@@ -183,23 +164,20 @@ def _content(file: IO[bytes], sample: _Sample, suffix: str, most: int, path: Pat
     return content
 
 
-def _check_once(names: Names, first: int, path: Path) -> None:
+def _check_once(names: NameColumn, first: int, path: Path) -> None:
     """Raise DataError if two samples of a tar, whose names are those from `first` on, have one key."""
-    ends = names.ends[first:]
-    keys = (_key(names.packed[a:b]) for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True))
-    twice = first_repeated(keys)
+    twice = first_repeated(_key(names, index) for index in range(first, len(names)))
     if twice is not None:
-        start, end = ends[twice], ends[twice + 1]
         raise DataError(
             f"two samples of {path} have one key",
-            found=_key(names.packed[start:end]).decode("utf-8", "backslashreplace"),
+            found=_key(names, first + twice).decode("utf-8", "backslashreplace"),
             wanted="the files of a sample one after another, and another key for each sample",
             fix="sort the tar by name (tar --sort=name), or write it again",
         )
 
 
-def _key(name: bytes | bytearray) -> bytes:
-    return bytes(name).rpartition(b".")[0]
+def _key(names: NameColumn, index: int) -> bytes:
+    return names.encoded(index).rpartition(b".")[0]
 
 
 def _samples(file: IO[bytes], size: int, path: Path) -> Iterator[_Sample]:

@@ -19,14 +19,14 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.data.containers.held import Held, Written, too_large
+from vitdeploy.data.containers.held import Container, FilePart, HeldImage, too_large
 from vitdeploy.data.containers.listing import (
     LABEL_COLUMNS,
     NO_LABELS,
-    Classes,
     LabelColumn,
     Listing,
-    Names,
+    NameColumn,
+    TableRow,
     column_of,
     first_repeated,
     listed_names,
@@ -38,7 +38,10 @@ from vitdeploy.limits import bounded
 from vitdeploy.paths import is_dir, is_file
 from vitdeploy.publish import storage_errors
 from vitdeploy.remote import Remote, shown_uri
+from vitdeploy.runtime.preprocess import MAX_FILE_BYTES, Pixels, load_image
 from vitdeploy.runtime.preprocess import SUFFIXES as IMAGES
+from vitdeploy.runtime.topdown import Box
+from vitdeploy.spec import PreprocessSpec
 
 if TYPE_CHECKING:
     import fsspec
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".txt", ".csv", ".tsv", ".jsonl")
 # Such a list beside image files has their labels: Hugging Face's datasets writes the first two.
 BESIDE = ("metadata.csv", "metadata.jsonl", "labels.csv")
+Size = tuple[int, int]
 KIND, EXTRA = "data set", "datasets"
 # A million long URIs.
 MAX_BYTES = 1 << 30
@@ -65,7 +69,7 @@ ATTEMPTS, WAIT_SECONDS = 3, 0.25
 
 
 @dataclass(frozen=True)
-class Uri(Held):
+class Uri(HeldImage):
     """What fsspec opens at a URI."""
 
     address: str
@@ -82,9 +86,6 @@ class Uri(Held):
                 time.sleep(WAIT_SECONDS * 2**attempt)
         return found
 
-    def written(self) -> Written:
-        return ["uri", self.address]
-
     @property
     def uri(self) -> str:
         return self.address
@@ -97,8 +98,6 @@ def _service(address: str) -> Remote:
 
 def _content(files: fsspec.AbstractFileSystem, at: str, name: str) -> bytes:
     """All bytes at a path, if they are no more than an image may have."""
-    from vitdeploy.runtime.preprocess import MAX_FILE_BYTES
-
     try:
         if "http" in files.protocol or "https" in files.protocol:
             return _streamed(files, at, name)
@@ -117,8 +116,6 @@ def _content(files: fsspec.AbstractFileSystem, at: str, name: str) -> bytes:
 
 def _streamed(files: fsspec.AbstractFileSystem, at: str, name: str) -> bytes:
     """As `_content`, of a server whose word on the size is not taken."""
-    from vitdeploy.runtime.preprocess import MAX_FILE_BYTES
-
     parts, total = [], 0
     # With a size, fsspec does not ask for one first: whatever that meets, it takes for a file that is not there.
     with files.open(at, "rb", block_size=0, size=1) as file:
@@ -165,6 +162,23 @@ class UriHolder:
         return UriHolder({there[place]: uri for place, uri in self._hidden.items() if place in there})
 
 
+def read_written(document: Any) -> HeldImage | None:
+    """What `HeldImage.written` gave; None of None."""
+    if document is None:
+        return None
+    kind, *facts = document
+    made: dict[str, Any] = {each.__name__: each for each in (FilePart, TableRow, Uri)}
+    held: HeldImage = made[kind](*(Container(*fact) if isinstance(fact, list) else fact for fact in facts))
+    return held
+
+
+def load_held(
+    path: Path, held: HeldImage | None, spec: PreprocessSpec, box: Box | None, name: str
+) -> tuple[Pixels, Size]:
+    """As `load_image`, of the file at `path`, or of what is `held` elsewhere and called `name`; errors of both."""
+    return load_image(path, spec, box) if held is None else load_image(held.read(name), spec, box, name)
+
+
 def is_uri(text: str) -> bool:
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*(::|://)", text) is not None
 
@@ -183,26 +197,23 @@ def list_uris(path: Path, root: Path, labelled: bool) -> Listing:
     """
     with storage_errors(path), bounded(f"read {path.name}", path.stat().st_size):
         names, labels, hidden = _read(path, labelled, None)
-        ends = names.ends.tolist()
         keys = (
-            hidden[i].encode("utf-8", "surrogateescape") if i in hidden else bytes(names.packed[ends[i] : ends[i + 1]])
-            for i in range(len(names))
+            hidden[i].encode("utf-8", "surrogateescape") if i in hidden else names.encoded(i) for i in range(len(names))
         )
         if first_repeated(keys) is not None:
             names, labels, hidden = _read(path, labelled, {})
-    numbers, classes = None, Classes(notes=labels.repairs.notes)
-    if labelled and len(labels):
-        numbers, classes = labels.finish(listed_names(root))
-    return Listing(root, names, numbers, classes, UriHolder(hidden))
+    return Listing(root, names, *labels.finish(lambda: listed_names(root)), UriHolder(hidden))
 
 
-def _read(path: Path, labelled: bool, seen: dict[str, str | None] | None) -> tuple[Names, LabelColumn, dict[int, str]]:
+def _read(
+    path: Path, labelled: bool, seen: dict[str, str | None] | None
+) -> tuple[NameColumn, LabelColumn, dict[int, str]]:
     """The names, the labels, and the addresses that are no names. With `seen`, what is there again is left out.
 
     Raises:
         DataError: as `list_uris`.
     """
-    names, labels, hidden = Names(), LabelColumn(path), dict[int, str]()
+    names, labels, hidden = NameColumn(), LabelColumn(path), dict[int, str]()
     for line, address, label in _lines(path, labels.repairs, labelled):
         if labelled and not label:
             raise _unlabelled(path, line)

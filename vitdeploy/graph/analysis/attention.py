@@ -19,7 +19,16 @@ from vitdeploy.graph.analysis.rows import (
     selected_rows,
     slice_bounds,
 )
-from vitdeploy.graph.values import ancestors, dim, floats_of, integers_of, is_constant, only_user, scalar_of
+from vitdeploy.graph.values import (
+    ancestors,
+    depends_on_input,
+    dim,
+    floats_of,
+    integers_of,
+    is_constant,
+    only_user,
+    scalar_of,
+)
 
 # --- Find attention: softmax over the keys of a product of two computed tensors, then its product with the values -----
 # mix = softmax(f(Q K^T)) V          f: masks, position biases, factors that are equal along a row
@@ -344,8 +353,8 @@ class TokenFlow:
     attentions: list[Attention]
 
 
-class _Stopped(Exception):
-    """Why a token axis cannot be followed."""
+class Stopped(Exception):
+    """Why a token axis cannot be followed, or the residual stream: something does not treat all channels alike."""
 
 
 def merge_points(model: ir.Model) -> MergePoints:
@@ -373,7 +382,7 @@ def merge_points(model: ir.Model) -> MergePoints:
     for block, point in found.items():
         try:
             flow = follow(model, point.before, prefix)
-        except _Stopped as stop:
+        except Stopped as stop:
             reason = reason or str(stop)
         else:
             if point.attention in flow.attentions and flow.axes.get(point.after) == {TOKENS}:
@@ -387,7 +396,7 @@ def follow(model: ir.Model, stream: ir.Value, prefix: int) -> TokenFlow:
     """Everything that is computed of the tokens of `stream`, [batch, tokens, channels].
 
     Raises:
-        _Stopped: they cannot be followed to the end.
+        Stopped: they cannot be followed to the end.
     """
     flow, attentions = TokenFlow({stream: {TOKENS}}, []), find_attentions(model)
     by_node = {node: each for each in attentions for node in (each.scores, each.softmax, each.mix)}
@@ -407,7 +416,7 @@ def follow(model: ir.Model, stream: ir.Value, prefix: int) -> TokenFlow:
             flow.attentions.append(by_node[node])
     for value in flow.axes:
         if value.is_graph_output():
-            raise _Stopped(f"the output {value.name}, which holds something of each token")
+            raise Stopped(f"the output {value.name}, which holds something of each token")
     return flow
 
 
@@ -434,14 +443,14 @@ def _behind(
             for i, own in rows.items():
                 other = node.inputs[i]
                 if other is not None and own not in flow.axes.get(other, ()):
-                    raise _Stopped(f"{node.name}, where {other.name} holds a number for each token")
+                    raise Stopped(f"{node.name}, where {other.name} holds a number for each token")
             return out
-    raise _Stopped(f"{node.name} ({node.op_type}), which depends on every token")
+    raise Stopped(f"{node.name} ({node.op_type}), which depends on every token")
 
 
 def _keys(node: ir.Node) -> int:
     if len(node.outputs[0].shape or ()) != KEYS + 1:
-        raise _Stopped(f"{node.name}, where batch and heads share an axis")
+        raise Stopped(f"{node.name}, where batch and heads share an axis")
     return KEYS
 
 
@@ -476,7 +485,7 @@ def residual(attention: Attention) -> tuple[ir.Value, ir.Value] | None:
 def _of_image(value: ir.Value, axis: int, size: int) -> Mask:
     """Which rows along an axis of `size` depend on the content of a graph input, [size]. In a residual stream in front
     of any attention these are the patches."""
-    if not _depends(value):
+    if not depends_on_input(value):
         return np.zeros(size, bool)
     node = value.producer()
     if node is None:
@@ -493,14 +502,8 @@ def _of_image(value: ir.Value, axis: int, size: int) -> Mask:
     found = np.zeros(size, bool)
     for i, each in enumerate(node.inputs):
         if each is not None:
-            found |= _of_image(each, axis=rows[i], size=size) if i in rows else _depends(each)
+            found |= _of_image(each, axis=rows[i], size=size) if i in rows else depends_on_input(each)
     return found
-
-
-def _depends(value: ir.Value) -> bool:
-    """Whether a tensor depends on the content of a graph input, not on its size alone."""
-    values = [value, *(each for node in ancestors(value, past_sizes=False) for each in node.inputs if each is not None)]
-    return any(each.is_graph_input() for each in values)
 
 
 def _refused(found: str, wanted: str) -> GraphError:
@@ -530,10 +533,6 @@ class ResidualStream:
     writers: set[ir.Node] = field(default_factory=set)
     readers: set[ir.Node] = field(default_factory=set)
     norms: list[ir.Node] = field(default_factory=list)
-
-
-class Stopped(Exception):
-    """Something reads or writes the stream that is not known to treat all its channels alike."""
 
 
 def find_stream(linears: Sequence[Linear], model: ir.Model) -> ResidualStream | None:

@@ -17,9 +17,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from vitdeploy.graph.analysis import work as budget
-from vitdeploy.graph.analysis.work import MATMULS, STANDARD, Budget, UnknownSize, effort, label
-from vitdeploy.graph.shapes.infer import CONTENT_LIMIT, INTEGERS, Contents, Facts
-from vitdeploy.graph.shapes.operators import Operators
+from vitdeploy.graph.analysis.work import MATMULS, STANDARD, GraphBudget, UnknownSize, effort, label
+from vitdeploy.graph.shapes.infer import CONTENT_LIMIT, INTEGERS, Contents, Facts, Operators
 from vitdeploy.graph.shapes.sizes import Dims
 from vitdeploy.graph.values import array_of
 
@@ -78,7 +77,7 @@ def check_demand(
         UnsafeGraphError: it does; says how much of what, at which node.
         GraphError: a loop that may run for ever, or a quotient that processors trap.
     """
-    Demand(model, Budget(name)).follow(model.graph, weights, image_size)
+    Demand(model, GraphBudget(name)).follow(model.graph, weights, image_size)
 
 
 class _Known(NamedTuple):
@@ -98,7 +97,7 @@ class _Known(NamedTuple):
 
 
 class Demand(Facts):
-    def __init__(self, model: ir.Model, limits: Budget) -> None:
+    def __init__(self, model: ir.Model, limits: GraphBudget) -> None:
         super().__init__(Operators(model.graph.opset_imports))
         self._budget = limits
         self._arrays: dict[ir.Value, npt.NDArray[Any]] = {}  # small tensors of floats

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from vitdeploy.graph.values import array_of, dim, floats_of, integers_of, rank_of, with_constant
+from vitdeploy.graph.values import array_of, depends_on_input, dim, floats_of, integers_of, rank_of, with_constant
 
 # --- Track the elements of a tensor: layout operations (Reshape, Transpose, Slice ...) run on element numbers ---------
 # Exporters write the way from a linear to the operands of attention in many forms: Reshape-Transpose-Gather, Split,
@@ -654,13 +654,4 @@ def _reaches(value: ir.Value, inputs: Mapping[str, int], through: Collection[str
 
 def reads_image(linear: Linear) -> bool:
     """Whether a layer's input depends on the image: learned queries do not until they attend to it."""
-    seen, waiting = set[ir.Value](), [linear.input]
-    while waiting:
-        value = waiting.pop()
-        if value.is_graph_input():
-            return True
-        node = value.producer()
-        if value not in seen and node is not None and node.op_type != "Shape":
-            waiting += [each for each in node.inputs if each is not None]
-        seen.add(value)
-    return False
+    return depends_on_input(linear.input)

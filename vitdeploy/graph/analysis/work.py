@@ -322,7 +322,7 @@ MACS = Limit(10**14, "multiplications")
 STEPS = Limit(1 << 18, "operations, each counted as often as its loop runs")
 
 
-class Budget:
+class GraphBudget:
     """The sums of what a graph asks for; `name` is that of its file, for people.
 
     Its methods raise UnsafeGraphError as soon as a limit is passed.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from vitdeploy.graph.edit import Names, replace
@@ -57,21 +58,24 @@ def fuse_layer_norm(model: ir.Model) -> int:
 
 
 def _normalised(root: ir.Node) -> _Normalised | None:
-    shifted = with_constant(producer(uncast(root.inputs[0]), "Add"), "Add")
-    if shifted is None:
+    found = _variance_of(uncast(root.inputs[0]))
+    if found is None:
         return None
-    variance, epsilon = shifted
-    squared = mean_of(variance)
-    deviation = square_root(squared) if squared is not None else None
-    x = deviation_from_mean(deviation)
-    if x is None:
-        return None
+    x, epsilon = found
     for value in _quotients(root.outputs[0]):
         pair = operands(value.producer(), str(getattr(value.producer(), "op_type", "")))
         assert pair is not None
         if any(deviation_from_mean(uncast(side)) is x for side in pair):
             return _Normalised(x, epsilon, value)
     return None
+
+
+def _variance_of(value: ir.Value | None) -> tuple[ir.Value, float] | None:
+    """(x, epsilon) of a value that is the variance of x along the last axis, plus epsilon."""
+    shifted = with_constant(producer(value, "Add"), "Add")
+    squared = mean_of(shifted[0]) if shifted is not None else None
+    x = deviation_from_mean(square_root(squared)) if squared is not None else None
+    return (x, shifted[1]) if x is not None and shifted is not None else None
 
 
 def mean_of(value: ir.Value | None) -> ir.Value | None:
@@ -110,21 +114,14 @@ def deviation_from_mean(value: ir.Value | None) -> ir.Value | None:
 
 def _quotients(root: ir.Value) -> list[ir.Value]:
     """The dividends of the root, whether divided directly or multiplied by its reciprocal."""
-    found = []
+    uses = [use for each in _reciprocals(root) for use in each.uses()]
+    found = [use.node.outputs[0] for use in uses if use.node.op_type == "Mul"]
     for use in root.uses():
-        node = use.node
-        if node.op_type == "Cast":
-            found += _quotients(node.outputs[0])
-        elif node.op_type == "Div" and use.idx == 1:
-            one = scalar_of(node.inputs[0]) == 1.0
-            found += _products(node.outputs[0]) if one else [node.outputs[0]]
-        elif node.op_type == "Reciprocal":
-            found += _products(node.outputs[0])
+        if use.node.op_type == "Cast":
+            found += _quotients(use.node.outputs[0])
+        elif use.node.op_type == "Div" and use.idx == 1 and scalar_of(use.node.inputs[0]) != 1.0:
+            found.append(use.node.outputs[0])
     return found
-
-
-def _products(value: ir.Value) -> list[ir.Value]:
-    return [use.node.outputs[0] for use in value.uses() if use.node.op_type == "Mul"]
 
 
 def _fuse(model: ir.Model, found: _Normalised) -> bool:
@@ -151,10 +148,14 @@ def _fuse(model: ir.Model, found: _Normalised) -> bool:
         elif operator == "Mul":
             ones = np.ones(width, x.dtype.numpy())
             inputs.append(Names(model).constant(ones, f"{stem(last)}.scale"))
-    attributes = {"axis": -1, "epsilon": found.epsilon, "stash_type": 1}
+    _put(model, last, inputs, found.epsilon)
+    return True
+
+
+def _put(model: ir.Model, last: ir.Node, inputs: Sequence[ir.Value], epsilon: float) -> None:
+    attributes = {"axis": -1, "epsilon": epsilon, "stash_type": 1}
     name = f"{stem(last)}/LayerNormalization"
     replace(model, last, [ir.node("LayerNormalization", inputs, attributes=attributes, name=name)])
-    return True
 
 
 def _per_channel(model: ir.Model, node: ir.Node, operator: str, width: int) -> tuple[ir.Node, ir.Value] | None:
@@ -232,16 +233,15 @@ def fuse_moments(model: ir.Model) -> int:
 
 
 def _moments_fuse(model: ir.Model, root: ir.Node) -> bool:
-    shifted = with_constant(producer(root.inputs[0], "Add"), "Add")
-    squared = mean_of(shifted[0]) if shifted is not None else None
-    x = deviation_from_mean(square_root(squared)) if squared is not None else None
+    found = _variance_of(root.inputs[0])
+    x, epsilon = found or (None, 0.0)
     width = x.shape[-1] if x is not None and x.shape is not None else None
-    if shifted is None or x is None or x.dtype not in FLOATS or not isinstance(width, int):
+    if x is None or x.dtype not in FLOATS or not isinstance(width, int):
         return False
     for reciprocal in _reciprocals(root.outputs[0]):
         for scale, gamma in ((reciprocal, None), *_scaled(reciprocal, width)):
             for result, beta in _results(x, scale, width):
-                _replace(model, result, (x, gamma, beta), width, shifted[1])
+                _replace(model, result, (x, gamma, beta), width, epsilon)
                 return True
     return False
 
@@ -332,134 +332,38 @@ def _replace(
     shift = array_of(beta)
     if shift is not None:
         inputs.append(names.constant(np.ascontiguousarray(shift.reshape(-1)), f"{stem(last)}.shift"))
-    attributes = {"axis": -1, "epsilon": epsilon, "stash_type": 1}
-    name = f"{stem(last)}/LayerNormalization"
-    replace(model, last, [ir.node("LayerNormalization", inputs, attributes=attributes, name=name)])
+    _put(model, last, inputs, epsilon)
 
 
-# --- Read a few elementwise nodes as a polynomial ---------------------------------------------------------------------
-# so that a formula is recognised in whatever order it was written.
-
-
-# Exponents of each leaf -> coefficient: 0.5 x + 0.5 x t over the leaves (x, t) is {(1, 0): 0.5, (1, 1): 0.5}.
-Polynomial = dict[tuple[int, ...], float]
-
-# The longest formula here (tanh GELU) is 8 nodes deep.
-DEPTH = 10
-DEGREE = 4
-
-
-def polynomial(value: ir.Value | None, leaves: Sequence[ir.Value], depth: int = DEPTH) -> Polynomial | None:
-    """`value` as a polynomial over `leaves`, read through Add, Sub, Mul, Neg, Div by a constant and Pow by a whole one.
-
-    None if it depends on anything else, or by other operators.
-    """
-    if value is None:
-        return None
-    if value in leaves:
-        return {tuple(int(leaf is value) for leaf in leaves): 1.0}
-    number = scalar_of(value)
-    if number is not None:
-        return {(0,) * len(leaves): number}
-    node = value.producer()
-    if (
-        node is None
-        or node.domain != ""
-        or depth == 0
-        or node.op_type not in ("Add", "Sub", "Mul", "Div", "Neg", "Pow")
-    ):
-        return None
-    left = polynomial(node.inputs[0], leaves, depth - 1)
-    if left is None:
-        return None
-    if node.op_type == "Neg":
-        return _polynomial_scaled(left, -1.0)
-    right = polynomial(node.inputs[1], leaves, depth - 1)
-    return None if right is None else _combined(node.op_type, left, right)
-
-
-def _combined(operator: str, left: Polynomial, right: Polynomial) -> Polynomial | None:
-    if operator == "Add":
-        return _sum(left, right)
-    if operator == "Sub":
-        return _sum(left, _polynomial_scaled(right, -1.0))
-    if operator == "Mul":
-        return _product(left, right)
-    constant = _constant(right)
-    if constant is None:
-        return None
-    if operator == "Div":
-        return _polynomial_scaled(left, 1.0 / constant) if constant else None
-    if constant != int(constant) or not 1 <= constant <= DEGREE:
-        return None
-    power: Polynomial | None = left
-    for _ in range(int(constant) - 1):
-        power = _product(power, left) if power is not None else None
-    return power
-
-
-def is_close(found: Polynomial | None, wanted: Polynomial, tolerance: float = 1e-5) -> bool:
-    """Equal up to the rounding of constants that were written in float32."""
-    return found is not None and all(
-        abs(found.get(key, 0.0) - wanted.get(key, 0.0)) <= tolerance * max(abs(wanted.get(key, 0.0)), 1e-2)
-        for key in found.keys() | wanted.keys()
-    )
-
-
-def ancestors(value: ir.Value | None, depth: int = DEPTH) -> Iterator[ir.Value]:
-    """The computed values that `value` is made of by the operators of a polynomial, nearest first, each once."""
-    level, seen = [value], set()
-    for _ in range(depth):
-        below = []
-        for current in level:
-            if current is None or current in seen or is_constant(current):
-                continue
-            seen.add(current)
-            yield current
-            node = current.producer()
-            if node is not None and node.op_type in ("Add", "Sub", "Mul", "Div", "Neg", "Pow"):
-                below += list(node.inputs)
-        level = below
-
-
-def _sum(a: Polynomial, b: Polynomial) -> Polynomial:
-    return {key: a.get(key, 0.0) + b.get(key, 0.0) for key in a.keys() | b.keys()}
-
-
-def _product(a: Polynomial, b: Polynomial) -> Polynomial | None:
-    result: Polynomial = {}
-    for left, x in a.items():
-        for right, y in b.items():
-            key = tuple(i + j for i, j in zip(left, right, strict=True))
-            if sum(key) > DEGREE:
-                return None
-            result[key] = result.get(key, 0.0) + x * y
-    return result
-
-
-def _polynomial_scaled(a: Polynomial, factor: float) -> Polynomial:
-    return {key: value * factor for key, value in a.items()}
-
-
-def _constant(a: Polynomial) -> float | None:
-    return next(iter(a.values())) if len(a) == 1 and not any(next(iter(a))) else None
-
-
-# --- GELU as one node, from the formulas that exporters write for it --------------------------------------------------
+# --- GELU as one node, from the formulas that exporters write for it, in whatever order of their operands -------------
 # Source: arXiv 1606.08415: x Phi(x) = x/2 (1 + erf(x / sqrt 2)), and its approximation x/2 (1 + tanh(sqrt(2/pi) (x +
 # 0.044715 x^3))). The operator Gelu exists from opset 20 on.
+#
+# A formula is known by its values: what is inside erf or tanh is computed for some x, and what is made of the result t
+# for some pairs of x and t.
 
 
 GELU_OPSET = 20
-# What stands inside erf or tanh, as a polynomial in x.
-INNER: dict[str, tuple[str, Polynomial]] = {
-    "Erf": ("none", {(1,): math.sqrt(0.5)}),
-    "Tanh": ("tanh", {(1,): math.sqrt(2 / math.pi), (3,): math.sqrt(2 / math.pi) * 0.044715}),
-}
-# The whole, in x and the value t of that function: x/2 (1 + t).
-OUTER: Polynomial = {(1, 0): 0.5, (1, 1): 0.5}
+# The longest formula (tanh GELU) is 8 nodes deep.
+DEPTH = 10
 # From t to the result: + 1, * x, * 0.5, or the same multiplied out.
 OUTER_NODES = 4
+Array = npt.NDArray[np.float64]
+ARITHMETIC: dict[str, Callable[..., Array]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": np.divide,
+    "Neg": np.negative,
+    "Pow": np.power,
+}
+X = np.array([-3.7, -2.3, -1.1, -0.4, 0.3, 0.9, 1.7, 2.6, 3.9])
+T = np.array([0.8, -0.6, 0.1, 0.7, -0.3, 0.5, -0.8, 0.2, 0.4])
+# What stands inside of each function.
+INNER: dict[str, tuple[str, Array]] = {
+    "Erf": ("none", math.sqrt(0.5) * X),
+    "Tanh": ("tanh", math.sqrt(2 / math.pi) * (X + 0.044715 * X**3)),
+}
 
 
 def fuse_gelu(model: ir.Model) -> int:
@@ -472,8 +376,8 @@ def fuse_gelu(model: ir.Model) -> int:
 def _gelu_fuse(model: ir.Model, node: ir.Node) -> bool:
     approximate, wanted = INNER[node.op_type]
     inner, t = node.inputs[0], node.outputs[0]
-    for x in ancestors(inner):
-        if is_close(polynomial(inner, [x]), wanted):
+    for x in _made_of(inner):
+        if _is(inner, {x: X}, wanted):
             result = _result(t, x)
             if result is None:
                 return False
@@ -492,6 +396,43 @@ def _result(t: ir.Value, x: ir.Value) -> ir.Value | None:
         if user is None or len(user.outputs) != 1:
             return None
         value = user.outputs[0]
-        if is_close(polynomial(value, [x, t]), OUTER):
+        if _is(value, {x: X, t: T}, X / 2 * (1 + T)):
             return value
     return None
+
+
+def _is(value: ir.Value | None, leaves: Mapping[ir.Value, Array], wanted: Array) -> bool:
+    """Whether a formula gives these values, up to the rounding of constants that were written in float32 or with five
+    digits."""
+    with np.errstate(all="ignore"):
+        found = _computed(value, leaves, DEPTH)
+    return found is not None and np.allclose(found, wanted, rtol=1e-5, atol=1e-7)
+
+
+def _computed(value: ir.Value | None, leaves: Mapping[ir.Value, Array], depth: int) -> Array | None:
+    """A value by those that it is made of; None if it is made of anything but these and constants of one element."""
+    if value is None or value in leaves:
+        return leaves[value] if value is not None else None
+    if (number := scalar_of(value)) is not None:
+        return np.full(X.shape, number)
+    node = value.producer()
+    if node is None or node.domain != "" or depth == 0 or node.op_type not in ARITHMETIC:
+        return None
+    operands = [_computed(each, leaves, depth - 1) for each in node.inputs]
+    return None if any(each is None for each in operands) else ARITHMETIC[node.op_type](*operands)
+
+
+def _made_of(value: ir.Value | None) -> Iterator[ir.Value]:
+    """The computed values that `value` is made of by arithmetic, nearest first, each once."""
+    level, seen = [value], set()
+    for _ in range(DEPTH):
+        below = []
+        for current in level:
+            if current is None or current in seen or is_constant(current):
+                continue
+            seen.add(current)
+            yield current
+            node = current.producer()
+            if node is not None and node.op_type in ARITHMETIC:
+                below += list(node.inputs)
+        level = below

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from vitdeploy.graph.analysis.attention import over_last_axis
 from vitdeploy.graph.analysis.rows import scaled_input
 from vitdeploy.graph.edit import Names, bypass, replace
 from vitdeploy.graph.shapes.infer import Inference
-from vitdeploy.graph.shapes.sizes import Dims, Extent, Unknown, broadcast, product, view_shape
+from vitdeploy.graph.shapes.sizes import Dims, Extent, Unknown, product, view_shape
 from vitdeploy.graph.values import array_of, floats_of, is_constant, operands, producer, stem, with_constant
 
 # --- Products as MatMul -----------------------------------------------------------------------------------------------
@@ -299,6 +299,9 @@ def _convolution_rewrite(
 
 # Nodes between an index and the Range of its outermost axis: one Mul, one Unsqueeze, and an Add for each other axis.
 DEPTH = 12
+INDEX_OPERATORS = ("Add", "Mul", "Unsqueeze")
+# Numbers that free sizes are taken for.
+FREE = (2, 5)
 
 
 def flatten_gathers(model: ir.Model) -> int:
@@ -338,100 +341,51 @@ def flatten_gathers(model: ir.Model) -> int:
     return count
 
 
-class Grid(NamedTuple):
-    """An integer tensor whose entry at [i, j, ...] is offset + i strides[0] + j strides[1] + ...
-
-    The stride of an axis of size 1 is 0.
-    """
-
-    dims: Dims
-    offset: int
-    strides: tuple[int, ...]
-
-
 def viewed(known: Inference, node: ir.Node) -> tuple[ir.Value, Dims] | None:
     """(x, size) of a Gather that is x.reshape(size); None for any other."""
     data, index = node.inputs
-    shape = known.dims_of(data)
-    if data is None or shape is None or len(shape) != 1 or isinstance(shape[0], Unknown):
+    shape, dims = known.dims_of(data), known.dims_of(index)
+    if data is None or shape is None or len(shape) != 1 or dims is None or product(dims) != shape[0]:
         return None
-    grid = _grid(known, index, DEPTH)
-    if grid is None or grid.offset or product(grid.dims) != shape[0]:
-        return None
-    behind: Extent = 1
-    for size, stride in zip(reversed(grid.dims), reversed(grid.strides), strict=True):
-        if size != 1 and stride != behind:
+    for free in FREE:  # the index is a polynomial of a free size: what holds for two of them holds for all
+        try:
+            array = _index(known, index, free, DEPTH)
+        except ValueError:  # shapes that do not fit, as its runtime finds
             return None
-        behind = product((size, behind))
+        sizes = tuple(_number(size, free) for size in dims)
+        if array is None or array.shape != sizes or not np.array_equal(array.ravel(), np.arange(array.size)):
+            return None
     flat = producer(data, "Reshape")
     source = flat.inputs[0] if flat is not None else None
-    return (source or data), grid.dims
+    return (source or data), dims
 
 
-def _grid(known: Inference, value: ir.Value | None, depth: int) -> Grid | None:
+def _index(known: Inference, value: ir.Value | None, free: int, depth: int) -> npt.NDArray[np.integer] | None:
+    """An integer tensor that is made of constants and Range nodes, where every free size is the number `free`."""
     array = array_of(value)
     if array is not None:
-        return _of_constant(array)
+        return array if array.dtype.kind == "i" else None
     node = value.producer() if value is not None else None
     if node is None or node.domain != "" or depth == 0:
         return None
     if node.op_type == "Range":
-        return _of_range(known, node)
-    if (found := with_constant(node, "Mul")) is not None and float(found[1]).is_integer():
-        grid, factor = _grid(known, found[0], depth - 1), int(found[1])
-        return grid and Grid(grid.dims, grid.offset * factor, tuple(stride * factor for stride in grid.strides))
+        bounds = [known.contents_of(each) for each in node.inputs]
+        sizes = [_number(each.item(), free) for each in bounds if each is not None and each.size == 1]
+        numbers = [size for size in sizes if size is not None]
+        return np.arange(*numbers) if len(numbers) == len(bounds) else None
+    operands = [_index(known, each, free, depth - 1) for each in node.inputs if node.op_type in INDEX_OPERATORS]
+    known_ones = [operand for operand in operands if operand is not None]
+    if len(known_ones) != 2 or len(operands) != 2:
+        return None
     if node.op_type == "Unsqueeze":
-        return _unsqueezed(_grid(known, node.inputs[0], depth - 1), array_of(node.inputs[1]))
-    if node.op_type == "Add":
-        left, right = (_grid(known, operand, depth - 1) for operand in node.inputs)
-        return _sum(left, right) if left is not None and right is not None else None
-    return None
+        return np.expand_dims(known_ones[0], tuple(map(int, known_ones[1].ravel())))
+    return np.add(*known_ones) if node.op_type == "Add" else np.multiply(*known_ones)
 
 
-def _of_constant(array: np.ndarray) -> Grid | None:
-    if array.dtype.kind != "i" or not array.size:
-        return None
-    offset = int(array.flat[0])
-    strides = [int(array.take(1, axis).flat[0]) - offset if size > 1 else 0 for axis, size in enumerate(array.shape)]
-    wanted = np.full(array.shape, offset)
-    for axis, (stride, size) in enumerate(zip(strides, array.shape, strict=True)):
-        wanted += stride * np.arange(size).reshape(-1, *[1] * (array.ndim - 1 - axis))
-    return Grid(array.shape, offset, tuple(strides)) if np.array_equal(array, wanted) else None
-
-
-def _of_range(known: Inference, node: ir.Node) -> Grid | None:
-    """0, 1, 2 ... up to a size, which may be a free one."""
-    start, limit, step = (known.contents_of(value) for value in node.inputs)
-    if any(part is None or part.size != 1 for part in (start, limit, step)):
-        return None
-    assert start is not None and limit is not None and step is not None
-    size = limit.item()
-    if start.item() != 0 or step.item() != 1 or isinstance(size, Unknown):
-        return None
-    return Grid((size,), 0, (0 if size == 1 else 1,))
-
-
-def _unsqueezed(grid: Grid | None, axes: np.ndarray | None) -> Grid | None:
-    if grid is None or axes is None:
-        return None
-    dims, strides = list(grid.dims), list(grid.strides)
-    rank = len(dims) + axes.size
-    for axis in sorted(int(axis) % rank for axis in axes.ravel()):
-        dims.insert(axis, 1)
-        strides.insert(axis, 0)
-    return Grid(tuple(dims), grid.offset, tuple(strides))
-
-
-def _sum(left: Grid, right: Grid) -> Grid | None:
-    rank = max(len(left.dims), len(right.dims))
-    dims = broadcast(left.dims, right.dims)
-    # An axis that is broadcast has stride 0; one that both have must have one size.
-    both = [(0,) * (rank - len(grid.dims)) + grid.strides for grid in (left, right)]
-    for grid in (left, right):
-        own = (1,) * (rank - len(grid.dims)) + tuple(grid.dims)
-        if any(size not in (1, whole) for size, whole in zip(own, dims, strict=True)):
-            return None
-    return Grid(dims, left.offset + right.offset, tuple(a + b for a, b in zip(*both, strict=True)))
+def _number(size: Extent, free: int) -> int | None:
+    if isinstance(size, int):
+        return size
+    return None if isinstance(size, Unknown) else size.factor * free ** len(size.names)
 
 
 def _indices(node: ir.Node) -> np.ndarray | None:

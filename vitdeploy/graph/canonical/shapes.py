@@ -11,7 +11,7 @@ import onnx_ir as ir
 from vitdeploy.graph.canonical.products import viewed
 from vitdeploy.graph.edit import Names, bypass, replace
 from vitdeploy.graph.shapes.infer import ARITHMETIC, Inference
-from vitdeploy.graph.shapes.sizes import Dims, Extent, Size, Unknown, view_shape
+from vitdeploy.graph.shapes.sizes import Dims, Extent, FreeSize, Unknown, view_shape
 from vitdeploy.graph.values import (
     array_of,
     floats_of,
@@ -43,7 +43,7 @@ class SizeChain:
         self._origins: dict[str, tuple[ir.Value, int]] = {}
         for value in model.graph.inputs:
             for axis, size in enumerate(known.dims_of(value) or ()):
-                if isinstance(size, Size) and value.name not in model.graph.initializers:
+                if isinstance(size, FreeSize) and value.name not in model.graph.initializers:
                     self._origins.setdefault(str(size), (value, axis))
 
         for node in model.graph:
@@ -85,7 +85,7 @@ class SizeChain:
             source, axis = self._origins[entry.names[0]]
             value = self._append("Shape", [source], start=axis, end=axis + 1)
         else:
-            one, factor = self._entry(Size(1, entry.names)), self._entry(entry.factor)
+            one, factor = self._entry(FreeSize(1, entry.names)), self._entry(entry.factor)
             assert one is not None and factor is not None
             value = self._append("Mul", [one, factor])
         self._made[(entry,)] = value

@@ -183,7 +183,7 @@ def admit(path: Path, image_size: tuple[int, int] | None = None) -> ir.Model:
         return _parsed(proto, path, image_size, shapes=False)
 
 
-def read_graph(path: Path) -> ir.Model:
+def admit_graph(path: Path) -> ir.Model:
     """Read an ONNX file as it is, to run or compile it: any operators and inputs, with the shapes that it declares.
 
     Raises:
@@ -207,7 +207,7 @@ def metadata_keys(path: Path) -> set[str]:
     except VitdeployError:
         raise
     except Exception as error:  # as in `_safe`
-        raise _invalid(name, str(error)) from None
+        raise invalid(name, str(error)) from None
 
 
 def _safe(path: Path) -> onnx.ModelProto:
@@ -221,7 +221,7 @@ def _safe(path: Path) -> onnx.ModelProto:
     try:
         proto.ParseFromString(content)
     except Exception as error:  # protobuf's DecodeError has no types; text that is not UTF-8 is a UnicodeDecodeError
-        raise _invalid(name, str(error)) from None
+        raise invalid(name, str(error)) from None
     del content
     _check_limits(proto, name)
     _check_names(proto)
@@ -237,15 +237,21 @@ def _parsed(proto: onnx.ModelProto, path: Path, image_size: tuple[int, int] | No
         bare = _without_weights(proto)
         onnx.checker.check_model(bare)
         _count(bare, {tensor.name for tensor in proto.graph.initializer}, shown(path.name), image_size)
-        for graph in () if shapes else graphs(proto.graph):
-            del graph.value_info[:]
+        if not shapes:
+            drop_shapes(proto)
         model = ir.from_proto(proto)
     except VitdeployError:
         raise
     except Exception as error:  # checker and reader have no common base
-        raise _invalid(shown(path.name), str(error) or type(error).__name__) from None
+        raise invalid(path.name, str(error) or type(error).__name__) from None
     ir.external_data.set_base_dir(model.graph, path.parent)
     return model
+
+
+def drop_shapes(proto: onnx.ModelProto) -> None:
+    """Forget what a file says of the shapes of inner tensors."""
+    for graph in graphs(proto.graph):
+        del graph.value_info[:]
 
 
 def _count(bare: onnx.ModelProto, weights: set[str], name: str, image_size: tuple[int, int] | None) -> None:
@@ -324,9 +330,7 @@ def _read(path: Path) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError):
-        raise MissingFileError(
-            f"no ONNX file at {shown(str(path), MAX_NAME)}", wanted="a .onnx file that can be read"
-        ) from None
+        raise no_file(path) from None
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
@@ -510,10 +514,14 @@ def _without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
     return bare
 
 
-def _invalid(name: str, found: str) -> GraphError:
+def no_file(path: Path) -> MissingFileError:
+    return MissingFileError(f"no ONNX file at {shown(str(path), MAX_NAME)}", wanted="a .onnx file that can be read")
+
+
+def invalid(name: str, found: str) -> GraphError:
     lines = found.strip().splitlines()
     return GraphError(
-        f"{name} is not a valid ONNX file",
+        f"{shown(name)} is not a valid ONNX file",
         found=shown(lines[0]) if lines else "",
         wanted="an ONNX model",
         fix="export it again",

@@ -219,7 +219,7 @@ def ranked_in_pixels(boxes: ir.Value) -> None:
     """
     value = _below_layout(boxes)
     pair = operands(value.producer(), "Mul") if value is not None else None
-    for factor in map(_constant, pair or ()):
+    for factor in map(_number, pair or ()):
         if factor is not None and factor.size and np.abs(factor).max() > 1:
             raise GraphError(
                 "the boxes are in pixels of one image size, and vitdeploy takes boxes relative to the image",
@@ -273,13 +273,6 @@ def _below_layout(value: ir.Value | None) -> ir.Value | None:
             return value
         value = node.inputs[0]
     return None
-
-
-def _constant(value: ir.Value | None) -> np.ndarray | None:
-    """Also of a Constant node: nothing has lifted them yet."""
-    node = producer(value, "Constant")
-    tensor = node.attributes.get("value") if node is not None else None
-    return array_of(value) if tensor is None else tensor.as_tensor().numpy()
 
 
 def _with_last(output: ir.Value, width: int | None) -> ir.Shape:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from vitdeploy.bundle.read import check_preprocess
 from vitdeploy.errors import GraphError, quoted
 from vitdeploy.graph.edit import drop_unused
-from vitdeploy.graph.io.admit import admit, note_written, read_graph
+from vitdeploy.graph.io.admit import admit, admit_graph, drop_shapes, invalid, no_file, note_written
 from vitdeploy.graph.io.bound import bound_notes
 from vitdeploy.graph.io.inputs import (
     bind_input,
@@ -27,6 +27,8 @@ from vitdeploy.graph.io.inputs import (
 )
 from vitdeploy.graph.io.outputs import task_of
 from vitdeploy.graph.values import weight_bytes
+from vitdeploy.paths import is_file
+from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.spec import (
     INVERSE_ASSUMED,
     MASKS_ASSUMED,
@@ -86,15 +88,28 @@ class GraphMetadata:
         return self.preprocess
 
 
-def load_graph(path: Path) -> ir.Model:
-    """Parse and check an ONNX file. External weights are not read before they are used.
+def load_graph(path: Path, *, shapes: bool = True) -> ir.Model:
+    """Parse a graph that vitdeploy wrote, in a folder that it verified or has just filled: nothing of it is judged, and
+    no limit for files of others holds for it. All other files are read by `admit`, `admit_graph` or
+    `admitted_metadata`. External weights are not read before they are used.
+
+    `shapes`: with those that are written in it of inner tensors.
 
     Raises:
-        MissingFileError: the file or its external weights do not exist.
-        GraphError: not an ONNX file, or one that the ONNX checker rejects.
-        UnsafeGraphError: sizes or file names that only an attack, or heavy damage, would write.
+        MissingFileError: the file does not exist.
+        GraphError: not an ONNX file.
     """
-    return read_graph(path)
+    try:
+        proto = onnx.load(path, load_external_data=False)
+        if not shapes:
+            drop_shapes(proto)
+        model = ir.from_proto(proto)
+    except OSError:
+        raise no_file(path) from None
+    except Exception as error:  # protobuf and onnx_ir have no common base
+        raise invalid(path.name, str(error)) from None
+    ir.external_data.set_base_dir(model.graph, path.parent)
+    return model
 
 
 def save_graph(model: ir.Model, path: Path) -> None:
@@ -192,9 +207,15 @@ def get_metadata(model: ir.Model, source: str) -> GraphMetadata:
     return metadata
 
 
-def read_metadata(file: Path) -> GraphMetadata:
-    """The metadata of a file; errors as `load_graph` and `get_metadata`."""
-    return get_metadata(load_graph(file), str(file))
+def admitted_metadata(file: Path) -> GraphMetadata:
+    """The metadata of a graph that a user names, which is admitted, and so are those beside it that are parts of the
+    same model; errors as `admit_graph` and `get_metadata`."""
+    metadata = get_metadata(admit_graph(file), str(file))
+    for name in FLOWS[metadata.task].parts if metadata.task in FLOWS else ():
+        part = file.with_name(f"{name}.onnx")
+        if part != file and is_file(part):
+            admit_graph(part)
+    return metadata
 
 
 def graph_spec(model: ir.Model, file: str) -> GraphSpec:

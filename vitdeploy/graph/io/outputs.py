@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -36,159 +37,6 @@ from vitdeploy.spec import (
 )
 from vitdeploy.spec.tasks import ANOMALY_MAP, GIVEN, PREDICTED_SCORE
 
-# --- The row of a task among those that recognise a graph's outputs, and what such rows share -------------------------
-
-
-Values = Mapping[str, ir.Value]
-# The task's outputs by its names for them, and what they mean.
-Found = tuple[dict[str, ir.Value], Postprocess | None]
-
-
-@dataclass(frozen=True)
-class GraphOutputs:
-    """How a task's outputs are found among those of a graph.
-
-    find: takes these, by the task's names where they have known aliases, and whether the user asked for this task;
-        returns None if they are not of the task. Some are of several tasks: which have to be asked for.
-    wanted: the outputs in words.
-    """
-
-    task: Task
-    find: Callable[[Values, bool], Found | None]
-    wanted: str
-
-
-def floats(outputs: Values, rank: int | None = None) -> dict[str, ir.Value]:
-    """The float32 outputs, of that many axes if given."""
-    found = {name: value for name, value in outputs.items() if value.dtype == ir.DataType.FLOAT}
-    if rank is None:
-        return found
-    return {name: value for name, value in found.items() if value.shape is not None and len(value.shape) == rank}
-
-
-# --- Whatever outputs a graph has, for the task of last resort --------------------------------------------------------
-
-
-FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
-INPUT = "image"
-OTHERS = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.BOOL)
-
-
-def _tensors(outputs: Values, asked: bool) -> Found | None:
-    """All of them, by their own names, where each is of numbers and has an axis for the batch."""
-    for value in outputs.values():
-        if value.dtype not in (*FLOATS, *OTHERS) or value.shape is None or not len(value.shape):
-            return None
-    own = {INPUT + "_" if value.name == INPUT else str(value.name): value for value in outputs.values()}
-    return own, TensorsSpec(tuple(name for name, value in own.items() if value.dtype in OTHERS))
-
-
-ROW = GraphOutputs("tensors", _tensors, "any numbers [batch, ...] (--task tensors)")
-
-
-# --- Recognises the map and the score of an anomaly model among a graph's outputs, as anomalib names them -------------
-
-
-def _map_and_score(outputs: Values, asked: bool) -> Found | None:
-    """pred_label and pred_mask, which are computed of these two, are left out."""
-    found = floats(outputs)
-    names = (ANOMALY_MAP, PREDICTED_SCORE)
-    return ({name: found[name] for name in names}, GIVEN) if set(names) <= set(found) else None
-
-
-ANOMALY_ROW = GraphOutputs("anomaly", _map_and_score, "anomaly_map [batch, 1, height, width] and pred_score [batch]")
-
-
-# --- Outputs of graphs with an answer for every pixel: classes, or depth ----------------------------------------------
-
-
-CLASSES, MASKS = "class_queries_logits", "masks_queries_logits"
-
-
-def _class_maps(outputs: Values, asked: bool) -> Found | None:
-    """By the names of transformers; where it is asked for, the only output of four axes."""
-    ranked = floats(outputs, 3) | floats(outputs, 4)
-    if {CLASSES, MASKS} <= set(ranked):
-        return {"class_logits": ranked[CLASSES], "masks": ranked[MASKS]}, SegmentationSpec("queries")
-    maps = {name: value for name, value in floats(outputs, 4).items() if value.shape and value.shape[1] != 1}
-    if "logits" in maps:
-        return {"logits": maps["logits"]}, SegmentationSpec()
-    return ({"logits": next(iter(maps.values()))}, SegmentationSpec()) if asked and len(maps) == 1 else None
-
-
-def _depth_maps(outputs: Values, asked: bool) -> Found | None:
-    """By the name of transformers; where it is asked for, the only output [b, h, w] or [b, 1, h, w]."""
-    planes = floats(outputs, 3) | {
-        name: value for name, value in floats(outputs, 4).items() if value.shape and value.shape[1] == 1
-    }
-    if "predicted_depth" in planes:
-        return {"depth": planes["predicted_depth"]}, DepthSpec()
-    return ({"depth": next(iter(planes.values()))}, DepthSpec()) if asked and len(planes) == 1 else None
-
-
-SEGMENTATION = GraphOutputs(
-    "segmentation", _class_maps, f"logits [batch, classes, height, width]; {CLASSES} and {MASKS}"
-)
-DEPTH = GraphOutputs("depth", _depth_maps, "predicted_depth [batch, height, width]")
-
-
-# --- Recognises the picture that an image-to-image model gives among a graph's outputs --------------------------------
-
-
-def _picture(outputs: Values, asked: bool) -> Found | None:
-    """[b, c, h, w] of 1 or 3 channels: by its name, or the only one where it is asked for."""
-    found = {name: value for name, value in floats(outputs, 4).items() if value.shape and value.shape[1] in (1, 3)}
-    if RECONSTRUCTION in found:
-        return {RECONSTRUCTION: found[RECONSTRUCTION]}, ImageSpec()
-    return ({RECONSTRUCTION: next(iter(found.values()))}, ImageSpec()) if asked and len(found) == 1 else None
-
-
-IMAGE_ROW = GraphOutputs("image-to-image", _picture, "reconstruction [batch, 1 or 3, height, width]")
-
-
-# --- Recognises the queries with masks of an instance segmentation model among a graph's outputs ----------------------
-
-
-# Class logits and masks of transformers' queries, and of those of the papers' code.
-QUERIES = (("class_queries_logits", "masks_queries_logits"), ("logits", "masks"))
-# Boxes, class logits and masks of detectors with masks: of RF-DETR's code, and of others.
-RF_DETR, DETECTOR = ("dets", "labels", "masks"), ("boxes", "logits", "masks")
-
-
-def _instances(outputs: Values, asked: bool) -> Found | None:
-    """Only where it is asked for: semantic models have the same outputs, and panoptic ones nearly the same. What has
-    boxes and scores that compete is DETR's, whose masks are those of a panoptic map."""
-    found = floats(outputs, 3) | floats(outputs, 4)
-    if not asked:
-        return None
-    for boxes, classes, masks in (RF_DETR, DETECTOR):
-        if {boxes, classes, masks} <= set(found):
-            independent = boxes == RF_DETR[0] or independent_scores(found[boxes])
-            kept = {"class_logits": found[classes], "masks": found[masks]}
-            return (kept, InstanceSpec("sigmoid", enlarge="bilinear")) if independent else None
-    names = next((pair for pair in QUERIES if set(pair) <= set(found)), None)
-    return None if names is None else ({"class_logits": found[names[0]], "masks": found[names[1]]}, InstanceSpec())
-
-
-INSTANCE_ROW = GraphOutputs(
-    "instance-segmentation", _instances, "class_queries_logits and masks_queries_logits, with --task"
-)
-
-
-# --- Recognises the heat maps of a model of key points among a graph's outputs ----------------------------------------
-
-
-def _heatmaps(outputs: Values, asked: bool) -> Found | None:
-    found = floats(outputs, 4)
-    if HEATMAPS in found:
-        return {HEATMAPS: found[HEATMAPS]}, KeypointSpec()
-    return ({HEATMAPS: next(iter(found.values()))}, KeypointSpec()) if asked and len(found) == 1 else None
-
-
-KEYPOINT_ROW = GraphOutputs("keypoints", _heatmaps, "heatmaps [batch, points, height, width]")
-
-
-# --- Which task the outputs of somebody else's graph are of, by their names and shapes: a row per task ----------------
 # Exporters differ in what they call their outputs and in whether post-processing is part of the graph. What is known:
 #
 #     labels + boxes + scores                                           RT-DETR, D-FINE, DEIM as their code exports them
@@ -209,7 +57,6 @@ KEYPOINT_ROW = GraphOutputs("keypoints", _heatmaps, "heatmaps [batch, points, he
 #
 # What no name says is read from the nodes that compute an output: whether scores compete or are independent, and
 # whether boxes are relative to the image.
-
 
 ALIASES = {
     "pred_logits": "logits",
@@ -306,6 +153,72 @@ def _put(model: ir.Model, kept: dict[str, ir.Value], postprocess: Postprocess | 
     return postprocess
 
 
+# --- A row per task ---------------------------------------------------------------------------------------------------
+
+
+Values = Mapping[str, ir.Value]
+# The task's outputs by its names for them, and what they mean.
+Found = tuple[dict[str, ir.Value], Postprocess | None]
+Find = Callable[[Values, bool], Found | None]
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
+OTHERS = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.BOOL)
+INPUT = "image"
+# Class logits and masks of transformers' queries, and of those of the papers' code.
+QUERIES = (("class_queries_logits", "masks_queries_logits"), ("logits", "masks"))
+# Boxes, class logits and masks of detectors with masks: of RF-DETR's code, and of others.
+RF_DETR, DETECTOR = ("dets", "labels", "masks"), ("boxes", "logits", "masks")
+
+
+class GraphOutputs(NamedTuple):
+    """How a task's outputs are found among those of a graph.
+
+    find: takes these, by the task's names where they have known aliases, and whether the user asked for this task;
+        returns None if they are not of the task. Some are of several tasks: which have to be asked for.
+    wanted: the outputs in words.
+    """
+
+    task: Task
+    find: Find
+    wanted: str
+
+
+def _floats(outputs: Values, rank: int | None = None) -> dict[str, ir.Value]:
+    """The float32 outputs, of that many axes if given."""
+    found = {name: value for name, value in outputs.items() if value.dtype == ir.DataType.FLOAT}
+    if rank is None:
+        return found
+    return {name: value for name, value in found.items() if value.shape is not None and len(value.shape) == rank}
+
+
+def _maps(outputs: Values, fits: Callable[[object], bool]) -> dict[str, ir.Value]:
+    """The float32 outputs [batch, channels, height, width] of so many channels."""
+    return {name: value for name, value in _floats(outputs, 4).items() if value.shape and fits(value.shape[1])}
+
+
+def _all_of(among: Callable[[Values], Values], names: Mapping[str, str], postprocess: Postprocess) -> Find:
+    """Finds all outputs of these names; `names`: what the task calls each."""
+
+    def find(outputs: Values, asked: bool) -> Found | None:
+        there = among(outputs)
+        if not set(names) <= set(there):
+            return None
+        return {name: there[own] for own, name in names.items()}, postprocess
+
+    return find
+
+
+def _one_of(among: Callable[[Values], Values], own: str, name: str, postprocess: Postprocess) -> Find:
+    """Finds the output called `own`; where the task is asked for, the only one there is. `name`: what the task calls
+    it."""
+
+    def find(outputs: Values, asked: bool) -> Found | None:
+        there = among(outputs)
+        chosen = [there[own]] if own in there else list(there.values()) if asked else []
+        return ({name: chosen[0]}, postprocess) if len(chosen) == 1 else None
+
+    return find
+
+
 def _ranked(outputs: Values, asked: bool) -> Found | None:
     names = ("labels", "boxes", "scores")
     if not set(names) <= set(outputs):
@@ -314,17 +227,9 @@ def _ranked(outputs: Values, asked: bool) -> Found | None:
     return {name: outputs[name] for name in names}, PostprocessSpec(scores="given", boxes="xyxy")
 
 
-def _rf_detr(outputs: Values, asked: bool) -> Found | None:
-    """Its labels are logits, one more than there are labels, and all independent; masks are of no task here."""
-    found = floats(outputs, 3)
-    if not {"dets", "labels"} <= set(found):
-        return None
-    return {"logits": found["labels"], "boxes": found["dets"]}, PostprocessSpec(scores="sigmoid")
-
-
 def _joined(outputs: Values, asked: bool) -> Found | None:
     """Boxes, scores and perhaps classes in one tensor."""
-    found = floats(outputs, 3)
+    found = _floats(outputs, 3)
     return joined(next(iter(found.values()))) if len(found) == len(outputs) == 1 else None
 
 
@@ -336,14 +241,32 @@ def _objects(outputs: Values, asked: bool) -> Found | None:
     return {name: outputs[name] for name in ("logits", "boxes")}, postprocess
 
 
-def _segments(outputs: Values, asked: bool) -> Found | None:
-    if not {"logits", "boxes", "masks"} <= set(outputs):
+def _class_maps(outputs: Values, asked: bool) -> Found | None:
+    """By the names of transformers; where it is asked for, the only output of four axes."""
+    ranked, (classes, masks) = _floats(outputs, 3) | _floats(outputs, 4), QUERIES[0]
+    if {classes, masks} <= set(ranked):
+        return {"class_logits": ranked[classes], "masks": ranked[masks]}, SegmentationSpec("queries")
+    of_classes = _one_of(lambda every: _maps(every, lambda size: size != 1), "logits", "logits", SegmentationSpec())
+    return of_classes(outputs, asked)
+
+
+def _instances(outputs: Values, asked: bool) -> Found | None:
+    """Only where it is asked for: semantic models have the same outputs, and panoptic ones nearly the same. What has
+    boxes and scores that compete is DETR's, whose masks are those of a panoptic map."""
+    found = _floats(outputs, 3) | _floats(outputs, 4)
+    if not asked:
         return None
-    return {name: outputs[name] for name in ("logits", "boxes", "masks")}, PostprocessSpec()
+    for boxes, classes, masks in (RF_DETR, DETECTOR):
+        if {boxes, classes, masks} <= set(found):
+            independent = boxes == RF_DETR[0] or independent_scores(found[boxes])
+            kept = {"class_logits": found[classes], "masks": found[masks]}
+            return (kept, InstanceSpec("sigmoid", enlarge="bilinear")) if independent else None
+    names = next((pair for pair in QUERIES if set(pair) <= set(found)), None)
+    return None if names is None else ({"class_logits": found[names[0]], "masks": found[names[1]]}, InstanceSpec())
 
 
 def _features(outputs: Values, asked: bool) -> Found | None:
-    flat, tokens = floats(outputs, 2), floats(outputs, 3)
+    flat, tokens = _floats(outputs, 2), _floats(outputs, 3)
     if "features" in flat:
         return {"features": flat["features"]} | {n: tokens[n] for n in ("patch_features",) if n in tokens}, None
     vector = _one(flat, "vector") if asked else None
@@ -351,7 +274,7 @@ def _features(outputs: Values, asked: bool) -> Found | None:
 
 
 def _classes(outputs: Values, asked: bool) -> Found | None:
-    flat = floats(outputs, 2)
+    flat = _floats(outputs, 2)
     logits = flat.get("logits", _one(flat, "classes"))
     return ({"logits": logits}, None) if logits is not None else None
 
@@ -362,20 +285,61 @@ def _one(flat: Values, word: str) -> ir.Value | None:
     return found[0] if len(found) == 1 else None
 
 
+def _tensors(outputs: Values, asked: bool) -> Found | None:
+    """All of them, by their own names, where each is of numbers and has an axis for the batch."""
+    for value in outputs.values():
+        if value.dtype not in (*FLOATS, *OTHERS) or value.shape is None or not len(value.shape):
+            return None
+    own = {INPUT + "_" if value.name == INPUT else str(value.name): value for value in outputs.values()}
+    return own, TensorsSpec(tuple(name for name, value in own.items() if value.dtype in OTHERS))
+
+
+def _planes(outputs: Values) -> Values:
+    return _floats(outputs, 3) | _maps(outputs, lambda size: size == 1)
+
+
+def _pictures(outputs: Values) -> Values:
+    return _maps(outputs, lambda size: size in (1, 3))
+
+
 # The first that finds its outputs has them.
 ROWS = (
     GraphOutputs("detection", _ranked, "labels, boxes and scores"),
-    GraphOutputs("panoptic", _segments, "logits, boxes and masks"),
-    GraphOutputs("detection", _rf_detr, "dets and labels"),
+    GraphOutputs(
+        "panoptic",
+        _all_of(dict, {name: name for name in ("logits", "boxes", "masks")}, PostprocessSpec()),
+        "logits, boxes and masks",
+    ),
+    # Its labels are logits, one more than there are labels, and all independent; masks are of no task here.
+    GraphOutputs(
+        "detection",
+        _all_of(lambda outputs: _floats(outputs, 3), {"labels": "logits", "dets": "boxes"}, PostprocessSpec("sigmoid")),
+        "dets and labels",
+    ),
     GraphOutputs("detection", _objects, "logits and boxes"),
-    KEYPOINT_ROW,
-    SEGMENTATION,
-    INSTANCE_ROW,
-    DEPTH,
-    ANOMALY_ROW,
-    IMAGE_ROW,
+    GraphOutputs(
+        "keypoints",
+        _one_of(lambda outputs: _floats(outputs, 4), HEATMAPS, HEATMAPS, KeypointSpec()),
+        "heatmaps [batch, points, height, width]",
+    ),
+    GraphOutputs("segmentation", _class_maps, f"logits [batch, classes, height, width]; {' and '.join(QUERIES[0])}"),
+    GraphOutputs("instance-segmentation", _instances, f"{' and '.join(QUERIES[0])}, with --task"),
+    GraphOutputs(
+        "depth", _one_of(_planes, "predicted_depth", "depth", DepthSpec()), "predicted_depth [batch, height, width]"
+    ),
+    # pred_label and pred_mask, which are computed of these two, are left out.
+    GraphOutputs(
+        "anomaly",
+        _all_of(_floats, {name: name for name in (ANOMALY_MAP, PREDICTED_SCORE)}, GIVEN),
+        "anomaly_map [batch, 1, height, width] and pred_score [batch]",
+    ),
+    GraphOutputs(
+        "image-to-image",
+        _one_of(_pictures, RECONSTRUCTION, RECONSTRUCTION, ImageSpec()),
+        "reconstruction [batch, 1 or 3, height, width]",
+    ),
     GraphOutputs("detection", _joined, "one tensor [batch, queries, 4 + classes] that ends with sigmoids"),
     GraphOutputs("features", _features, "features [batch, width]"),
     GraphOutputs("classification", _classes, "logits [batch, classes]"),
-    ROW,
+    GraphOutputs("tensors", _tensors, "any numbers [batch, ...] (--task tensors)"),
 )

@@ -19,16 +19,17 @@ from vitdeploy.graph.analysis.attention import (
     follow,
     merge_points,
 )
+from vitdeploy.graph.analysis.prunable import Prunable
 from vitdeploy.graph.analysis.rows import (
     Selected,
     origin,
-    reshape_sizes,
     rows_of_inputs,
     selected_rows,
     slice_bounds,
     split_rows,
+    split_sizes,
 )
-from vitdeploy.graph.edit import Editor, drop_unused
+from vitdeploy.graph.edit import Editor, Numbers, drop_unused
 from vitdeploy.graph.passes.qkv import merge, roles, separate
 from vitdeploy.graph.values import array_of, dim
 
@@ -148,17 +149,10 @@ def _apply(editor: Editor, narrow: dict[ir.Node, _Narrow]) -> None:
             value = node.inputs[index]
             assert value is not None
             node.replace_input_with(index, pick(node, value, axis, wanted.rows, wanted.size))
-        if node.op_type == "Reshape":
-            sizes = reshape_sizes(node) or []
-            if sizes[wanted.axis] > 0:
-                sizes[wanted.axis] = len(wanted.rows)
-                editor.set_input(node, 1, np.array(sizes, np.int64))
         for output in node.outputs:
             have[output] = wanted
             if output.shape is not None:
-                shape = list(output.shape)
-                shape[wanted.axis] = len(wanted.rows)
-                output.shape = ir.Shape(shape)
+                editor.resize(output, (wanted.axis,), len(wanted.rows))
     for value in list(have):
         for reader in dict.fromkeys(use.node for use in value.uses()):
             if reader not in narrow:
@@ -508,3 +502,35 @@ def _batch(model: ir.Model) -> int | ir.SymbolicDim | None:
     """The leading axis of the input."""
     shape = model.graph.inputs[0].shape
     return shape[0] if shape is not None else None
+
+
+# --- Remove whole structures, hidden channels or heads, in front of a linear; the caller makes up for what they gave --
+
+
+def prune(editor: Editor, prunable: Prunable, kept: Sequence[int], weight: Numbers, bias: Numbers) -> None:
+    """Keep some structures in front of a linear, in place; they keep their order.
+
+    Args:
+        prunable: of this graph as it is now.
+        kept: numbers of the structures that stay, ascending, at least one.
+        weight, bias: of the reader from now on, [channels that stay, out] and [out].
+    """
+    for linear, columns in prunable.columns:
+        stay = np.sort(columns[list(kept)].ravel())
+        editor.set_linear(linear, linear.weight[:, stay], None if linear.bias is None else linear.bias[stay])
+    for node in prunable.splits:
+        first = node.inputs[0]
+        assert first is not None and first.shape is not None
+        whole = first.shape[prunable.axes[first]]
+        assert isinstance(whole, int)
+        sizes = [_left(prunable, kept, size) for size in split_sizes(node, whole) or ()]
+        if len(node.inputs) > 1 and node.inputs[1] is not None:
+            editor.set_input(node, 1, np.array(sizes, np.int64))
+    for value, axis in prunable.axes.items():
+        if (size := dim(value, axis)) is not None:
+            editor.resize(value, (axis,), _left(prunable, kept, size))
+    editor.set_linear(prunable.reader, weight, bias)
+
+
+def _left(prunable: Prunable, kept: Sequence[int], size: int) -> int:
+    return size // prunable.count * len(kept)

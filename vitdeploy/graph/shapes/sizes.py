@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Size:
+class FreeSize:
     """A product of a factor (not 0) and of named sizes, each at least 1; never a plain number.
 
     Products and exact quotients stay such a product, and that is all that view, window and head arithmetic needs.
@@ -30,7 +30,7 @@ class Unknown:
 UNKNOWN = Unknown()
 # Of ONNX's integers, and of the names in one product. A file can square a number forty times, and a size as often.
 LARGEST, MAX_NAMES = 2**63 - 1, 16
-Extent = int | Size | Unknown
+Extent = int | FreeSize | Unknown
 Dims = tuple[Extent, ...]
 
 
@@ -69,7 +69,7 @@ def plus(a: Extent, b: Extent) -> Extent:
         return b if a == 0 else a
     if isinstance(a, int) and isinstance(b, int):
         return _size(a + b, [])
-    if isinstance(a, Size) and isinstance(b, Size) and a.names == b.names:
+    if isinstance(a, FreeSize) and isinstance(b, FreeSize) and a.names == b.names:
         return _size(a.factor + b.factor, list(a.names))
     return UNKNOWN
 
@@ -94,7 +94,7 @@ def equal(a: Extent, b: Extent) -> Extent:
     low, high = (a, b) if isinstance(a, int) else (b, a)
     if isinstance(low, int) and isinstance(high, int):
         return 0
-    if isinstance(low, int) and isinstance(high, Size) and high.factor > 0:
+    if isinstance(low, int) and isinstance(high, FreeSize) and high.factor > 0:
         return 0 if low < high.factor or low % high.factor else UNKNOWN
     return UNKNOWN
 
@@ -104,7 +104,7 @@ def larger(*entries: Extent) -> Extent:
     found = [entry for entry in entries if entry != 1] or [1]
     if all(isinstance(entry, int) for entry in found):
         return max(entry for entry in entries if isinstance(entry, int))
-    same = all(entry == found[0] for entry in found) and isinstance(found[0], Size) and found[0].factor > 0
+    same = all(entry == found[0] for entry in found) and isinstance(found[0], FreeSize) and found[0].factor > 0
     return found[0] if same else UNKNOWN
 
 
@@ -157,4 +157,4 @@ def view_shape(data: Dims | None, wanted: Dims | None) -> list[int] | None:
 def _size(factor: int, names: list[str]) -> Extent:
     if abs(factor) > LARGEST or len(names) > MAX_NAMES:
         return UNKNOWN
-    return Size(factor, tuple(sorted(names))) if names and factor else factor
+    return FreeSize(factor, tuple(sorted(names))) if names and factor else factor
