@@ -20,9 +20,8 @@ from vitdeploy.exporter import torch_onnx
 from vitdeploy.exporter.parity import check_parity
 from vitdeploy.exporter.torch_onnx import PixelsIn, export_graph, opsets
 from vitdeploy.graph.io.files import get_metadata, graph_spec, load_graph, save_graph
-from vitdeploy.models.family import Signature
+from vitdeploy.models.family import LoadedModel, Signature
 from vitdeploy.models.load import load_model
-from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.source import Source
 from vitdeploy.models.torch_runner import TorchRunner
 from vitdeploy.progress import silent

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 from tests.parity import BATCHES, ENGINES, engine_runner
 from vitdeploy.errors import ExportError
-from vitdeploy.exporter.sequence import SequenceParity, check_sequence_parity, export_decoder_step, export_sequence
+from vitdeploy.exporter.sequence import SequenceParity, check_sequence_parity, export_sequence
 from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.models.architectures.transformer import Transformer, TransformerConfig
@@ -128,7 +128,7 @@ def test_sizes_are_read_for_the_positions_alone(protos):
 
 
 def test_the_same_model_gives_the_same_bytes(model, exported, tmp_path):
-    save_graph(export_decoder_step(model, name="tiny_decoder_step", opset=18), tmp_path / "again.onnx")
+    save_graph(export_sequence(model, name="tiny", opset=18)["decoder_step"], tmp_path / "again.onnx")
     assert (tmp_path / "again.onnx").read_bytes() == (exported / "decoder_step.onnx").read_bytes()
 
 

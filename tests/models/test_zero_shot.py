@@ -9,9 +9,8 @@ import torch
 from tests.references import reference
 from vitdeploy.errors import CheckpointError, MissingFileError
 from vitdeploy.models.families import vit
-from vitdeploy.models.family import Hints, Signature
+from vitdeploy.models.family import Hints, LoadedModel, Signature
 from vitdeploy.models.keys import vit_transformers
-from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.towers import ZERO_SHOT_SCALE as SCALE
 from vitdeploy.models.towers import with_text_features
 from vitdeploy.spec import PreprocessSpec, TensorSpec

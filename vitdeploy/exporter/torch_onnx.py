@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 import torch._export.utils as _export_utils
@@ -31,8 +32,9 @@ from vitdeploy.exporter.attention import attention, plain_attention
 from vitdeploy.exporter.batches import constant_tables
 from vitdeploy.exporter.scripted import lengths_as_sizes, scripts_as_they_run
 from vitdeploy.graph.canonical.normalise import normalise
-from vitdeploy.graph.edit import free_name
+from vitdeploy.graph.edit import Names, drop_unused, free_name
 from vitdeploy.graph.io.files import BATCH, GraphMetadata, set_metadata
+from vitdeploy.graph.values import is_constant
 from vitdeploy.spec import Postprocess, PreprocessSpec, Task, TensorSpec
 
 # --- Names that a person can read, and no trace of the machine --------------------------------------------------------
@@ -152,15 +154,16 @@ class PixelsIn(nn.Module):
         return self.model(pixels * self.scale + self.shift)
 
 
-class TensorIn(nn.Module):
-    """The model alone, under the same attribute name, so that both exports have the same node names."""
+class ModelIn(nn.Module):
+    """The model alone, of any inputs, under the same attribute name, so that all exports have the same node names."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, image: Tensor) -> Tensor | tuple[Tensor, ...]:
-        return self.model(image)
+    def forward(self, *inputs: Any) -> Tensor | tuple[Tensor, ...]:
+        result: Tensor | tuple[Tensor, ...] = self.model(*inputs)
+        return result
 
 
 def export_graph(
@@ -185,20 +188,16 @@ def export_graph(
     Raises:
         ExportError: the model cannot be exported.
     """
-    height, width = image_size
-    example_batch = batch or EXAMPLE_BATCH
+    (height, width), channels, images = image_size, preprocess.channels, batch or EXAMPLE_BATCH
+    opened = {0: torch.export.Dim(BATCH)}
     if in_graph:
         wrapped: nn.Module = PixelsIn(model, preprocess)
-        example = torch.zeros(example_batch, height, width, preprocess.channels, dtype=torch.uint8)
+        example = torch.zeros(images, height, width, channels, dtype=torch.uint8)
+        shapes: dict[str, Any] = {"image": opened}
     else:
-        wrapped = TensorIn(model)
-        example = torch.zeros(example_batch, preprocess.channels, height, width)
-    shapes = _open_batch(INPUT) if batch is None else None
-    graph = traced(wrapped, (example,), shapes, opset, [INPUT], outputs, name)
-    tidy(graph, prefix="model")
-    with _quiet():
-        normalise(graph)
-    graph.graph.name = name
+        wrapped, shapes = ModelIn(model), {"inputs": (opened,)}
+        example = torch.zeros(images, channels, height, width)
+    graph = exported(wrapped, (example,), shapes if batch is None else None, opset, [INPUT], outputs, name)
     set_metadata(graph, GraphMetadata(name, task, preprocess, postprocess=postprocess))
     return graph
 
@@ -222,29 +221,6 @@ def expected_seconds(model: nn.Module, channels: int, image_size: tuple[int, int
     return 1 + count.operators / 100 + 28 * (time.perf_counter() - started) / images
 
 
-class TokensIn(nn.Module):
-    """A text tower under the attribute name of all models."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, text: Tensor) -> Tensor:
-        return self.model(text)
-
-
-class TensorsIn(nn.Module):
-    """A part of several inputs under the attribute name of all models."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        found: tuple[Tensor, ...] = self.model(*tensors)
-        return found
-
-
 def export_tensors_graph(
     model: nn.Module, *, name: str, inputs: Sequence[TensorSpec], outputs: Sequence[str], opset: int
 ) -> ir.Model:
@@ -256,15 +232,10 @@ def export_tensors_graph(
     """
     shapes = [tuple(size for size in tensor.shape[1:] if isinstance(size, int)) for tensor in inputs]
     kinds = [getattr(torch, tensor.dtype) for tensor in inputs]
-    example = tuple(torch.zeros(2, *shape, dtype=kind) for shape, kind in zip(shapes, kinds, strict=True))
+    example = tuple(torch.zeros(EXAMPLE_BATCH, *shape, dtype=kind) for shape, kind in zip(shapes, kinds, strict=True))
     named = [tensor.name for tensor in inputs]
-    opened = {"tensors": tuple({0: torch.export.Dim(BATCH)} for _ in inputs)}
-    graph = traced(TensorsIn(model), example, opened, opset, named, outputs, name)
-    tidy(graph, prefix="model")
-    with _quiet():
-        normalise(graph)
-    graph.graph.name = name
-    return graph
+    opened = {"inputs": tuple({0: torch.export.Dim(BATCH)} for _ in inputs)}
+    return exported(ModelIn(model), example, opened, opset, named, outputs, name)
 
 
 def export_text_graph(model: nn.Module, *, name: str, length: int, opset: int) -> ir.Model:
@@ -273,17 +244,8 @@ def export_text_graph(model: nn.Module, *, name: str, length: int, opset: int) -
     Raises:
         ExportError: the model cannot be exported.
     """
-    example = torch.zeros(2, length, dtype=torch.int64)
-    graph = traced(TokensIn(model), (example,), _open_batch("text"), opset, ["text"], ["features"], name)
-    tidy(graph, prefix="model")
-    with _quiet():
-        normalise(graph)
-    graph.graph.name = name
-    return graph
-
-
-def _open_batch(given: str) -> dict[str, Any]:
-    return {given: {0: torch.export.Dim(BATCH)}}
+    text = TensorSpec("text", "int64", ("batch", length))
+    return export_tensors_graph(model, name=name, inputs=[text], outputs=["features"], opset=opset)
 
 
 @contextlib.contextmanager
@@ -319,7 +281,7 @@ _translations = functools.cache(onnxscript_apis.get_torchlib_ops)
 _signature = functools.cache(_schemas.op_signature_from_function)
 
 
-def traced(
+def exported(
     model: nn.Module,
     example: tuple[Any, ...],
     shapes: dict[str, Any] | None,
@@ -327,8 +289,10 @@ def traced(
     inputs: Sequence[str],
     outputs: Sequence[str],
     name: str,
+    lengths: bool = False,
 ) -> ir.Model:
-    """Run PyTorch's exporter on a model called `name`, with the open axes that `shapes` says by argument of `forward`.
+    """The ONNX graph of a model called `name` whose parts are below its attribute `model`, tidy and in canonical form,
+    with the open axes that `shapes` says by argument of `forward`. `lengths`: not the batch alone is open.
 
     Raises:
         ExportError: the model cannot be exported.
@@ -366,7 +330,41 @@ def traced(
             fix="change that line (torch.where for a branch), or bring an ONNX file that was exported another way",
         ) from error
     assert program is not None
-    return program.model
+    graph = program.model
+    tidy(graph, prefix="model")
+    if lengths:
+        copy_sizes(graph)
+    declared = [value.shape for value in graph.graph.outputs]
+    with _quiet():
+        normalise(graph)
+    for value, shape in zip(graph.graph.outputs, declared if lengths else (), strict=lengths):
+        value.shape = shape  # with the names of the axes, which passes may lose
+    graph.graph.name = name
+    return graph
+
+
+def copy_sizes(model: ir.Model) -> None:
+    """Give every Reshape a constant shape where its declared shapes allow: 0 keeps a size, one -1 is worked out.
+
+    The exporter reads dynamic sizes from the input with Shape and Concat. `[batch, length, width]` to
+    `[batch, length, heads, head_width]` needs none of that: the shape is `[0, 0, heads, head_width]`. In place.
+    """
+    names = Names(model)
+    for node in model.graph:
+        if node.op_type != "Reshape" or node.inputs[1] is None or is_constant(node.inputs[1], overridable=True):
+            continue
+        before, after = node.inputs[0], node.outputs[0]
+        if before is None or before.shape is None or after.shape is None:
+            continue
+        sizes = [
+            size if isinstance(size, int) else 0 if i < len(before.shape) and before.shape[i] == size else -1
+            for i, size in enumerate(after.shape)
+        ]
+        if sizes.count(-1) > 1 or 0 in after.shape.dims:
+            continue
+        node.replace_input_with(1, names.constant(np.array(sizes, np.int64), f"{node.name}.shape"))
+        node.attributes.pop("allowzero", None)  # the exporter sets it, and with it 0 is a size
+    drop_unused(model)
 
 
 def _root(error: BaseException) -> BaseException:

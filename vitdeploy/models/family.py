@@ -86,6 +86,34 @@ class Recognised:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class LoadedModel:
+    """A PyTorch module in evaluation mode and float32, with everything that is known of it.
+
+    `family` is a row of the catalog, or "timm", "transformers", "function", "module" (in memory) for a module that is
+    not ours. `preprocess` is None if it takes no images. `labels` are the checkpoint's own class names, if it has
+    any. `notes` say what was inferred, converted or left out, one per line.
+    """
+
+    name: str
+    family: str
+    module: nn.Module
+    signature: Signature
+    preprocess: PreprocessSpec | None
+    labels: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    @property
+    def classes(self) -> int | None:
+        """The number of classes of a classifier; None for any other task."""
+        size = self.signature.outputs[0].shape[-1]
+        return size if self.signature.task == "classification" and isinstance(size, int) else None
+
+
 def refuse_channels(channels: int, *, grey: bool = True) -> None:
     """Raise CheckpointError if images have another number of channels."""
     if channels not in ((1, 3) if grey else (3,)):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from vitdeploy.errors import CheckpointError, MissingFileError
-from vitdeploy.paths import is_file
+from vitdeploy.paths import exists, is_dir, is_file
 
 MAX_BYTES = 16 << 20
 
@@ -44,3 +45,75 @@ def _no_config(path: Path, found: str) -> CheckpointError:
     return CheckpointError(
         f"{path} is not a config file", found=found, wanted="a JSON object", fix="correct it, or download it again"
     )
+
+
+# --- The weight files that a checkpoint stands for: one, or all that an index names -----------------------------------
+
+
+INDEX = "model.safetensors.index.json"
+MAX_NAME, SHOWN = 255, 500
+SHARD = re.compile(r".+-\d{5}-of-\d{5}\.\w+")
+
+
+def shards_of(index: Path) -> tuple[Path, ...]:
+    """The files that an index of weights names, in order.
+
+    Raises:
+        MissingFileError, CheckpointError: not all of them are there; not an index, or one that names other folders.
+    """
+    shards = _shards(index)
+    missing = [name for name in shards if not is_file(index.parent / name)]
+    if missing:
+        raise MissingFileError(
+            f"{len(missing)} of {len(shards)} weight files are not in {index.parent}",
+            found=f"no {missing[0]}",
+            wanted=f"all files that {index.name} names",
+            fix="copy the whole folder of the model",
+        )
+    return tuple(index.parent / name for name in shards)
+
+
+def files_of(checkpoint: Path) -> tuple[Path, ...]:
+    """The weight files that a checkpoint file stands for: all of its index, whether the index or one part is named."""
+    if checkpoint.name.endswith(".index.json") and is_file(checkpoint):
+        return shards_of(checkpoint)
+    if SHARD.fullmatch(checkpoint.name) and is_file(checkpoint):
+        for index in sorted(checkpoint.parent.glob("*.index.json")):
+            if checkpoint.name in _shards(index):
+                return shards_of(index)
+        raise CheckpointError(
+            f"{checkpoint} is one part of several, and nothing names the others",
+            found="no index beside it",
+            wanted=f"{INDEX}, and all files that it names",
+            fix="copy the whole folder of the model",
+        )
+    return (checkpoint,)
+
+
+def _shards(index: Path) -> list[str]:
+    try:
+        names = sorted(set(read_json(index)["weight_map"].values()))
+    except (KeyError, AttributeError, TypeError):
+        raise CheckpointError(f"{index} is not a weight index", fix="download it again") from None
+    if not names or not all(map(_is_name, names)):
+        raise CheckpointError(
+            f"{index} names files outside its folder", found=str(names)[:200], wanted="names of files beside it"
+        )
+    return names
+
+
+def _is_name(name: object) -> bool:
+    """Whether it can be a file's in this folder."""
+    plain = isinstance(name, str) and name.isprintable() and len(name.encode("utf-8", "replace")) <= MAX_NAME
+    return plain and name not in ("", "..") and Path(str(name)).name == name
+
+
+def require_checkpoint(path: Path) -> None:
+    """Raise MissingFileError if there is nothing at the path of a checkpoint, or a pipe, from which it could be read
+    once only."""
+    if not is_file(path) and not is_dir(path):
+        raise MissingFileError(
+            f"no checkpoint at {str(path)[:SHOWN]}",
+            found="no file" if exists(path) else "",
+            fix="check the path of the checkpoint",
+        )

@@ -27,15 +27,14 @@ from vitdeploy.models import catalog, names
 from vitdeploy.models.architectures.layers import RESAMPLING
 from vitdeploy.models.checkpoints.fit import load_state
 from vitdeploy.models.checkpoints.read import class_names, read_checkpoint
-from vitdeploy.models.checkpoints.shards import files_of
 from vitdeploy.models.external.adapted import IMAGE_SIZE
 from vitdeploy.models.external.image_text import MODEL_TYPE, from_encoder_decoder
 from vitdeploy.models.external.module import from_function, weights_digest, with_own_scaling
 from vitdeploy.models.external.pickled import open_module
 from vitdeploy.models.external.transformers import from_timm, from_transformers, refuse_missing
-from vitdeploy.models.family import Family, Hints, Recognised, refuse_channels
+from vitdeploy.models.family import Family, Hints, LoadedModel, Recognised, refuse_channels
+from vitdeploy.models.json_file import files_of
 from vitdeploy.models.keys.open_clip import refuse_without_config
-from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.memory_bank import with_memory
 from vitdeploy.models.model_folder.folder import (
     CONFIG,
@@ -258,10 +257,12 @@ def _from_folder(
     file = str(folder.weights[0])
     processor = None if source.preprocess else transformers_processor(folder.path)
     told = stated_size(config) or fixed_size(processor)
+    # transformers reads no pickles
+    library_state = state if folder.given or not (folder.path / SAFETENSORS).is_file() else None
     if config.get("model_type") == MODEL_TYPE:
-        return _image_text(source, folder, name, notes, state)
+        return _image_text(source, folder, name, config, notes, library_state)
     if config.get("model_type") in KINDS:
-        return _owl(source, folder, name, notes, state)
+        return _owl(source, folder, name, config, notes, library_state)
     hints = Hints(source.heads, told or source.size, config)
     # A part of another library's model may be one of ours, such as a detector's backbone: the whole is meant.
     found = catalog.recognise_within(state, hints, file) if _is_ours(config) else catalog.recognise(state, hints)
@@ -273,8 +274,7 @@ def _from_folder(
         notes = (*notes, *size_note(config, size))
         spec, remarks = _folder_preprocess(source, folder, config, _told_channels(config), size)
         assumed, remarks = (HALF_ASSUMED, ()) if remarks == (HALF_ASSUMED,) else (None, remarks)
-        own = folder.given or not (folder.path / SAFETENSORS).is_file()  # transformers reads no pickles
-        original = from_transformers(folder.path, config, spec, size, state if own else None, _asked(source))
+        original = from_transformers(folder.path, config, spec, size, library_state, _asked(source))
         original = with_label_values(with_own_scaling(original, assumed), transformers_processor(folder.path))
         return _noted(original, name, config, (*notes, *remarks))
     check(found)
@@ -321,17 +321,16 @@ def _owl(
     source: Source,
     folder: ModelFolder,
     name: str,
+    config: Mapping[str, Any],
     notes: tuple[str, ...],
-    state: Mapping[str, Tensor],
+    state: Mapping[str, Tensor] | None,
 ) -> LoadedModel:
     """A detector that is told by texts what to find."""
-    config = model_config(folder.path / CONFIG)
 
     def preprocess(channels: int, size: tuple[int, int]) -> tuple[PreprocessSpec, tuple[str, ...]]:
         return _folder_preprocess(source, folder, config, channels, size)
 
-    own = folder.given or not (folder.path / SAFETENSORS).is_file()  # transformers reads no pickles
-    original = from_owl(folder.path, config, preprocess, source.size, state if own else None)
+    original = from_owl(folder.path, config, preprocess, source.size, state)
     return dataclasses.replace(original, name=name, notes=(*notes, *original.notes))
 
 
@@ -339,17 +338,16 @@ def _image_text(
     source: Source,
     folder: ModelFolder,
     name: str,
+    config: Mapping[str, Any],
     notes: tuple[str, ...],
-    state: Mapping[str, Tensor],
+    state: Mapping[str, Tensor] | None,
 ) -> LoadedModel:
     """An encoder-decoder whose source is an image. The config of its encoder says the size of images."""
-    config = model_config(folder.path / CONFIG)
     encoder = config.get("encoder")
     encoder = encoder if isinstance(encoder, dict) else {}
     size = source.size or stated_size(encoder) or fixed_size(transformers_processor(folder.path)) or IMAGE_SIZE
     spec, remarks = _folder_preprocess(source, folder, encoder, _told_channels(encoder), size)
-    own = folder.given or not (folder.path / SAFETENSORS).is_file()  # transformers reads no pickles
-    original = from_encoder_decoder(folder.path, config, spec, size, state if own else None)
+    original = from_encoder_decoder(folder.path, config, spec, size, state)
     return dataclasses.replace(original, name=name, notes=(*notes, *original.notes, *remarks))
 
 

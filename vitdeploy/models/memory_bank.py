@@ -18,7 +18,7 @@ from vitdeploy.errors import CheckpointError, MissingFileError
 from vitdeploy.models.architectures.swin import SwinTransformer
 from vitdeploy.models.architectures.vit import VisionTransformer
 from vitdeploy.models.external.adapted import Adapted
-from vitdeploy.models.loaded import LoadedModel
+from vitdeploy.models.family import LoadedModel
 from vitdeploy.models.model_folder.folder import sides
 from vitdeploy.runtime.geometry import input_window
 from vitdeploy.spec import AnomalySpec, PreprocessSpec, TensorSpec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -86,3 +87,13 @@ def cannot_import(name: str, why: str, error: BaseException) -> CapabilityError:
 def last_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:300]
+
+
+def where(error: BaseException) -> str:
+    """The error, with the last line of the user's own code that it came through."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "-packages" not in f.filename]
+    ours = str(Path(__file__).parents[1])
+    frames = [f for f in frames if not f.filename.startswith((ours, "<"))]
+    frames = [f for f in frames if f.filename != importlib.__file__]
+    line = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
+    return f"{type(error).__name__}: {last_line(error)}{line}"

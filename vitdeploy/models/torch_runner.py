@@ -13,8 +13,8 @@ from vitdeploy.errors import CapabilityError
 from vitdeploy.models.architectures.transformer import KeyValue, Transformer
 from vitdeploy.models.external.image_text import DecoderStep, Encoder, ImageText
 from vitdeploy.models.external.prompted import Prompted, embeddings_of
-from vitdeploy.models.loaded import LoadedModel
-from vitdeploy.models.towers import OpenVocabulary, Towers
+from vitdeploy.models.family import LoadedModel, Signature
+from vitdeploy.models.towers import Towers
 from vitdeploy.runtime.flow import FlowRunner
 from vitdeploy.runtime.flows import (
     IMAGE_ENCODER,
@@ -42,7 +42,7 @@ def torch_runner(original: LoadedModel, *, threads: int = 0) -> Runner:
     sequence = original.signature.sequence
     if isinstance(original.module, Transformer) and sequence is not None:
         return TorchSequenceRunner(original.module, sequence, threads=threads)
-    if isinstance(original.module, Towers | OpenVocabulary):
+    if isinstance(original.module, Towers):
         return _towers_runner(original, original.module, threads)
     if isinstance(original.module, Prompted):
         return _prompted_runner(original, original.module, threads)
@@ -67,11 +67,10 @@ def _text_runner(original: LoadedModel, module: ImageText, sequence: SequenceSpe
         for name, tensor in _pairs_of("past", cross)
     ]
     present = [TensorSpec(PRESENT + each.name.removeprefix(PAST), each.dtype, each.shape) for each in past]
-    image = TensorSpec("image", "float32", ("batch", signature.channels, *signature.image_size))
     token = TensorSpec(TOKEN, "int64", ("batch", 1))
     step = DecoderStep(module)
     return TextRunner(
-        TorchParts(Encoder(module), (image,), tuple(kept), threads),
+        TorchParts(Encoder(module), _image(signature), tuple(kept), threads),
         TorchParts(
             lambda token, *caches: step(token, list(caches[: len(cross)]), list(caches[len(cross) :])),
             (token, *kept, *past),
@@ -83,26 +82,24 @@ def _text_runner(original: LoadedModel, module: ImageText, sequence: SequenceSpe
     )
 
 
+def _image(signature: Signature) -> tuple[TensorSpec]:
+    return (TensorSpec("image", "float32", ("batch", signature.channels, *signature.image_size)),)
+
+
 def _pairs_of(kind: str, cross: Sequence[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
     names = [f"{kind}_{part}_{i}" for i in range(len(cross) // 2) for part in ("key", "value")]
     return list(zip(names, cross, strict=True))
 
 
-def _towers_runner(original: LoadedModel, module: Towers | OpenVocabulary, threads: int) -> Runner:
+def _towers_runner(original: LoadedModel, module: Towers, threads: int) -> Runner:
     """The two towers as a flow, as their engines are."""
     signature, spec = original.signature, original.signature.postprocess
     assert isinstance(spec, ZeroShotSpec | OpenVocabularySpec)
     *images, text = signature.outputs
     own = {IMAGE_FEATURES: "features"}
     image = [dataclasses.replace(each, name=own.get(each.name, each.name)) for each in images]
-    size = (signature.channels, *signature.image_size)
     parts: dict[str, Runner] = {
-        IMAGE_TOWER: TorchParts(
-            module.image_tower,
-            (TensorSpec("image", "float32", ("batch", *size)),),
-            tuple(image),
-            threads,
-        ),
+        IMAGE_TOWER: TorchParts(module.image_tower, _image(signature), tuple(image), threads),
         TEXT_TOWER: TorchParts(
             module.text_tower,
             (TensorSpec("text", "int64", ("batch", spec.length)),),
@@ -116,14 +113,12 @@ def _towers_runner(original: LoadedModel, module: Towers | OpenVocabulary, threa
 def _prompted_runner(original: LoadedModel, module: Prompted, threads: int) -> Runner:
     """Image encoder and prompt decoder as a flow, as their engines are."""
     signature = original.signature
-    size = (signature.channels, *signature.image_size)
-    image = (TensorSpec("image", "float32", ("batch", *size)),)
     embedded = embeddings_of(module, signature.channels, signature.image_size)
     assert isinstance(signature.postprocess, PromptSpec)
     prompt = prompt_tensors(signature.postprocess)
     return _flow(
         {
-            IMAGE_ENCODER: TorchParts(module.image_encoder, image, embedded, threads),
+            IMAGE_ENCODER: TorchParts(module.image_encoder, _image(signature), embedded, threads),
             PROMPT_DECODER: TorchParts(module.prompt_decoder, (*embedded, *prompt), signature.outputs, threads),
         }
     )
@@ -163,20 +158,12 @@ class TorchParts(Runner):
         pass
 
 
-class TorchSequenceRunner(Runner):
+class TorchSequenceRunner(TorchParts):
     """Decodes greedily with an encoder-decoder in eager mode; inputs and outputs as `runtime.SequenceRunner`."""
 
     def __init__(self, module: Transformer, spec: SequenceSpec, *, threads: int = 0) -> None:
-        super().__init__("pytorch")
-        self.module = module
-        self.spec = spec
-        self.threads = threads
-
-    def _load(self) -> None:
-        if threads := self.threads or default_threads():
-            torch.set_num_threads(threads)
-        self.inputs, self.outputs = SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
-        self.provider, self.engine_threads = EAGER, torch.get_num_threads()
+        super().__init__(module, SEQUENCE_INPUTS, SEQUENCE_OUTPUTS, threads)
+        self.module, self.spec = module, spec
 
     def example(self, batch: int) -> dict[str, Array]:
         return example_source(self.spec, batch)
@@ -199,37 +186,16 @@ class TorchSequenceRunner(Runner):
                 token = best[:, None]
         return {"tokens": torch.stack(tokens, 1).numpy(), "logits": torch.stack(logits, 1).numpy()}
 
-    def _close(self) -> None:
-        pass
 
-
-class TorchRunner(Runner):
+class TorchRunner(TorchParts):
     """Runs the original module in eager mode, float32, on the CPU.
 
     Input "image": float32 [batch, channels, height, width], normalised. Outputs: those of the model's signature.
     """
 
     def __init__(self, original: LoadedModel, *, threads: int = 0) -> None:
-        super().__init__("pytorch")
+        super().__init__(original.module, _image(original.signature), original.signature.outputs, threads)
         self.original = original
-        self.threads = threads
-
-    def _load(self) -> None:
-        if threads := self.threads or default_threads():
-            torch.set_num_threads(threads)
-        signature = self.original.signature
-        self.inputs = (TensorSpec("image", "float32", ("batch", signature.channels, *signature.image_size)),)
-        self.outputs = signature.outputs
-        self.provider, self.engine_threads = EAGER, torch.get_num_threads()
-
-    def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        with torch.inference_mode():
-            result = self.original.module(torch.from_numpy(feeds["image"]))
-        tensors = (result,) if isinstance(result, torch.Tensor) else result
-        return {spec.name: tensor.numpy() for spec, tensor in zip(self.outputs, tensors, strict=True)}
-
-    def _close(self) -> None:
-        pass
 
 
 class CompiledRunner(TorchRunner):

@@ -15,13 +15,12 @@ from vitdeploy.errors import CheckpointError, MissingFileError, UnknownModelErro
 from vitdeploy.models.architectures.vit import TextEncoder, ViTConfig
 from vitdeploy.models.checkpoints.fit import load_state
 from vitdeploy.models.external.transformers import from_timm, library_model
-from vitdeploy.models.family import Hints, Recognised, Signature
+from vitdeploy.models.family import Hints, LoadedModel, Recognised, Signature
 from vitdeploy.models.keys import vit_timm
 from vitdeploy.models.keys.open_clip import TRUNK, compare, image_tower, text_tower
 from vitdeploy.models.keys.open_clip import has_text_tower as open_clip_has_text_tower
 from vitdeploy.models.keys.text_transformers import TextTower, has_text_tower, recognise_text
 from vitdeploy.models.keys.vit import parse_vit
-from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.model_folder.folder import ModelFolder, sides
 from vitdeploy.models.model_folder.tokenizer import (
     ALONE,
@@ -68,14 +67,17 @@ class ImageTower(nn.Module):
 
 
 class Towers(nn.Module):
-    """Both towers: float32 [b, channels, height, width] and int64 [texts, length] -> the features of each."""
+    """Both towers: float32 [b, channels, height, width] and int64 [texts, length] -> what the one gives of images, and
+    the features of the texts [texts, width]."""
 
     def __init__(self, image: nn.Module, text: TextEncoder) -> None:
         super().__init__()
-        self.image_tower, self.text_tower = ImageTower(image), text
+        self.image_tower, self.text_tower = image, text
 
-    def forward(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
-        return self.image_tower(image), self.text_tower(text)
+    def forward(self, image: Tensor, text: Tensor) -> tuple[Tensor, ...]:
+        of_images = self.image_tower(image)
+        of_images = (of_images,) if isinstance(of_images, Tensor) else of_images
+        return (*of_images, self.text_tower(text))
 
 
 def refuse_naflex(config: Mapping[str, Any]) -> None:
@@ -167,7 +169,7 @@ def both_towers(original: LoadedModel, tower: TextTower, tokenizer: TokenizerFac
     )
     return dataclasses.replace(
         original,
-        module=Towers(original.module, module).eval(),
+        module=Towers(ImageTower(original.module), module).eval(),
         signature=dataclasses.replace(original.signature, task="zero-shot", outputs=outputs, postprocess=spec),
         notes=(
             *(note for note in original.notes if "text_model" not in note),  # which would say that it is left out
@@ -352,18 +354,6 @@ class OwlImage(nn.Module):
         return features, shift, scale, model.box_predictor(tokens, grid)
 
 
-class OpenVocabulary(nn.Module):
-    """Both towers: float32 [b, channels, side, side] and int64 [texts, length] -> what `OwlImage` gives, and the
-    features of the texts [texts, width]."""
-
-    def __init__(self, image: OwlImage, text: TextEncoder) -> None:
-        super().__init__()
-        self.image_tower, self.text_tower = image, text
-
-    def forward(self, image: Tensor, text: Tensor) -> tuple[Tensor, ...]:
-        return (*self.image_tower(image), self.text_tower(text))
-
-
 def from_owl(
     folder: Path,
     config: Mapping[str, Any],
@@ -413,7 +403,7 @@ def from_owl(
     both = getattr(model, kind)
     found = recognise_text(both.state_dict(), {"model_type": "clip", "text_config": model.config.text_config.to_dict()})
     tower = dataclasses.replace(found, config=dataclasses.replace(found.config, pooling="highest"))
-    module = OpenVocabulary(OwlImage(model), text_encoder(tower, f"the text tower of {folder}")).eval()
+    module = Towers(OwlImage(model), text_encoder(tower, f"the text tower of {folder}")).eval()
     images, told = preprocess(vision.num_channels, own)
     spec = OpenVocabularySpec(
         tower.config.length, tokenizer.pad, padding=tokenizer.padding, lowercase=tokenizer.lowercase

@@ -16,7 +16,7 @@ from vitdeploy.data.folder import scan
 from vitdeploy.data.label_file import read_texts
 from vitdeploy.data.tokens import read_tokens
 from vitdeploy.errors import MissingFileError
-from vitdeploy.models.checkpoints.shards import require_checkpoint
+from vitdeploy.models.json_file import require_checkpoint
 from vitdeploy.models.model_folder.hub import is_hub_name, local_folder
 from vitdeploy.models.names import FUNCTION, check_name
 from vitdeploy.paths import exists, is_dir, is_file

@@ -8,8 +8,8 @@ from typing import Any
 
 from vitdeploy.benchmark.worker import serve
 from vitdeploy.errors import TargetError
+from vitdeploy.models.family import LoadedModel
 from vitdeploy.models.load import load_model
-from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.source import Source
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.stages.reference_model import from_request, is_onnx, reference_runner

@@ -13,9 +13,17 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.errors import ExportError, GraphError
-from vitdeploy.exporter.image_text import ImageTextParts, TextParity, check_text_parity, export_image_text
 from vitdeploy.exporter.parity import BATCHES, FREE_BATCH, SEED, TOLERANCE, GraphParity, ask, check_graph, check_outputs
-from vitdeploy.exporter.sequence import DECODER_STEP, ENCODER, check_sequence_parity, export_sequence
+from vitdeploy.exporter.sequence import (
+    DECODER_STEP,
+    ENCODER,
+    ImageTextParts,
+    TextParity,
+    check_sequence_parity,
+    check_text_parity,
+    export_image_text,
+    export_sequence,
+)
 from vitdeploy.exporter.torch_onnx import expected_seconds, export_graph, export_tensors_graph, export_text_graph
 from vitdeploy.graph.canonical.normalise import normalise as export_normalise
 from vitdeploy.graph.io.admit import admit_graph
@@ -33,11 +41,11 @@ from vitdeploy.models.architectures.transformer import Transformer
 from vitdeploy.models.external.image_text import DecoderStep, Encoder, ImageText
 from vitdeploy.models.external.prompted import Prompted, embeddings_of
 from vitdeploy.models.external.tokenizer import compare_tokenizers, compare_writers
+from vitdeploy.models.family import LoadedModel
 from vitdeploy.models.load import load_model
-from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.source import Source
 from vitdeploy.models.torch_runner import torch_runner
-from vitdeploy.models.towers import OpenVocabulary, Towers
+from vitdeploy.models.towers import Towers
 from vitdeploy.progress import Progress, silent
 from vitdeploy.quantization.placement_reader import reject_quantized
 from vitdeploy.runtime.flow import FlowRunner
@@ -247,7 +255,7 @@ def export_towers(
     progress("load the model", 0, 5)
     original = load_model(reference_model.source)
     module, spec = original.module, reference_model.postprocess
-    assert isinstance(module, Towers | OpenVocabulary) and isinstance(spec, ZeroShotSpec | OpenVocabularySpec)
+    assert isinstance(module, Towers) and isinstance(spec, ZeroShotSpec | OpenVocabularySpec)
     assert reference_model.tokenizer is not None
     shutil.copyfile(reference_model.tokenizer, out / TOKENIZER_FILE)
     progress("compare the tokenizer", 1, 5)

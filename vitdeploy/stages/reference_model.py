@@ -34,7 +34,7 @@ from vitdeploy.verification.comparison import Claim
 # What reads graphs is loaded where the original is one: a process that measures a module needs none of it.
 if TYPE_CHECKING:
     from vitdeploy.graph.io.files import ForeignGraph
-    from vitdeploy.models.loaded import LoadedModel
+    from vitdeploy.models.family import LoadedModel
 
 # Fields of a source that name files.
 FILES = ("checkpoint", "text_features", "module", "normal", "memory")

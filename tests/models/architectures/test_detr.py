@@ -10,9 +10,10 @@ from tests.models.detr_reference import original_state, outputs_of, randomise, s
 from tests.references import reference
 from vitdeploy.models.architectures.detr import DETR, DETRConfig, GroupNorm, ResNet, ResNetConfig, sine_positions
 from vitdeploy.models.checkpoints.fit import load_state
-from vitdeploy.models.families.detr import NAMES, build, parse, recognise, resize
+from vitdeploy.models.families.detr import FAMILY, build, parse, recognise, resize
 from vitdeploy.models.family import Hints
-from vitdeploy.models.keys.detr import _BACKBONE_RULES, _renamed
+from vitdeploy.models.keys.detr import RULES
+from vitdeploy.models.keys.rules import renamed
 
 ROW = {False: "DETR, detection", True: "DETR, panoptic"}
 TINY = "detr_r1-1-1-1c4_w32h4e1d2q6_40x56"
@@ -75,12 +76,9 @@ def test_features_of_the_backbone_equal_those_of_timm(dilated):
     randomise(theirs)
     stem = theirs.conv1.out_channels
     ours = ResNet(ResNetConfig(3, stem, (16, 32, 48, 64), (1, 2, 1, 3), dilated)).eval()
-    renamed = {
-        _renamed(f"backbone.{key}", _BACKBONE_RULES).removeprefix("backbone."): tensor
-        for key, tensor in theirs.state_dict().items()
-        if "num_batches" not in key
-    }
-    ours.load_state_dict(renamed)
+    state = {f"backbone.0.body.{key}": tensor for key, tensor in theirs.state_dict().items()}
+    tensors, _, _ = renamed(RULES, state)
+    ours.load_state_dict({key.removeprefix("backbone."): tensor for key, tensor in tensors.items()})
     image = torch.randn(2, 3, 75, 100, dtype=torch.float64)
     with torch.no_grad():
         features = ours.double()(image)
@@ -119,10 +117,10 @@ def test_positions_survive_a_model_that_is_built_without_memory():
 def test_number_of_parameters_is_that_of_transformers(name):
     transformers = reference("transformers")
     reference("timm")
-    config = transformers.DetrConfig(backbone=name.split("_")[1], num_labels=NAMES[name].num_classes)
-    kind = transformers.DetrForSegmentation if NAMES[name].panoptic else transformers.DetrForObjectDetection
+    config = transformers.DetrConfig(backbone=name.split("_")[1], num_labels=FAMILY.names[name].num_classes)
+    kind = transformers.DetrForSegmentation if FAMILY.names[name].panoptic else transformers.DetrForObjectDetection
     with torch.device("meta"):
-        theirs, ours = kind(config), build(NAMES[name])
+        theirs, ours = kind(config), build(FAMILY.names[name])
     count = sum(parameter.numel() for parameter in ours.parameters())
     assert count == sum(parameter.numel() for parameter in theirs.parameters())
     assert 41_000_000 < count < 61_000_000

@@ -13,9 +13,8 @@ from safetensors.torch import save_file
 
 from vitdeploy.data.tokens import read_tokens
 from vitdeploy.errors import CheckpointError, DataError, MissingFileError
-from vitdeploy.models.checkpoints import safetensors_header
 from vitdeploy.models.checkpoints.read import read_checkpoint, read_tensors
-from vitdeploy.models.checkpoints.shards import shards_of
+from vitdeploy.models.json_file import shards_of
 
 
 @pytest.fixture
@@ -128,7 +127,7 @@ def test_a_header_of_too_many_bytes_or_tensors_is_refused(tmp_path, monkeypatch)
     entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     path = with_header(tmp_path / "a.safetensors", {f"k{i}": entry for i in range(30_000)})
     refused(path, "lists more tensors than any model has", "30,000 tensors", "at most 20,000")
-    monkeypatch.setattr(safetensors_header, "MAX_HEADER", 1000)
+    monkeypatch.setattr("vitdeploy.models.checkpoints.read.MAX_HEADER_READ", 1000)
     refused(path, "bytes", "at most 1,000")
 
 

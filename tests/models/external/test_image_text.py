@@ -21,7 +21,7 @@ from tests.models.external.image_texts import FIELDS, PROCESSORS, TRAINED, saved
 from tests.parity import BATCHES, ENGINES, engine_runner
 from tests.references import reference
 from vitdeploy.errors import CheckpointError
-from vitdeploy.exporter.image_text import ImageTextParts, check_text_parity, export_image_text
+from vitdeploy.exporter.sequence import ImageTextParts, check_text_parity, export_image_text
 from vitdeploy.graph.io.files import save_graph
 from vitdeploy.models.external.image_text import DecoderStep, Encoder
 from vitdeploy.models.load import load_model

@@ -9,7 +9,7 @@ from tests.models.detr_reference import DEPTHS, WIDTHS, original_state, saved_st
 from tests.references import reference
 from vitdeploy.errors import CheckpointError, UnknownModelError
 from vitdeploy.models.architectures.detr import DETRConfig, ResNetConfig
-from vitdeploy.models.families.detr import FAMILY, NAMES, build, describe, parse, preprocess, recognise, resize
+from vitdeploy.models.families.detr import FAMILY, build, describe, parse, preprocess, recognise, resize
 from vitdeploy.models.family import Hints
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 
@@ -23,8 +23,8 @@ def refused(state, hints):
 def test_published_names():
     resnets = ("resnet50", "resnet101", "resnet50_dc5", "resnet101_dc5")
     assert list(FAMILY.names) == [f"detr_{name}" for name in resnets] + [f"detr_{name}_panoptic" for name in resnets]
-    assert all(parse(name) == config for name, config in NAMES.items())
-    assert NAMES["detr_resnet101_dc5"].backbone == ResNetConfig(depths=(3, 4, 23, 3), dilate_last=True)
+    assert all(parse(name) == config for name, config in FAMILY.names.items())
+    assert FAMILY.names["detr_resnet101_dc5"].backbone == ResNetConfig(depths=(3, 4, 23, 3), dilate_last=True)
 
 
 def test_a_name_spells_out_the_whole_configuration():
@@ -57,26 +57,26 @@ def test_the_signature_is_what_the_module_gives(name):
 
 
 def test_what_outputs_mean():
-    detection, panoptic = describe(NAMES["detr_resnet50"]), describe(NAMES["detr_resnet50_panoptic"])
+    detection, panoptic = describe(FAMILY.names["detr_resnet50"]), describe(FAMILY.names["detr_resnet50_panoptic"])
     assert (detection.task, panoptic.task) == ("detection", "panoptic")
     assert detection.postprocess == PostprocessSpec("softmax", "cxcywh", 0.7)
     assert panoptic.postprocess == PostprocessSpec("softmax", "cxcywh", 0.85, tuple(range(91)), 0.5, 0.8)
-    fine_tuned = describe(replace(NAMES["detr_resnet50_panoptic"], num_classes=4))
+    fine_tuned = describe(replace(FAMILY.names["detr_resnet50_panoptic"], num_classes=4))
     assert fine_tuned.postprocess.things == (0, 1, 2, 3)
 
 
 def test_preprocessing():
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    config = replace(NAMES["detr_resnet50"], image_size=(480, 640))
+    config = replace(FAMILY.names["detr_resnet50"], image_size=(480, 640))
     assert preprocess(config) == PreprocessSpec((480, 640), (480, 640), "bilinear", mean, std)
     with pytest.raises(CheckpointError, match="does not take images"):
         preprocess(replace(config, backbone=ResNetConfig(in_channels=4)))
 
 
 def test_any_size_from_32_pixels_will_do():
-    assert resize(NAMES["detr_resnet50"], {}, (32, 1333))[0].image_size == (32, 1333)
+    assert resize(FAMILY.names["detr_resnet50"], {}, (32, 1333))[0].image_size == (32, 1333)
     with pytest.raises(CheckpointError) as caught:
-        resize(NAMES["detr_resnet50"], {}, (640, 31))
+        resize(FAMILY.names["detr_resnet50"], {}, (640, 31))
     assert caught.value.found == "image size 640x31 has a side below 32 pixels"
     assert caught.value.wanted == "any height and width of at least 32 pixels"
 
@@ -124,7 +124,7 @@ def test_the_published_model_is_recognised_by_its_state_dict_alone():
     with torch.device("meta"):
         state = transformers.DetrForObjectDetection(transformers.DetrConfig(num_labels=91)).state_dict()
     found = recognise(state, Hints())
-    assert found.config == NAMES["detr_resnet50"]
+    assert found.config == FAMILY.names["detr_resnet50"]
     assert found.notes[-1].startswith("8 heads, as the published models of width 256 have")
 
 

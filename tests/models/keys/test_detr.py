@@ -7,7 +7,7 @@ from tests.models.detr_reference import original_state, saved_state, small
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.families.detr import build, recognise
 from vitdeploy.models.family import Hints
-from vitdeploy.models.keys.detr import to_detr
+from vitdeploy.models.keys.detr import read
 
 
 def states(panoptic):
@@ -19,19 +19,19 @@ def states(panoptic):
 
 @pytest.mark.parametrize("panoptic", [False, True], ids=["detection", "panoptic"])
 def test_every_style_gives_the_same_tensors_and_all_of_the_models(panoptic):
-    found = {name: to_detr(state) for name, state in states(panoptic).items()}
-    assert {name: mapped.style for name, mapped in found.items()} == {
+    found = {name: read(state) for name, state in states(panoptic).items()}
+    assert {name: style for name, (style, _, _) in found.items()} == {
         "module": "transformers",
         "file": "transformers",
         "original": "original",
     }
     wanted = build(recognise(small(panoptic).state_dict(), Hints(heads=8)).config).state_dict()
-    for mapped in found.values():
-        assert {key: tensor.shape for key, tensor in mapped.state.items()} == {
+    for _, tensors, notes in found.values():
+        assert {key: tensor.shape for key, tensor in tensors.items()} == {
             key: tensor.shape for key, tensor in wanted.items()
         }
-        assert all(torch.equal(tensor, found["file"].state[key]) for key, tensor in mapped.state.items())
-        assert mapped.notes == ()
+        assert all(torch.equal(tensor, found["file"][1][key]) for key, tensor in tensors.items())
+        assert notes == []
 
 
 def test_a_backbone_of_timm_has_torchvisions_names():
@@ -42,24 +42,24 @@ def test_a_backbone_of_timm_has_torchvisions_names():
         if key.startswith("backbone")
     } | {key: tensor for key, tensor in state["file"].items() if "backbone" not in key}
     for style in (timm, {key.replace("conv_encoder.", ""): tensor for key, tensor in timm.items()}):
-        mapped = to_detr(style)
-        expected = to_detr(state["file"]).state
-        assert mapped.style == "transformers"
-        assert mapped.state.keys() == expected.keys()
-        assert all(torch.equal(tensor, expected[key]) for key, tensor in mapped.state.items())
+        kind, tensors, _ = read(style)
+        _, expected, _ = read(state["file"])
+        assert kind == "transformers"
+        assert tensors.keys() == expected.keys()
+        assert all(torch.equal(tensor, expected[key]) for key, tensor in tensors.items())
 
 
 def test_counters_of_batch_norm_are_left_out_and_counted():
     state = original_state(saved_state(small(False)))
     counter = {"backbone.0.body.layer1.0.downsample.1.num_batches_tracked": torch.tensor(3)}
-    mapped = to_detr(state | counter)
-    assert mapped.state.keys() == to_detr(state).state.keys()
-    assert mapped.notes == ("left out, used in training only: 1 counters of batch norm",)
+    _, tensors, notes = read(state | counter)
+    assert tensors.keys() == read(state)[1].keys()
+    assert notes == ["left out, used in training only: 1 counters of batch norm"]
 
 
 def test_unknown_tensors_stay_for_the_loader_to_name():
     state = small(False).state_dict() | {"model.decoder.extra.weight": torch.zeros(1)}
-    assert "model.decoder.extra.weight" in to_detr(state).state
+    assert "model.decoder.extra.weight" in read(state)[1]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_unknown_tensors_stay_for_the_loader_to_name():
 def test_a_state_dict_without_the_marks_is_no_detr(without):
     state = original_state(saved_state(small(False)))
     del state[without]
-    assert to_detr(state) is None
+    assert read(state) is None
 
 
 @pytest.mark.parametrize(
@@ -82,5 +82,5 @@ def test_a_state_dict_without_the_marks_is_no_detr(without):
 def test_a_variant_that_is_another_function_is_refused(key, what):
     state = original_state(saved_state(small(False))) | {key: torch.zeros(64)}
     with pytest.raises(CheckpointError, match=what) as caught:
-        to_detr(state)
+        read(state)
     assert caught.value.found == key

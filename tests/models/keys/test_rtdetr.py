@@ -31,13 +31,15 @@ from vitdeploy.exporter.torch_onnx import export_graph
 from vitdeploy.graph.io.files import save_graph
 from vitdeploy.models import catalog
 from vitdeploy.models.checkpoints.fit import load_state
-from vitdeploy.models.families.rtdetr import FAMILY, NAMES
+from vitdeploy.models.families.rtdetr import FAMILY
 from vitdeploy.models.family import Hints
-from vitdeploy.models.keys.rtdetr import COMPUTED, TRAINING, renamed
+from vitdeploy.models.keys.library_detectors import COMPUTED, RULES, TRAINING, TWINS
+from vitdeploy.models.keys.rules import apply
 from vitdeploy.models.load import load_model
 from vitdeploy.models.source import Source
 from vitdeploy.spec import PostprocessSpec
 
+NAMES = FAMILY.names
 ANSWERS = ("rtdetr_r18vd", "rtdetrv2_r18vd", "dfine_n")
 PAGE = {"rtdetr_r18vd": "RT-DETR", "rtdetrv2_r18vd": "RT-DETRv2", "dfine_n": "D-FINE"}
 
@@ -73,19 +75,17 @@ def test_the_shape_of_a_published_checkpoint_is_that_of_its_name(variant):
 def test_every_key_is_used_once_and_every_tensor_of_the_module_comes_of_one(variant):
     name, state = variant
     reference("transformers")
-    found = renamed(state, NAMES[name].kind)
-    assert not found.unknown
-    assert set(found.names) == set(state)
-    unused = {key for key, targets in found.names.items() if not targets}
-    assert all(key.startswith((*COMPUTED, *TRAINING)) or key.endswith("num_batches_tracked") for key in unused - TWINS)
-    assert max(Counter(target for targets in found.names.values() for target in targets).values()) == 1
+    found = apply(RULES[NAMES[name].kind], state)
+    assert None not in found.values()
+    unused = {key for key, targets in found.items() if not targets}
+    assert all(
+        key.startswith((*COMPUTED, *TRAINING)) or key.endswith("num_batches_tracked") for key in unused - set(TWINS)
+    )
+    assert max(Counter(target for targets in found.values() for target in targets).values()) == 1
     recognised = FAMILY.recognise(state, told(name)).state
     with torch.device("meta"):
         own = FAMILY.build(NAMES[name]).state_dict()
     assert {key: tensor.shape for key, tensor in recognised.items()} == {key: each.shape for key, each in own.items()}
-
-
-TWINS = {"decoder.decoder.up", "decoder.decoder.reg_scale"}
 
 
 def test_what_is_listed_is_what_is_built():
@@ -257,7 +257,7 @@ def test_a_size_that_strides_do_not_divide_is_refused():
 
 def test_transformers_of_before_these_names_is_refused(monkeypatch):
     old = SimpleNamespace(__version__="4.49.0")
-    monkeypatch.setattr("vitdeploy.models.architectures.library_detector.library", lambda name, why: old)
+    monkeypatch.setattr("vitdeploy.models.families.library_detector.library", lambda name, why: old)
     with pytest.raises(CapabilityError) as caught:
         FAMILY.build(NAMES["dfine_n"])
     assert (caught.value.found, caught.value.fix) == ("transformers 4.49.0", "pip install --upgrade transformers")

@@ -1,6 +1,7 @@
 """Config files as timm, transformers and the hub have them: preprocessing and labels, and what is refused."""
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -13,12 +14,12 @@ from vitdeploy.models.model_folder.folder import labels_for, timm_config
 from vitdeploy.models.model_folder.image_processor import (
     CLIP_MEAN,
     CLIP_STD,
+    COMMON,
     HALF,
     IMAGENET_MEAN,
     IMAGENET_STD,
-    PADDING,
     PROCESSORS,
-    TOPDOWN,
+    defaults_of,
     fixed_size,
     timm_preprocess,
     transformers_preprocess,
@@ -159,20 +160,30 @@ def test_what_timm_would_do_otherwise_is_refused(config, found):
 # --- transformers -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in PROCESSORS if name not in (TOPDOWN, PADDING)])
-def test_the_defaults_of_a_class_are_those_of_transformers(name):
+@pytest.mark.parametrize("name", COMMON)
+def test_what_is_known_of_a_class_without_transformers_is_what_it_says_itself(name, monkeypatch):
     transformers = reference("transformers")
     reference("torchvision")
-    theirs = getattr(transformers, f"{name}ImageProcessor")
-    found = PROCESSORS[name]
-    assert theirs.size == found.size
-    assert (int(theirs.resample), theirs.default_to_square) == (found.resample, found.square)
-    assert (tuple(theirs.image_mean), tuple(theirs.image_std)) == (found.mean, found.std)
-    assert getattr(theirs, "crop_size", None) == found.crop
-    flags = [bool(getattr(theirs, f"do_{step}", None)) for step in ("center_crop", "normalize", "pad")]
-    assert flags == [found.center_crop, found.normalize, found.pad]
-    assert theirs.do_resize and theirs.do_rescale
-    assert theirs.rescale_factor == 1 / 255
+    known = dict(defaults_of(name))
+    monkeypatch.setattr(image_processor, "COMMON", {})
+    theirs = dict(defaults_of.__wrapped__(name))
+    assert {key: _plain(value) for key, value in known.items()} == {key: _plain(value) for key, value in theirs.items()}
+    processor = getattr(transformers, f"{name}ImageProcessor")
+    assert processor.do_rescale and processor.rescale_factor == 1 / 255
+
+
+def _plain(value):
+    return tuple(value) if isinstance(value, list | tuple) else value or None
+
+
+def test_a_class_that_nothing_tells_of_is_read_where_its_file_says_enough(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setattr(image_processor, "defaults_of", defaults_of.__wrapped__)
+    config = {"image_processor_type": "SegformerImageProcessor", "size": {"height": 64, "width": 64}}
+    said = {"image_mean": list(IMAGENET_MEAN), "image_std": list(IMAGENET_STD)}
+    spec = PreprocessSpec((64, 64), (64, 64), "bilinear", IMAGENET_MEAN, IMAGENET_STD)
+    assert transformers_preprocess({**config, **said}, 3, (64, 64)) == (spec, ())
+    assert refused(config, (64, 64)).found == "image_mean None"
 
 
 @pytest.mark.parametrize("name", PROCESSORS)

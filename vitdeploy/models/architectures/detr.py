@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitdeploy.models.architectures.layers import MLP
+
 # --- ResNet with bottleneck blocks and frozen batch norm: the backbone of DETR ----------------------------------------
 # Sources: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016 (arXiv 1512.03385), table 1 and figure
 # 5, with the stride in the 3x3 convolution (torchvision's "v1.5"); Carion et al. (arXiv 2005.12872), section 4: batch
@@ -244,22 +246,12 @@ class Attention(nn.Module):
         return x.reshape(-1, tokens, self.heads, width // self.heads).transpose(1, 2)  # [b, h, tokens, e]
 
 
-class FeedForward(nn.Module):
-    def __init__(self, config: DETRConfig) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(config.width, config.hidden)
-        self.fc2 = nn.Linear(config.hidden, config.width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.relu(self.fc1(x)))
-
-
 class EncoderLayer(nn.Module):
     def __init__(self, config: DETRConfig) -> None:
         super().__init__()
         self.self_attn = Attention(config.width, config.heads)
         self.norm1 = nn.LayerNorm(config.width)
-        self.mlp = FeedForward(config)
+        self.mlp = MLP(config.width, config.hidden, "relu")
         self.norm2 = nn.LayerNorm(config.width)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -275,7 +267,7 @@ class DecoderLayer(nn.Module):
         self.norm1 = nn.LayerNorm(config.width)
         self.cross_attn = Attention(config.width, config.heads)
         self.norm2 = nn.LayerNorm(config.width)
-        self.mlp = FeedForward(config)
+        self.mlp = MLP(config.width, config.hidden, "relu")
         self.norm3 = nn.LayerNorm(config.width)
 
     def forward(self, x: Tensor, queries: Tensor, memory: Tensor, placed_memory: Tensor) -> Tensor:
@@ -337,7 +329,7 @@ class DETR(nn.Module):
         matrix), zero for the attentions' biases, standard normal for the queries, PyTorch's defaults elsewhere."""
         nn.init.normal_(self.query_embed)
         for module in (*self.encoder.modules(), *self.decoder.modules()):
-            if isinstance(module, FeedForward):
+            if isinstance(module, MLP):
                 nn.init.xavier_uniform_(module.fc1.weight)
                 nn.init.xavier_uniform_(module.fc2.weight)
             elif isinstance(module, Attention):

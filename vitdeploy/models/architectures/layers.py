@@ -51,14 +51,21 @@ class SelfAttention(nn.Module):
     """Multi-head self-attention: softmax(Q K^T / sqrt(e)) V, heads side by side, then one output linear.
 
     Source: arXiv 1706.03762, section 3.2. With `qk_norm`, LayerNorm over e of every query and key (arXiv 2302.05442,
-    section 2). Float [b, n, d] -> [b, n, d].
+    section 2). `causal`: a token sees itself and those before it. Float [b, n, d] -> [b, n, d].
     """
 
     def __init__(
-        self, width: int, heads: int, *, qkv_bias: bool = True, qk_norm: bool = False, eps: float = 1e-6
+        self,
+        width: int,
+        heads: int,
+        *,
+        qkv_bias: bool = True,
+        qk_norm: bool = False,
+        eps: float = 1e-6,
+        causal: bool = False,
     ) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
         self.q_norm = nn.LayerNorm(width // heads, eps=eps) if qk_norm else nn.Identity()
         self.k_norm = nn.LayerNorm(width // heads, eps=eps) if qk_norm else nn.Identity()
@@ -68,7 +75,7 @@ class SelfAttention(nn.Module):
         _, tokens, width = x.shape
         qkv = self.qkv(x).reshape(-1, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         query, key, value = qkv.unbind(0)  # each [b, h, n, e]
-        mixed = F.scaled_dot_product_attention(self.q_norm(query), self.k_norm(key), value)
+        mixed = F.scaled_dot_product_attention(self.q_norm(query), self.k_norm(key), value, is_causal=self.causal)
         return self.proj(mixed.transpose(1, 2).reshape(-1, tokens, width))
 
 

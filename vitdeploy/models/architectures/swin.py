@@ -33,6 +33,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitdeploy.models.architectures.layers import MLP
+
 Border: TypeAlias = Literal["timm", "torchvision", "transformers"]
 
 # Added to the scores of two tokens that are no neighbours in the image: the value of the paper's released code.
@@ -231,16 +233,6 @@ class WindowAttention(nn.Module):
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=self.bias())
         mixed = mixed.reshape(-1, self.heads, tokens, head)
         return self.proj(mixed.transpose(1, 2).reshape(-1, tokens, width))
-
-
-class MLP(nn.Module):
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(width, hidden)
-        self.fc2 = nn.Linear(hidden, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))
 
 
 class SwinBlock(nn.Module):

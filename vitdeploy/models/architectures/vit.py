@@ -387,26 +387,14 @@ class TextConfig:
     head_bias: bool
 
 
-class CausalSelfAttention(SelfAttention):
-    """Self-attention in which a token sees itself and those before it. Float [b, n, d] -> [b, n, d]."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        _, tokens, width = x.shape
-        qkv = self.qkv(x).reshape(-1, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        query, key, value = qkv.unbind(0)  # each [b, h, n, e]
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.proj(mixed.transpose(1, 2).reshape(-1, tokens, width))
-
-
 class TextBlock(nn.Module):
     """x + MSA(LN(x)), then x + MLP(LN(x)). Float [b, n, d] -> [b, n, d]."""
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
         width, eps = config.width, config.layer_norm_eps
-        attention = CausalSelfAttention if config.causal else SelfAttention
         self.norm1 = nn.LayerNorm(width, eps=eps)
-        self.attn = attention(width, config.heads)
+        self.attn = SelfAttention(width, config.heads, causal=config.causal)
         self.norm2 = nn.LayerNorm(width, eps=eps)
         self.mlp = MLP(width, config.hidden, config.activation)
 

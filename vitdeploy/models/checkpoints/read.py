@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
 import math
 import pathlib
 import pickle
@@ -25,10 +26,9 @@ from vitdeploy.limits import bounded, size_of
 from vitdeploy.models.checkpoints import fit as prefixes
 from vitdeploy.models.checkpoints import unsupported
 from vitdeploy.models.checkpoints.mismatch import listed
-from vitdeploy.models.checkpoints.safetensors_header import check_header
-from vitdeploy.models.checkpoints.shards import files_of, require_checkpoint
-from vitdeploy.models.checkpoints.unsupported import ALONE
+from vitdeploy.models.checkpoints.unsupported import ALONE, FLOAT_FIX
 from vitdeploy.models.checkpoints.unwrap import unwrap
+from vitdeploy.models.json_file import files_of, require_checkpoint
 from vitdeploy.paths import is_dir, is_file, not_utf8
 from vitdeploy.zip_members import DAMAGED, MAX_EXPANSION, members
 
@@ -405,3 +405,57 @@ def save_part(path: str, prefix: str, out: str) -> None:
     if not part:
         raise CheckpointError(f"{path} has nothing below {prefix!r}", fix="check the prefix")
     save_file({key: tensor.clone().contiguous() for key, tensor in part.items()}, out)
+
+
+# --- The header of a safetensors file, looked at before the library builds a tensor for each of its entries -----------
+# Source: README of safetensors, "Format": 8 bytes of length, that much JSON, then the data.
+
+
+# The largest models known to us have 2,000 tensors in a file, and 300 kB of header.
+MAX_HEADER_READ, MAX_TENSORS = 4 << 20, 20_000
+HEADER_DTYPES = frozenset(
+    {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL", "C64"}
+)
+
+
+def check_header(path: Path) -> None:
+    """Refuse a file with too many tensors, or with numbers of a type that no model here is made of. What is no header
+    is left to the library, which says so.
+
+    Raises:
+        CheckpointError: such a file.
+    """
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > MAX_HEADER_READ:
+            raise _too_much(path, f"a header of {size:,} bytes", f"at most {MAX_HEADER_READ:,}")
+        text = file.read(size)
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(header, dict):
+        return
+    if len(header) > MAX_TENSORS:
+        raise _too_much(path, f"{len(header):,} tensors", f"at most {MAX_TENSORS:,}")
+    kinds = {name: entry.get("dtype") for name, entry in header.items() if isinstance(entry, dict)}
+    kinds.pop("__metadata__", None)
+    foreign = [
+        f"{name[:80]} {kind}" for name, kind in kinds.items() if isinstance(kind, str) and kind not in HEADER_DTYPES
+    ]
+    if foreign:
+        raise CheckpointError(
+            f"{path} has numbers of a type that vitdeploy does not read",
+            found=listed(foreign)[:500],
+            wanted=", ".join(sorted(HEADER_DTYPES)),
+            fix=FLOAT_FIX,
+        )
+
+
+def _too_much(path: Path, found: str, wanted: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path} lists more tensors than any model has",
+        found=found,
+        wanted=wanted,
+        fix="save the model's tensors alone; download it again if it is not yours",
+    )

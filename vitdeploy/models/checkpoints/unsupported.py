@@ -15,6 +15,7 @@ from vitdeploy.errors import CheckpointError, quoted
 from vitdeploy.models.checkpoints.mismatch import listed, patterns
 from vitdeploy.zip_members import MAX_EXPANSION, members
 
+FLOAT_FIX = "take the float weights that it was made from: vitdeploy quantises them itself"
 # How files begin, what they are, and what to do.
 _BEGINNINGS = (
     (b"\x89HDF\r\n", "an HDF5 file, as Keras and TensorFlow write", "load it there and export it to ONNX: FILE.onnx"),

@@ -22,7 +22,6 @@ from vitdeploy.graph.io.meanings import (
     of_problem,
     of_training,
 )
-from vitdeploy.models.external.libraries import where
 from vitdeploy.models.external.outputs import (
     ROWS,
     Watched,
@@ -37,6 +36,7 @@ from vitdeploy.models.external.outputs import (
 from vitdeploy.models.external.sizes import FewTokens, QueriesTaken, nearest_sizes, runs, smallest_size
 from vitdeploy.models.family import Signature, few_tokens
 from vitdeploy.models.model_folder.folder import backbone_size, sides
+from vitdeploy.models.source import where
 from vitdeploy.runtime.values import last_resort
 from vitdeploy.spec import INVERSE_ASSUMED, Task, TensorSpec
 

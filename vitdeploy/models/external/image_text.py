@@ -15,13 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from vitdeploy.errors import CheckpointError
-from vitdeploy.models.external.libraries import where
 from vitdeploy.models.external.transformers import library_model
-from vitdeploy.models.family import Signature
-from vitdeploy.models.loaded import LoadedModel
+from vitdeploy.models.family import LoadedModel, Signature
 from vitdeploy.models.model_folder.folder import searched
 from vitdeploy.models.model_folder.tokenizer import TOKENIZER, text_spec, tokens_of
-from vitdeploy.models.source import library
+from vitdeploy.models.source import library, where
 from vitdeploy.runtime.text_decoder import text_outputs
 from vitdeploy.spec import PreprocessSpec
 

@@ -30,11 +30,10 @@ from vitdeploy.models.checkpoints.fit import load_state
 from vitdeploy.models.checkpoints.read import read_tensors
 from vitdeploy.models.checkpoints.unsupported import refuse_state
 from vitdeploy.models.external.adapted import IMAGE_SIZE, SEED, adapt, size_of, size_within
-from vitdeploy.models.external.libraries import where
-from vitdeploy.models.loaded import LoadedModel
+from vitdeploy.models.family import LoadedModel
 from vitdeploy.models.model_folder.image_processor import timm_preprocess
 from vitdeploy.models.pixel_range import Floats, scaling_of, settled
-from vitdeploy.models.source import last_line
+from vitdeploy.models.source import last_line, where
 from vitdeploy.runtime.values import number_of_classes
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, Task
 

@@ -21,7 +21,7 @@ from torch import nn
 import vitdeploy
 from vitdeploy.errors import UserCodeError
 from vitdeploy.models.external.module import INSTALLED, copied, from_module, require_module
-from vitdeploy.models.loaded import LoadedModel
+from vitdeploy.models.family import LoadedModel
 from vitdeploy.models.source import last_line
 from vitdeploy.spec import PreprocessSpec, Task
 

@@ -20,7 +20,7 @@ from vitdeploy.models.checkpoints.mismatch import COMPUTED, Mismatch, listed, of
 from vitdeploy.models.external.adapted import IMAGE_SIZE, SEED, adapt, size_of
 from vitdeploy.models.external.outputs import RF_DETR
 from vitdeploy.models.external.prompted import as_prompted
-from vitdeploy.models.loaded import LoadedModel
+from vitdeploy.models.family import LoadedModel
 from vitdeploy.models.model_folder.folder import reading_rule, timm_config
 from vitdeploy.models.model_folder.image_processor import timm_preprocess, transformers_processor
 from vitdeploy.models.source import cannot_import, last_line, library

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from vitdeploy.errors import CheckpointError, UnknownModelError
 from vitdeploy.models.architectures.detr import DETR, MIN_SIDE, DETRConfig, DETRPanoptic, ResNetConfig
 from vitdeploy.models.family import Family, Hints, Recognised, Signature, refuse_channels
-from vitdeploy.models.keys.detr import to_detr
+from vitdeploy.models.keys import detr as keys
 from vitdeploy.models.model_folder.image_processor import IMAGENET_MEAN, IMAGENET_STD
+from vitdeploy.models.names import NAMES
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, TensorSpec
 
 RESNETS = {"resnet50": ResNetConfig(), "resnet101": ResNetConfig(depths=(3, 4, 23, 3))}
@@ -31,9 +32,9 @@ DETECTION_THRESHOLD, PANOPTIC_THRESHOLD = 0.7, 0.85
 _PUBLISHED_WIDTH, _PUBLISHED_HEADS = 256, 8
 
 _NAME = re.compile(
-    r"detr_r(\d+)-(\d+)-(\d+)-(\d+)c(?P<stem>\d+)"
+    r"detr_(?:(?P<resnet>resnet50|resnet101)|r(?P<depths>\d+-\d+-\d+-\d+)c(?P<stem>\d+)"
     r"_w(?P<width>\d+)h(?P<heads>\d+)e(?P<encoder>\d+)d(?P<decoder>\d+)q(?P<queries>\d+)"
-    r"_(?P<height>\d+)(?:x(?P<image_width>\d+))?(?P<dc5>_dc5)?(?P<panoptic>_panoptic)?"
+    r"_(?P<height>\d+)(?:x(?P<image_width>\d+))?)(?P<dc5>_dc5)?(?P<panoptic>_panoptic)?"
 )
 # What makes another architecture, by the word that a user knows it by.
 ARCHITECTURE = {
@@ -49,37 +50,22 @@ ARCHITECTURE = {
 }
 
 
-def _published() -> dict[str, DETRConfig]:
-    named = {}
-    for panoptic in (False, True):
-        for dilated in (False, True):
-            for resnet, backbone in RESNETS.items():
-                name = f"detr_{resnet}{'_dc5' if dilated else ''}{'_panoptic' if panoptic else ''}"
-                named[name] = DETRConfig(
-                    backbone=replace(backbone, dilate_last=dilated),
-                    num_classes=PANOPTIC_CLASSES if panoptic else 91,
-                    panoptic=panoptic,
-                )
-    return named
-
-
-NAMES = _published()
-
-
 def parse(name: str) -> DETRConfig | None:
     """The configuration that a name spells out, with COCO's number of classes until a checkpoint says otherwise.
 
     Raises:
         UnknownModelError: the sizes in the name contradict each other.
     """
-    if name in NAMES:
-        return NAMES[name]
     match = _NAME.fullmatch(name)
     if match is None:
         return None
-    first, second, third, fourth = (int(number) for number in match.groups()[:4])
+    dilated, panoptic = match["dc5"] is not None, match["panoptic"] is not None
+    classes = PANOPTIC_CLASSES if panoptic else 91
+    if match["resnet"] is not None:
+        backbone = replace(RESNETS[match["resnet"]], dilate_last=dilated)
+        return DETRConfig(backbone=backbone, num_classes=classes, panoptic=panoptic)
+    first, second, third, fourth = map(int, match["depths"].split("-"))
     stem, width, height = int(match["stem"]), int(match["width"]), int(match["height"])
-    panoptic = match["panoptic"] is not None
     try:
         return DETRConfig(
             image_size=(height, int(match["image_width"] or height)),
@@ -87,7 +73,7 @@ def parse(name: str) -> DETRConfig | None:
                 stem_width=stem,
                 widths=(4 * stem, 8 * stem, 16 * stem, 32 * stem),
                 depths=(first, second, third, fourth),
-                dilate_last=match["dc5"] is not None,
+                dilate_last=dilated,
             ),
             width=width,
             heads=int(match["heads"]),
@@ -95,7 +81,7 @@ def parse(name: str) -> DETRConfig | None:
             decoder_layers=int(match["decoder"]),
             hidden=8 * width,
             queries=int(match["queries"]),
-            num_classes=PANOPTIC_CLASSES if panoptic else 91,
+            num_classes=classes,
             panoptic=panoptic,
         )
     except ValueError as error:
@@ -177,12 +163,11 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
     """
     if hints.config.get("model_type", "detr") != "detr":
         return None  # others have the same names: Table Transformer, for one
-    mapped = to_detr(state)
-    if mapped is None:
+    read = keys.read(state)
+    if read is None:
         return None
-    notes = list(mapped.notes)
+    style, found, notes = read
     _check_config(hints.config)
-    found = mapped.state
     width = _size(found, "input_proj.weight", 0)
     panoptic = any(key.startswith("mask_head.") for key in found)
     try:
@@ -200,7 +185,7 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
         )
     except ValueError as error:
         raise CheckpointError("the state dict is that of a DETR which cannot be built", found=str(error)) from None
-    return Recognised("detr", mapped.style, config, found, tuple(notes))
+    return Recognised("detr", style, config, found, tuple(notes))
 
 
 def _check_config(config: Mapping[str, Any]) -> None:
@@ -287,7 +272,7 @@ def _size(state: Mapping[str, Tensor], key: str, axis: int) -> int:
 FAMILY = Family(
     name="detr",
     paper="arXiv 2005.12872",
-    names=NAMES,
+    names={name: parse(name) for name in NAMES["detr"]},
     parse=parse,
     build=build,
     describe=describe,

@@ -2,98 +2,116 @@
 
     rfdetr_<nano|small|medium|base|large>
 
-`large` is that of 2026, at 704x704. What transformers saved comes as a folder instead (`hf:`), with its config.json.
+`large` is that of 2026, at 704x704.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import replace
-from math import isqrt
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from torch import Tensor
 
 from vitdeploy.errors import CheckpointError
-from vitdeploy.models.architectures.library_detectors import RFDETR, RFDETRConfig, cross_heads
-from vitdeploy.models.checkpoints.mismatch import listed, patterns
-from vitdeploy.models.family import Family, Hints, Recognised, Signature, refuse_few_tokens
-from vitdeploy.models.keys.rfdetr import RULES
+from vitdeploy.models.families.library_detector import LibraryDetector, checked, describe, resize, told_unknown
+from vitdeploy.models.family import Family, Hints, Recognised
+from vitdeploy.models.keys.library_detectors import RULES, Kind
 from vitdeploy.models.keys.rules import apply, count_below
 from vitdeploy.models.model_folder.image_processor import IMAGENET_MEAN, IMAGENET_STD
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec, TensorSpec
+from vitdeploy.models.names import NAMES
+from vitdeploy.spec import PreprocessSpec
+
+_HEAD = 64  # channels of a head of DINOv2
+
+
+@dataclass(frozen=True)
+class RFDETRConfig:
+    """One RF-DETR (arXiv 2511.09554): DINOv2 with its patches in windows, a projector to one map, and a decoder.
+
+    positions: the side of the square grid that positions were learned for.
+    windows: in how many each side of the image is cut.
+    taken: the layers whose outputs are taken, counted from 1; the one after each attends over all windows.
+    fusions: blocks of the projector.
+    points: what a head of the decoder samples.
+    groups: sets of queries in training, of which the first answers.
+    """
+
+    patch_size: int = 16
+    positions: int = 24
+    windows: int = 2
+    taken: tuple[int, ...] = (3, 6, 9, 12)
+    width: int = 384
+    depth: int = 12
+    fusions: int = 3
+    decoder_width: int = 256
+    decoder_hidden: int = 2048
+    decoder_layers: int = 3
+    points: int = 2
+    groups: int = 13
+    queries: int = 300
+    num_classes: int = 91
+    image_size: tuple[int, int] = (384, 384)
+    kind: Kind = "rf_detr"
+
+    @property
+    def multiple(self) -> int:
+        """What both sides of an image are multiples of."""
+        return self.patch_size * self.windows
+
+    def tokens(self, size: tuple[int, int]) -> int:
+        """The tokens of an image (height, width), of which the queries are taken."""
+        return (size[0] // self.patch_size) * (size[1] // self.patch_size)
+
+    def settings(self) -> dict[str, Any]:
+        """What a config.json of transformers says of it."""
+        return {
+            "backbone_config": {
+                "model_type": "rf_detr_dinov2",
+                "hidden_size": self.width,
+                "num_hidden_layers": self.depth,
+                "num_attention_heads": self.width // _HEAD,
+                "image_size": self.positions * self.patch_size,
+                "patch_size": self.patch_size,
+                "num_windows": self.windows,
+                "out_indices": list(self.taken),
+            },
+            "c2f_num_blocks": self.fusions,
+            "layer_norm_eps": 1e-6,  # of the projector's convolutions; transformers' own default is 1e-5
+            "d_model": self.decoder_width,
+            "decoder_ffn_dim": self.decoder_hidden,
+            "decoder_layers": self.decoder_layers,
+            "decoder_n_points": self.points,
+            "decoder_self_attention_heads": self.decoder_width // 32,
+            "decoder_cross_attention_heads": _cross_heads(self.decoder_width),
+            "group_detr": self.groups,
+            "num_queries": self.queries,
+            "num_labels": self.num_classes,
+        }
+
+
+def _cross_heads(width: int) -> int:
+    """Heads of RF-DETR's deformable attention, of 16 channels each in all published models."""
+    return width // 16
+
 
 # Of the repository's config.py.
-NAMES = {
-    "rfdetr_nano": RFDETRConfig(positions=24, decoder_layers=2, image_size=(384, 384)),
-    "rfdetr_small": RFDETRConfig(positions=32, decoder_layers=3, image_size=(512, 512)),
-    "rfdetr_medium": RFDETRConfig(positions=36, decoder_layers=4, image_size=(576, 576)),
-    "rfdetr_base": RFDETRConfig(14, positions=37, windows=4, taken=(2, 5, 8, 11), image_size=(560, 560)),
-    "rfdetr_large": RFDETRConfig(positions=44, decoder_layers=4, image_size=(704, 704)),
-}
-PARAMETERS = {
-    "rfdetr_nano": 30_467_298,
-    "rfdetr_small": 32_111_170,
-    "rfdetr_medium": 33_687_458,
-    "rfdetr_base": 32_174_530,
-    "rfdetr_large": 33_933_218,
-}
-_MARKS = ("refpoint_embed.weight", "query_feat.weight", "backbone.0.encoder.encoder.embeddings.position_embeddings")
-_PATCHES = "backbone.0.encoder.encoder.embeddings.patch_embeddings.projection.weight"
-_BASE = NAMES["rfdetr_base"]
-ARCHITECTURE = {
-    "patch": "patch_size",
-    "positions": "positions",
-    "windows": "windows",
-    "layers taken": "taken",
-    "width": "width",
-    "layers": "depth",
-    "blocks of the projector": "fusions",
-    "decoder width": "decoder_width",
-    "decoder MLP": "decoder_hidden",
-    "decoder layers": "decoder_layers",
-    "points": "points",
-    "queries": "queries",
-}
+_BASE = RFDETRConfig(14, positions=37, windows=4, taken=(2, 5, 8, 11), image_size=(560, 560))
+_VARIANTS = (
+    RFDETRConfig(positions=24, decoder_layers=2, image_size=(384, 384)),
+    RFDETRConfig(positions=32, decoder_layers=3, image_size=(512, 512)),
+    RFDETRConfig(positions=36, decoder_layers=4, image_size=(576, 576)),
+    _BASE,
+    RFDETRConfig(positions=44, decoder_layers=4, image_size=(704, 704)),
+)
+_PARAMETERS = (30_467_298, 32_111_170, 33_687_458, 32_174_530, 33_933_218)
+_EMBEDDINGS = "backbone.0.encoder.encoder.embeddings."
+_MARKS = ("refpoint_embed.weight", "query_feat.weight", f"{_EMBEDDINGS}position_embeddings")
 
 
-def describe(config: RFDETRConfig) -> Signature:
-    """Outputs, and how they are read: all queries by the best classes of a sigmoid, as the repository does."""
-    outputs = (
-        TensorSpec("logits", "float32", ("batch", config.queries, config.num_classes)),
-        TensorSpec("boxes", "float32", ("batch", config.queries, 4)),
-    )
-    return Signature("detection", config.image_size, 3, outputs, PostprocessSpec(scores="sigmoid"))
-
-
-def preprocess(config: RFDETRConfig) -> PreprocessSpec:
-    """Both sides are scaled to the input, bilinear; ImageNet's mean and deviation."""
-    return PreprocessSpec(config.image_size, config.image_size, "bilinear", IMAGENET_MEAN, IMAGENET_STD)
-
-
-def resize(
-    config: RFDETRConfig, state: Mapping[str, Tensor], image_size: tuple[int, int]
-) -> tuple[RFDETRConfig, dict[str, Tensor]]:
-    """The same weights at another image size: the module scales its positions itself.
-
-    Raises:
-        CheckpointError: windows of whole patches do not divide both sides, or there are fewer tokens than queries.
-    """
-    try:
-        resized = replace(config, image_size=image_size)
-    except ValueError as error:
-        unit = config.multiple
-        near = "x".join(str(max(1, round(side / unit)) * unit) for side in image_size)
-        raise CheckpointError(
-            "RF-DETR does not take this image size",
-            found=str(error),
-            wanted=f"a height and a width that are multiples of {unit}",
-            fix=f"--image-size {near}",
-        ) from None
-    refuse_few_tokens("RF-DETR", image_size, config.queries, config.tokens, config.multiple)
-    return resized, dict(state)
-
-
-def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
+def _recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
     """A checkpoint of the original repository, by its keys; its shape by its tensors.
 
     Tensors do not show windows, the layers that are taken, nor heads: they are those of the published models, of which
@@ -104,35 +122,27 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
     """
     if any(mark not in state for mark in _MARKS) or "model_type" in hints.config:
         return None  # transformers saves its own models under these names, too: their config.json says what they are
-    found = apply(RULES, state)
-    if unknown := [key for key, named in found.items() if not named]:
+    renamed = apply(RULES["rf_detr"], state)
+    if unknown := [key for key, tensors in renamed.items() if tensors is None]:
         raise CheckpointError(
             "the state dict is that of an RF-DETR which vitdeploy does not have",
-            found=f"{len(unknown)} unknown: {listed(patterns(unknown, state))}",
-            wanted=f"{', '.join(NAMES)}, with any number of classes",
+            found=told_unknown(unknown, state),
+            wanted=f"{', '.join(NAMES['rfdetr'])}, with any number of classes",
             fix="export it where it was trained (model.export() in the repository), and bring the ONNX file",
         )
-    try:
-        config = _config(state, hints)
-    except (KeyError, ValueError) as error:
-        raise CheckpointError(
-            "the state dict is that of an RF-DETR which vitdeploy cannot build",
-            found=f"no tensor {error}" if isinstance(error, KeyError) else str(error),
-            wanted="every tensor of a published variant, with any number of classes",
-            fix="save the whole state dict",
-        ) from None
-    mapped = {f"model.{name}": tensor for named in found.values() for name, tensor in named.items()}
+    config = checked("RF-DETR", partial(_config, state), "")
+    mapped = {f"model.{name}": tensor for tensors in renamed.values() for name, tensor in (tensors or {}).items()}
     taken = ", ".join(map(str, config.taken))
     note = f"{config.windows}x{config.windows} windows, layers {taken} taken: as published with patches of "
     return Recognised("rfdetr", "original", config, mapped, (f"{note}{config.patch_size} pixels",))
 
 
-def _config(state: Mapping[str, Tensor], hints: Hints) -> RFDETRConfig:
-    width, _, patch, _ = state[_PATCHES].shape
+def _config(state: Mapping[str, Tensor]) -> RFDETRConfig:
+    width, _, patch, _ = state[f"{_EMBEDDINGS}patch_embeddings.projection.weight"].shape
     groups = count_below(state, "transformer.enc_output.")
     decoder_width = state["query_feat.weight"].shape[1]
-    points = len(state["transformer.decoder.layers.0.cross_attn.attention_weights.bias"]) // cross_heads(decoder_width)
-    positions = isqrt(state[_MARKS[2]].shape[1] - 1)
+    weights = len(state["transformer.decoder.layers.0.cross_attn.attention_weights.bias"])
+    positions = math.isqrt(state[_MARKS[2]].shape[1] - 1)
     published = _BASE if patch == _BASE.patch_size else RFDETRConfig()
     side = _BASE.image_size[0] if published is _BASE else positions * patch
     return RFDETRConfig(
@@ -146,7 +156,7 @@ def _config(state: Mapping[str, Tensor], hints: Hints) -> RFDETRConfig:
         decoder_width=decoder_width,
         decoder_hidden=len(state["transformer.decoder.layers.0.linear1.weight"]),
         decoder_layers=count_below(state, "transformer.decoder.layers."),
-        points=points,
+        points=weights // _cross_heads(decoder_width),
         groups=groups,
         queries=len(state["query_feat.weight"]) // groups,
         num_classes=len(state["class_embed.weight"]),
@@ -157,14 +167,30 @@ def _config(state: Mapping[str, Tensor], hints: Hints) -> RFDETRConfig:
 FAMILY = Family(
     name="rfdetr",
     paper="arXiv 2511.09554",
-    names=NAMES,
+    names=dict(zip(NAMES["rfdetr"], _VARIANTS, strict=True)),
     parse=lambda name: None,
-    build=RFDETR,
+    build=LibraryDetector,
     describe=describe,
-    recognise=recognise,
-    resize=resize,
-    preprocess=preprocess,
+    recognise=_recognise,
+    # The module scales its positions itself.
+    resize=partial(resize, ("RF-DETR does not take", "RF-DETR")),
+    preprocess=lambda config: PreprocessSpec(
+        config.image_size, config.image_size, "bilinear", IMAGENET_MEAN, IMAGENET_STD
+    ),
     free={"num_classes": "classes"},
-    architecture=ARCHITECTURE,
-    parameters=PARAMETERS,
+    architecture={
+        "patch": "patch_size",
+        "positions": "positions",
+        "windows": "windows",
+        "layers taken": "taken",
+        "width": "width",
+        "layers": "depth",
+        "blocks of the projector": "fusions",
+        "decoder width": "decoder_width",
+        "decoder MLP": "decoder_hidden",
+        "decoder layers": "decoder_layers",
+        "points": "points",
+        "queries": "queries",
+    },
+    parameters=dict(zip(NAMES["rfdetr"], _PARAMETERS, strict=True)),
 )

@@ -3,140 +3,199 @@
     rtdetr_<backbone>, rtdetrv2_<backbone>[_dsp | _sp<n>]     r18vd, r34vd, r50vd_m, r50vd, r101vd
     dfine_<n|s|m|l|x>
 
-`_dsp` samples the nearest cell instead of between four ("discrete sampling"), `_sp<n>` has n points in each map. What
-transformers saved comes as a folder instead (`hf:`), with its config.json.
+`_dsp` samples the nearest cell instead of between four ("discrete sampling"), `_sp<n>` has n points in each map.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
 from vitdeploy.errors import CheckpointError
-from vitdeploy.models.architectures.library_detectors import (
-    RTDETR,
-    HGNetV2,
-    Kind,
-    ResNetD,
-    RTDETRConfig,
-    Sampling,
-    Stage,
-    fused_channels,
-    square_of,
-)
-from vitdeploy.models.checkpoints.mismatch import listed, patterns
-from vitdeploy.models.family import Family, Hints, Recognised, Signature, refuse_few_tokens
-from vitdeploy.models.keys.rtdetr import COMPUTED, TRAINING, renamed
-from vitdeploy.models.keys.rules import count_below
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec, TensorSpec
+from vitdeploy.models.checkpoints.mismatch import listed
+from vitdeploy.models.families.library_detector import LibraryDetector, checked, describe, resize, told_unknown
+from vitdeploy.models.family import Family, Hints, Recognised
+from vitdeploy.models.keys.library_detectors import COMPUTED, RULES, TRAINING, TWINS, Kind
+from vitdeploy.models.keys.rules import apply, count_below
+from vitdeploy.models.names import NAMES
+from vitdeploy.spec import PreprocessSpec
 
-RESNETS = {
-    "r18vd": ResNetD((2, 2, 2, 2), False),
-    "r34vd": ResNetD((3, 4, 6, 3), False),
-    "r50vd": ResNetD((3, 4, 6, 3), True),
-    "r101vd": ResNetD((3, 4, 23, 3), True),
-}
-# Of the repositories' files in configs/, where they differ from `RTDETRConfig`.
-_VARIANTS: Mapping[str, dict[str, Any]] = {
-    "r18vd": {"backbone": RESNETS["r18vd"], "fused": 128, "decoder_layers": 3},
-    "r34vd": {"backbone": RESNETS["r34vd"], "fused": 128, "decoder_layers": 4},
-    "r50vd_m": {"backbone": RESNETS["r50vd"], "fused": 128, "decoder_layers": 3},
-    "r50vd": {"backbone": RESNETS["r50vd"]},
-    "r101vd": {"backbone": RESNETS["r101vd"], "width": 384, "fused": 384, "hidden": 2048},
-}
-_SAMPLINGS: Mapping[str, dict[str, Any]] = {
-    "_dsp": {"sampling": "discrete"},
-    **{f"_sp{points}": {"points": (points,) * 3} for points in (1, 2, 3)},
-}
-_PUBLISHED_SAMPLINGS = ("r18vd_dsp", "r34vd_dsp", "r50vd_m_dsp", "r50vd_dsp", "r18vd_sp1", "r18vd_sp2", "r18vd_sp3")
+Sampling: TypeAlias = Literal["default", "discrete"]
+STRIDES = (4, 8, 16, 32)  # of a backbone's four stages
 
 
-def _hgnet(stem: tuple[int, int], widths: tuple[int, ...], blocks: tuple[int, ...], layers: int) -> HGNetV2:
-    """A published HGNetV2; `widths`: inner and outer channels of each stage. The small ones have affine blocks."""
-    stages = zip(widths[::2], widths[1::2], blocks, strict=True)
-    return HGNetV2(
-        stem,
-        tuple(
-            Stage(inner, width, count, index > 1, 5 if index > 1 else 3, layers)
-            for index, (inner, width, count) in enumerate(stages)
-        ),
-        affine=layers < 6,
-    )
+@dataclass(frozen=True)
+class RTDETRConfig:
+    """One RT-DETR (arXiv 2304.08069), RT-DETRv2 (arXiv 2407.17140) or D-FINE (arXiv 2410.13842): a convolutional
+    backbone, a hybrid encoder, which attends within the smallest map and mixes the scales by convolutions, and a
+    decoder whose queries are the encoder's best cells. Takes colours in 0 to 1.
+
+    backbone: what a config.json of transformers says of it.
+    maps: how many of the backbone's last stages the encoder takes.
+    width, hidden: channels of the encoder, and of its MLP.
+    fused, fusions: channels and blocks where it mixes two scales.
+    decoder_layers: those that are run; training may have more.
+    points: what a head of the decoder samples of each map; between cells, or the nearest ("discrete").
+    bins: intervals of D-FINE's distributions over a box's sides.
+    """
+
+    kind: Kind
+    backbone: Mapping[str, Any]
+    maps: int = 3
+    width: int = 256
+    hidden: int = 1024
+    fused: int = 256
+    fusions: int = 3
+    decoder_width: int = 256
+    decoder_hidden: int = 1024
+    decoder_layers: int = 6
+    points: tuple[int, ...] = (4, 4, 4)
+    sampling: Sampling = "default"
+    heads: int = 8
+    bins: int = 32
+    queries: int = 300
+    num_classes: int = 80
+    image_size: tuple[int, int] = (640, 640)
+
+    @property
+    def multiple(self) -> int:
+        """What both sides of an image are multiples of."""
+        return STRIDES[-1]
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        return STRIDES[-self.maps :]
+
+    def tokens(self, size: tuple[int, int]) -> int:
+        """The cells of all maps of an image (height, width), of which the queries are taken."""
+        return sum((size[0] // stride) * (size[1] // stride) for stride in self.strides)
+
+    def settings(self) -> dict[str, Any]:
+        """What a config.json of transformers says of it."""
+        settings: dict[str, Any] = {
+            "backbone_config": {**self.backbone, "out_indices": list(range(5 - self.maps, 5))},
+            "encoder_hidden_dim": self.width,
+            "encoder_in_channels": self.backbone["hidden_sizes"][-self.maps :],
+            "feat_strides": list(self.strides),
+            "encode_proj_layers": [self.maps - 1],
+            "encoder_ffn_dim": self.hidden,
+            "encoder_attention_heads": self.heads,
+            "hidden_expansion": self.fused / self.width,
+            "d_model": self.decoder_width,
+            "decoder_in_channels": [self.width] * self.maps,
+            "decoder_ffn_dim": self.decoder_hidden,
+            "decoder_attention_heads": self.heads,
+            "decoder_layers": self.decoder_layers,
+            "decoder_n_points": self.points[0],
+            "num_feature_levels": self.maps,
+            "num_queries": self.queries,
+            "num_denoising": 0,  # training alone has queries of noisy boxes
+            "num_labels": self.num_classes,
+        }
+        if self.kind != "rt_detr":
+            settings |= {"decoder_method": self.sampling, "decoder_n_levels": self.maps}
+        if self.kind == "d_fine":
+            # Half of an odd number of channels is rounded down there, so that any number can be had.
+            settings |= {
+                "hidden_expansion": (2 * self.fused + 1) / self.width,
+                "depth_mult": self.fusions / 3,
+                "decoder_n_points": list(self.points),
+                "max_num_bins": self.bins,
+            }
+        return settings
 
 
-_B0 = _hgnet((16, 16), (16, 64, 32, 256, 64, 512, 128, 1024), (1, 1, 2, 1), 3)
-_B2 = _hgnet((24, 32), (32, 96, 64, 384, 128, 768, 256, 1536), (1, 1, 3, 1), 4)
-_B4 = _hgnet((32, 48), (48, 128, 96, 512, 192, 1024, 384, 2048), (1, 1, 3, 1), 6)
-_B5 = _hgnet((32, 64), (64, 128, 128, 512, 256, 1024, 512, 2048), (1, 2, 5, 2), 6)
+def _resnet(depths: Sequence[int], bottlenecks: bool) -> dict[str, Any]:
+    """ResNet-D (arXiv 1812.01187): blocks of its four stages; bottlenecks, or basic blocks of two convolutions."""
+    return {
+        "model_type": "rt_detr_resnet",
+        "depths": list(depths),
+        "hidden_sizes": [(4 if bottlenecks else 1) * width for width in (64, 128, 256, 512)],
+        "layer_type": "bottleneck" if bottlenecks else "basic",
+    }
+
+
+def _hgnet(stem: Sequence[int], stages: Sequence[Sequence[int]], affine: bool) -> dict[str, Any]:
+    """PaddlePaddle's PP-HGNetV2. `stem`: channels inside the stem and after it; `affine`: a learned scale and bias
+    after each activation. A stage has `layers` convolutions of `inner` channels in each of `blocks`, whose results are
+    joined to `width` channels. Light ones are a pointwise and a depthwise convolution."""
+    inner, widths, blocks, light, kernels, layers = (list(column) for column in zip(*stages, strict=True))
+    return {
+        "model_type": "hgnet_v2",
+        "stem_channels": [3, *stem],
+        "stage_in_channels": [stem[1], *widths[:-1]],
+        "stage_mid_channels": inner,
+        "stage_out_channels": widths,
+        "stage_num_blocks": blocks,
+        "stage_downsample": [index > 0 for index in range(len(stages))],
+        "stage_light_block": list(map(bool, light)),
+        "stage_kernel_size": kernels,
+        "stage_numb_of_layers": layers,
+        "depths": blocks,
+        "hidden_sizes": widths,
+        "use_learnable_affine_block": affine,
+    }
+
+
+def _published_hgnet(
+    stem: tuple[int, int], inner: int, outer: Sequence[int], blocks: Sequence[int], layers: int
+) -> dict[str, Any]:
+    """`inner`: that of the first stage. The small ones have affine blocks."""
+    stages = [
+        (inner << index, width, count, index > 1, 5 if index > 1 else 3, layers)
+        for index, (width, count) in enumerate(zip(outer, blocks, strict=True))
+    ]
+    return _hgnet(stem, stages, layers < 6)
+
+
+_B0 = _published_hgnet((16, 16), 16, (64, 256, 512, 1024), (1, 1, 2, 1), 3)
+_B2 = _published_hgnet((24, 32), 32, (96, 384, 768, 1536), (1, 1, 3, 1), 4)
+_B4 = _published_hgnet((32, 48), 48, (128, 512, 1024, 2048), (1, 1, 3, 1), 6)
+_B5 = _published_hgnet((32, 64), 64, (128, 512, 1024, 2048), (1, 2, 5, 2), 6)
+_R50 = _resnet((3, 4, 6, 3), True)
 _SMALLEST = {"maps": 2, "width": 128, "hidden": 512, "decoder_width": 128, "decoder_hidden": 512, "points": (6, 6)}
-_FINE: Mapping[str, tuple[HGNetV2, float, dict[str, Any]]] = {  # backbone, expansion, all else
-    "n": (_B0, 0.34, {**_SMALLEST, "fusions": 2, "decoder_layers": 3}),
-    "s": (_B0, 0.5, {"fusions": 1, "decoder_layers": 3}),
-    "m": (_B2, 1.0, {"fusions": 2, "decoder_layers": 4}),
-    "l": (_B4, 1.0, {}),
-    "x": (_B5, 1.0, {"width": 384, "hidden": 2048}),
+# Of the repositories' files in configs/, where they differ from `RTDETRConfig`, and parameters.
+_VARIANTS: Mapping[str, tuple[int, dict[str, Any]]] = {
+    "r18vd": (20_153_872, {"backbone": _resnet((2, 2, 2, 2), False), "fused": 128, "decoder_layers": 3}),
+    "r34vd": (31_403_652, {"backbone": _resnet((3, 4, 6, 3), False), "fused": 128, "decoder_layers": 4}),
+    "r50vd_m": (33_125_904, {"backbone": _R50, "fused": 128, "decoder_layers": 3}),
+    "r50vd": (42_870_636, {"backbone": _R50}),
+    "r101vd": (
+        76_535_532,
+        {"backbone": _resnet((3, 4, 23, 3), True), "width": 384, "fused": 384, "hidden": 2048},
+    ),
+    "n": (3_760_053, {**_SMALLEST, "backbone": _B0, "fused": 21, "fusions": 2, "decoder_layers": 3}),
+    "s": (10_288_869, {"backbone": _B0, "fused": 64, "fusions": 1, "decoder_layers": 3}),
+    "m": (19_542_632, {"backbone": _B2, "fused": 128, "fusions": 2, "decoder_layers": 4}),
+    "l": (31_223_416, {"backbone": _B4, "fused": 128}),
+    "x": (62_600_824, {"backbone": _B5, "fused": 192, "width": 384, "hidden": 2048}),
 }
+_FEWER = {"_sp1": 19_987_336, "_sp2": 20_042_848, "_sp3": 20_098_360}  # parameters of r18vd
+_KINDS: Mapping[str, Kind] = {"rtdetr": "rt_detr", "rtdetrv2": "rt_detr_v2", "dfine": "d_fine"}
+_NAME = re.compile(r"(rtdetr|rtdetrv2|dfine)_(.+?)(_dsp|_sp\d)?")
 
 
-def _published() -> dict[str, RTDETRConfig]:
-    named = {f"rtdetr_{name}": RTDETRConfig("rt_detr", **given) for name, given in _VARIANTS.items()}
-    named |= {f"rtdetrv2_{name}": RTDETRConfig("rt_detr_v2", **given) for name, given in _VARIANTS.items()}
-    for name in _PUBLISHED_SAMPLINGS:
-        backbone, _, sampling = name.rpartition("_")
-        named[f"rtdetrv2_{name}"] = replace(named[f"rtdetrv2_{backbone}"], **_SAMPLINGS[f"_{sampling}"])
-    for size, (net, expansion, given) in _FINE.items():
-        fused = fused_channels(given.get("width", 256), expansion)
-        named[f"dfine_{size}"] = RTDETRConfig("d_fine", net, **{"points": (3, 6, 3), "fused": fused, **given})
-    return named
+def _published(name: str) -> tuple[RTDETRConfig, int]:
+    """The config of a published model, and its parameters."""
+    match = _NAME.fullmatch(name)
+    assert match is not None
+    family, variant, sampling = match.groups()
+    parameters, fields = _VARIANTS[variant]
+    if family == "dfine":
+        fields = {"points": (3, 6, 3), **fields}
+    if sampling == "_dsp":
+        fields = {**fields, "sampling": "discrete"}
+    elif sampling is not None:
+        fields = {**fields, "points": (int(sampling[-1]),) * 3}
+    return RTDETRConfig(_KINDS[family], **fields), _FEWER.get(sampling or "", parameters)
 
 
-NAMES = _published()
-PARAMETERS = {
-    "rtdetr_r18vd": 20_153_872,
-    "rtdetr_r34vd": 31_403_652,
-    "rtdetr_r50vd_m": 33_125_904,
-    "rtdetr_r50vd": 42_870_636,
-    "rtdetr_r101vd": 76_535_532,
-    "rtdetrv2_r18vd": 20_153_872,
-    "rtdetrv2_r34vd": 31_403_652,
-    "rtdetrv2_r50vd_m": 33_125_904,
-    "rtdetrv2_r50vd": 42_870_636,
-    "rtdetrv2_r101vd": 76_535_532,
-    "rtdetrv2_r18vd_dsp": 20_153_872,
-    "rtdetrv2_r34vd_dsp": 31_403_652,
-    "rtdetrv2_r50vd_m_dsp": 33_125_904,
-    "rtdetrv2_r50vd_dsp": 42_870_636,
-    "rtdetrv2_r18vd_sp1": 19_987_336,
-    "rtdetrv2_r18vd_sp2": 20_042_848,
-    "rtdetrv2_r18vd_sp3": 20_098_360,
-    "dfine_n": 3_760_053,
-    "dfine_s": 10_288_869,
-    "dfine_m": 19_542_632,
-    "dfine_l": 31_223_416,
-    "dfine_x": 62_600_824,
-}
-
-# What makes another architecture, by the word that a user knows it by.
-ARCHITECTURE = {
-    "architecture": "kind",
-    "backbone": "backbone",
-    "feature maps": "maps",
-    "encoder width": "width",
-    "encoder MLP": "hidden",
-    "channels of its CSP blocks": "fused",
-    "blocks in these": "fusions",
-    "decoder width": "decoder_width",
-    "decoder MLP": "decoder_hidden",
-    "decoder layers": "decoder_layers",
-    "points": "points",
-    "sampling": "sampling",
-    "heads": "heads",
-    "bins": "bins",
-}
 _RESNET_KEY, _HGNET_KEY = "backbone.conv1.conv1_1.conv.weight", "backbone.stem.stem1.conv.weight"
 _FIRST = "decoder.dec_score_head.0.weight"
 _MEDIUM = "encoder.fpn_blocks.0.conv3.conv.weight"  # of CSP blocks that are narrower than the encoder
@@ -146,48 +205,7 @@ _FUSIONS = ("encoder.fpn_blocks.0.bottlenecks.", "encoder.fpn_blocks.0.cv2.0.bot
 _LAYER = re.compile(r"decoder\.(?:decoder\.(?:layers|lqe_layers)|dec_score_head|dec_bbox_head)\.(\d+)\..*")
 
 
-def hints(name: str, config: RTDETRConfig) -> Hints:
-    """What no tensor shows, as transformers' config.json would say it."""
-    return Hints(config={"decoder_layers": config.decoder_layers, "decoder_method": config.sampling})
-
-
-def describe(config: RTDETRConfig) -> Signature:
-    """Outputs, and how they are read: all queries by the best classes of a sigmoid, as the repositories do."""
-    outputs = (
-        TensorSpec("logits", "float32", ("batch", config.queries, config.num_classes)),
-        TensorSpec("boxes", "float32", ("batch", config.queries, 4)),
-    )
-    return Signature("detection", config.image_size, 3, outputs, PostprocessSpec(scores="sigmoid"))
-
-
-def preprocess(config: RTDETRConfig) -> PreprocessSpec:
-    """Both sides are scaled to the input, bilinear; colours in 0 to 1, with no mean and deviation."""
-    return PreprocessSpec(config.image_size, config.image_size, "bilinear", (0.0,) * 3, (1.0,) * 3)
-
-
-def resize(
-    config: RTDETRConfig, state: Mapping[str, Tensor], image_size: tuple[int, int]
-) -> tuple[RTDETRConfig, dict[str, Tensor]]:
-    """The same weights at another image size: none of them depends on it.
-
-    Raises:
-        CheckpointError: 32 does not divide both sides, or there are fewer tokens than queries.
-    """
-    try:
-        resized = replace(config, image_size=image_size)
-    except ValueError as error:
-        near = "x".join(str(max(32, round(side / 32) * 32)) for side in image_size)
-        raise CheckpointError(
-            "RT-DETR and D-FINE do not take this image size",
-            found=str(error),
-            wanted="a height and a width that are multiples of 32",
-            fix=f"--image-size {near}",
-        ) from None
-    refuse_few_tokens("RT-DETR or D-FINE", image_size, config.queries, config.tokens, 32)
-    return resized, dict(state)
-
-
-def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
+def _recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
     """A checkpoint of the original repositories, by its keys; its shape by its tensors.
 
     Tensors do not show how cells are sampled ("default", until a name or a config says "discrete"), nor that a model
@@ -199,43 +217,44 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
     """
     if _FIRST not in state or not (_RESNET_KEY in state or _HGNET_KEY in state) or "model_type" in hints.config:
         return None
-    kind = _kind(state)
+    later = "decoder.decoder.layers.0.cross_attn.num_points_scale" in state
+    kind: Kind = "rt_detr_v2" if later else "rt_detr"
+    if "decoder.pre_bbox_head.layers.0.weight" in state:
+        kind = "d_fine"
     notes: list[str] = []
-    run = _layers_run(state, kind, hints, notes)
-    kept = {key: tensor for key, tensor in state.items() if not ((m := _LAYER.fullmatch(key)) and int(m[1]) >= run)}
-    found = renamed(kept, kind)
-    if found.unknown or found.twice:
-        raise _other_variant(found.unknown, found.twice, state)
-    try:
-        config = _config(kept, kind, run, hints, notes)
-    except (KeyError, ValueError) as error:
+    layers = _layers_run(state, kind, hints, notes)
+    kept = {key: tensor for key, tensor in state.items() if not ((m := _LAYER.fullmatch(key)) and int(m[1]) >= layers)}
+    renamed = apply(RULES[kind], kept)
+    unknown = [key for key, tensors in renamed.items() if tensors is None]
+    other = [key for key, twin in TWINS.items() if key in kept and not kept[key].equal(kept.get(twin, kept[key]))]
+    if unknown or other:
+        problems = [told_unknown(unknown, state)] if unknown else []
+        problems += [f"other numbers than its twin has: {listed(other)}"] if other else []
         raise CheckpointError(
-            "the state dict is that of an RT-DETR or D-FINE which vitdeploy cannot build",
-            found=f"no tensor {error}" if isinstance(error, KeyError) else str(error),
-            wanted="every tensor of a published variant (vitdeploy export list), with any number of classes",
-            fix="save the whole state dict",
-        ) from None
+            "the state dict is that of an RT-DETR or D-FINE which vitdeploy does not have",
+            found="; ".join(problems),
+            wanted="a published variant, with any number of classes: vitdeploy export list rtdetr, or dfine",
+            fix="export it where it was trained (export_onnx.py in the repository's tools/), and bring the ONNX file",
+        )
+    make = partial(_config, kept, kind, layers, hints, notes)
+    config = checked("RT-DETR or D-FINE", make, " (vitdeploy export list)")
     for why, keys in (("used in training only", TRAINING), ("computed by the model itself", COMPUTED)):
         if there := [key for key in state if key.startswith(keys)]:
             notes.append(f"left out, {why}: {listed(there)}")
-    mapped = {f"model.{key}": tensor for key, tensor in found.state.items()}
+    mapped = {f"model.{name}": tensor for tensors in renamed.values() for name, tensor in (tensors or {}).items()}
+    for name in [name for name in mapped if name.endswith(".reg_scale")]:
+        mapped[name] = mapped[name].float()  # D-FINE saves a whole number where its configuration has one
     return Recognised("rtdetr", "original", config, mapped, tuple(notes))
-
-
-def _kind(state: Mapping[str, Tensor]) -> Kind:
-    if "decoder.pre_bbox_head.layers.0.weight" in state:
-        return "d_fine"
-    return "rt_detr_v2" if "decoder.decoder.layers.0.cross_attn.num_points_scale" in state else "rt_detr"
 
 
 def _layers_run(state: Mapping[str, Tensor], kind: Kind, hints: Hints, notes: list[str]) -> int:
     """How many of the decoder's layers answer."""
     trained = count_below(state, "decoder.dec_score_head.")
-    told = hints.config.get("decoder_layers")
-    if isinstance(told, int) and 0 < told < trained:
-        notes.append(f"left out, used in training only: decoder layers {told + 1} to {trained}")
-        return told
-    if told is None and kind != "d_fine" and trained == 6 and _MEDIUM in state:
+    run = hints.config.get("decoder_layers")
+    if isinstance(run, int) and 0 < run < trained:
+        notes.append(f"left out, used in training only: decoder layers {run + 1} to {trained}")
+        return run
+    if run is None and kind != "d_fine" and trained == 6 and _MEDIUM in state:
         raise CheckpointError(
             "no tensor says after which decoder layer this RT-DETR answers",
             found=f"narrow CSP blocks and {trained} layers, of which r50vd_m, as published, answers after the third",
@@ -243,17 +262,6 @@ def _layers_run(state: Mapping[str, Tensor], kind: Kind, hints: Hints, notes: li
             fix=f"vitdeploy export {'rtdetrv2' if kind == 'rt_detr_v2' else 'rtdetr'}_r50vd_m --checkpoint FILE",
         )
     return trained
-
-
-def _other_variant(unknown: tuple[str, ...], twice: tuple[str, ...], state: Mapping[str, Tensor]) -> CheckpointError:
-    told = [f"{len(unknown)} unknown: {listed(patterns(unknown, state))}"] if unknown else []
-    told += [f"other numbers than its twin has: {listed(list(twice))}"] if twice else []
-    return CheckpointError(
-        "the state dict is that of an RT-DETR or D-FINE which vitdeploy does not have",
-        found="; ".join(told),
-        wanted="a published variant, with any number of classes: vitdeploy export list rtdetr, or dfine",
-        fix="export it where it was trained (export_onnx.py in the repository's tools/), and bring the ONNX file",
-    )
 
 
 def _config(state: Mapping[str, Tensor], kind: Kind, layers: int, hints: Hints, notes: list[str]) -> RTDETRConfig:
@@ -276,7 +284,7 @@ def _config(state: Mapping[str, Tensor], kind: Kind, layers: int, hints: Hints, 
         bins=len(state["decoder.dec_bbox_head.0.layers.2.weight"]) // 4 - 1 if fine else 32,
         num_classes=len(state[_FIRST]),
     )
-    return replace(config, image_size=_image_size(state, config, hints, notes))
+    return replace(config, image_size=_evaluated_size(state, config, hints, notes))
 
 
 def _points(state: Mapping[str, Tensor], maps: int) -> tuple[tuple[int, ...], int]:
@@ -294,61 +302,75 @@ def _points(state: Mapping[str, Tensor], maps: int) -> tuple[tuple[int, ...], in
 
 
 def _sampling(kind: Kind, hints: Hints, notes: list[str]) -> Sampling:
-    if kind == "rt_detr":
-        return "default"
-    told = hints.config.get("decoder_method")
-    if told is None and kind == "rt_detr_v2":  # of D-FINE no model is published that samples otherwise
+    method = hints.config.get("decoder_method") if kind != "rt_detr" else "default"
+    if method is None and kind == "rt_detr_v2":  # of D-FINE no model is published that samples otherwise
         notes.append('sampling between cells is assumed ("default"); name a discretely sampled model: rtdetrv2_..._dsp')
-    return "discrete" if told == "discrete" else "default"
+    return "discrete" if method == "discrete" else "default"
 
 
-def _image_size(state: Mapping[str, Tensor], config: RTDETRConfig, hints: Hints, notes: list[str]) -> tuple[int, int]:
+def _evaluated_size(
+    state: Mapping[str, Tensor], config: RTDETRConfig, hints: Hints, notes: list[str]
+) -> tuple[int, int]:
     """The size of the anchors in the checkpoint, which are those of the size that it was evaluated at."""
-    anchors, told = state.get("decoder.anchors"), hints.image_size or config.image_size
+    anchors, usual = state.get("decoder.anchors"), hints.image_size or config.image_size
     if anchors is None:
-        return told
-    side = square_of(anchors.shape[1], config.strides)
-    if side is None:
-        notes.append(f"{anchors.shape[1]} anchors, which no square image has: {told[0]}x{told[1]} is assumed")
-    return told if side is None else (side, side)
+        return usual
+    cells = anchors.shape[1]
+    side = math.isqrt(round(cells / sum(1 / stride**2 for stride in config.strides)))
+    if side and config.tokens((side, side)) == cells:
+        return side, side
+    notes.append(f"{cells} anchors, which no square image has: {usual[0]}x{usual[1]} is assumed")
+    return usual
 
 
-def _resnet_of(state: Mapping[str, Tensor]) -> ResNetD:
-    depths = tuple(count_below(state, f"backbone.res_layers.{stage}.blocks.") for stage in range(4))
-    return ResNetD(depths, "backbone.res_layers.0.blocks.0.branch2c.conv.weight" in state)
+def _resnet_of(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    depths = [count_below(state, f"backbone.res_layers.{stage}.blocks.") for stage in range(4)]
+    return _resnet(depths, "backbone.res_layers.0.blocks.0.branch2c.conv.weight" in state)
 
 
-def _hgnet_of(state: Mapping[str, Tensor]) -> HGNetV2:
-    stem = (len(state[_HGNET_KEY]), len(state["backbone.stem.stem4.conv.weight"]))
-    stages = tuple(_stage(state, f"backbone.stages.{index}.blocks.") for index in range(4))
-    return HGNetV2(stem, stages, "backbone.stem.stem1.lab.scale" in state)
-
-
-def _stage(state: Mapping[str, Tensor], blocks: str) -> Stage:
-    light = f"{blocks}0.layers.0.conv1.conv.weight" in state
-    first = state[f"{blocks}0.layers.0.{'conv2.' if light else ''}conv.weight"]
-    return Stage(
-        inner=len(first),
-        width=len(state[f"{blocks}0.aggregation.1.conv.weight"]),
-        blocks=count_below(state, blocks),
-        light=light,
-        kernel=first.shape[-1],
-        layers=count_below(state, f"{blocks}0.layers."),
-    )
+def _hgnet_of(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    stem = len(state[_HGNET_KEY]), len(state["backbone.stem.stem4.conv.weight"])
+    stages = []
+    for blocks in (f"backbone.stages.{index}.blocks." for index in range(4)):
+        light = f"{blocks}0.layers.0.conv1.conv.weight" in state
+        first = state[f"{blocks}0.layers.0.{'conv2.' if light else ''}conv.weight"]
+        width, layers = len(state[f"{blocks}0.aggregation.1.conv.weight"]), count_below(state, f"{blocks}0.layers.")
+        stages.append((len(first), width, count_below(state, blocks), light, first.shape[-1], layers))
+    return _hgnet(stem, stages, "backbone.stem.stem1.lab.scale" in state)
 
 
 FAMILY = Family(
     name="rtdetr",
     paper="arXiv 2304.08069",
-    names=NAMES,
+    names={name: _published(name)[0] for name in NAMES["rtdetr"]},
     parse=lambda name: None,
-    build=RTDETR,
+    build=LibraryDetector,
     describe=describe,
-    recognise=recognise,
-    resize=resize,
-    preprocess=preprocess,
-    hints=hints,
+    recognise=_recognise,
+    # None of the weights depends on it.
+    resize=partial(resize, ("RT-DETR and D-FINE do not take", "RT-DETR or D-FINE")),
+    # Both sides are scaled to the input; colours in 0 to 1, with no mean and deviation.
+    preprocess=lambda config: PreprocessSpec(config.image_size, config.image_size, "bilinear", (0.0,) * 3, (1.0,) * 3),
+    # What no tensor shows, as transformers' config.json would say it.
+    hints=lambda name, config: Hints(
+        config={"decoder_layers": config.decoder_layers, "decoder_method": config.sampling}
+    ),
     free={"num_classes": "classes"},
-    architecture=ARCHITECTURE,
-    parameters=PARAMETERS,
+    architecture={
+        "architecture": "kind",
+        "backbone": "backbone",
+        "feature maps": "maps",
+        "encoder width": "width",
+        "encoder MLP": "hidden",
+        "channels of its CSP blocks": "fused",
+        "blocks in these": "fusions",
+        "decoder width": "decoder_width",
+        "decoder MLP": "decoder_hidden",
+        "decoder layers": "decoder_layers",
+        "points": "points",
+        "sampling": "sampling",
+        "heads": "heads",
+        "bins": "bins",
+    },
+    parameters={name: _published(name)[1] for name in NAMES["rtdetr"]},
 )

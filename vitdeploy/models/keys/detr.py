@@ -13,15 +13,12 @@ The backbone has torchvision's and timm's names (`layer1.0.bn1.weight`) or those
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from torch import Tensor
 
 from vitdeploy.errors import CheckpointError
-
-Rules = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
+from vitdeploy.models.keys.rules import renamed, rules
 
 _MARKS = {
     "vitdeploy": ("query_embed", "class_embed.weight", "decoder.0.cross_attn.query.weight"),
@@ -38,83 +35,65 @@ _MARKS = {
 }
 _PRE_NORM = ("transformer.encoder.norm.weight", "model.encoder.layernorm.weight")
 _LEARNED = ("backbone.1.row_embed.weight", "model.position_embedding.row_embeddings.weight")
+# What no rule takes keeps its name.
+RULES = rules(
+    """
+    **.num_batches_tracked                          -
+    $NET.conv1.                                     backbone.conv1.
+    $NET.bn1.                                       backbone.conv1.norm.
+    $NET.layer{1,2,3,4}.*.conv{1,2,3}.              backbone.layers.{0,1,2,3}.*.conv{1,2,3}.
+    $NET.layer{1,2,3,4}.*.bn{1,2,3}.                backbone.layers.{0,1,2,3}.*.conv{1,2,3}.norm.
+    $NET.layer{1,2,3,4}.*.downsample.{0,1}.         backbone.layers.{0,1,2,3}.*.downsample.{,norm.}
+    $NET.embedder.embedder.{convolution,normalization}.     backbone.conv1.{,norm.}
+    $STAGE.layer.{0,1,2}.{convolution,normalization}.       backbone.layers.*.*.conv{1,2,3}.{,norm.}
+    $STAGE.shortcut.{convolution,normalization}.    backbone.layers.*.*.downsample.{,norm.}
 
+    transformer.{encoder,decoder}.layers.*.self_attn.in_proj_       {encoder,decoder}.*.self_attn.<query,key,value>.
+    transformer.{encoder,decoder}.layers.*.self_attn.out_proj.      {encoder,decoder}.*.self_attn.out.
+    transformer.decoder.layers.*.multihead_attn.in_proj_            decoder.*.cross_attn.<query,key,value>.
+    transformer.decoder.layers.*.multihead_attn.out_proj.           decoder.*.cross_attn.out.
+    transformer.{encoder,decoder}.layers.*.linear{1,2}.             {encoder,decoder}.*.mlp.fc{1,2}.
+    transformer.{encoder,decoder}.layers.                           {encoder,decoder}.
+    transformer.decoder.norm.                       decoder_norm.
+    query_embed.weight                              query_embed
+    bbox_embed.                                     box_embed.
 
-def _before(number: str, step: int = 1) -> int:
-    return int(number) - step
+    model.{encoder,decoder}.layers.*.self_attn_layer_norm.          {encoder,decoder}.*.norm1.
+    model.decoder.layers.*.encoder_attn_layer_norm.                 decoder.*.norm2.
+    model.encoder.layers.*.final_layer_norm.        encoder.*.norm2.
+    model.decoder.layers.*.final_layer_norm.        decoder.*.norm3.
+    model.{encoder,decoder}.layers.*.self_attn.{q,k,v}_proj.        {encoder,decoder}.*.self_attn.{query,key,value}.
+    model.{encoder,decoder}.layers.*.self_attn.(o|out)_proj.        {encoder,decoder}.*.self_attn.out.
+    model.decoder.layers.*.encoder_attn.{q,k,v}_proj.               decoder.*.cross_attn.{query,key,value}.
+    model.decoder.layers.*.encoder_attn.(o|out)_proj.               decoder.*.cross_attn.out.
+    model.{encoder,decoder}.layers.*.(mlp.)?fc{1,2}.                {encoder,decoder}.*.mlp.fc{1,2}.
+    model.{encoder,decoder}.layers.                 {encoder,decoder}.
+    model.decoder.layernorm.                        decoder_norm.
+    model.input_projection.                         input_proj.
+    model.query_position_embeddings.weight          query_embed
+    class_labels_classifier.                        class_embed.
+    bbox_predictor.                                 box_embed.
 
-
-# Every rule that matches a key is applied to it, in this order.
-_RULES: dict[str, Rules] = {
-    "vitdeploy": (),
-    "original": (
-        (r"^backbone\.0\.body\.", "backbone."),
-        (r"^transformer\.(encoder|decoder)\.layers\.", r"\1."),
-        (r"^transformer\.decoder\.norm\.", "decoder_norm."),
-        (r"\.multihead_attn\.", ".cross_attn."),
-        (r"_attn\.out_proj\.", "_attn.out."),
-        (r"\.linear([12])\.", r".mlp.fc\1."),
-        (r"^query_embed\.weight$", "query_embed"),
-        (r"^bbox_embed\.", "box_embed."),
-    ),
-    "transformers": (
-        (r"^model\.backbone\.(conv_encoder\.)?model\.", "backbone."),
-        (r"^model\.(encoder|decoder)\.layers\.", r"\1."),
-        (r"^model\.decoder\.layernorm\.", "decoder_norm."),
-        (r"^(\w+\.\d+)\.self_attn_layer_norm\.", r"\1.norm1."),
-        (r"^(\w+\.\d+)\.encoder_attn_layer_norm\.", r"\1.norm2."),
-        (r"^(encoder\.\d+)\.final_layer_norm\.", r"\1.norm2."),
-        (r"^(decoder\.\d+)\.final_layer_norm\.", r"\1.norm3."),
-        (r"\.encoder_attn\.", ".cross_attn."),
-        (r"_attn\.(o|out)_proj\.", "_attn.out."),
-        (r"_attn\.([qkv])_proj\.", lambda m: f"_attn.{ {'q': 'query', 'k': 'key', 'v': 'value'}[m[1]] }."),
-        (r"^(\w+\.\d+)\.(mlp\.)?fc([12])\.", r"\1.mlp.fc\3."),
-        (r"^model\.input_projection\.", "input_proj."),
-        (r"^model\.query_position_embeddings\.weight$", "query_embed"),
-        (r"^class_labels_classifier\.", "class_embed."),
-        (r"^bbox_predictor\.", "box_embed."),
-    ),
-}
-_BACKBONE_RULES: Rules = (
-    (r"^backbone\.embedder\.embedder\.convolution\.", "backbone.conv1."),
-    (r"^backbone\.embedder\.embedder\.normalization\.", "backbone.conv1.norm."),
-    (r"^backbone\.encoder\.stages\.(\d+)\.layers\.(\d+)\.", r"backbone.layers.\1.\2."),
-    (r"\.layer\.(\d)\.convolution\.", lambda m: f".conv{_before(m[1], -1)}."),
-    (r"\.layer\.(\d)\.normalization\.", lambda m: f".conv{_before(m[1], -1)}.norm."),
-    (r"\.shortcut\.convolution\.", ".downsample."),
-    (r"\.shortcut\.normalization\.", ".downsample.norm."),
-    (r"^backbone\.layer(\d)\.", lambda m: f"backbone.layers.{_before(m[1])}."),
-    (r"^(backbone\..*)\bbn(\d)\.", r"\1conv\2.norm."),
-    (r"\.downsample\.0\.", ".downsample."),
-    (r"\.downsample\.1\.", ".downsample.norm."),
-)
-_MASK_RULES: Rules = (
-    (r"^bbox_attention\.q_(linear|proj)\.", "mask_attention.query."),
-    (r"^bbox_attention\.k_(linear|proj)\.", "mask_attention.key."),
-    (r"^mask_head\.lay([12])\.", r"mask_head.conv\1."),
-    (r"^mask_head\.gn([12])\.", r"mask_head.norm\1."),
-    (r"^mask_head\.conv([12])\.conv\.", r"mask_head.conv\1."),
-    (r"^mask_head\.conv([12])\.norm\.", r"mask_head.norm\1."),
-    (r"^mask_head\.adapter([123])\.", lambda m: f"mask_head.upsamples.{_before(m[1])}.adapter."),
-    (r"^mask_head\.lay([345])\.", lambda m: f"mask_head.upsamples.{_before(m[1], 3)}.conv."),
-    (r"^mask_head\.gn([345])\.", lambda m: f"mask_head.upsamples.{_before(m[1], 3)}.norm."),
-    (r"^mask_head\.fpn_stages\.(\d)\.fpn_adapter\.", r"mask_head.upsamples.\1.adapter."),
-    (r"^mask_head\.fpn_stages\.(\d)\.refine\.", r"mask_head.upsamples.\1."),
-    (r"^mask_head\.(out_lay|output_conv)\.", "mask_head.out."),
+    bbox_attention.{q,k}_(linear|proj).             mask_attention.{query,key}.
+    mask_head.{lay1,lay2,gn1,gn2}.                  mask_head.{conv1,conv2,norm1,norm2}.
+    mask_head.conv{1,2}.conv.                       mask_head.conv{1,2}.
+    mask_head.conv{1,2}.norm.                       mask_head.norm{1,2}.
+    mask_head.adapter{1,2,3}.                       mask_head.upsamples.{0,1,2}.adapter.
+    mask_head.lay{3,4,5}.                           mask_head.upsamples.{0,1,2}.conv.
+    mask_head.gn{3,4,5}.                            mask_head.upsamples.{0,1,2}.norm.
+    mask_head.fpn_stages.*.fpn_adapter.             mask_head.upsamples.*.adapter.
+    mask_head.fpn_stages.*.refine.                  mask_head.upsamples.*.
+    mask_head.(out_lay|output_conv).                mask_head.out.
+    """,
+    STAGE="$NET.encoder.stages.*.layers.*",
+    NET="(backbone.0.body|model.backbone.model|model.backbone.conv_encoder.model)",
 )
 
 
-@dataclass(frozen=True)
-class Mapped:
-    """A state dict under the names of `models.detr` and `models.detr_masks`; unknown keys are left as they are."""
+def read(state: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor], list[str]] | None:
+    """Style of the keys, the tensors under our names, and what was left out; None if the keys are not those of a DETR.
 
-    style: str
-    state: dict[str, Tensor]
-    notes: tuple[str, ...]
-
-
-def to_detr(state: Mapping[str, Tensor]) -> Mapped | None:
-    """The state dict under our names; None if its keys are not those of a DETR.
+    Keys that the style does not have are passed on as they are: loading then names them as unexpected.
 
     Raises:
         CheckpointError: a variant of DETR that is another function (pre-norm, learned image positions).
@@ -124,16 +103,10 @@ def to_detr(state: Mapping[str, Tensor]) -> Mapped | None:
     if style is None:
         return None
     _refuse_variants(inner)
-    renamed: dict[str, Tensor] = {}
-    counters = 0
-    for key, tensor in inner.items():
-        if key.endswith(".num_batches_tracked"):
-            counters += 1
-            continue
-        name = _renamed(key, (*_RULES[style], *_BACKBONE_RULES, *_MASK_RULES))
-        renamed.update(_split(name, tensor, inner_width=inner[_MARKS[style][0]].shape[-1]))
-    notes = (f"left out, used in training only: {counters} counters of batch norm",) if counters else ()
-    return Mapped(style, renamed, notes)
+    mapped, counters, unknown = renamed(RULES, inner)
+    mapped |= {key: inner[key] for key in unknown}
+    notes = [f"left out, used in training only: {len(counters)} counters of batch norm"] if counters else []
+    return style, _split(mapped, width=inner[_MARKS[style][0]].shape[-1]), notes
 
 
 def _refuse_variants(state: Mapping[str, Tensor]) -> None:
@@ -148,22 +121,12 @@ def _refuse_variants(state: Mapping[str, Tensor]) -> None:
             )
 
 
-def _renamed(key: str, rules: Rules) -> str:
-    for pattern, replacement in rules:
-        key = re.sub(pattern, replacement, key)
-    return key
-
-
-def _split(name: str, tensor: Tensor, inner_width: int) -> dict[str, Tensor]:
-    """Tensors that the released code has as one and we as several: the rows of query, key and value, and the inputs of
-    the mask head's first convolution: projected features, then attention maps."""
-    stem, _, packed = name.rpartition(".in_proj_")
-    if stem:
-        parts = zip(("query", "key", "value"), tensor.chunk(3), strict=False)
-        return {f"{stem}.{part}.{packed}": rows for part, rows in parts}
-    if name == "mask_head.conv1.bias":
-        return {"mask_head.from_features.bias": tensor}
-    if name == "mask_head.conv1.weight" and tensor.ndim == 4:
-        features, attention = tensor[:, :inner_width], tensor[:, inner_width:]
-        return {"mask_head.from_features.weight": features, "mask_head.from_attention.weight": attention}
-    return {name: tensor}
+def _split(state: dict[str, Tensor], width: int) -> dict[str, Tensor]:
+    """With the mask head's first convolution as two, by its inputs: projected features, then attention maps."""
+    stem = "mask_head.from_features"
+    if (bias := state.pop("mask_head.conv1.bias", None)) is not None:
+        state[f"{stem}.bias"] = bias
+    if "mask_head.conv1.weight" in state and state["mask_head.conv1.weight"].ndim == 4:
+        weight = state.pop("mask_head.conv1.weight")
+        state |= {f"{stem}.weight": weight[:, :width], "mask_head.from_attention.weight": weight[:, width:]}
+    return state

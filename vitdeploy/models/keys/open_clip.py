@@ -8,7 +8,6 @@ timm has timm's names below `visual.trunk.`, and is not read here. What tensors 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,6 +19,7 @@ from vitdeploy.models.architectures.layers import Activation
 from vitdeploy.models.architectures.vit import TextConfig, TextPooling
 from vitdeploy.models.checkpoints.mismatch import listed
 from vitdeploy.models.family import Hints, Recognised
+from vitdeploy.models.keys.rules import Rule, renamed, rules
 from vitdeploy.models.keys.text_transformers import TextTower
 from vitdeploy.models.keys.vit import as_rows, depth_of, heads_for, image_size_for, measured, recognised
 from vitdeploy.models.model_folder.folder import OPEN_CLIP
@@ -28,45 +28,49 @@ from vitdeploy.models.model_folder.tokenizer import ALONE, OpenClip
 IMAGE, TEXT, TRUNK = "visual.", "text.", "visual.trunk."
 # What tells such a state dict with an image tower of OpenCLIP's own.
 SIGN = f"{IMAGE}transformer.resblocks.0.attn.in_proj_weight"
-_BLOCK_KEY = re.compile(r"transformer\.resblocks\.(\d+)\.(.+)")
-_BLOCK = {
-    "ln_1.weight": "norm1.weight",
-    "ln_1.bias": "norm1.bias",
-    "attn.in_proj_weight": "attn.qkv.weight",
-    "attn.in_proj_bias": "attn.qkv.bias",
-    "attn.out_proj.weight": "attn.proj.weight",
-    "attn.out_proj.bias": "attn.proj.bias",
-    "ln_2.weight": "norm2.weight",
-    "ln_2.bias": "norm2.bias",
-    "mlp.c_fc.weight": "mlp.fc1.weight",
-    "mlp.c_fc.bias": "mlp.fc1.bias",
-    "mlp.c_proj.weight": "mlp.fc2.weight",
-    "mlp.c_proj.bias": "mlp.fc2.bias",
-}
-_SCALES = {"ls_1.gamma": "ls1.gamma", "ls_2.gamma": "ls2.gamma"}
-_IMAGE = {
-    "conv1.weight": "patch_embed.proj.weight",
-    "class_embedding": "cls_token",
-    "positional_embedding": "pos_embed",
-    "ln_pre.weight": "norm_pre.weight",
-    "ln_pre.bias": "norm_pre.bias",
-    "ln_post.weight": "norm.weight",
-    "ln_post.bias": "norm.bias",
-    "proj": "head.weight",
-}
-_TEXT = {
-    "token_embedding.weight": "token_embed.weight",
-    "positional_embedding": "pos_embed",
-    "ln_final.weight": "norm.weight",
-    "ln_final.bias": "norm.bias",
-    "text_projection": "head.weight",
-    "text_projection.weight": "head.weight",
-    "text_projection.bias": "head.bias",
-}
+# The first are buffers of OpenAI's archives and of old versions, and not of one tower.
+_BLOCK = """
+    $P(logit_scale|logit_bias|attn_mask|input_resolution|context_length|vocab_size)     -
+    $BLOCK.ln_{1,2}.$W              blocks.*.norm{1,2}.$W
+    $BLOCK.attn.in_proj_$W          blocks.*.attn.qkv.$W
+    $BLOCK.attn.out_proj.$W         blocks.*.attn.proj.$W
+    $BLOCK.mlp.{c_fc,c_proj}.$W     blocks.*.mlp.{fc1,fc2}.$W
+"""
+_IMAGE = rules(
+    _BLOCK
+    + """
+    $BLOCK.ls_{1,2}.gamma           blocks.*.ls{1,2}.gamma
+    $Pconv1.weight                  patch_embed.proj.weight
+    $Pclass_embedding               cls_token
+    $Ppositional_embedding          pos_embed
+    $Pln_pre.$W                     norm_pre.$W
+    $Pln_post.$W                    norm.$W
+    $Pproj                          head.weight
+    """,
+    BLOCK="$Ptransformer.resblocks.*",
+    W="{weight,bias}",
+    P=IMAGE,
+)
+_TEXT = rules(
+    _BLOCK
+    + """
+    $Ptoken_embedding.weight        token_embed.weight
+    $Ppositional_embedding          pos_embed
+    $Pln_final.$W                   norm.$W
+    $Ptext_projection               head.weight
+    $Ptext_projection.$W            head.$W
+    """,
+    BLOCK="$Ptransformer.resblocks.*",
+    W="{weight,bias}",
+    P=f"({TEXT})?",
+)
+# What every block has, and what stands around them.
+_LAYERS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
+_PARTS = [f"{layer}.{kind}" for layer in _LAYERS for kind in ("weight", "bias")]
+_IMAGE_STEM = ("patch_embed.proj.weight", "cls_token", "pos_embed", "norm.weight", "norm.bias", "head.weight")
+_TEXT_STEM = ("token_embed.weight", "pos_embed", "norm.weight", "norm.bias", "head.weight")
 # Axes of tensors whose sizes are read.
 _AXES = {"patch_embed.proj.weight": 4, "token_embed.weight": 2, "head.weight": 2, "blocks.0.mlp.fc1.weight": 2}
-# Not of the text tower, and buffers of OpenAI's archives and of old versions.
-_BESIDE = ("logit_scale", "logit_bias", "attn_mask", "input_resolution", "context_length", "vocab_size")
 POOLINGS: Mapping[str, TextPooling] = {"argmax": "highest", "last": "last", "eos": "end"}
 
 
@@ -82,10 +86,9 @@ def image_tower(state: Mapping[str, Tensor], config: OpenClip, heads: int | None
     """
     config.refuse_vision()
     cfg = config.vision
-    tensors = _renamed(state, (IMAGE,), _IMAGE, {**_BLOCK, **_SCALES}, "image tower")
-    _require(
-        tensors, [name for name in _IMAGE.values() if not name.startswith("norm_pre")], _BLOCK.values(), "image tower"
-    )
+    image = {key: tensor for key, tensor in state.items() if key.startswith(IMAGE)}
+    tensors = _renamed(image, _IMAGE, "image tower")
+    _require(tensors, _IMAGE_STEM, "image tower")
     tensors = as_rows(tensors)
     tensors["head.weight"] = tensors["head.weight"].T.contiguous()
     width, _, patch, _ = tensors["patch_embed.proj.weight"].shape
@@ -146,10 +149,9 @@ def text_tower(state: Mapping[str, Tensor], config: OpenClip) -> TextTower:
     """
     config.refuse_text()
     cfg = config.text
-    own = {key: tensor for key, tensor in state.items() if not key.startswith((IMAGE, *_BESIDE))}
-    tensors = _renamed(own, (TEXT, ""), _TEXT, _BLOCK, "text tower")
-    wanted = [name for name in _TEXT.values() if name != "head.bias"]
-    _require(tensors, dict.fromkeys(wanted), _BLOCK.values(), "text tower")
+    own = {key: tensor for key, tensor in state.items() if not key.startswith(IMAGE)}
+    tensors = _renamed(own, _TEXT, "text tower")
+    _require(tensors, _TEXT_STEM, "text tower")
     if f"{TEXT}text_projection.weight" not in state and "text_projection.weight" not in state:
         tensors["head.weight"] = tensors["head.weight"].T.contiguous()
     tensors = as_rows(tensors)
@@ -204,29 +206,8 @@ def conventions(config: OpenClip, part: Mapping[str, Any]) -> tuple[Activation, 
     return "quick_gelu" if config.quick_gelu else "gelu_tanh" if tanh else "gelu", eps
 
 
-def _renamed(
-    state: Mapping[str, Tensor],
-    prefixes: tuple[str, ...],
-    names: Mapping[str, str],
-    blocks: Mapping[str, str],
-    what: str,
-) -> dict[str, Tensor]:
-    """The tensors below one of the prefixes under our names."""
-    found: dict[str, Tensor] = {}
-    unknown = []
-    for key, tensor in state.items():
-        prefix = next((prefix for prefix in prefixes if key.startswith(prefix)), None)
-        if prefix is None:
-            continue
-        inner = key[len(prefix) :]
-        if inner in _BESIDE:
-            continue
-        block = _BLOCK_KEY.fullmatch(inner)
-        name = f"blocks.{block[1]}.{blocks[block[2]]}" if block and block[2] in blocks else names.get(inner)
-        if name is None or name in found:
-            unknown.append(key)
-        else:
-            found[name] = tensor
+def _renamed(state: Mapping[str, Tensor], table: tuple[Rule, ...], what: str) -> dict[str, Tensor]:
+    tensors, _, unknown = renamed(table, state)
     if unknown:
         raise CheckpointError(
             f"the {what} has tensors that CLIP's does not have",
@@ -234,11 +215,11 @@ def _renamed(
             wanted="the tensors of OpenCLIP's own Transformer",
             fix=ALONE if what == "text tower" else "",
         )
-    return found
+    return tensors
 
 
-def _require(tensors: Mapping[str, Tensor], names: Iterable[str], parts: Iterable[str], what: str) -> None:
-    wanted = [*names, *(f"blocks.{block}.{part}" for block in range(max(1, depth_of(tensors))) for part in parts)]
+def _require(tensors: Mapping[str, Tensor], stem: Iterable[str], what: str) -> None:
+    wanted = [*stem, *(f"blocks.{block}.{part}" for block in range(max(1, depth_of(tensors))) for part in _PARTS)]
     missing = [name for name in wanted if name not in tensors]
     if missing:
         raise CheckpointError(

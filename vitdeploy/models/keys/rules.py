@@ -1,46 +1,85 @@
 """Rename the keys of a state dict by a table of rules, each key by one rule.
 
-A rule is the beginning of a key and what stands for it: `*` is one part, the same in both; `{qkv}` takes a third of the
-rows for each of query, key and value; several targets get the same tensor. The first rule that fits counts.
+A line of a table is a rule: a key, and what stands for it, or several names that get the same tensor, or `-` where it
+is left out. A key that ends in "." or "_" is the beginning of keys. In it `*` is one part, the same in the names, and
+`**` any; `{a,b}` is each of these, with that of the same place in the names; `(a|b)` is either. `<a,b,c>` in a name:
+these take equal shares of the rows of the tensor. The first rule that fits counts.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from torch import Tensor
 
-Rule: TypeAlias = "tuple[str, str | tuple[str, ...]]"
+Rule: TypeAlias = "tuple[re.Pattern[str], tuple[str, ...]]"
+LEFT_OUT = "-"
+_GROUP, _SHARES = re.compile(r"\{([^}]*)\}"), re.compile(r"<([^>]*)>")
 
 
-def apply(rules: Sequence[Rule], state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """What each key became: tensors by their new names, none where no rule takes it."""
-    compiled = [(_pattern(theirs), ours) for theirs, ours in rules]
-    return {key: _named(key, tensor, compiled) for key, tensor in state.items()}
+def rules(table: str, **words: str) -> tuple[Rule, ...]:
+    """The rules of a table, in which `$WORD` stands for that word's text."""
+    for word, text in words.items():
+        table = table.replace(f"${word}", text)
+    lines = [line.split() for line in table.splitlines() if line.strip()]
+    return tuple((_pattern(key), tuple(names)) for line in lines for key, *names in _expanded(line))
 
 
-def _pattern(beginning: str) -> re.Pattern[str]:
-    return re.compile(re.escape(beginning).replace(r"\*", r"([^.]+)") + r"(?P<rest>.*)")
+def _expanded(columns: Sequence[str]) -> Iterator[Sequence[str]]:
+    if (group := _GROUP.search(columns[0])) is None:
+        assert "{" not in "".join(columns), columns
+        yield columns
+        return
+    for place in range(len(group[1].split(","))):
+        yield from _expanded([_GROUP.sub(_alternative(place), text, count=1) for text in columns])
 
 
-def _named(key: str, tensor: Tensor, rules: list[tuple[re.Pattern[str], str | tuple[str, ...]]]) -> dict[str, Tensor]:
-    found = next(((match, target) for pattern, target in rules if (match := pattern.fullmatch(key))), None)
-    if found is None:
-        return {}
-    match, target = found
+def _alternative(place: int) -> Callable[[re.Match[str]], str]:
+    return lambda group: group[1].split(",")[place]
+
+
+def _pattern(key: str) -> re.Pattern[str]:
+    text = key.replace(".", r"\.").replace("(", "(?:").replace("**", "\0").replace("*", "([^./]+)").replace("\0", ".+")
+    return re.compile(text + ("(.*)" if key[-1] in "./_" else "()"))
+
+
+def apply(table: Sequence[Rule], state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor] | None]:
+    """What each key became: tensors by their new names, none where it is left out; None where no rule takes it."""
+    return {key: _named(key, tensor, table) for key, tensor in state.items()}
+
+
+def _named(key: str, tensor: Tensor, table: Sequence[Rule]) -> dict[str, Tensor] | None:
+    match, names = next(((m, names) for pattern, names in table if (m := pattern.fullmatch(key))), (None, ()))
+    if match is None:
+        return None
+    *parts, end = match.groups()
     named: dict[str, Tensor] = {}
-    for each in (target,) if isinstance(target, str) else target:
-        name = each
-        for part in match.groups()[:-1]:
+    for name in names:
+        if name == LEFT_OUT:
+            continue
+        for part in parts:
             name = name.replace("*", part, 1)
-        name += match["rest"]
-        if "{qkv}" in name:
-            named |= {name.format(qkv=part): rows for part, rows in zip("qkv", tensor.chunk(3), strict=True)}
-        else:
-            named[name] = tensor
+        shares = _SHARES.search(name)
+        words = shares[1].split(",") if shares else [""]
+        rows = tensor.chunk(len(words)) if shares else [tensor]
+        named |= {_SHARES.sub(word, name + end): share for word, share in zip(words, rows, strict=False)}
     return named
+
+
+def renamed(table: Sequence[Rule], state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str], list[str]]:
+    """The tensors by their new names; the keys that are left out; those that no rule takes, or whose name is taken."""
+    named: dict[str, Tensor] = {}
+    unused, unknown = [], []
+    for key, tensors in apply(table, state).items():
+        if tensors is None or not named.keys().isdisjoint(tensors):
+            unknown.append(key)
+        elif not tensors:
+            unused.append(key)
+        else:
+            named |= tensors
+    return named, unused, unknown
 
 
 def count_below(state: Mapping[str, Tensor], stem: str) -> int:

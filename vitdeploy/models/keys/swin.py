@@ -16,6 +16,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from vitdeploy.models.keys.rules import Rule, renamed, rules
+
 _TABLE = r"\.relative_position_bias_table"
 _TIMM = re.compile(r"layers\.\d+\.blocks\.\d+\.attn" + _TABLE)
 _TORCHVISION = re.compile(r"features\.\d+\.\d+\.attn" + _TABLE)
@@ -24,29 +26,39 @@ _TRANSFORMERS = re.compile(
 )
 _COMPUTED = (".relative_position_index", ".attn_mask")
 _PRETRAINING = re.compile(r"(swin\.)?embeddings\.mask_token|decoder\.\d+\.(weight|bias)")
-
-# Applied in this order, each to the result of those before.
-_FROM_TRANSFORMERS = tuple(
-    (re.compile(pattern), name)
-    for pattern, name in (
-        (r"^swin\.", ""),
-        (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
-        (r"^embeddings\.norm\.", "patch_embed.norm."),
-        (r"^encoder\.layers\.", "layers."),
-        (r"^layernorm\.", "norm."),
-        (r"^classifier\.", "head.fc."),
-        (r"\.layernorm_before\.", ".norm1."),
-        (r"\.layernorm_after\.", ".norm2."),
-        (r"\.attention\.(self|relative_position_bias)\.relative_", ".attn.relative_"),
-        (r"\.attention\.self\.(query|key|value)\.", r".attn.\1."),
-        (r"\.attention\.q_proj\.", ".attn.query."),
-        (r"\.attention\.k_proj\.", ".attn.key."),
-        (r"\.attention\.v_proj\.", ".attn.value."),
-        (r"\.attention\.(output\.dense|o_proj)\.", ".attn.proj."),
-        (r"\.intermediate\.dense\.", ".mlp.fc1."),
-        (r"\.output\.dense\.", ".mlp.fc2."),
-    )
-)
+# What no rule takes keeps its name. Patch merging at the end of a stage is ours at the start of the next.
+_RULES: Mapping[str, tuple[Rule, ...]] = {
+    "timm": (),
+    "original": rules("""
+        layers.{0,1,2,3,4,5,6,7}.downsample.        layers.{1,2,3,4,5,6,7,8}.downsample.
+        head.{weight,bias}                          head.fc.{weight,bias}
+    """),
+    "torchvision": rules("""
+        features.0.{0,2}.                           patch_embed.{proj,norm}.
+        features.{2,4,6,8,10,12,14}.{reduction,norm}.   layers.{1,2,3,4,5,6,7}.downsample.{reduction,norm}.
+        features.{1,3,5,7,9,11,13,15}.*.mlp.{0,3}.  layers.{0,1,2,3,4,5,6,7}.blocks.*.mlp.{fc1,fc2}.
+        features.{1,3,5,7,9,11,13,15}.*.            layers.{0,1,2,3,4,5,6,7}.blocks.*.
+        head.                                       head.fc.
+    """),
+    "transformers": rules(
+        """
+        $OWNembeddings.patch_embeddings.projection. patch_embed.proj.
+        $OWNembeddings.norm.                        patch_embed.norm.
+        $OWNencoder.layers.{0,1,2,3,4,5,6,7}.downsample.    layers.{1,2,3,4,5,6,7,8}.downsample.
+        $BLOCK.layernorm_{before,after}.            layers.*.blocks.*.norm{1,2}.
+        $BLOCK.attention.(self|relative_position_bias).relative_    layers.*.blocks.*.attn.relative_
+        $BLOCK.attention.self.{query,key,value}.    layers.*.blocks.*.attn.{query,key,value}.
+        $BLOCK.attention.{q,k,v}_proj.              layers.*.blocks.*.attn.{query,key,value}.
+        $BLOCK.attention.(output.dense|o_proj).     layers.*.blocks.*.attn.proj.
+        $BLOCK.{intermediate,output}.dense.         layers.*.blocks.*.mlp.{fc1,fc2}.
+        $OWNencoder.layers.                         layers.
+        $OWNlayernorm.                              norm.
+        $OWNclassifier.                             head.fc.
+        """,
+        BLOCK="$OWNencoder.layers.*.blocks.*",
+        OWN="(swin.)?",
+    ),
+}
 
 
 def read(state: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor], list[str]] | None:
@@ -56,11 +68,11 @@ def read(state: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor], list[str]
     """
     if any(_TIMM.fullmatch(key) for key in state):
         old = "layers.0.downsample.reduction.weight" in state or "head.weight" in state
-        style, rename = ("original", _original) if old else ("timm", str)
+        style = "original" if old else "timm"
     elif any(_TORCHVISION.fullmatch(key) for key in state):
-        style, rename = "torchvision", _torchvision
+        style = "torchvision"
     elif any(_TRANSFORMERS.fullmatch(key) for key in state):
-        style, rename = "transformers", _transformers
+        style = "transformers"
     else:
         return None
     notes = []
@@ -70,37 +82,13 @@ def read(state: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor], list[str]
     pretraining = [key for key in state if style == "transformers" and _PRETRAINING.fullmatch(key)]
     if pretraining:
         notes.append(f"{', '.join(pretraining)} left out: used in masked pre-training only")
-    renamed = {rename(key): tensor for key, tensor in state.items() if key not in {*computed, *pretraining}}
+    kept = {key: tensor for key, tensor in state.items() if key not in {*computed, *pretraining}}
+    tensors, _, unknown = renamed(_RULES[style], kept)
+    tensors |= {key: kept[key] for key in unknown}
     if style == "transformers":
-        renamed, joined = _join_qkv(renamed)
+        tensors, joined = _join_qkv(tensors)
         notes.append(f"query, key and value joined into one linear in {joined} blocks")
-    return style, renamed, notes
-
-
-def _merging_of_next(key: str) -> str:
-    """Patch merging at the end of stage i is ours at the start of stage i + 1."""
-    return re.sub(r"^layers\.(\d+)\.downsample\.", lambda found: f"layers.{int(found[1]) + 1}.downsample.", key)
-
-
-def _original(key: str) -> str:
-    return re.sub(r"^head\.(?=weight$|bias$)", "head.fc.", _merging_of_next(key))
-
-
-def _torchvision(key: str) -> str:
-    key = re.sub(r"^features\.0\.0\.", "patch_embed.proj.", key)
-    key = re.sub(r"^features\.0\.2\.", "patch_embed.norm.", key)
-    key = re.sub(
-        r"^features\.(\d+)\.(?=reduction|norm\.)", lambda found: f"layers.{int(found[1]) // 2}.downsample.", key
-    )
-    key = re.sub(r"^features\.(\d+)\.(?=\d)", lambda found: f"layers.{int(found[1]) // 2}.blocks.", key)
-    key = key.replace(".mlp.0.", ".mlp.fc1.").replace(".mlp.3.", ".mlp.fc2.")
-    return re.sub(r"^head\.", "head.fc.", key)
-
-
-def _transformers(key: str) -> str:
-    for pattern, name in _FROM_TRANSFORMERS:
-        key = pattern.sub(name, key)
-    return _merging_of_next(key)
+    return style, tensors, notes
 
 
 def _join_qkv(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:

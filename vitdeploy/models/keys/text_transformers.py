@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,30 +13,26 @@ from vitdeploy.errors import CheckpointError
 from vitdeploy.models.architectures.layers import Activation
 from vitdeploy.models.architectures.vit import TextConfig
 from vitdeploy.models.checkpoints.mismatch import listed
+from vitdeploy.models.keys.rules import renamed, rules
 from vitdeploy.models.keys.vit import merge_attention
 from vitdeploy.models.keys.vit_transformers import ACTIVATIONS
 
 PREFIX = "text_model."
-_NAMES = {
-    "embeddings.token_embedding.weight": "token_embed.weight",
-    "embeddings.position_embedding.weight": "pos_embed",
-    "final_layer_norm.weight": "norm.weight",
-    "final_layer_norm.bias": "norm.bias",
-    "head.weight": "head.weight",
-    "head.bias": "head.bias",
-}
-_BLOCK = {
-    "layer_norm1": "norm1",
-    "layer_norm2": "norm2",
-    "self_attn.q_proj": "attn.q",
-    "self_attn.k_proj": "attn.k",
-    "self_attn.v_proj": "attn.v",
-    "self_attn.out_proj": "attn.proj",
-    "mlp.fc1": "mlp.fc1",
-    "mlp.fc2": "mlp.fc2",
-}
-_BLOCK_KEY = re.compile(r"encoder\.layers\.(\d+)\.(.+)\.(weight|bias)")
-_UNUSED = {"embeddings.position_ids"}
+_RULES = rules(
+    """
+    $P.embeddings.position_ids                      -
+    $P.embeddings.token_embedding.weight            token_embed.weight
+    $P.embeddings.position_embedding.weight         pos_embed
+    $P.final_layer_norm.$W                          norm.$W
+    ($P.head|text_projection).$W                    head.$W
+    $P.encoder.layers.*.layer_norm{1,2}.$W          blocks.*.norm{1,2}.$W
+    $P.encoder.layers.*.self_attn.{q,k,v,out}_proj.$W   blocks.*.attn.{q,k,v,proj}.$W
+    $P.encoder.layers.*.mlp.fc{1,2}.$W              blocks.*.mlp.fc{1,2}.$W
+    """,
+    P="text_model",
+    W="{weight,bias}",
+)
+_LAYERS = ("norm1", "norm2", "attn.q", "attn.k", "attn.v", "attn.proj", "mlp.fc1", "mlp.fc2")
 # By model_type: what transformers 5.23's text config has by default, and what the model's class does.
 _DEFAULTS: dict[str, tuple[float, Activation, int]] = {
     "clip": (1e-5, "quick_gelu", 8),
@@ -118,23 +113,10 @@ def _table(tensors: Mapping[str, Tensor]) -> tuple[int, int]:
 
 
 def _renamed(state: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    unknown = []
-    for key, tensor in state.items():
-        inner = key.removeprefix(PREFIX)
-        if not key.startswith(PREFIX) or inner in _UNUSED:
-            continue
-        block = _BLOCK_KEY.fullmatch(inner)
-        if block and block[2] in _BLOCK:
-            found[f"blocks.{block[1]}.{_BLOCK[block[2]]}.{block[3]}"] = tensor
-        elif inner in _NAMES:
-            found[_NAMES[inner]] = tensor
-        else:
-            unknown.append(key)
-    if "text_projection.weight" in state:
-        found["head.weight"] = state["text_projection.weight"]
+    text = {key: tensor for key, tensor in state.items() if key.startswith(PREFIX) or key == "text_projection.weight"}
+    found, _, unknown = renamed(_RULES, text)
     wanted = ["token_embed.weight", "pos_embed", "norm.weight", "norm.bias", "head.weight"]
-    wanted += [f"blocks.0.{part}.weight" for part in _BLOCK.values()]
+    wanted += [f"blocks.0.{part}.weight" for part in _LAYERS]
     missing = [name for name in wanted if name not in found]
     missing += [key for key in ("logit_scale", *(("logit_bias",) if kind == "siglip" else ())) if key not in state]
     if unknown or missing:

@@ -17,7 +17,6 @@ Flax's LayerNorm has epsilon 1e-6 and its GELU is the tanh form.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 
 import torch
@@ -26,6 +25,7 @@ from torch import Tensor
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.checkpoints.mismatch import listed
 from vitdeploy.models.family import Hints, Recognised
+from vitdeploy.models.keys.rules import renamed, rules
 from vitdeploy.models.keys.vit import (
     as_rows,
     image_size_for,
@@ -40,36 +40,28 @@ STYLE = "JAX's ViT"
 # In this order: a text tower is a sibling of `img/`, an optimizer's state one of `target/`.
 PREFIXES = ("params/img/", "img/", "params/", "opt/target/", "target/", "")
 
-_NAMES = {
-    "cls": "cls_token",
-    "pos_embedding": "pos_embed",
-    "Transformer/posembed_input/pos_embedding": "pos_embed",
-    "embedding": "patch_embed.proj",
-    "Transformer/encoder_norm": "norm",
-    "pre_logits": "pre_logits.fc",
-    "head": "head",
-    "MAPHead_0/probe": "attn_pool.latent",
-    "MAPHead_0/LayerNorm_0": "attn_pool.norm",
-    "MAPHead_0/MlpBlock_0/Dense_0": "attn_pool.mlp.fc1",
-    "MAPHead_0/MlpBlock_0/Dense_1": "attn_pool.mlp.fc2",
-    "MAPHead_0/MultiHeadDotProductAttention_0/query": "attn_pool.q",
-    "MAPHead_0/MultiHeadDotProductAttention_0/key": "attn_pool.k",
-    "MAPHead_0/MultiHeadDotProductAttention_0/value": "attn_pool.v",
-    "MAPHead_0/MultiHeadDotProductAttention_0/out": "attn_pool.proj",
-}
-_PARTS = {
-    "LayerNorm_0": "norm1",
-    "LayerNorm_1": "norm2",
-    "LayerNorm_2": "norm2",
-    **{f"MlpBlock_{block}/Dense_{layer}": f"mlp.fc{layer + 1}" for block in (0, 3) for layer in (0, 1)},
-    **{
-        f"MultiHeadDotProductAttention_{layer}/{name}": f"attn.{name[0] if name != 'out' else 'proj'}"
-        for layer in (0, 1)
-        for name in ("query", "key", "value", "out")
-    },
-}
-_KINDS = {"kernel": "weight", "scale": "weight", "bias": "bias"}
-_BLOCK = re.compile(r"Transformer/encoderblock_(\d+)/(.+)")
+_RULES = rules(
+    """
+    cls                                             cls_token
+    (pos_embedding|Transformer/posembed_input/pos_embedding)    pos_embed
+    embedding/$KERNEL                               patch_embed.proj.$W
+    Transformer/encoder_norm/$SCALE                norm.$W
+    pre_logits/$KERNEL                              pre_logits.fc.$W
+    head/$KERNEL                                    head.$W
+    MAPHead_0/probe                                 attn_pool.latent
+    MAPHead_0/LayerNorm_0/$SCALE                   attn_pool.norm.$W
+    MAPHead_0/MlpBlock_0/Dense_{0,1}/$KERNEL       attn_pool.mlp.fc{1,2}.$W
+    MAPHead_0/MultiHeadDotProductAttention_0/$PARTS/$KERNEL    attn_pool.{q,k,v,proj}.$W
+    $BLOCK/LayerNorm_{0,1,2}/$SCALE                blocks.*.norm{1,2,2}.$W
+    $BLOCK/MlpBlock_(0|3)/Dense_{0,1}/$KERNEL     blocks.*.mlp.fc{1,2}.$W
+    $BLOCK/MultiHeadDotProductAttention_(0|1)/$PARTS/$KERNEL  blocks.*.attn.{q,k,v,proj}.$W
+    """,
+    KERNEL="{kernel,bias}",
+    SCALE="{scale,bias}",
+    W="{weight,bias}",
+    PARTS="{query,key,value,out}",
+    BLOCK="Transformer/encoderblock_*",
+)
 _STACKED = "Transformer/encoderblock/"
 
 
@@ -91,14 +83,17 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
         "GELU in its tanh form, as the JAX code computes it; ports of its weights to PyTorch use the exact form",
         *left_out([key for key in state if not key.startswith(prefix)], "no part of the image encoder"),
     ]
-    renamed, unknown, heads = _renamed(_unstacked(own))
+    arrays = _unstacked(own)
+    queries = [key for key in arrays if key.startswith("Transformer/") and key.endswith("/query/kernel")]
+    heads = max((arrays[key].shape[1] for key in queries if arrays[key].ndim == 3), default=0)
+    tensors, _, unknown = renamed(_RULES, {key: _in_torch_layout(array, key) for key, array in arrays.items()})
     if unknown:
         raise CheckpointError(
             f"the arrays have the names of {STYLE}, and some that this model does not have",
             found=f"{len(unknown)} unknown: {listed(unknown)}",
         )
-    require(renamed, STYLE, stem=("norm.weight",))
-    tensors = _pooled(as_rows(merge_attention(renamed, notes)))
+    require(tensors, STYLE, stem=("norm.weight",))
+    tensors = _pooled(as_rows(merge_attention(tensors, notes)))
     rows = tensors["pos_embed"].shape[1]
     # Old files of big_vision have the class token's position in the table, as vision_transformer has.
     combined = "cls_token" in tensors and ("pos_embedding" not in own or _is_square(rows - 1))
@@ -147,32 +142,11 @@ def _unstacked(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return flat
 
 
-def _renamed(own: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str], int]:
-    """The arrays under timm's names and in PyTorch's layout, the keys that have none, and the number of heads."""
-    renamed: dict[str, Tensor] = {}
-    unknown = []
-    heads = 0
-    for key, array in own.items():
-        block = _BLOCK.fullmatch(key)
-        path, names = (block[2], _PARTS) if block else (key, _NAMES)
-        layer, _, kind = path.rpartition("/")
-        if path in names:
-            name, tensor = names[path], array
-        elif layer in names and kind in _KINDS:
-            name, tensor = f"{names[layer]}.{_KINDS[kind]}", _in_torch_layout(array, layer, kind)
-            if names[layer] == "attn.q" and kind == "kernel" and array.ndim == 3:
-                heads = int(array.shape[1])
-        else:
-            unknown.append(key)
-            continue
-        renamed[f"blocks.{block[1]}.{name}" if block else name] = tensor
-    return renamed, unknown, heads
-
-
-def _in_torch_layout(array: Tensor, layer: str, kind: str) -> Tensor:
+def _in_torch_layout(array: Tensor, key: str) -> Tensor:
     """Kernels with outputs first and heads side by side; an array of unexpected axes stays, for `require` to name."""
+    layer, _, kind = key.rpartition("/")
     if kind != "kernel":
-        return array.reshape(-1)
+        return array.reshape(-1) if kind in ("scale", "bias") else array
     if array.ndim == 4:
         return array.permute(3, 2, 0, 1).contiguous()
     if array.ndim == 3:

@@ -5,7 +5,6 @@ Files and older versions name the MLP's linears `mlp.linear_1` and `mlp.linear_2
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from torch import Tensor
@@ -13,6 +12,7 @@ from torch import Tensor
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.checkpoints.mismatch import listed
 from vitdeploy.models.family import Hints, Recognised
+from vitdeploy.models.keys.rules import renamed, rules
 from vitdeploy.models.keys.vit import (
     as_rows,
     heads_for,
@@ -24,31 +24,22 @@ from vitdeploy.models.keys.vit import (
 )
 
 STYLE = "torchvision's ViT"
-_NAMES = {
-    "class_token": "cls_token",
-    "encoder.pos_embedding": "pos_embed",
-    **{
-        f"{theirs}.{kind}": f"{ours}.{kind}"
-        for theirs, ours in {
-            "conv_proj": "patch_embed.proj",
-            "encoder.ln": "norm",
-            "heads.pre_logits": "pre_logits.fc",
-            "heads.head": "head",
-        }.items()
-        for kind in ("weight", "bias")
-    },
-}
-_LAYER = re.compile(r"encoder\.layers\.encoder_layer_(\d+)\.(.+?)(?:\.|_(?=weight$|bias$))(weight|bias)")
-_PARTS = {
-    "ln_1": "norm1",
-    "self_attention.in_proj": "attn.in_proj",
-    "self_attention.out_proj": "attn.proj",
-    "ln_2": "norm2",
-    "mlp.0": "mlp.fc1",
-    "mlp.linear_1": "mlp.fc1",
-    "mlp.3": "mlp.fc2",
-    "mlp.linear_2": "mlp.fc2",
-}
+_RULES = rules(
+    """
+    class_token                                     cls_token
+    encoder.pos_embedding                           pos_embed
+    conv_proj.$W                                    patch_embed.proj.$W
+    encoder.ln.$W                                   norm.$W
+    heads.pre_logits.$W                             pre_logits.fc.$W
+    heads.head.$W                                   head.$W
+    $BLOCK.ln_{1,2}.$W                              blocks.*.norm{1,2}.$W
+    $BLOCK.self_attention.in_proj_$W                blocks.*.attn.<q,k,v>.$W
+    $BLOCK.self_attention.out_proj.$W               blocks.*.attn.proj.$W
+    $BLOCK.mlp.{0,3,linear_1,linear_2}.$W           blocks.*.mlp.{fc1,fc2,fc1,fc2}.$W
+    """,
+    W="{weight,bias}",
+    BLOCK="encoder.layers.encoder_layer_*",
+)
 
 
 def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
@@ -66,15 +57,15 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
             wanted="one convolution, conv_proj.weight",
             fix="export it from your own module: --model package.module:function",
         )
-    renamed, unknown = _renamed(state)
+    tensors, _, unknown = renamed(_RULES, state)
     if unknown:
         raise CheckpointError(
             f"the state dict has the names of {STYLE}, and tensors that this model does not have",
             found=f"{len(unknown)} unknown: {listed(unknown)}",
         )
     notes: list[str] = []
-    require(renamed, STYLE, stem=("cls_token", "norm.weight"))
-    tensors = as_rows(merge_attention(renamed, notes))
+    require(tensors, STYLE, stem=("cls_token", "norm.weight"))
+    tensors = as_rows(merge_attention(tensors, notes))
     width, _, patch, _ = tensors["patch_embed.proj.weight"].shape
     heads = heads_for(width, hints, None, notes)
     image_size = image_size_for(tensors["pos_embed"].shape[1] - 1, patch, hints, None, notes)
@@ -82,22 +73,3 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
     conventions = {"layer_norm_eps": 1e-6, "activation": "gelu", "position_resampling": "align_corners"}
     config = measured(tensors, heads, image_size, **conventions, preset="imagenet")
     return recognised("torchvision", tensors, config, notes)
-
-
-def _renamed(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """The tensors under timm's names, query, key and value apart; and the keys that have none."""
-    renamed: dict[str, Tensor] = {}
-    unknown = []
-    for key, tensor in state.items():
-        layer = _LAYER.fullmatch(key)
-        part = _PARTS.get(layer[2]) if layer else None
-        if layer and part == "attn.in_proj":
-            for name, rows in zip("qkv", tensor.chunk(3), strict=False):
-                renamed[f"blocks.{layer[1]}.attn.{name}.{layer[3]}"] = rows
-        elif layer and part:
-            renamed[f"blocks.{layer[1]}.{part}.{layer[3]}"] = tensor
-        elif key in _NAMES:
-            renamed[_NAMES[key]] = tensor
-        else:
-            unknown.append(key)
-    return renamed, unknown

@@ -11,7 +11,6 @@ What the tensors cannot show (heads, epsilon, activation) comes from `config.jso
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,7 @@ from vitdeploy.models.architectures.layers import Activation
 from vitdeploy.models.architectures.vit import FinalNorm, Pooling, Preset
 from vitdeploy.models.checkpoints.mismatch import listed
 from vitdeploy.models.family import Hints, Recognised
+from vitdeploy.models.keys.rules import renamed, rules
 from vitdeploy.models.keys.vit import (
     as_rows,
     heads_for,
@@ -38,66 +38,40 @@ from vitdeploy.models.model_folder.folder import stated_size, vision_part
 
 PREFIXES = ("", "vit.", "deit.", "dinov2.", "dinov2_with_registers.", "vision_model.")
 
-_STEM = {
-    "embeddings.cls_token": "cls_token",
-    "embeddings.class_embedding": "cls_token",
-    "embeddings.distillation_token": "dist_token",
-    "embeddings.register_tokens": "reg_token",
-    "embeddings.position_embeddings": "pos_embed",
-    "embeddings.position_embedding.weight": "pos_embed",
-    "embeddings.patch_embeddings.projection": "patch_embed.proj",
-    "embeddings.patch_embedding": "patch_embed.proj",
-    "pre_layrnorm": "norm_pre",
-    "layernorm": "norm",
-    "post_layernorm": "norm",
-    "head.probe": "attn_pool.latent",
-    "head.attention.in_proj_weight": "attn_pool.in_proj.weight",
-    "head.attention.in_proj_bias": "attn_pool.in_proj.bias",
-    "head.attention.out_proj": "attn_pool.proj",
-    "head.layernorm": "attn_pool.norm",
-    "head.mlp.fc1": "attn_pool.mlp.fc1",
-    "head.mlp.fc2": "attn_pool.mlp.fc2",
-}
-_BLOCK = {
-    "layernorm_before": "norm1",
-    "layernorm_after": "norm2",
-    "layer_norm1": "norm1",
-    "layer_norm2": "norm2",
-    "norm1": "norm1",
-    "norm2": "norm2",
-    **{f"attention.attention.{name}": f"attn.{name[0]}" for name in ("query", "key", "value")},
-    **{f"attention.{name}_proj": f"attn.{name}" for name in "qkv"},
-    **{f"self_attn.{name}_proj": f"attn.{name}" for name in "qkv"},
-    "attention.output.dense": "attn.proj",
-    "attention.o_proj": "attn.proj",
-    "self_attn.out_proj": "attn.proj",
-    "intermediate.dense": "mlp.fc1",
-    "output.dense": "mlp.fc2",
-    "mlp.fc1": "mlp.fc1",
-    "mlp.fc2": "mlp.fc2",
-    "mlp.weights_in": "mlp.fc1",
-    "mlp.weights_out": "mlp.fc2",
-    "mlp.gate_proj": "mlp.gate",
-    "mlp.up_proj": "mlp.up",
-    "mlp.down_proj": "mlp.fc2",
-    "layer_scale1.lambda1": "ls1.gamma",
-    "layer_scale2.lambda1": "ls2.gamma",
-}
-_HEADS = {
-    "classifier": "head",
-    "cls_classifier": "head",
-    "distillation_classifier": "head_dist",
-    "visual_projection": "head",
-}
-# Parts of these models that the image encoder at inference has no use for.
-_UNUSED = ("decoder.", "text_model.", "pooler.")
-_UNUSED_NAMES = {
-    "embeddings.mask_token",
-    "embeddings.position_ids",
-    "text_projection.weight",
-    "logit_scale",
-    "logit_bias",
-}
+_RULES = rules(
+    """
+    decoder.                                        -
+    text_model.                                     -
+    pooler.                                         -
+    embeddings.(mask_token|position_ids)            -
+    (text_projection.weight|logit_scale|logit_bias) -
+    embeddings.(cls_token|class_embedding)          cls_token
+    embeddings.distillation_token                   dist_token
+    embeddings.register_tokens                      reg_token
+    embeddings.(position_embeddings|position_embedding.weight)  pos_embed
+    embeddings.(patch_embeddings.projection|patch_embedding).$W     patch_embed.proj.$W
+    pre_layrnorm.$W                                 norm_pre.$W
+    (layernorm|post_layernorm).$W                   norm.$W
+    head.probe                                      attn_pool.latent
+    head.attention.in_proj_$W                       attn_pool.in_proj.$W
+    head.attention.out_proj.$W                      attn_pool.proj.$W
+    head.layernorm.$W                               attn_pool.norm.$W
+    head.mlp.fc{1,2}.$W                             attn_pool.mlp.fc{1,2}.$W
+    $BLOCK.(layernorm_before|layer_norm1|norm1).$W  blocks.*.norm1.$W
+    $BLOCK.(layernorm_after|layer_norm2|norm2).$W   blocks.*.norm2.$W
+    $BLOCK.attention.attention.{query,key,value}.$W     blocks.*.attn.{q,k,v}.$W
+    $BLOCK.(attention|self_attn).{q,k,v}_proj.$W    blocks.*.attn.{q,k,v}.$W
+    $BLOCK.(attention.output.dense|attention.o_proj|self_attn.out_proj).$W  blocks.*.attn.proj.$W
+    $BLOCK.(intermediate.dense|mlp.fc1|mlp.weights_in).$W       blocks.*.mlp.fc1.$W
+    $BLOCK.(output.dense|mlp.fc2|mlp.weights_out|mlp.down_proj).$W  blocks.*.mlp.fc2.$W
+    $BLOCK.mlp.{gate,up}_proj.$W                    blocks.*.mlp.{gate,up}.$W
+    $BLOCK.layer_scale{1,2}.lambda1                 blocks.*.ls{1,2}.gamma
+    (classifier|cls_classifier|visual_projection).$W     head.$W
+    distillation_classifier.$W                      head_dist.$W
+    """,
+    W="{weight,bias}",
+    BLOCK="(encoder.layer|encoder.layers|layers).*",
+)
 # By model_type: epsilon and activation, as the configuration classes of transformers 5.23 have them by default, and how
 # such models' images are prepared.
 DEFAULTS: dict[str, tuple[float, Activation, Preset]] = {
@@ -121,16 +95,6 @@ ACTIVATIONS: dict[str, Activation] = {
     "quick_gelu": "quick_gelu",
     "relu": "relu",
 }
-_BLOCK_KEY = re.compile(r"(?:encoder\.layers?|layers)\.(\d+)\.(.+)")
-
-
-@dataclass(frozen=True)
-class _Sorted:
-    """The tensors under timm's names, and the keys of those without one, by why."""
-
-    state: dict[str, Tensor]
-    unused: list[str]
-    unknown: list[str]
 
 
 def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
@@ -147,13 +111,14 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
     if settings is None:
         return None
     style = f"transformers' {kind}"
-    found = _renamed(state, prefix)
-    if not any(key.endswith(".attn.q.weight") for key in found.state):
+    tensors, *others = renamed(_RULES, {key.removeprefix(prefix): tensor for key, tensor in state.items()})
+    unused, unknown = ([key if key in state else prefix + key for key in keys] for keys in others)
+    if not any(key.endswith(".attn.q.weight") for key in tensors):
         return None  # Swin's and others' embeddings have the same names
-    if found.unknown:
+    if unknown:
         raise CheckpointError(
             f"the state dict has the names of {style}, and tensors that this model does not have",
-            found=f"{len(found.unknown)} unknown: {listed(found.unknown)}",
+            found=f"{len(unknown)} unknown: {listed(unknown)}",
             fix="it may be another class of transformers: give the model's folder or repository, as hf:...",
         )
     if "classifier.weight" in state and f"{prefix}pooler.dense.weight" in state and "model_type" not in hints.config:
@@ -163,8 +128,8 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
             wanted="the config.json that says which class this is, or a state dict without the pooling layer",
             fix="put config.json beside the checkpoint, or bring the module itself: --model package.module:function",
         )
-    notes = [*settings.notes, *left_out(found.unused, "no part of the image encoder")]
-    tensors = _gated(found.state)
+    notes = [*settings.notes, *left_out(unused, "no part of the image encoder")]
+    tensors = _gated(tensors)
     require(tensors, style, stem=_required(kind))
     tensors = _pooled(as_rows(merge_attention(tensors, notes)))
     pooling, final_norm = _pooling(tensors, kind, "classifier.weight" in state, notes)
@@ -208,32 +173,6 @@ def _required(kind: str) -> tuple[str, ...]:
     if kind == "siglip":
         return ("norm.weight",)
     return ("norm.weight", "cls_token", *(("norm_pre.weight",) if kind == "clip" else ()))
-
-
-def _renamed(state: Mapping[str, Tensor], prefix: str) -> _Sorted:
-    found = _Sorted({}, [], [])
-    for key, tensor in state.items():
-        inner = key.removeprefix(prefix)
-        if key.startswith(_UNUSED) or inner.startswith(_UNUSED) or key in _UNUSED_NAMES or inner in _UNUSED_NAMES:
-            found.unused.append(key)
-            continue
-        block = _BLOCK_KEY.fullmatch(inner) if key.startswith(prefix) else None
-        path, names = (block[2], _BLOCK) if block else (inner, _STEM) if key.startswith(prefix) else (key, _HEADS)
-        name = _lookup(path, names) or _lookup(key, _HEADS)
-        name = f"blocks.{block[1]}.{name}" if block and name else name
-        if name is None or name in found.state:
-            found.unknown.append(key)
-        else:
-            found.state[name] = tensor
-    return found
-
-
-def _lookup(path: str, names: Mapping[str, str]) -> str | None:
-    """The new name of a parameter, named alone or as `weight` or `bias` of a layer."""
-    if path in names:
-        return names[path]
-    layer, _, kind = path.rpartition(".")
-    return f"{names[layer]}.{kind}" if layer in names and kind in ("weight", "bias") else None
 
 
 def _gated(state: dict[str, Tensor]) -> dict[str, Tensor]:

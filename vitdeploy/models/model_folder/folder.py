@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 from vitdeploy.errors import CheckpointError, MissingFileError
 from vitdeploy.models.checkpoints.mismatch import listed
-from vitdeploy.models.checkpoints.shards import INDEX, files_of
 from vitdeploy.models.checkpoints.unsupported import refuse_folder
-from vitdeploy.models.json_file import any_json, read_json
+from vitdeploy.models.json_file import INDEX, any_json, files_of, read_json
 from vitdeploy.models.model_folder.image_processor import fixed_size, processor_name, short_side
 from vitdeploy.paths import is_file
 from vitdeploy.spec import BeamSpec, PostprocessSpec, SequenceSpec

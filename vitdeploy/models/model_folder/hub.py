@@ -14,7 +14,7 @@ import textwrap
 from pathlib import Path
 
 from vitdeploy.errors import HubError, MissingFileError, MissingPackageError
-from vitdeploy.models.checkpoints.shards import INDEX
+from vitdeploy.models.json_file import INDEX
 from vitdeploy.models.model_folder.folder import (
     CONFIG,
     OPEN_CLIP,

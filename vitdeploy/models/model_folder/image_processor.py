@@ -8,11 +8,12 @@ model is run at another image size. Every other step that `PreprocessSpec` canno
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
+import functools
+import importlib
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,68 +56,71 @@ FLAGS_OF = {TOPDOWN: {"do_affine_transform"}, THUMBNAIL: {"do_thumbnail"}, FLIPP
 IGNORED_FLAGS = {"do_convert_rgb", "do_reduce_labels", "reduce_labels", "do_convert_annotations", "use_fast"}
 
 
-@dataclass(frozen=True)
-class Processor:
-    """An image processor class of transformers: what it does where a file leaves a key out.
-
-    `square`: one number as `size` is both sides; otherwise it is the short side. `crop`: the default `crop_size`.
-    """
-
-    size: Any
-    resample: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    square: bool = True
-    crop: Any = None
-    center_crop: bool = False
-    normalize: bool = True
-    pad: bool = False
-    resizes: bool = True
+# The classes of transformers whose settings mean something here.
+PROCESSORS = (
+    *(
+        "ViT",
+        "DeiT",
+        "Beit",
+        "CLIP",
+        "ChineseCLIP",
+        "Bit",
+        "Siglip",
+        "Blip",
+        "ConvNext",
+        "DINOv3ViT",
+        "Pvt",
+        "Segformer",
+    ),
+    *("Detr", "ConditionalDetr", "DeformableDetr", "Yolos", TOPDOWN, "RfDetr", "Mask2Former", "MaskFormer", "Eomt"),
+    *(THUMBNAIL, "DPT", LONGEST, "Sam2", "OwlViT", SQUARED, "Sam3", FLIPPED, PADDING, "RTDetr"),
+)
 
 
 def _pair(side: int) -> dict[str, int]:
     return {"height": side, "width": side}
 
 
-SHORT_224 = {"shortest_edge": 224}
-VIT = Processor(_pair(224), 2, HALF, HALF)
-CLIP = Processor(SHORT_224, 3, CLIP_MEAN, CLIP_STD, square=False, crop=_pair(224), center_crop=True)
-DETR_SIZE = {"shortest_edge": 800, "longest_edge": 1333}
-DETR = Processor(DETR_SIZE, 2, IMAGENET_MEAN, IMAGENET_STD, square=False, pad=True)
-# The class attributes of transformers 5.23.
-PROCESSORS: Mapping[str, Processor] = {
-    "ViT": VIT,
-    "DeiT": Processor(_pair(256), 3, HALF, HALF, crop=_pair(224), center_crop=True),
-    "Beit": Processor(_pair(224), 3, HALF, HALF, crop=_pair(224)),
-    "CLIP": CLIP,
-    "ChineseCLIP": CLIP,
-    "Bit": CLIP,
-    "Siglip": Processor(_pair(224), 3, HALF, HALF, square=False),
-    "Blip": Processor(_pair(384), 3, CLIP_MEAN, CLIP_STD),
-    "ConvNext": Processor({"shortest_edge": 384}, 3, HALF, HALF, square=False),
-    "DINOv3ViT": Processor(_pair(224), 2, IMAGENET_MEAN, IMAGENET_STD),
-    "Pvt": Processor(_pair(224), 3, IMAGENET_MEAN, IMAGENET_STD),
-    "Segformer": Processor(_pair(512), 2, IMAGENET_MEAN, IMAGENET_STD),
-    "Detr": DETR,
-    "ConditionalDetr": DETR,
-    "DeformableDetr": DETR,
-    "Yolos": DETR,
-    TOPDOWN: Processor({"height": 256, "width": 192}, 2, IMAGENET_MEAN, IMAGENET_STD),
-    "RfDetr": DETR,
-    "Mask2Former": dataclasses.replace(DETR, pad=False),
-    "MaskFormer": dataclasses.replace(DETR, pad=False),
-    "Eomt": Processor({"shortest_edge": 640, "longest_edge": 640}, 2, IMAGENET_MEAN, IMAGENET_STD, square=False),
-    THUMBNAIL: Processor({"height": 2560, "width": 1920}, 2, HALF, HALF, pad=True),
-    "DPT": Processor(_pair(384), 3, HALF, HALF),
-    LONGEST: Processor({"longest_edge": 1024}, 2, IMAGENET_MEAN, IMAGENET_STD, pad=True),
-    "Sam2": Processor(_pair(1024), 2, IMAGENET_MEAN, IMAGENET_STD),
-    "OwlViT": Processor(_pair(768), 3, CLIP_MEAN, CLIP_STD, crop=_pair(768)),
-    SQUARED: Processor(_pair(960), 2, CLIP_MEAN, CLIP_STD, pad=True),
-    "Sam3": Processor(_pair(1008), 2, HALF, HALF),
-    FLIPPED: Processor(SHORT_224, 3, HALF, HALF, square=False, crop=_pair(256), center_crop=True, normalize=False),
-    PADDING: Processor(_pair(64), 2, HALF, HALF, normalize=False, pad=True, resizes=False),
-    "RTDetr": Processor(_pair(640), 2, IMAGENET_MEAN, IMAGENET_STD, square=False, normalize=False),
+# What a class does where a file leaves a key out, if it does not say it itself; one number as `size` is both sides
+# where `default_to_square` is true, else the short side.
+_SAID = ("size", "resample", "image_mean", "image_std", "crop_size")
+_FLAGS = ("do_resize", "do_center_crop", "do_normalize", "do_pad", "default_to_square")
+_USUAL: Mapping[str, Any] = {
+    **dict.fromkeys(_SAID),
+    **dict.fromkeys(_FLAGS, False),
+    **dict.fromkeys(("do_resize", "do_normalize", "default_to_square"), True),
+    "resample": 2,
 }
+_HALF = {"image_mean": HALF, "image_std": HALF}
+_IMAGENET = {"image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD}
+_CLIP = {"image_mean": CLIP_MEAN, "image_std": CLIP_STD, "crop_size": _pair(224), "do_center_crop": True}
+_CLIP |= {"size": {"shortest_edge": 224}, "resample": 3, "default_to_square": False}
+_DETR = {**_IMAGENET, "size": {"shortest_edge": 800, "longest_edge": 1333}, "default_to_square": False, "do_pad": True}
+# The classes of models that need no transformers here, with the attributes of transformers 5.23.
+COMMON: Mapping[str, Mapping[str, Any]] = {
+    "ViT": {**_HALF, "size": _pair(224)},
+    "DeiT": {**_HALF, "size": _pair(256), "resample": 3, "crop_size": _pair(224), "do_center_crop": True},
+    "Siglip": {**_HALF, "size": _pair(224), "resample": 3, "default_to_square": False},
+    **dict.fromkeys(("CLIP", "ChineseCLIP", "Bit"), _CLIP),
+    **dict.fromkeys(("Detr", "ConditionalDetr", "DeformableDetr", "Yolos", "RfDetr"), _DETR),
+    "RTDetr": {**_IMAGENET, "size": _pair(640), "default_to_square": False, "do_normalize": False},
+}
+
+
+@functools.cache
+def defaults_of(name: str) -> Mapping[str, Any]:
+    """What a class of `PROCESSORS` does where a file leaves a key out, by the keys of files: its own attributes."""
+    if name in COMMON:
+        return {**_USUAL, **COMMON[name]}
+    for written in (f"{name}ImageProcessor", f"{name}ImageProcessorPil"):  # the first needs torchvision
+        # There may be no transformers, or one that does not know the class or cannot import it.
+        with contextlib.suppress(Exception):
+            processor = getattr(importlib.import_module("transformers"), written)
+            values = {key: getattr(processor, key, None) for key in (*_SAID, *_FLAGS)}
+            number = values["resample"]
+            resizes = values["do_resize"] or name == TOPDOWN  # which cuts out a box in place of it
+            return {**values, "do_resize": resizes, "resample": 2 if number is None else int(number)}
+    return _USUAL
 
 
 def timm_preprocess(config: Mapping[str, Any], channels: int, image_size: tuple[int, int]) -> PreprocessSpec:
@@ -176,10 +180,14 @@ def processor_name(config: Mapping[str, Any]) -> str:
 
 def short_side(processor: Mapping[str, Any]) -> int | None:
     """The short side to which a processor of `PROCESSORS` resizes images that keep their aspect, without a crop."""
-    default = PROCESSORS.get(processor_name(processor))
-    size = processor.get("size") or (default.size if default is not None else None)
+    size = _size_of(processor)
     side = size.get("shortest_edge") if isinstance(size, Mapping) else size
     return side if type(side) is int and 0 < side <= MAX_SIDE else None
+
+
+def _size_of(processor: Mapping[str, Any]) -> Any:
+    name = processor_name(processor)
+    return processor.get("size") or (defaults_of(name)["size"] if name in PROCESSORS else None)
 
 
 def fixed_size(processor: Mapping[str, Any] | None) -> tuple[int, int] | None:
@@ -187,8 +195,7 @@ def fixed_size(processor: Mapping[str, Any] | None) -> tuple[int, int] | None:
 
     It is the size of models whose `config.json` tells none, because they take all: detectors such as RT-DETR.
     """
-    default = PROCESSORS.get(processor_name(processor or {}))
-    size = (processor or {}).get("size") or (default.size if default is not None else None)
+    size = _size_of(processor or {})
     short = _snapped_side(processor or {})
     if short is not None:
         return short, short
@@ -220,16 +227,17 @@ def transformers_preprocess(
     Raises:
         CheckpointError: a processor or a setting that vitdeploy does not support.
     """
-    processor, name, notes = _processor(config)
+    name, notes = _class_of(config)
+    defaults = defaults_of(name)
     if name == LONGEST:
-        spec, remarks = _longest(config, processor, channels, image_size)
+        spec, remarks = _longest(config, defaults, channels, image_size)
         return spec, (*notes, *remarks)
     if name == SQUARED:
-        spec, remarks = _squared(config, processor, channels, image_size)
+        spec, remarks = _squared(config, defaults, channels, image_size)
         return spec, (*notes, *remarks)
     if name == THUMBNAIL and isinstance(config.get("size"), list):
         config = {**config, "size": config["size"][::-1]}
-    settings = _Settings(config, processor)
+    settings = _Settings(config, defaults)
     resize, crop = settings.resize, settings.crop
     if name == "ConvNext" and isinstance(resize, int):
         resize, crop = _convnext(config, resize)
@@ -286,7 +294,7 @@ def _refuse_steps(name: str, settings: _Settings, own: Any, divisor: Any) -> Non
         raise _unsupported(f"size {own[0]}x{own[1]} with size_divisor {step}", "a size that it divides")
 
 
-def _processor(config: Mapping[str, Any]) -> tuple[Processor, str, tuple[str, ...]]:
+def _class_of(config: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
     """The class that a file names, and a note where it names none."""
     written, name = config.get("image_processor_type") or config.get("feature_extractor_type"), processor_name(config)
     if written and name not in PROCESSORS:
@@ -296,37 +304,34 @@ def _processor(config: Mapping[str, Any]) -> tuple[Processor, str, tuple[str, ..
     if unknown:
         raise _unsupported(", ".join(unknown), f"no steps but {', '.join(sorted(KNOWN_FLAGS))}")
     if written:
-        return PROCESSORS[name], name, ()
-    return VIT, "ViT", ("the preprocessor's file names no class: what it leaves out is as in ViTImageProcessor",)
+        return name, ()
+    return "ViT", ("the preprocessor's file names no class: what it leaves out is as in ViTImageProcessor",)
 
 
 class _Settings:
     """The settings of a file with the defaults of its class, checked."""
 
-    def __init__(self, config: Mapping[str, Any], processor: Processor) -> None:
-        def value(key: str, default: Any) -> Any:
-            found = config.get(key)
-            return default if found is None else found
-
-        self.resizes = bool(value("do_resize", processor.resizes))
-        crops = bool(value("do_center_crop", processor.center_crop))
-        self.crop = _sides(value("crop_size", processor.crop), "crop_size") if crops else None
-        self.resize = _size(value("size", processor.size), processor.square, crops)
+    def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        values = {**defaults, **{key: value for key, value in config.items() if value is not None}}
+        self.resizes, crops = bool(values["do_resize"]), bool(values["do_center_crop"])
+        self.crop = _sides(values["crop_size"], "crop_size") if crops else None
+        self.resize = _size(values["size"], defaults["default_to_square"], crops) if self.resizes else None
         if not self.resizes and crops:
             raise _unsupported("a crop of images that are not resized", "do_resize with do_center_crop")
-        self.pad = bool(value("do_pad", value("pad_and_return_pixel_mask", processor.pad)))
+        pads = (config.get("do_pad"), config.get("pad_and_return_pixel_mask"), defaults["do_pad"])
+        self.pad = bool(next((pad for pad in pads if pad is not None), False))
         pad_size = config.get("pad_size")
         self.pad_size = None if pad_size is None else _sides(pad_size, "pad_size")
-        number = value("resample", processor.resample)
+        number = values["resample"]
         if isinstance(number, bool) or not isinstance(number, int) or number not in RESAMPLE:
             raise _unsupported(f"resample {number!r}", ", ".join(f"{key} ({name})" for key, name in RESAMPLE.items()))
         self.interpolation = RESAMPLE[number]
-        factor = _positive(value("rescale_factor", 1 / 255), "rescale_factor") if value("do_rescale", True) else 1.0
+        rescales = values.get("do_rescale", True)
+        factor = _positive(values.get("rescale_factor", 1 / 255), "rescale_factor") if rescales else 1.0
         # Values of 1 / 255 are written with more or fewer digits.
         self.scale = 1.0 if math.isclose(factor * 255, 1, rel_tol=1e-6) else factor * 255
-        self._mean, self._std = (0.0,), (1.0,)
-        if value("do_normalize", processor.normalize):
-            self._mean, self._std = value("image_mean", processor.mean), value("image_std", processor.std)
+        normalises = values["do_normalize"]
+        self._mean, self._std = (values["image_mean"], values["image_std"]) if normalises else ((0.0,), (1.0,))
 
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and deviation of x / 255: with the factor f of the file, f x - m is f 255 (x / 255 - m / (255 f))."""
@@ -336,19 +341,19 @@ class _Settings:
 
 
 def _longest(
-    config: Mapping[str, Any], processor: Processor, channels: int, image_size: tuple[int, int]
+    config: Mapping[str, Any], defaults: Mapping[str, Any], channels: int, image_size: tuple[int, int]
 ) -> tuple[PreprocessSpec, tuple[str, ...]]:
     """SAM's processor, with notes. Raises CheckpointError where it does not scale images to a side and pad to it."""
-    size, pad = config.get("size") or processor.size, config.get("pad_size") or processor.size
+    size, pad = config.get("size") or defaults["size"], config.get("pad_size")
     side = _side(size.get("longest_edge") if isinstance(size, Mapping) else None, "size.longest_edge")
-    padded = (side, side) if pad == processor.size else _sides(pad, "pad_size")
+    padded = (side, side) if pad in (None, defaults["size"]) else _sides(pad, "pad_size")
     pads = config.get("do_pad") is not False
     if not pads or padded != (side, side):
         raise _unsupported(
             f"longest_edge {side}, pad_size {padded[0]}x{padded[1]}, do_pad {pads}",
             "images scaled to their longest side and padded to a square of it",
         )
-    settings = _Settings({**config, "size": _pair(side), "pad_size": None}, processor)
+    settings = _Settings({**config, "size": _pair(side), "pad_size": None}, defaults)
     if not settings.resizes or settings.crop is not None:
         raise _unsupported(f"do_resize {settings.resizes}, do_center_crop {settings.crop is not None}", "do_resize")
     told = f"the processor gives {side}x{side} pixels; its sizes are scaled to the model's"
@@ -358,10 +363,10 @@ def _longest(
 
 
 def _squared(
-    config: Mapping[str, Any], processor: Processor, channels: int, image_size: tuple[int, int]
+    config: Mapping[str, Any], defaults: Mapping[str, Any], channels: int, image_size: tuple[int, int]
 ) -> tuple[PreprocessSpec, tuple[str, ...]]:
     """OWLv2's processor, with notes. Raises CheckpointError where it does not pad to a square and resize that."""
-    settings = _Settings(config, processor)
+    settings = _Settings(config, defaults)
     own = settings.resize
     square = isinstance(own, tuple) and own[0] == own[1] and image_size[0] == image_size[1]
     if not (settings.resizes and settings.pad and square) or settings.crop is not None:

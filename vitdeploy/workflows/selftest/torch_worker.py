@@ -7,8 +7,8 @@ import sys
 from typing import Any
 
 from vitdeploy.benchmark.worker import serve
+from vitdeploy.models.family import LoadedModel
 from vitdeploy.models.load import load_model
-from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.source import Source
 from vitdeploy.models.torch_runner import CompiledRunner
 from vitdeploy.runtime.runner import Runner
