@@ -20,6 +20,7 @@ from vitdeploy.errors import CheckpointError, UnknownModelError
 from vitdeploy.models.architectures.detr import DETR, MIN_SIDE, DETRConfig, DETRPanoptic, ResNetConfig
 from vitdeploy.models.family import Family, Hints, Recognised, Signature, refuse_channels
 from vitdeploy.models.keys import detr as keys
+from vitdeploy.models.keys.rules import count_below
 from vitdeploy.models.model_folder.image_processor import IMAGENET_MEAN, IMAGENET_STD
 from vitdeploy.models.names import NAMES
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, TensorSpec
@@ -176,8 +177,8 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
             backbone=_backbone(found, hints.config, notes),
             width=width,
             heads=_heads(found, width, hints, notes),
-            encoder_layers=_count(found, "encoder"),
-            decoder_layers=_count(found, "decoder"),
+            encoder_layers=count_below(found, "encoder."),
+            decoder_layers=count_below(found, "decoder."),
             hidden=_size(found, "encoder.0.mlp.fc1.weight", 0),
             queries=_size(found, "query_embed", 0),
             num_classes=_size(found, "class_embed.weight", 0) - 1,
@@ -212,7 +213,7 @@ def _backbone(state: Mapping[str, Tensor], config: Mapping[str, Any], notes: lis
             fix="export it where it was made, and bring the ONNX file",
         )
     first, second, third, fourth = (_size(state, f"backbone.layers.{stage}.0.conv3.weight", 0) for stage in range(4))
-    depths = [_count(state, f"backbone.layers.{stage}") for stage in range(4)]
+    depths = [count_below(state, f"backbone.layers.{stage}.") for stage in range(4)]
     own = config.get("backbone_config")
     stride = own.get("output_stride") if isinstance(own, Mapping) else None
     dilated = bool(config.get("dilation", stride == 16))
@@ -249,12 +250,6 @@ def _heads(state: Mapping[str, Tensor], width: int, hints: Hints, notes: list[st
     if said is None:
         notes.append(f"{_PUBLISHED_HEADS} heads, as the published models of width {width} have; --heads says otherwise")
     return int(said or _PUBLISHED_HEADS)
-
-
-def _count(state: Mapping[str, Tensor], stem: str) -> int:
-    """One more than the largest number that follows `stem` in a key; 0 without any."""
-    pattern = re.compile(rf"{re.escape(stem)}\.(\d+)\.")
-    return 1 + max((int(found[1]) for key in state if (found := pattern.match(key))), default=-1)
 
 
 def _size(state: Mapping[str, Tensor], key: str, axis: int) -> int:

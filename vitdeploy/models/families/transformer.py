@@ -21,6 +21,7 @@ from vitdeploy.errors import CheckpointError, UnknownModelError
 from vitdeploy.models.architectures.layers import sinusoidal
 from vitdeploy.models.architectures.transformer import Transformer, TransformerConfig
 from vitdeploy.models.family import Family, Hints, Recognised, Signature
+from vitdeploy.models.keys.rules import count_below, renamed, rules
 from vitdeploy.runtime.sequence import SEQUENCE_OUTPUTS
 from vitdeploy.spec import SequenceSpec
 
@@ -111,8 +112,8 @@ def _configure(weights: Mapping[str, Tensor], fields: dict[str, Any]) -> Transfo
             source_vocabulary=source.shape[0],
             target_vocabulary=target.shape[0],
             width=source.shape[1],
-            encoder_depth=_depth(weights, "encoder"),
-            decoder_depth=_depth(weights, "decoder"),
+            encoder_depth=count_below(weights, "encoder."),
+            decoder_depth=count_below(weights, "decoder."),
             hidden=hidden.shape[0],
             shared_embeddings=shared,
             generator_bias="generator.bias" in weights,
@@ -127,10 +128,6 @@ def _configure(weights: Mapping[str, Tensor], fields: dict[str, Any]) -> Transfo
         ) from None
     except (ValueError, IndexError) as error:
         raise CheckpointError("the state dict makes no Transformer", found=str(error)) from None
-
-
-def _depth(weights: Mapping[str, Tensor], stack: str) -> int:
-    return 1 + max(int(key.split(".")[1]) for key in weights if re.match(rf"{stack}\.\d+\.", key))
 
 
 def _untold(hints: Hints, told: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
@@ -167,19 +164,15 @@ def _from_torch(state: Mapping[str, Tensor], told: dict[str, Any], notes: list[s
     Adds to `told` what a stored position table implies, and to `notes` what was left out.
     """
     prefix = next(key for key in state if key.endswith(_TORCH)).removesuffix(_TORCH)
-    weights: dict[str, Tensor] = {}
-    unknown = []
+    inner: dict[str, Tensor] = {}
     for key, tensor in state.items():
-        name = key.removeprefix(prefix)
         if _is_positions(key):
             told["max_length"] = _sinusoidal_length(key, tensor)
             notes.append(f"{key}: the fixed sinusoidal positions, left out")
-        elif (stacked := _stacked(name, tensor)) is not None and key.startswith(prefix):
-            weights |= stacked
-        elif key in _AROUND:
-            weights[_AROUND[key]] = tensor
         else:
-            unknown.append(key)
+            inner[key.removeprefix(prefix)] = tensor
+    weights, _, refused = renamed(_RULES, inner)
+    unknown = [key if key in state else prefix + key for key in refused]
     if unknown:
         raise CheckpointError(
             "the state dict is a Transformer's, with tensors that have no place in it",
@@ -197,52 +190,27 @@ def _from_torch(state: Mapping[str, Tensor], told: dict[str, Any], notes: list[s
 
 
 # Tensors around the stacks.
-_AROUND = {
-    "src_tok_emb.embedding.weight": "source_embedding.weight",
-    "tgt_tok_emb.embedding.weight": "target_embedding.weight",
-    **{
-        name: name
-        for name in (
-            "embedding.weight",
-            "source_embedding.weight",
-            "target_embedding.weight",
-            "generator.weight",
-            "generator.bias",
-        )
-    },
-}
-_BLOCK = re.compile(r"(?P<stack>encoder|decoder)\.layers\.(?P<index>\d+)\.(?P<layer>.+)\.(?P<kind>[^.]+)")
-_LAYERS = {
-    "self_attn.out_proj": "self_attention.proj",
-    "multihead_attn.out_proj": "cross_attention.proj",
-    "linear1": "mlp.fc1",
-    "linear2": "mlp.fc2",
-    **{f"norm{i}": f"norm{i}" for i in (1, 2, 3)},
-}
-
-
-def _stacked(name: str, tensor: Tensor) -> dict[str, Tensor] | None:
-    """Our tensors for one of the encoder's or decoder's; None if it is neither's.
-
-    `in_proj` is query, key and value on top of each other; those of cross-attention are two linears here.
+_AROUND = (
+    *("src_tok_emb.embedding.weight", "tgt_tok_emb.embedding.weight", "embedding.weight", "source_embedding.weight"),
+    *("target_embedding.weight", "generator.weight", "generator.bias"),
+)
+# `in_proj` is query, key and value on top of each other; those of cross-attention are two linears here.
+_RULES = rules(
     """
-    final = re.fullmatch(r"(encoder|decoder)\.norm\.(weight|bias)", name)
-    if final is not None:
-        return {f"{final[1]}_norm.{final[2]}": tensor}
-    match = _BLOCK.fullmatch(name)
-    if match is None:
-        return None
-    block, layer, kind = f"{match['stack']}.{match['index']}", match["layer"], match["kind"]
-    if layer in _LAYERS:
-        return {f"{block}.{_LAYERS[layer]}.{kind}": tensor}
-    kind = kind.removeprefix("in_proj_")
-    if layer == "self_attn":
-        return {f"{block}.self_attention.qkv.{kind}": tensor}
-    if layer == "multihead_attn":
-        width = len(tensor) // 3
-        query, rest = tensor[:width].clone(), tensor[width:].clone()
-        return {f"{block}.cross_attention.query.{kind}": query, f"{block}.cross_attention.key_value.{kind}": rest}
-    return None
+    {src,tgt}_tok_emb.embedding.weight              {source,target}_embedding.weight
+    {$TABLES}.weight                                {$TABLES}.weight
+    generator.bias                                  generator.bias
+    {encoder,decoder}.norm.$W                       {encoder,decoder}_norm.$W
+    {encoder,decoder}.layers.*.self_attn.in_proj_$W     {encoder,decoder}.*.self_attention.qkv.$W
+    {encoder,decoder}.layers.*.self_attn.out_proj.$W    {encoder,decoder}.*.self_attention.proj.$W
+    decoder.layers.*.multihead_attn.in_proj_$W      decoder.*.cross_attention.<query,key_value,key_value>.$W
+    decoder.layers.*.multihead_attn.out_proj.$W     decoder.*.cross_attention.proj.$W
+    {encoder,decoder}.layers.*.linear{1,2}.$W       {encoder,decoder}.*.mlp.fc{1,2}.$W
+    {encoder,decoder}.layers.*.norm{1,2,3}.$W       {encoder,decoder}.*.norm{1,2,3}.$W
+    """,
+    W="{weight,bias}",
+    TABLES="embedding,source_embedding,target_embedding,generator",
+)
 
 
 def _is_positions(key: str) -> bool:

@@ -2,16 +2,17 @@
 
 A line of a table is a rule: a key, and what stands for it, or several names that get the same tensor, or `-` where it
 is left out. A key that ends in "." or "_" is the beginning of keys. In it `*` is one part, the same in the names, and
-`**` any; `{a,b}` is each of these, with that of the same place in the names; `(a|b)` is either. `<a,b,c>` in a name:
-these take equal shares of the rows of the tensor. The first rule that fits counts.
+`**` any; `{a,b}` is each of these, with that of the same place in the names; `(a|b)` is either. `<a,b,b>` in a name:
+these take equal shares of the rows of the tensor, of which b gets two. The first rule that fits counts.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 Rule: TypeAlias = "tuple[re.Pattern[str], tuple[str, ...]]"
@@ -61,10 +62,17 @@ def _named(key: str, tensor: Tensor, table: Sequence[Rule]) -> dict[str, Tensor]
             continue
         for part in parts:
             name = name.replace("*", part, 1)
-        shares = _SHARES.search(name)
-        words = shares[1].split(",") if shares else [""]
-        rows = tensor.chunk(len(words)) if shares else [tensor]
-        named |= {_SHARES.sub(word, name + end): share for word, share in zip(words, rows, strict=False)}
+        name, shares = name + end, _SHARES.search(name)
+        if shares is None:
+            named[name] = tensor
+            continue
+        if not tensor.ndim:
+            return None
+        words = shares[1].split(",")
+        rows = tensor.chunk(len(words))
+        for word in dict.fromkeys(words):
+            taken = [row for row, other in zip(rows, words, strict=False) if other == word]
+            named[_SHARES.sub(word, name)] = taken[0] if len(taken) == 1 else torch.cat(taken)
     return named
 
 
@@ -82,6 +90,7 @@ def renamed(table: Sequence[Rule], state: Mapping[str, Tensor]) -> tuple[dict[st
     return named, unused, unknown
 
 
-def count_below(state: Mapping[str, Tensor], stem: str) -> int:
-    """How many numbered parts there are below a stem."""
-    return len({key[len(stem) :].partition(".")[0] for key in state if key.startswith(stem)})
+def count_below(state: Iterable[str], stem: str) -> int:
+    """How many numbered parts there are below a stem: one more than the largest number."""
+    parts = (key[len(stem) :].partition(".")[0] for key in state if key.startswith(stem))
+    return 1 + max((int(part) for part in parts if part.isdecimal()), default=-1)

@@ -14,6 +14,7 @@ from vitdeploy.errors import CheckpointError, UnknownModelError
 from vitdeploy.models.architectures.vit import DeiTConfig, ViTConfig
 from vitdeploy.models.checkpoints.mismatch import listed
 from vitdeploy.models.family import Hints, Recognised
+from vitdeploy.models.keys.rules import count_below
 
 # --- Shared code of the key readers for ViTs: checking, merging and measuring a renamed state dict --------------------
 # Every reader turns its library's tensors into timm's names (`blocks.0.attn.qkv.weight`, `patch_embed.proj.weight`
@@ -77,8 +78,7 @@ def _first_axis(state: Mapping[str, Tensor], key: str, axis: int) -> int:
 
 
 def depth_of(state: Iterable[str]) -> int:
-    """One more than the largest block number; 0 without blocks."""
-    return 1 + max((int(found[1]) for key in state if (found := re.match(r"blocks\.(\d+)\.", key))), default=-1)
+    return count_below(state, "blocks.")
 
 
 def require(state: Mapping[str, Tensor], style: str, stem: Iterable[str] = ()) -> None:

@@ -53,7 +53,7 @@ _RULES = rules(
     pre_layrnorm.$W                                 norm_pre.$W
     (layernorm|post_layernorm).$W                   norm.$W
     head.probe                                      attn_pool.latent
-    head.attention.in_proj_$W                       attn_pool.in_proj.$W
+    head.attention.in_proj_$W                       attn_pool.<q,kv,kv>.$W
     head.attention.out_proj.$W                      attn_pool.proj.$W
     head.layernorm.$W                               attn_pool.norm.$W
     head.mlp.fc{1,2}.$W                             attn_pool.mlp.fc{1,2}.$W
@@ -131,7 +131,7 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
     notes = [*settings.notes, *left_out(unused, "no part of the image encoder")]
     tensors = _gated(tensors)
     require(tensors, style, stem=_required(kind))
-    tensors = _pooled(as_rows(merge_attention(tensors, notes)))
+    tensors = as_rows(merge_attention(tensors, notes))
     pooling, final_norm = _pooling(tensors, kind, "classifier.weight" in state, notes)
     width, _, patch, _ = tensors["patch_embed.proj.weight"].shape
     heads = heads_for(width, hints, settings.heads, notes)
@@ -183,17 +183,6 @@ def _gated(state: dict[str, Tensor]) -> dict[str, Tensor]:
         if up in state and state[up].shape == state[gate].shape:
             merged[gate.replace(".mlp.gate.", ".mlp.fc1.")] = torch.cat([merged.pop(gate), merged.pop(up)])
     return merged
-
-
-def _pooled(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The attention pooling's input projection as a query and a key-value linear."""
-    split = dict(state)
-    for kind in ("weight", "bias"):
-        rows = split.pop(f"attn_pool.in_proj.{kind}", None)
-        if rows is not None:
-            third = rows.shape[0] // 3
-            split[f"attn_pool.q.{kind}"], split[f"attn_pool.kv.{kind}"] = rows[:third], rows[third:]
-    return split
 
 
 def _with_registers(state: dict[str, Tensor]) -> dict[str, Tensor]:

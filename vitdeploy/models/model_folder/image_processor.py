@@ -315,7 +315,7 @@ class _Settings:
         values = {**defaults, **{key: value for key, value in config.items() if value is not None}}
         self.resizes, crops = bool(values["do_resize"]), bool(values["do_center_crop"])
         self.crop = _sides(values["crop_size"], "crop_size") if crops else None
-        self.resize = _size(values["size"], defaults["default_to_square"], crops) if self.resizes else None
+        self.resize: Any = _size(values["size"], defaults["default_to_square"], crops) if self.resizes else None
         if not self.resizes and crops:
             raise _unsupported("a crop of images that are not resized", "do_resize with do_center_crop")
         pads = (config.get("do_pad"), config.get("pad_and_return_pixel_mask"), defaults["do_pad"])
@@ -331,7 +331,8 @@ class _Settings:
         # Values of 1 / 255 are written with more or fewer digits.
         self.scale = 1.0 if math.isclose(factor * 255, 1, rel_tol=1e-6) else factor * 255
         normalises = values["do_normalize"]
-        self._mean, self._std = (values["image_mean"], values["image_std"]) if normalises else ((0.0,), (1.0,))
+        self._mean: Any = values["image_mean"] if normalises else 0.0
+        self._std: Any = values["image_std"] if normalises else 1.0
 
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and deviation of x / 255: with the factor f of the file, f x - m is f 255 (x / 255 - m / (255 f))."""
