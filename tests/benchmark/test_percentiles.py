@@ -42,7 +42,7 @@ def test_nearest_rank_takes_percents_as_they_are_written():
 
 def test_enough_queries_give_the_percentile_and_its_upper_bound():
     (p99,) = percentiles(np.random.default_rng(0).permutation(np.arange(1.0, 1001.0)), [99.0])
-    assert (p99.name, p99.value, p99.at_least, p99.queries, p99.needed) == ("p99", 990, False, 1000, 662)
+    assert (p99.percent, p99.value, p99.at_least, p99.queries, p99.needed) == (99, 990, False, 1000, 662)
     # At most 2 of 1,000 queries are above p99 in one run of a hundred: the estimate is the second largest.
     assert stats.binom.cdf(2, 1000, 0.01) <= 0.01 < stats.binom.cdf(3, 1000, 0.01)
     assert p99.upper == 999

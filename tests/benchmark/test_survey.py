@@ -52,7 +52,7 @@ def test_a_rate_is_of_kernels_of_its_precision(small, target, precision):
     pytest.importorskip(CPU_TARGETS[target].package)
     rate = best_rate(target, precision, 1, 0.0)
     assert (rate.target, rate.precision) == (target, precision)
-    assert rate.shape in gemm.SHAPES
+    assert (rate.rows, rate.width) in gemm.SHAPES
     assert rate.kernel.endswith({"fp32": "f32", "int8": "i8"}[precision] if target == "openvino-cpu" else "MatMul")
     assert ("QLinear" in rate.kernel) == (target == "onnxruntime-cpu" and precision == "int8")
 
@@ -63,13 +63,13 @@ def test_a_rate_counts_two_operations_for_each_product_of_three_layers(small, mo
     pytest.importorskip(CPU_TARGETS[target].package)
     monkeypatch.setattr(gemm, "time", Clock(2e-3))
     rate = best_rate(target, "fp32", 1, 0.0)
-    assert rate.shape == (32, 64)
+    assert (rate.rows, rate.width) == (32, 64)
     x, weights = np.ones((32, 64)), [np.ones((64, 64))] * 3
     products = 0
     for weight in weights:
         products += x.shape[0] * weight.size
         x = x @ weight
-    assert rate.flops == pytest.approx(2 * products / 2e-3)
+    assert rate.flops_per_second == pytest.approx(2 * products / 2e-3)
 
 
 def test_a_rate_that_would_be_another_precisions_is_none(small):

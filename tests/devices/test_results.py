@@ -203,7 +203,16 @@ def test_a_device_may_measure_again_as_often_as_it_was_allowed_to():
 def context():
     layer = {"name": "fc\x1b[31m1", "kind": "FullyConnected", "precision": "int8", "milliseconds": 1.0, "product": True}
     return {
-        "rates": [{"target": "openvino-cpu", "precision": "int8", "flops": 5e11, "shape": [192, 768], "kernel": "k"}],
+        "rates": [
+            {
+                "target": "openvino-cpu",
+                "precision": "int8",
+                "flops_per_second": 5e11,
+                "rows": 192,
+                "width": 768,
+                "kernel": "k",
+            }
+        ],
         "memory": {"bytes_per_second": 2e10, "array_bytes": 1 << 27, "cache_bytes": None, "threads": 2},
         "profiles": [{"artifact": "small", "batch": 1, "runs": 30, "layers": [layer], "latency_ms": 2.0}],
         "left_out": [{"what": "rate", "name": "openvino-cpu bf16", "why": "\x07"}],
@@ -212,7 +221,7 @@ def context():
 
 def test_a_context_goes_over_the_wire_without_its_escapes():
     found = check_run("board", {**bench_run(), "context": context()}, PROTOCOL, ["small"]).context
-    assert (found.rates[0].flops, found.rates[0].shape, found.memory.threads) == (5e11, (192, 768), 2)
+    assert (found.rates[0].flops_per_second, found.rates[0].rows, found.memory.threads) == (5e11, 192, 2)
     assert found.profiles[0].layers[0].name == "fc\\x1b[31m1"
     assert found.left_out[0].why == "\\x07"
 
@@ -220,11 +229,11 @@ def test_a_context_goes_over_the_wire_without_its_escapes():
 @pytest.mark.parametrize(
     ("part", "key", "value"),
     [
-        ("rates", "flops", 0.0),
-        ("rates", "flops", 1e300),
-        ("rates", "flops", float("inf")),
-        ("rates", "shape", [0, 768]),
-        ("rates", "shape", [1 << 60, 768]),
+        ("rates", "flops_per_second", 0.0),
+        ("rates", "flops_per_second", 1e300),
+        ("rates", "flops_per_second", float("inf")),
+        ("rates", "rows", 0),
+        ("rates", "rows", 1 << 60),
         ("memory", "bytes_per_second", -1.0),
         ("memory", "threads", 0),
         ("memory", "cache_bytes", -5),

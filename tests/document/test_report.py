@@ -10,7 +10,7 @@ from tests.documents import as_report
 from tests.report.pages import run_report
 from tests.report.test_html import REPORT
 from tests.report_schema import FILE, schema_text
-from vitdeploy.document.read import MAX_BYTES, read_report
+from vitdeploy.document.report import MAX_BYTES, read_report
 from vitdeploy.errors import InputError, MissingFileError
 from vitdeploy.spec import DecodeError, encode
 

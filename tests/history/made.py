@@ -10,8 +10,7 @@ import numpy as np
 from tests.documents import as_report, bench_of, row
 from tests.report.test_html import REPORT
 from vitdeploy.benchmark.summary import Latency, LatencyIntervals
-from vitdeploy.document.bench import BenchDocument
-from vitdeploy.document.context import Omission
+from vitdeploy.document.bench import BenchDocument, Omission
 from vitdeploy.errors import AnswersError
 from vitdeploy.history.of_documents import (
     MeasuredArtifact,

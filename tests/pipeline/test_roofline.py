@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from tests import documents
 from vitdeploy.api.values import context_lines
-from vitdeploy.benchmark.context import Context, Layer, LeftOut, Memory, Profile, Rate
+from vitdeploy.benchmark.context import Context, Layer, LeftOut, Memory, Profile, RateFacts
 from vitdeploy.graph.analysis.work import Work
 from vitdeploy.pipeline.measure import context_facts
 from vitdeploy.spec import encode
 
 GIGA = 10**9
 RATES = tuple(
-    Rate("openvino-cpu", precision, flops * GIGA, (192, 768), "brgemm")
+    RateFacts("openvino-cpu", precision, flops * GIGA, 192, 768, "brgemm")
     for precision, flops in (("int8", 500), ("fp32", 100))
 )
 MEMORY = Memory(20.0 * GIGA, 128 << 20, 32 << 20, 2)

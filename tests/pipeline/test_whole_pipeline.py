@@ -20,7 +20,7 @@ from tests.report_schema import FILE
 from vitdeploy.benchmark import evidence as quiet
 from vitdeploy.benchmark import summary as decided
 from vitdeploy.bundle.read import read_bundle, verify_files
-from vitdeploy.document.read import read_report
+from vitdeploy.document.report import read_report
 from vitdeploy.runtime import Monitor, load
 from vitdeploy.spec import encode
 

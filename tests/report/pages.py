@@ -15,8 +15,8 @@ from tests.report.test_half import HALF
 from tests.report.test_html import LATENCY, REPORT, VERIFY, hostile
 from tests.report.test_quantization import MIXED, PLACED, SENSITIVITY
 from tests.report.test_tuning import DOCUMENT as TUNED
+from vitdeploy.document.commands import SelftestDocument
 from vitdeploy.document.comparison import ComparisonDocument
-from vitdeploy.document.selftest import SelftestDocument
 from vitdeploy.document.sweep import SweepDocument, TuneDocument
 from vitdeploy.report.html import (
     render_history,

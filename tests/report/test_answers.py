@@ -10,19 +10,17 @@ from tests.documents import as_report, page_of
 from tests.report.answered import answered, example
 from tests.report.bench_runs import bench
 from tests.report.test_html import ALLOWED, HOSTILE, REPORT, Page
+from vitdeploy.document.commands import SelftestDocument, SelftestModel
 from vitdeploy.document.comparison import TimeRatio
-from vitdeploy.document.selftest import SelftestModel
 from vitdeploy.document.sweep import SweepDocument
 from vitdeploy.report import accuracy as classes
 from vitdeploy.report import context as reliability
-from vitdeploy.report import context as selftest
-from vitdeploy.report import lookup, regression, summary, table
 from vitdeploy.report import page as notes
-from vitdeploy.report import summary as changed
+from vitdeploy.report import summary, table
 from vitdeploy.report.examples import examples
-from vitdeploy.report.html import render_sweep
+from vitdeploy.report.html import render_selftest, render_sweep
 from vitdeploy.report.page import notices
-from vitdeploy.report.sweep import sweep_plots, swept
+from vitdeploy.report.sweep import sweep_plots
 from vitdeploy.spec import decode
 from vitdeploy.verification.classes import Drops, LostClasses, Reliability
 
@@ -76,12 +74,13 @@ def test_a_class_is_said_to_lose_where_its_interval_carries_it(page):
 
 
 def test_few_classes_are_a_heat_map_and_many_a_list():
-    few, many = (classes.class_views(as_report(report_of(count)))[0] for count in (4, 30))
-    assert many.matrix is None and len(many.pairs) == len(many.rows) == 20
-    cells = {(i, j): cell for i, (_, row) in enumerate(few.matrix.rows) for j, cell in enumerate(row)}
-    assert cells[3, 0].shade == 5 and cells[3, 3].count == "" and cells[3, 3].change.startswith("−")
-    assert classes.left(as_report(report_of(30)))[1] == 10
-    assert few.matrix.phone and not classes.class_views(as_report(report_of(20)))[0].matrix.phone
+    few, twenty, many = (page_of(report_of(count), {}).partition("</head>")[2] for count in (4, 20, 30))
+    assert "Answers by label" not in many and "Answers by label" in few
+    assert many.count('<th scope="row" class="breaks">') == 40 and "; 10 classes more are not listed" in Page(many).text
+    *_, last = re.findall(r'<tr><th scope="row">class .*?</tr>', few.partition("Answers by label")[2])
+    cells = re.findall(r'<td class="shade-(\d)">(\d*)(?:<small>([^<]*)</small>)?</td>', last)
+    assert cells[0][0] == "5" and cells[3][1] == "" and cells[3][2].startswith("−")
+    assert "roomy" not in few and "roomy" in twenty
 
 
 def test_a_calibration_error_that_chance_makes_is_called_that():
@@ -94,13 +93,16 @@ def test_a_calibration_error_that_chance_makes_is_called_that():
 
 def test_without_answers_and_labels_there_are_no_such_sections():
     bare = as_report(report_of(answers=None, examples=[]))
-    assert classes.class_views(bare) == changed.changed_rows(bare) == [] and reliability.reliability_plot(bare) is None
+    assert classes.class_engines(bare) == [] and reliability.reliability_plot(bare) is None
+    text = Page(page_of(report_of(answers=None, examples=[]), {}).partition("</head>")[2]).text
+    assert "whose answer changed" not in text and "Class by class" not in text
     unlabelled = report_of()
     unlabelled["answers"] |= {"confusion": None, "classes": None, "reliability": None}
     unlabelled["answers"]["changed"][NAME] |= {"lost": None, "gained": None}
-    unlabelled = as_report(unlabelled)
-    assert changed.changed_rows(unlabelled)[0].lost == "" and classes.class_views(unlabelled) == []
-    assert "Changed answers" in [line.name for line in summary.summary(unlabelled)]
+    found = as_report(unlabelled)
+    assert ("Changed answers", "30 of 64", "changed") in summary.summary(found) and classes.class_engines(found) == []
+    html = page_of(unlabelled, {})
+    assert "whose answer changed" in html and 'scope="col">Right became wrong' not in html
 
 
 def test_names_of_classes_and_files_stay_text():
@@ -136,18 +138,19 @@ def test_what_is_not_decided_is_no_ratio_and_has_no_star():
         ratio |= {"decided": False, "reason": "other work was running"}
     report = {**REPORT, "bench": measured}
     found = as_report(report)
-    assert lookup.starred(as_report(REPORT)) == NAME and lookup.starred(found) is None
-    assert not any(row.recommended for row in table.main_rows(found))
+    assert as_report(REPORT).starred == NAME and found.starred is None
     assert "not decided" in [cell.value for cell in table.headline(found)]
     text = Page(page_of({**report, "warnings": ["is the class order right?"]}, {})).text
     assert text.index("is the class order right?") < text.index(f"{NAME}: other work was running")
     assert text.index("other work was running") < text.index(REPORT["verdict"]["sentence"])
     assert "★" not in text and "2.00×" not in text and "0.450 to 0.550" not in text
     ratio = TimeRatio("latency", 0.5, (0.45, 0.55), difference="faster")
-    assert regression.ratio_cell(ratio).value == "0.500"
-    assert regression.ratio_cell(dataclasses.replace(ratio, decided=False, reason="busy")).value == "not decided"
-    model = SelftestModel("model", True, (), found.bench)
-    assert [row.ratio.value for row in selftest.engine_rows(model)] == ["–", "not decided"]
+    assert table.time_ratio(ratio).value == "0.500"
+    assert table.time_ratio(dataclasses.replace(ratio, decided=False, reason="busy")).value == "not decided"
+    models = (SelftestModel("model", True, (), found.bench),)
+    tested = render_selftest(SelftestDocument(1, "cpu", "", True, True, "", (), (), models, MACHINE))
+    ratios = re.findall(r'data-label="Latency ÷ reference’s">([^<]*)<', tested)
+    assert ratios == ["–", "not decided"]
 
 
 @pytest.mark.parametrize("grade", ["recommended", "leading", "no ranking"])
@@ -202,7 +205,8 @@ def test_a_sweep_is_one_plane_of_all_recipes_and_one_for_each_metric():
     rows = [{"name": name, "recipe": "a.yaml", "report": found, "error": error} for name, found, error in recipes]
     found = {"format": 1, "created": REPORT["created"], "recipes": rows, "environment": MACHINE}
     document = decode(SweepDocument, found)
-    assert [[number for number, _ in each.rows] for each in swept(document)] == [[1, 2, 3], [], [4, 5, 6]]
+    numbers = re.findall(r'data-label="No.">(\d+)<.*?</span>(\w+)</span>', render_sweep(document), re.DOTALL)
+    assert numbers == [(str(number), "one" if number < 4 else "two") for number in range(1, 7)]
     plots = sweep_plots(document)
     assert [plot.title for plot in plots] == [
         "Agreement with its original and latency",

@@ -7,10 +7,8 @@ from tests.documents import page_of
 from tests.pipeline.test_roofline import LAYERS, MEMORY, RATES, row, work
 from tests.report.test_html import ALLOWED, HOSTILE, REPORT, Page
 from vitdeploy.benchmark.context import Context, LeftOut, Profile
-from vitdeploy.document.bench import Bench
 from vitdeploy.pipeline.measure import context_facts
-from vitdeploy.report.context import context_view
-from vitdeploy.spec import decode, encode
+from vitdeploy.spec import encode
 
 NAME = "openvino-cpu-int8"
 
@@ -23,9 +21,10 @@ def bench(layers=LAYERS, latency=10.0):
     return {**copy.deepcopy(REPORT["bench"]), "context": encode(found)}
 
 
-def found_in(found):
-    views = context_view(found and decode(Bench, found))
-    return views[0] if views else None
+def section_of(found):
+    """The section of a page, None without one."""
+    page = page_of({**REPORT, "bench": found}, {})
+    return page.partition('<h2 id="context">')[2].partition("</section>")[0] or None
 
 
 def test_a_page_shows_where_the_time_goes():
@@ -40,30 +39,27 @@ def test_a_page_shows_where_the_time_goes():
 
 
 def test_an_artifact_without_layers_has_no_bar():
-    found = found_in(bench(layers=()))
-    assert found.plot is None
-    assert [each.artifact for each in found.artifacts] == [NAME]
-    assert found.artifacts[0].line.startswith("compute: 60 %")
+    found = section_of(bench(layers=()))
+    assert "<svg" not in found
+    assert found.count("<h3>") == 1 and f"<h3>{NAME}</h3>\n  <p>compute: 60 %" in found
 
 
 def test_a_bar_shows_what_reaches_beyond_the_latency():
-    found = found_in(bench(latency=5.0))
-    assert "outside of the layers" not in found.plot.wide
-    assert found.artifacts[0].facts.startswith(
-        "layers 8.00 ms of a latency of 5.00 ms; 2.20 GFLOP and at least 6.15 MB"
-    )
+    found = section_of(bench(latency=5.0))
+    assert "outside of the layers" not in found.partition("</figure>")[0]
+    assert "layers 8.00 ms of a latency of 5.00 ms; 2.20 GFLOP and at least 6.15 MB" in found
 
 
 def test_layers_beyond_the_slowest_are_counted():
     many = [dataclasses.replace(layer, name=f"{layer.name}{i}") for i in range(4) for layer in LAYERS]
-    found = found_in(bench(layers=(*many, *many[:3])))
-    assert (len(found.artifacts[0].rows), found.artifacts[0].left) == (10, 6)
+    slowest = section_of(bench(layers=(*many, *many[:3]))).partition("<details")[0]
+    assert slowest.count('class="layer"') == 10 and "And 6 layers more." in slowest
 
 
 def test_without_context_there_is_no_such_part():
-    assert found_in(None) is None
-    assert found_in(REPORT["bench"]) is None
-    assert found_in({**REPORT["bench"], "context": None}) is None
+    assert section_of(None) is None
+    assert section_of(REPORT["bench"]) is None
+    assert section_of({**REPORT["bench"], "context": None}) is None
 
 
 def test_hostile_names_of_layers_stay_text():

@@ -7,7 +7,7 @@ import pytest
 from tests.documents import page_of
 from tests.report.test_html import HOSTILE, REPORT, Page
 from vitdeploy.report.html import render_sensitivity
-from vitdeploy.report.quantization import headline
+from vitdeploy.report.quantization import sensitivity_headline
 from vitdeploy.search.mixed import Sensitivity
 from vitdeploy.spec import decode
 
@@ -115,7 +115,7 @@ def test_the_page_of_costs_alone_names_the_guilty_layer():
 def first_costs(low, high, **rest):
     layers = copy.deepcopy(SENSITIVITY["layers"])
     layers[0]["cost"]["ci95"] = [low, high]
-    return headline(decode(Sensitivity, {**SENSITIVITY, "layers": layers[:2], **rest}))
+    return sensitivity_headline(decode(Sensitivity, {**SENSITIVITY, "layers": layers[:2], **rest}))
 
 
 def test_the_headline_of_costs_says_only_what_its_intervals_carry():

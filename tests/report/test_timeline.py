@@ -9,9 +9,8 @@ from tests.documents import bench_of
 from tests.report.bench_runs import bench
 from tests.report.test_html import HOSTILE
 from vitdeploy.document.bench import Bench
-from vitdeploy.report.latency import moves, timeline_plots
-from vitdeploy.report.lookup import measured_alone
-from vitdeploy.report.plots import bench_plots
+from vitdeploy.report.latency import bench_plots, moves, timeline_plots
+from vitdeploy.report.page import measured_alone
 from vitdeploy.spec import decode
 
 NAMES = [f"engine-{letter}" for letter in "abcd"]

@@ -1,12 +1,12 @@
 """The page of a search."""
 
 import copy
+import re
 
 from tests.report.test_html import HOSTILE, REPORT, Page
 from vitdeploy.document.sweep import TuneDocument
-from vitdeploy.report import tuning
 from vitdeploy.report.html import render_tuning
-from vitdeploy.report.lookup import colours
+from vitdeploy.report.page import colours
 from vitdeploy.spec import decode
 
 NAMES = [engine["artifact"] for engine in REPORT["engines"]]
@@ -81,30 +81,31 @@ def page(**changes):
     return Page(render_tuning(tuned({**DOCUMENT, **changes}), "# Chosen\nvitdeploy: 1\n"))
 
 
-def variant_rows(document):
-    return tuning.variant_rows(tuned(document))
+def rows_of(section, document=DOCUMENT):
+    """The cells of each row of a section, as texts."""
+    html = render_tuning(tuned(document), "").partition(f'<h2 id="{section}">')[2].partition("</section>")[0]
+    rows = re.findall(r"<tr.*?</tr>", html.partition("<tbody>")[2], re.DOTALL)
+    return [[Page(cell).text.strip() for cell in re.findall(r"<t[dh].*?</t[dh]>", row, re.DOTALL)] for row in rows]
 
 
 def test_every_variant_is_a_row_the_nearest_first_with_what_became_of_it():
-    rows = variant_rows(DOCUMENT)
-    assert [row.name for row in rows] == ["openvino-cpu-fp32", NAMES[0], "onnxruntime-cpu-mixed"]
-    assert [row.state for row in rows] == [
+    rows = rows_of("variants")
+    assert [row[1] for row in rows] == ["openvino-cpu-fp32", NAMES[0], "onnxruntime-cpu-mixed"]
+    assert [row[-1] for row in rows] == [
         "finalist, not considered",
-        "finalist, confirmed",
+        "★ finalist, confirmed",
         "another was measured nearer and faster",
     ]
-    assert [row.chosen for row in rows] == [False, True, False]
-    assert rows[1].distance.note == "0.0 to 0.020"
-    assert rows[0].expected == "–"
+    assert rows[1][2] == "0.0100.0 to 0.020"
+    assert rows[0][3] == "–"
     stopped = {**DOCUMENT, "verdict": {**DOCUMENT["verdict"], "stopped": "openvino-cpu-fp32"}}
-    assert variant_rows(stopped)[0].state == "finalist, not confirmed"
+    assert rows_of("variants", stopped)[0][-1] == "finalist, not confirmed"
 
 
 def test_nothing_has_a_star_where_its_gate_is_not_decided():
     document = copy.deepcopy(DOCUMENT)
     document["engines"][0]["gate"]["status"] = document["verdict"]["gate"] = "undecided"
-    assert not any(row.chosen for row in variant_rows(document))
-    assert variant_rows(document)[1].state == "finalist, confirmed; the best found"
+    assert rows_of("variants", document)[1][-1] == "finalist, confirmed; the best found"
     found = Page(render_tuning(tuned(document), ""))
     assert "★" not in found.text.partition("</style>")[2] + found.text[found.text.index("All variants") :]
     assert f"{NAMES[0]} in numbers, which is not recommended" in found.text
@@ -128,26 +129,24 @@ def test_what_a_remark_or_another_line_has_said_is_not_said_again():
 
 
 def test_what_pruning_would_cost():
-    first, second = tuning.pruning_view(tuned(DOCUMENT))[0].rows
-    assert (first.share, first.distance, first.expected) == ("15 %", "0.0011", "99.50")
-    assert first.kept.startswith("blocks.0.attn.proj 2, blocks.0.mlp.fc2 2, ")
-    assert (second.kept, second.expected) == ("blocks.0.mlp.fc2 384", "–")
+    first, second = rows_of("pruning")
+    assert (first[0], *first[2:]) == ("15 %", "0.0011", "99.50")
+    assert first[1].startswith("blocks.0.attn.proj 2, blocks.0.mlp.fc2 2, ")
+    assert (second[1], second[3]) == ("blocks.0.mlp.fc2 384", "–")
     assert "Products gone" in page().text
     assert "Products gone" not in page(pruning=None).text
 
 
 def test_numbers_of_rows_with_their_ratios():
-    [one, aligned] = tuning.aligned_rows(tuned(DOCUMENT))["openvino-cpu"]
-    assert (one.rows, one.latency) == (197, "5.10")
-    assert (aligned.rows, aligned.ratio.value, aligned.ratio.note) == (200, "0.900", "0.880 to 0.920")
+    one, aligned = rows_of("rows")
+    assert one[:2] == ["197", "5.10"]
+    assert (aligned[0], aligned[2]) == ("200", "0.9000.880 to 0.920")
     assert "Number of rows" in page().text and "openvino-cpu: 197 tokens" in page().text
     assert "Number of rows" not in page(rows={}).text
 
 
 def test_schedules_of_merging_the_fastest_first():
-    rows = tuning.schedule_rows(tuned(DOCUMENT))
-    assert list(rows) == ["openvino-cpu"]
-    assert [row.merges for row in rows["openvino-cpu"]] == [
+    assert [row[0] for row in rows_of("merging")] == [
         "192 from block 1 on, 128 from block 6 on",
         "192 from block 1 on",
     ]

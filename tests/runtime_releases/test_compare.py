@@ -15,7 +15,7 @@ from vitdeploy.benchmark import run as benchmark
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.devices.shipment import agent_package
 from vitdeploy.document.bench import Ratio
-from vitdeploy.document.versions import AnswersFacts, ReleaseFacts
+from vitdeploy.document.commands import AnswersFacts, ReleaseFacts
 from vitdeploy.errors import HubError, InputError
 from vitdeploy.progress import silent
 from vitdeploy.runtime_releases import compare

@@ -8,7 +8,7 @@ from PIL import Image
 
 from tests.pipeline import planted
 from tests.report.test_attention import patch, tile
-from vitdeploy.document.explanation import Explanation
+from vitdeploy.document.commands import Explanation
 from vitdeploy.errors import GraphError, InputError, OutputError
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.passes.optimize import optimize

@@ -12,8 +12,8 @@ from tests.sabotage import sabotage_int8
 from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark import process
 from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.document.errors import ErrorFacts
-from vitdeploy.document.selftest import SelftestDocument, StepFacts
+from vitdeploy.document.bench import ErrorFacts
+from vitdeploy.document.commands import SelftestDocument, StepFacts
 from vitdeploy.errors import CapabilityError
 from vitdeploy.models.load import load_model
 from vitdeploy.models.source import Source

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from vitdeploy.bundle.pack import Packed
     from vitdeploy.compilation.build_options import BuildOptions
-    from vitdeploy.document.selftest import SelftestDocument
+    from vitdeploy.document.commands import SelftestDocument
     from vitdeploy.models.source import Source
     from vitdeploy.runtime.predictor import Predictor
     from vitdeploy.spec import EngineSpec, Manifest

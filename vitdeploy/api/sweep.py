@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from vitdeploy.api.values import Column, Line, Reporter, Shown, Table, reporting, unnamed_folder
 
 if TYPE_CHECKING:
-    from vitdeploy.document.errors import ErrorFacts
+    from vitdeploy.document.bench import ErrorFacts
     from vitdeploy.document.report import Report
     from vitdeploy.document.sweep import Estimate, PlannedStage, SweepDocument, SweepPlanDocument
     from vitdeploy.workflows.sweeps.entries import Entry

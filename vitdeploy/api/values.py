@@ -24,8 +24,7 @@ from vitdeploy.publish import check_replaceable, replacing
 if TYPE_CHECKING:
     from IPython.display import DisplayHandle
 
-    from vitdeploy.document.bench import Bench
-    from vitdeploy.document.context import ArtifactContext, ContextFacts, LayerGroup
+    from vitdeploy.document.bench import ArtifactContext, Bench, ContextFacts, LayerGroup
     from vitdeploy.verification.comparison import Control
 
 
@@ -468,7 +467,7 @@ def latency_plots(bench: Bench | None) -> list[str]:
     if bench is None:
         return []
     from vitdeploy.report.latency import latency_plot
-    from vitdeploy.report.lookup import measured_alone
+    from vitdeploy.report.page import measured_alone
 
     plot = latency_plot(measured_alone(bench))
     return [] if plot is None else [coloured(plot.wide)]

@@ -18,15 +18,15 @@ LONGEST_NAME, MOST_FUSED = 200, 32
 
 
 @dataclass(frozen=True)
-class Rate:
-    """The best rate of matrix products in one runtime at one precision: floating-point (or integer) operations a
-    second; a MAC counts as two. `shape`: the rows and the width that reached it. `kernel`: the runtime's name for the
-    kernel."""
+class RateFacts:
+    """The best rate of matrix products: operations a second, a multiplication and an addition each, by products of
+    `rows` x `width` x `width`; `kernel` is the runtime's own name of what computed it."""
 
     target: str
     precision: str
-    flops: float
-    shape: tuple[int, int]
+    flops_per_second: float
+    rows: int
+    width: int
     kernel: str
 
 
@@ -87,7 +87,7 @@ class LeftOut:
 class Context:
     """All that was measured after a benchmark run, on the same machine with the same number of threads."""
 
-    rates: tuple[Rate, ...]
+    rates: tuple[RateFacts, ...]
     memory: Memory | None
     profiles: tuple[Profile, ...]
     left_out: tuple[LeftOut, ...]

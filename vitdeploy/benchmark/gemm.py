@@ -12,7 +12,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from vitdeploy.benchmark.context import BENCH, LONGEST_NAME, MOST_FUSED, Layer, Profile, ProfileRequest, Query, Rate
+from vitdeploy.benchmark.context import (
+    BENCH,
+    LONGEST_NAME,
+    MOST_FUSED,
+    Layer,
+    Profile,
+    ProfileRequest,
+    Query,
+    RateFacts,
+)
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.runtime.preprocess import Pixels, decode, load_image, to_input
@@ -33,7 +42,7 @@ SHAPES = ((192, 768), (384, 768), (512, 1024))
 LEAST_RUNS = 3
 
 
-def best_rate(target: str, precision: str, threads: int, seconds: float) -> Rate:
+def best_rate(target: str, precision: str, threads: int, seconds: float) -> RateFacts:
     """The rate of the fastest of `SHAPES`, by its median query, within about `seconds` and the time to load.
 
     Raises:
@@ -48,9 +57,9 @@ def best_rate(target: str, precision: str, threads: int, seconds: float) -> Rate
         # One after the other: the threads of an idle session spin, and take cores from the next one.
         query, kernel = backend.products(rows, width, precision, threads)
         flops = 2 * LAYERS * rows * width * width / _median_seconds(query, seconds / len(SHAPES))
-        found.append(Rate(target, precision, flops, (rows, width), kernel))
+        found.append(RateFacts(target, precision, flops, rows, width, kernel))
         del query
-    return max(found, key=lambda rate: rate.flops)
+    return max(found, key=lambda rate: rate.flops_per_second)
 
 
 def _median_seconds(query: Query, seconds: float) -> float:

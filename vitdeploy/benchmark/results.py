@@ -144,11 +144,6 @@ class Percentile:
     queries: int
     needed: int
 
-    @property
-    def name(self) -> str:
-        """Such as "p99.9"."""
-        return f"p{self.percent:g}"
-
 
 def percentiles(values: Values, percents: Sequence[float] = DEFAULT) -> list[Percentile]:
     """Each requested percentile, in the order given, of any number of latencies, including none."""

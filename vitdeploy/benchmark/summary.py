@@ -38,6 +38,7 @@ from vitdeploy.benchmark.results import (
     DEFAULT,
     BenchRun,
     Entry,
+    Percentile,
     Round,
     Throttled,
     Values,
@@ -84,15 +85,9 @@ class BatchSizes:
 
 
 @dataclass(frozen=True)
-class Claim:
+class Claim(Percentile):
     """One percentile as it may be claimed (see `percentiles.Percentile`), with its 95 % interval."""
 
-    percent: float
-    value: float | None
-    at_least: bool
-    upper: float | None
-    queries: int
-    needed: int
     name: str
     ci95: Interval = UNKNOWN
 
@@ -277,7 +272,7 @@ def _scenario(bench_run: BenchRun, entry: Entry, name: str, percents: Sequence[f
         queries=int(latencies.size),
         seconds=seconds,
         percentiles=tuple(
-            Claim(**vars(each), name=each.name, ci95=percentile_interval(counted, each.percent))
+            Claim(**vars(each), name=f"p{each.percent:g}", ci95=percentile_interval(counted, each.percent))
             for each in percentiles(latencies, percents)
         ),
         mean_ms=float(latencies.mean()),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.benchmark.context import Context, LeftOut, Memory, Profile, Rate
+from vitdeploy.benchmark.context import Context, LeftOut, Memory, Profile, RateFacts
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.results import BenchRun
 from vitdeploy.benchmark.run import BenchCandidate, Progress, started
@@ -29,7 +29,7 @@ MOST_SECONDS, SHARE = 2.0, 0.1
 # A shorter bench needs no survey.
 LEAST_DURATION = 1.0
 
-KINDS = {"memory": Memory, "rate": Rate, "profile": Profile}
+KINDS = {"memory": Memory, "rate": RateFacts, "profile": Profile}
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def surveyed(bench_run: BenchRun, candidates: Sequence[BenchCandidate], progress
     elsewhere = [each.target for each in candidates if "engine" in each.request and not _on_cpu(each)]
     found += [LeftOut("rate", target, "not measured on a GPU") for target in dict.fromkeys(elsewhere)]
     context = Context(
-        tuple(each for each in found if isinstance(each, Rate)),
+        tuple(each for each in found if isinstance(each, RateFacts)),
         next((each for each in found if isinstance(each, Memory)), None),
         tuple(each for each in found if isinstance(each, Profile)),
         tuple(each for each in found if isinstance(each, LeftOut)),

@@ -2,7 +2,7 @@
 
 As `worker`, it answers one JSON command per line:
 
-    {"do": "rate", "target": ..., "precision": ..., "threads": 0, "seconds": 2}   a `context.Rate`
+    {"do": "rate", "target": ..., "precision": ..., "threads": 0, "seconds": 2}   a `context.RateFacts`
     {"do": "memory", "threads": 2, "seconds": 1}                                  a `context.Memory`
     {"do": "profile", "request": {...}, "name", "batch", "threads", "seconds"}    a `context.Profile`
     {"do": "close"}                                                               {"closed": true}
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.benchmark.context import Memory, Profile, Rate
+from vitdeploy.benchmark.context import Memory, Profile, RateFacts
 from vitdeploy.benchmark.worker import answer_lines
 from vitdeploy.spec import EngineSpec, decode, encode
 
@@ -27,7 +27,7 @@ def measure(command: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _measure(command: dict[str, Any]) -> Rate | Memory | Profile:
+def _measure(command: dict[str, Any]) -> RateFacts | Memory | Profile:
     threads, seconds = command["threads"], command["seconds"]
     if command["do"] == "memory":
         from vitdeploy.benchmark.memory import copy_rate

@@ -22,8 +22,7 @@ from vitdeploy.devices.registry import Device
 from vitdeploy.devices.results import check_named, check_run, product_files, reported
 from vitdeploy.devices.runner import RemoteRunner
 from vitdeploy.devices.shipment import Shipment, entries, make_job
-from vitdeploy.document.bench import DeviceBench
-from vitdeploy.document.errors import ErrorFacts
+from vitdeploy.document.bench import DeviceBench, ErrorFacts
 from vitdeploy.document.report import Verification
 from vitdeploy.errors import CapabilityError, KnownBadError, VitdeployError
 from vitdeploy.graph.io.files import graph_spec, load_graph

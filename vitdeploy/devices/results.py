@@ -315,8 +315,8 @@ def _check_context(device: str, context: Context, protocol: Protocol, names: lis
         raise refuse(device, "layers at another batch, or of no run")
     if max((len(each) for each in (context.left_out, *(p.layers for p in context.profiles))), default=0) > MOST:
         raise refuse(device, "more layers than a model has")
-    rates = [rate.flops for rate in context.rates] + ([] if memory is None else [memory.bytes_per_second])
-    sizes = [size for rate in context.rates for size in rate.shape]
+    rates = [rate.flops_per_second for rate in context.rates] + ([] if memory is None else [memory.bytes_per_second])
+    sizes = [size for rate in context.rates for size in (rate.rows, rate.width)]
     sizes += [] if memory is None else [memory.array_bytes, memory.threads, memory.cache_bytes or 1]
     if any(not 0 < rate < FASTEST for rate in rates) or any(not 1 <= size < 1 << 50 for size in sizes):
         raise refuse(device, "impossible rates", rates)

@@ -87,6 +87,10 @@ class DigestPair:
     baseline: str | None
     candidate: str | None
 
+    @property
+    def differs(self) -> bool:
+        return self.baseline != self.candidate
+
 
 @dataclass(frozen=True)
 class ComparisonDocument:
@@ -105,3 +109,8 @@ class ComparisonDocument:
     bench: Bench | None
     environment: dict[str, str]
     digests: tuple[DigestPair, ...]
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """Those of the times that were compared."""
+        return list(dict.fromkeys(ratio.metric for engine in self.engines for ratio in engine.ratios))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from vitdeploy.document.context import Omission
+from vitdeploy.document.bench import Omission
 
 Direction = Literal["slower", "faster"]
 
@@ -36,6 +36,11 @@ class PointFacts:
     error: str
     runtime_version: str
     vitdeploy: str
+
+    @property
+    def shown_flags(self) -> tuple[str, ...]:
+        """The flags, with that the result is not decided."""
+        return self.flags if self.decided else (*self.flags, "not decided")
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,10 @@ class SeriesFacts:
     noise: float | None
     correlation: float | None
     too_few: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.model}, {self.artifact}" if self.artifact else self.model
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
-from vitdeploy.benchmark.summary import Latency
-from vitdeploy.document.bench import Bench
+from vitdeploy.benchmark.summary import Latency, Row
+from vitdeploy.document.bench import Bench, Ratio
 from vitdeploy.document.engine import EngineFacts
 from vitdeploy.document.verified import Verified
-from vitdeploy.spec import SPARSE, FileEntry, GateStatus, Grade, Task, encode
+from vitdeploy.errors import InputError, MissingFileError
+from vitdeploy.spec import SPARSE, DecodeError, FileEntry, GateStatus, Grade, Task, decode, encode
 from vitdeploy.tasks.answers import AnswerFacts, AttentionFacts, Copies, ExampleFacts, MappingFacts
 from vitdeploy.verification.gate import Gate
 
@@ -17,6 +22,8 @@ from vitdeploy.verification.gate import Gate
 
 
 FORMAT: Literal[1] = 1
+# The name of the original among the artifacts; a report may not ask the pipeline for it.
+ORIGINAL = "original"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +168,11 @@ class DataFacts:
     copies: Copies | None = field(default=None, metadata=SPARSE)
     remarks: tuple[str, ...] = field(default=(), metadata=SPARSE)
 
+    @property
+    def nouns(self) -> str:
+        """What samples are called, as a title has it."""
+        return f"{self.noun.capitalize()}s"
+
 
 @dataclass(frozen=True)
 class SourceDigests:
@@ -235,6 +247,56 @@ class Judgement:
         """The facts about an engine; None for the original, or if there are none."""
         return next((engine for engine in self.engines if engine.artifact == artifact), None)
 
+    @property
+    def results(self) -> dict[str, Row]:
+        """The bench results by artifact; empty if there was no bench."""
+        return {row.artifact: row for row in self.bench.results} if self.bench else {}
+
+    @property
+    def artifacts(self) -> list[str]:
+        """The original first, then the engines in the order of the report, then what was only benched."""
+        return list(dict.fromkeys([ORIGINAL, *(engine.artifact for engine in self.engines), *self.results]))
+
+    @property
+    def undecided(self) -> Mapping[str, str]:
+        """The artifacts whose speed is not decided, with the reasons."""
+        return self.bench.undecided if self.bench else {}
+
+    @property
+    def starred(self) -> str | None:
+        """The recommended artifact, if decided: its gate does not fail, and its speed is known."""
+        name, engine = self.verdict.recommended, self.engine(self.verdict.recommended)
+        if engine is not None and engine.gate.status in ("fail", "undecided"):
+            return None
+        return None if self.verdict.grade is None and name in self.undecided else name
+
+    @property
+    def focus(self) -> list[str]:
+        """The engines that a reader cares for: the leading one, then those that are shipped; else all."""
+        names = [engine.artifact for engine in self.engines]
+        first = [name for name in names if name == self.verdict.stands_for_all]
+        return list(dict.fromkeys([*first, *(each.artifact for each in self.engines if each.shipped)])) or names
+
+    @property
+    def reference_value(self) -> float | None:
+        """The original's value of the task's metric, on the same samples as the engines; None without labels."""
+        values = (engine.verify.reference_value for engine in self.engines)
+        return next((value for value in values if value is not None and math.isfinite(value)), None)
+
+    def ratio(self, artifact: str) -> Ratio | None:
+        """The measured ratio of the latency of an artifact to that of the original."""
+        return self.bench.ratio(artifact, ORIGINAL) if self.bench else None
+
+    def flags_of(self, artifact: str) -> list[str]:
+        """What a reader must know before trusting the numbers of an artifact."""
+        engine, result = self.engine(artifact), self.results.get(artifact)
+        return [*([] if engine is None or engine.shipped else ["not shipped"]), *(result.flags if result else ())]
+
+    @property
+    def flags(self) -> list[str]:
+        """Those of all artifacts, one after the other."""
+        return [flag for name in self.artifacts for flag in self.flags_of(name)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report(Judgement):
@@ -274,3 +336,54 @@ class Verification:
         """JSON values, with those of the comparison beside the others."""
         found = encode(self)
         return {"artifact": found.pop("artifact"), "against": found.pop("against"), **found.pop("verified"), **found}
+
+
+# --- Reading a report.json that may come from anywhere: nothing in it is trusted --------------------------------------
+
+
+MAX_BYTES = 64 << 20
+
+
+def read_report(path: Path) -> Report:
+    """The report in `path`.
+
+    Raises:
+        MissingFileError: there is none.
+        InputError: it is no report, or not one of this format.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise MissingFileError(
+            f"no report at {path}", found=str(error.strerror), wanted="a bundle, or a report.json of `vitdeploy run`"
+        ) from None
+    try:
+        report = decode(Report, json.loads(content if len(content) <= MAX_BYTES else b""))
+        problems = _impossible(report)
+    except DecodeError as error:
+        problems = error.problems
+    except (ValueError, RecursionError) as error:
+        problems = [f"the file: {error}"]
+    if problems:
+        raise InputError(
+            f"{path} is no report of vitdeploy",
+            found="; ".join(problems)[:300],
+            wanted="a report.json of format 1, as `vitdeploy run` writes it",
+        )
+    return report
+
+
+def _impossible(report: Report) -> list[str]:
+    """Numbers that nothing can be computed with."""
+    problems = [
+        f"$.engines[{index}].verify: wanted samples, and a value in percent"
+        for index, engine in enumerate(report.engines)
+        if engine.verify.n < 1 or not 0 <= (engine.verify.value or 0) <= 100
+    ]
+    medians = report.bench.block_medians_ms if report.bench is not None else {}
+    return problems + [
+        f"$.bench.block_medians_ms.{name}: wanted latencies above 0"
+        for name, found in medians.items()
+        if min(found, default=1.0) <= 0
+    ]

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vitdeploy.document.bench import Bench
-from vitdeploy.document.context import Omission
-from vitdeploy.document.errors import ErrorFacts
+from vitdeploy.document.bench import Bench, ErrorFacts, Omission
 from vitdeploy.document.report import Judgement, Report, VerdictFacts
 from vitdeploy.search.expected import Expected
 from vitdeploy.search.pruning import Pruning
@@ -65,6 +63,11 @@ class SweepDocument:
     environment: dict[str, str]
     stages: StageCounts | None = field(default=None, metadata=SPARSE)
     running: Running | None = field(default=None, metadata=SPARSE)
+
+    @property
+    def flags(self) -> list[str]:
+        """Those of all artifacts of all recipes."""
+        return [flag for each in self.recipes if each.report for flag in each.report.flags]
 
 
 # --- What a sweep would do, and what that costs, before anything starts -----------------------------------------------
@@ -194,3 +197,8 @@ class TuneDocument(Judgement):
     left_out: tuple[Omission, ...]
     recipe: dict[str, object]
     pruning: tuple[Pruning, ...] | None = field(default=None, metadata=SPARSE)
+
+    @property
+    def nearest(self) -> list[VariantFacts]:
+        """All variants, the nearest to the original first."""
+        return sorted(self.variants, key=lambda each: (each.distance, each.latency_ms))

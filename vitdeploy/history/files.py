@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vitdeploy.document.context import Omission
+from vitdeploy.document.bench import Omission
 from vitdeploy.errors import InputError, MissingPackageError, UnsafeError
 from vitdeploy.history.row import FORMAT, FORMAT_KEY, Place, ResultRow, defaults, schema
 from vitdeploy.limits import bounded

@@ -12,10 +12,9 @@ from typing import Any
 from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.evidence import Interval
 from vitdeploy.benchmark.summary import Row
-from vitdeploy.document.bench import Bench
+from vitdeploy.document.bench import Bench, ErrorFacts
 from vitdeploy.document.comparison import ComparisonDocument, PairFacts
 from vitdeploy.document.engine import EngineFacts
-from vitdeploy.document.errors import ErrorFacts
 from vitdeploy.document.report import Report
 from vitdeploy.document.sweep import SweepDocument, SweptRecipe
 from vitdeploy.errors import AnswersError

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from vitdeploy.document.context import Omission
+from vitdeploy.document.bench import Omission
 from vitdeploy.document.history import ChangeFacts, Difference, HistoryDocument, PointFacts, SeriesFacts, ShareFacts
 from vitdeploy.history.canaries import canaries_of
 from vitdeploy.history.changes import LEAST_OF_LEVEL, LEAST_RESULTS, Change, find_changes

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from vitdeploy.graph.analysis.rows import MOVES
 from vitdeploy.graph.values import array_of
-from vitdeploy.lint.findings import Hit, Rule
+from vitdeploy.lint.findings import Hit, rule
 from vitdeploy.lint.support import Support
 from vitdeploy.lint.view import View, type_name
 
@@ -20,6 +20,12 @@ _FLOATS = _HALF | {ir.DataType.FLOAT}
 _BOUNDS = frozenset({"Clip", "Max", "Min", "Pad"})
 
 
+@rule(
+    "TRT601",
+    "error",
+    "constants within the range of their type (float16: 65,504)",
+    "keep what reads it in float, or scale the residual stream by a power of two",
+)
 def _overflowed(view: View, support: Support) -> Iterator[Hit]:
     for value in view.model.graph.initializers.values():
         array = _floats(value, _HALF)
@@ -48,6 +54,7 @@ def _masks(node: ir.Node) -> bool:
     return False
 
 
+@rule("TRT602", "error", "constants that are numbers", "find the step that made it: the checkpoint, a fold or a cast")
 def _not_numbers(view: View, support: Support) -> Iterator[Hit]:
     for value in view.model.graph.initializers.values():
         array = _floats(value, _FLOATS)
@@ -62,19 +69,4 @@ def _floats(value: ir.Value, types: frozenset[ir.DataType]) -> npt.NDArray[np.fl
     return array.astype(np.float32, copy=False) if array is not None else None
 
 
-RULES = (
-    Rule(
-        "TRT601",
-        "error",
-        "constants within the range of their type (float16: 65,504)",
-        "keep what reads it in float, or scale the residual stream by a power of two",
-        _overflowed,
-    ),
-    Rule(
-        "TRT602",
-        "error",
-        "constants that are numbers",
-        "find the step that made it: the checkpoint, a fold or a cast",
-        _not_numbers,
-    ),
-)
+RULES = (_overflowed, _not_numbers)

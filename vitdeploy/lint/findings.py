@@ -51,3 +51,8 @@ class Rule:
     fix: str
     check: Check
     by_release: bool = False
+
+
+def rule(code: str, severity: Severity, wanted: str, fix: str, *, by_release: bool = False) -> Callable[[Check], Rule]:
+    """Makes a rule of the check that it decorates."""
+    return lambda check: Rule(code, severity, wanted, fix, check, by_release)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from vitdeploy.graph.values import rank_of
-from vitdeploy.lint.findings import Hit, Rule
+from vitdeploy.lint.findings import Hit, rule
 from vitdeploy.lint.restrictions import RESTRICTIONS
 from vitdeploy.lint.support import Support
 from vitdeploy.lint.view import QDQ, View, label, listed, type_name
@@ -23,29 +23,57 @@ _SOURCES = frozenset(
 _BRANCHES = frozenset({"If", "Loop", "Scan"})
 
 
+@rule(
+    "TRT101",
+    "warning",
+    "an opset that the parser's table is written for",
+    "convert the graph to such an opset, or export it with --opset",
+    by_release=True,
+)
 def _opset(view: View, support: Support) -> Iterator[Hit]:
     known = support.opsets
     if view.opset not in known:
         yield Hit(GRAPH, f"opset {view.opset}", f"opset {known.start} to {known.stop - 1}")
 
 
+@rule(
+    "TRT102",
+    "warning",
+    "an IR version that the parser's ONNX knows",
+    "write the lowest IR version that holds the opset, as vitdeploy does",
+    by_release=True,
+)
 def _ir_version(view: View, support: Support) -> Iterator[Hit]:
     if view.model.ir_version > support.ir_version:
         yield Hit(GRAPH, f"IR version {view.model.ir_version}", f"IR version {support.ir_version} at most")
 
 
+@rule(
+    "TRT103",
+    "error",
+    "operators of ai.onnx; plugins are not looked for",
+    "give the graph as it was before another runtime's optimizer or quantizer rewrote it",
+)
 def _domains(view: View, support: Support) -> Iterator[Hit]:
     for node in view.model.graph.all_nodes():
         if node.domain:
             yield Hit(label(node), f"{node.domain}.{node.op_type}")
 
 
+@rule(
+    "TRT104",
+    "error",
+    "an operator that the parser has",
+    "write it with other operators, or take a release that has it",
+    by_release=True,
+)
 def _operators(view: View, support: Support) -> Iterator[Hit]:
     for node in view.model.graph.all_nodes():
         if not node.domain and support.types(node.op_type) is None:
             yield Hit(label(node), node.op_type)
 
 
+@rule("TRT105", "error", "a type that the parser takes for that operator", "cast in front of it", by_release=True)
 def _types(view: View, support: Support) -> Iterator[Hit]:
     for node in view.nodes:
         taken = support.types(node.op_type)
@@ -64,6 +92,13 @@ def _data(node: ir.Node) -> list[ir.Value]:
     return [value for value in (first, *(node.outputs if "Cast" in node.op_type else ())) if value is not None]
 
 
+@rule(
+    "TRT106",
+    "error",
+    "attributes and inputs within the parser's restrictions",
+    "fold constants and write the operator within them: `vitdeploy export GRAPH` does so where it can",
+    by_release=True,
+)
 def _restrictions(view: View, support: Support) -> Iterator[Hit]:
     for node in view.nodes:
         restriction = RESTRICTIONS.get(node.op_type)
@@ -71,6 +106,12 @@ def _restrictions(view: View, support: Support) -> Iterator[Hit]:
             yield Hit(label(node), f"{node.op_type} with {found}", wanted)
 
 
+@rule(
+    "TRT107",
+    "error",
+    "types that ONNX allows for that operator at the graph's opset",
+    "raise the opset, or cast in front of it",
+)
 def _outside_onnx(view: View, support: Support) -> Iterator[Hit]:
     for node in view.nodes:
         for value, parameter in view.typed_inputs(node):
@@ -85,6 +126,12 @@ def _outside_onnx(view: View, support: Support) -> Iterator[Hit]:
             break
 
 
+@rule(
+    "TRT108",
+    "error",
+    "uint8 only as an input that Casts to float or float16 alone read, or as an output of a Cast",
+    "let a Cast to float or float16 read the input, and all others read that; vitdeploy does so where it compiles",
+)
 def _uint8(view: View, support: Support) -> Iterator[Hit]:
     """Tensors where uint8 begins; quantizers have a rule of their own."""
     for value in view.values:
@@ -103,92 +150,41 @@ def _uint8(view: View, support: Support) -> Iterator[Hit]:
             yield Hit(str(value.name), "uint8 inside of the graph")
 
 
+@rule("TRT111", "error", f"tensors of at most {MOST_AXES} axes", "join axes in a Reshape")
 def _ranks(view: View, support: Support) -> Iterator[Hit]:
     for value in view.values:
         if (rank_of(value) or 0) > MOST_AXES:
             yield Hit(str(value.name), f"{rank_of(value)} axes")
 
 
+@rule("TRT109", "warning", "float: the parser makes float of double", "write the tensor in float")
 def _double(view: View, support: Support) -> Iterator[Hit]:
     for value in view.values:
         if value.dtype == DOUBLE:
             yield Hit(str(value.name), "double")
 
 
+@rule(
+    "TRT110",
+    "note",
+    "a graph without branches and loops: what is inside is judged by operator only",
+    "normalise the graph, which removes branches with a constant condition",
+)
 def _branches(view: View, support: Support) -> Iterator[Hit]:
     for node in view.of(*sorted(_BRANCHES)):
         yield Hit(label(node), node.op_type)
 
 
 RULES = (
-    Rule(
-        "TRT101",
-        "warning",
-        "an opset that the parser's table is written for",
-        "convert the graph to such an opset, or export it with --opset",
-        _opset,
-        by_release=True,
-    ),
-    Rule(
-        "TRT102",
-        "warning",
-        "an IR version that the parser's ONNX knows",
-        "write the lowest IR version that holds the opset, as vitdeploy does",
-        _ir_version,
-        by_release=True,
-    ),
-    Rule(
-        "TRT103",
-        "error",
-        "operators of ai.onnx; plugins are not looked for",
-        "give the graph as it was before another runtime's optimizer or quantizer rewrote it",
-        _domains,
-    ),
-    Rule(
-        "TRT104",
-        "error",
-        "an operator that the parser has",
-        "write it with other operators, or take a release that has it",
-        _operators,
-        by_release=True,
-    ),
-    Rule(
-        "TRT105",
-        "error",
-        "a type that the parser takes for that operator",
-        "cast in front of it",
-        _types,
-        by_release=True,
-    ),
-    Rule(
-        "TRT106",
-        "error",
-        "attributes and inputs within the parser's restrictions",
-        "fold constants and write the operator within them: `vitdeploy export GRAPH` does so where it can",
-        _restrictions,
-        by_release=True,
-    ),
-    Rule(
-        "TRT107",
-        "error",
-        "types that ONNX allows for that operator at the graph's opset",
-        "raise the opset, or cast in front of it",
-        _outside_onnx,
-    ),
-    Rule(
-        "TRT108",
-        "error",
-        "uint8 only as an input that Casts to float or float16 alone read, or as an output of a Cast",
-        "let a Cast to float or float16 read the input, and all others read that; vitdeploy does so where it compiles",
-        _uint8,
-    ),
-    Rule("TRT109", "warning", "float: the parser makes float of double", "write the tensor in float", _double),
-    Rule(
-        "TRT110",
-        "note",
-        "a graph without branches and loops: what is inside is judged by operator only",
-        "normalise the graph, which removes branches with a constant condition",
-        _branches,
-    ),
-    Rule("TRT111", "error", f"tensors of at most {MOST_AXES} axes", "join axes in a Reshape", _ranks),
+    _opset,
+    _ir_version,
+    _domains,
+    _operators,
+    _types,
+    _restrictions,
+    _outside_onnx,
+    _uint8,
+    _double,
+    _branches,
+    _ranks,
 )

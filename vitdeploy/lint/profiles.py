@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from vitdeploy.lint.findings import Hit, Rule
+from vitdeploy.lint.findings import Hit, rule
 from vitdeploy.lint.support import Support
 from vitdeploy.lint.view import View, shape_text
 from vitdeploy.runtime.profiles import Range
@@ -17,6 +17,13 @@ def _free(value: ir.Value) -> list[int]:
     return [axis for axis, size in enumerate(value.shape or ()) if not isinstance(size, int)]
 
 
+@rule(
+    "TRT501",
+    "warning",
+    "no dynamic axis but the leading one",
+    "export a graph for each image size: kernels for a range of sizes are slower, and attention in int8 needs a known "
+    "length",
+)
 def _inner_axes(view: View, support: Support) -> Iterator[Hit]:
     for value in view.model.graph.inputs:
         inner = [axis for axis in _free(value) if axis]
@@ -24,6 +31,9 @@ def _inner_axes(view: View, support: Support) -> Iterator[Hit]:
             yield Hit(str(value.name), f"{shape_text(value)}: dynamic along axis {', '.join(map(str, inner))}")
 
 
+@rule(
+    "TRT502", "error", "a profile entry for each input with a dynamic axis", "give its smallest, best and largest shape"
+)
 def _without_profile(view: View, support: Support) -> Iterator[Hit]:
     if view.profiles is None:
         return
@@ -37,6 +47,7 @@ def _without_profile(view: View, support: Support) -> Iterator[Hit]:
             yield Hit(str(value.name), f"{shape_text(value)}, and no profile")
 
 
+@rule("TRT503", "error", "1 <= smallest <= best <= largest along each axis", "put the three shapes in order")
 def _out_of_order(view: View, support: Support) -> Iterator[Hit]:
     for where, _, found in _entries(view):
         for axis, sizes in enumerate(zip(found.smallest, found.best, found.largest, strict=False)):
@@ -44,6 +55,9 @@ def _out_of_order(view: View, support: Support) -> Iterator[Hit]:
                 yield Hit(where, f"{' <= '.join(map(str, sizes))} along axis {axis}")
 
 
+@rule(
+    "TRT504", "error", "profiles of the graph's inputs that keep their fixed sizes", "give the graph's own size there"
+)
 def _contradictions(view: View, support: Support) -> Iterator[Hit]:
     inputs = {str(value.name): value for value in view.model.graph.inputs}
     for where, name, found in _entries(view):
@@ -70,34 +84,4 @@ def _entries(view: View) -> Iterator[tuple[str, str, Range]]:
             yield f"{name} of profile {index}", name, found
 
 
-RULES = (
-    Rule(
-        "TRT501",
-        "warning",
-        "no dynamic axis but the leading one",
-        "export a graph for each image size: kernels for a range "
-        "of sizes are slower, and attention in int8 needs a known length",
-        _inner_axes,
-    ),
-    Rule(
-        "TRT502",
-        "error",
-        "a profile entry for each input with a dynamic axis",
-        "give its smallest, best and largest shape",
-        _without_profile,
-    ),
-    Rule(
-        "TRT503",
-        "error",
-        "1 <= smallest <= best <= largest along each axis",
-        "put the three shapes in order",
-        _out_of_order,
-    ),
-    Rule(
-        "TRT504",
-        "error",
-        "profiles of the graph's inputs that keep their fixed sizes",
-        "give the graph's own size there",
-        _contradictions,
-    ),
-)
+RULES = (_inner_axes, _without_profile, _out_of_order, _contradictions)

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from vitdeploy.graph.analysis.rows import MOVES, climb
 from vitdeploy.graph.values import is_constant
-from vitdeploy.lint.findings import Hit, Rule
+from vitdeploy.lint.findings import Hit, rule
 from vitdeploy.lint.fusible import find_fusible
 from vitdeploy.lint.quantizers import quantized_type
 from vitdeploy.lint.support import Support
@@ -30,6 +30,7 @@ def _behind(value: ir.Value | None) -> tuple[ir.Node | None, list[ir.Node]]:
     return (node, way) if node is not None and node.op_type == "DequantizeLinear" and not node.domain else (None, [])
 
 
+@rule("TRT311", "error", "int8 or float8e4m3fn in one region, not both", "quantize the region to one of the two")
 def _mixed(view: View, support: Support) -> Iterator[Hit]:
     for node in view.of(*sorted(PRODUCTS)):
         sources = [_behind(value)[0] for value in node.inputs[:2]]
@@ -46,6 +47,12 @@ def _mixed(view: View, support: Support) -> Iterator[Hit]:
             yield Hit(label(attention.softmax), "int8 and float8e4m3fn in one attention")
 
 
+@rule(
+    "TRT312",
+    "warning",
+    "nothing between DequantizeLinear and the product",
+    "write constants transposed and scales in the compute type; put layout and factors in front of QuantizeLinear",
+)
 def _between(view: View, support: Support) -> Iterator[Hit]:
     for node in view.of(*sorted(PRODUCTS)):
         for value in node.inputs[:2]:
@@ -55,6 +62,12 @@ def _between(view: View, support: Support) -> Iterator[Hit]:
                 yield Hit(label(node), f"{kinds} between {label(source)} and the {node.op_type}")
 
 
+@rule(
+    "TRT313",
+    "warning",
+    "both operands of a product quantized, or none",
+    "quantize the other operand too, or leave the layer in float: it is computed in float as it is",
+)
 def _half_quantized(view: View, support: Support) -> Iterator[Hit]:
     for node in view.of(*sorted(PRODUCTS)):
         types = [quantized_type(source) if (source := _behind(value)[0]) else None for value in node.inputs[:2]]
@@ -62,6 +75,12 @@ def _half_quantized(view: View, support: Support) -> Iterator[Hit]:
             yield Hit(label(node), f"the {'second' if types[0] is None else 'first'} operand alone is quantized")
 
 
+@rule(
+    "TRT314",
+    "warning",
+    "no quantizer at a linear's output, which is dequantized in the kernel",
+    "remove the pair: the next product's input has its own",
+)
 def _output_quantizers(view: View, support: Support) -> Iterator[Hit]:
     """A quantizer at a linear's output that is not the quantizer of a product's input."""
     for quantizer in view.of("QuantizeLinear"):
@@ -94,6 +113,12 @@ def _readers(value: ir.Value) -> Iterator[ir.Node]:
                 yield use.node
 
 
+@rule(
+    "TRT315",
+    "warning",
+    "no quantizers at the operands of residual additions",
+    "remove them: they cost the stream's accuracy and save no product",
+)
 def _residuals(view: View, support: Support) -> Iterator[Hit]:
     masks = {node for attention in find_fusible(view) for node in attention.between}
     for node in view.of("Add", "Sum"):
@@ -105,40 +130,4 @@ def _residuals(view: View, support: Support) -> Iterator[Hit]:
                 yield Hit(label(node), f"an addend comes from {label(source)}")
 
 
-RULES = (
-    Rule(
-        "TRT311",
-        "error",
-        "int8 or float8e4m3fn in one region, not both",
-        "quantize the region to one of the two",
-        _mixed,
-    ),
-    Rule(
-        "TRT312",
-        "warning",
-        "nothing between DequantizeLinear and the product",
-        "write constants transposed and scales in the compute type; put layout and factors in front of QuantizeLinear",
-        _between,
-    ),
-    Rule(
-        "TRT313",
-        "warning",
-        "both operands of a product quantized, or none",
-        "quantize the other operand too, or leave the layer in float: it is computed in float as it is",
-        _half_quantized,
-    ),
-    Rule(
-        "TRT314",
-        "warning",
-        "no quantizer at a linear's output, which is dequantized in the kernel",
-        "remove the pair: the next product's input has its own",
-        _output_quantizers,
-    ),
-    Rule(
-        "TRT315",
-        "warning",
-        "no quantizers at the operands of residual additions",
-        "remove them: they cost the stream's accuracy and save no product",
-        _residuals,
-    ),
-)
+RULES = (_mixed, _between, _half_quantized, _output_quantizers, _residuals)

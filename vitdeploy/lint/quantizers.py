@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.graph.values import array_of, dim, rank_of
-from vitdeploy.lint.findings import Hit, Rule
+from vitdeploy.lint.findings import Hit, rule
 from vitdeploy.lint.support import QUANTIZED, Support
 from vitdeploy.lint.view import PRODUCTS, View, is_weight, label, type_name
 
@@ -49,6 +49,12 @@ def _axis(node: ir.Node) -> int | None:
     return axis if axis >= 0 else None if axes is None else axis + axes
 
 
+@rule(
+    "TRT301",
+    "error",
+    "symmetric quantization: zero points that are constant and 0",
+    "quantize symmetrically: `vitdeploy quantize --target tensorrt`",
+)
 def _zero_points(view: View, support: Support) -> Iterator[Hit]:
     for node in quantizers(view):
         zero = _zero_point(node)
@@ -65,6 +71,12 @@ def _zero_points(view: View, support: Support) -> Iterator[Hit]:
             )
 
 
+@rule(
+    "TRT302",
+    "error",
+    "int8 or float8e4m3fn (int4 and float4e2m1 for weights)",
+    "quantize to int8 with an int8 zero point of 0",
+)
 def _quantized_types(view: View, support: Support) -> Iterator[Hit]:
     for node in quantizers(view):
         dtype = quantized_type(node)
@@ -77,6 +89,12 @@ def _quantized_types(view: View, support: Support) -> Iterator[Hit]:
         yield Hit(label(node), found)
 
 
+@rule(
+    "TRT303",
+    "error",
+    "one scale for a computed tensor; several for weights alone",
+    "take the largest of the scales, and fold the channels' ratios into the weights",
+)
 def _channels_of_activations(view: View, support: Support) -> Iterator[Hit]:
     for node in quantizers(view):
         count = _scales(node)
@@ -84,6 +102,13 @@ def _channels_of_activations(view: View, support: Support) -> Iterator[Hit]:
             yield Hit(label(node), f"{count} scales of a computed tensor")
 
 
+@rule(
+    "TRT304",
+    "error",
+    "a scale for each output channel: the last axis of MatMul's weights [K, N], axis 0 of Conv's",
+    "quantize the weights along that axis",
+    by_release=True,
+)
 def _axes(view: View, support: Support) -> Iterator[Hit]:
     for node in quantizers(view):
         count, axes, scale_axes = _scales(node), rank_of(node.inputs[0]), rank_of(node.inputs[1])
@@ -128,6 +153,13 @@ def _channel_axis(product: ir.Node, index: int, axes: int) -> int | None:
     return axes - 1 if (index == 1) != bool(transposed) else axes - 2
 
 
+@rule(
+    "TRT305",
+    "error",
+    "finite scales above 0",
+    "scales that are 0 in half precision have underflowed: raise them to the "
+    "smallest that the type holds, or leave the layer in float",
+)
 def _scale_values(view: View, support: Support) -> Iterator[Hit]:
     for node in quantizers(view):
         array = array_of(node.inputs[1])
@@ -139,6 +171,7 @@ def _scale_values(view: View, support: Support) -> Iterator[Hit]:
             yield Hit(label(node), f"{bad.size} scales such as {bad.flat[0]:g}")
 
 
+@rule("TRT306", "error", "scales in the type of what is quantized", "write the scale in the compute type")
 def _scale_types(view: View, support: Support) -> Iterator[Hit]:
     for node in view.of("QuantizeLinear"):
         types = [value.dtype if value is not None else None for value in node.inputs[:2]]
@@ -150,49 +183,4 @@ def _scale_types(view: View, support: Support) -> Iterator[Hit]:
             )
 
 
-RULES = (
-    Rule(
-        "TRT301",
-        "error",
-        "symmetric quantization: zero points that are constant and 0",
-        "quantize symmetrically: `vitdeploy quantize --target tensorrt`",
-        _zero_points,
-    ),
-    Rule(
-        "TRT302",
-        "error",
-        "int8 or float8e4m3fn (int4 and float4e2m1 for weights)",
-        "quantize to int8 with an int8 zero point of 0",
-        _quantized_types,
-    ),
-    Rule(
-        "TRT303",
-        "error",
-        "one scale for a computed tensor; several for weights alone",
-        "take the largest of the scales, and fold the channels' ratios into the weights",
-        _channels_of_activations,
-    ),
-    Rule(
-        "TRT304",
-        "error",
-        "a scale for each output channel: the last axis of MatMul's weights [K, N], axis 0 of Conv's",
-        "quantize the weights along that axis",
-        _axes,
-        by_release=True,
-    ),
-    Rule(
-        "TRT305",
-        "error",
-        "finite scales above 0",
-        "scales that are 0 in half precision have underflowed: raise them to the "
-        "smallest that the type holds, or leave the layer in float",
-        _scale_values,
-    ),
-    Rule(
-        "TRT306",
-        "error",
-        "scales in the type of what is quantized",
-        "write the scale in the compute type",
-        _scale_types,
-    ),
-)
+RULES = (_zero_points, _quantized_types, _channels_of_activations, _axes, _scale_values, _scale_types)

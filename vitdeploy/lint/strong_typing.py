@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
-from vitdeploy.lint.findings import Hit, Rule
+from vitdeploy.lint.findings import Hit, rule
 from vitdeploy.lint.support import Support
 from vitdeploy.lint.view import QDQ, View, label, type_name
 
@@ -19,6 +19,12 @@ _NORMS = frozenset(
 )
 
 
+@rule(
+    "TRT201",
+    "error",
+    "operands of one type",
+    "write constants in the type of the other operand, or Cast at the border of the FP32 island",
+)
 def _operands(view: View, support: Support) -> Iterator[Hit]:
     for node in view.nodes:
         if node.op_type in _NORMS | QDQ:  # which have rules of their own
@@ -31,6 +37,13 @@ def _operands(view: View, support: Support) -> Iterator[Hit]:
                 yield Hit(label(node), f"{node.op_type} of {_types(values)}")
 
 
+@rule(
+    "TRT202",
+    "error",
+    "input, scale and bias of a normalisation in one type",
+    "write scale and bias in the input's type, or Cast the input to float and the result back",
+    by_release=True,
+)
 def _norms(view: View, support: Support) -> Iterator[Hit]:
     """BatchNormalization of several types came with 10.7."""
     for node in view.of(*sorted(_NORMS - {"BatchNormalization"} if support.release >= (10, 7) else _NORMS)):
@@ -39,6 +52,7 @@ def _norms(view: View, support: Support) -> Iterator[Hit]:
             yield Hit(label(node), f"{node.op_type} of {_types(values)}")
 
 
+@rule("TRT203", "error", "base and exponent of one type", "write the exponent in the base's type", by_release=True)
 def _powers(view: View, support: Support) -> Iterator[Hit]:
     """Exponents of another type: integer ones came with 10.8."""
     for node in view.of("Pow"):
@@ -49,6 +63,12 @@ def _powers(view: View, support: Support) -> Iterator[Hit]:
             yield Hit(label(node), f"{type_name(base)} to the power of {type_name(exponent)}")
 
 
+@rule(
+    "TRT204",
+    "error",
+    "outputs of the type that the graph declares",
+    "Cast in front of the output, or declare the type that is computed",
+)
 def _outputs(view: View, support: Support) -> Iterator[Hit]:
     for value in view.model.graph.outputs:
         declared = view.declared[str(value.name)]
@@ -61,35 +81,4 @@ def _types(values: Sequence[ir.Value]) -> str:
     return ", ".join(f"{type_name(value.dtype)} {value.name}" for value in values)
 
 
-RULES = (
-    Rule(
-        "TRT201",
-        "error",
-        "operands of one type",
-        "write constants in the type of the other operand, or Cast at the border of the FP32 island",
-        _operands,
-    ),
-    Rule(
-        "TRT202",
-        "error",
-        "input, scale and bias of a normalisation in one type",
-        "write scale and bias in the input's type, or Cast the input to float and the result back",
-        _norms,
-        by_release=True,
-    ),
-    Rule(
-        "TRT203",
-        "error",
-        "base and exponent of one type",
-        "write the exponent in the base's type",
-        _powers,
-        by_release=True,
-    ),
-    Rule(
-        "TRT204",
-        "error",
-        "outputs of the type that the graph declares",
-        "Cast in front of the output, or declare the type that is computed",
-        _outputs,
-    ),
-)
+RULES = (_operands, _norms, _powers, _outputs)

@@ -13,15 +13,17 @@ from vitdeploy.benchmark.results import DEFAULT, BenchRun
 from vitdeploy.benchmark.run import BenchCandidate, alone, expected, run_benchmark
 from vitdeploy.benchmark.summary import WILD_SPREAD, Row, alone_reason, block_medians, judged, rows, samples
 from vitdeploy.benchmark.survey import surveyed
-from vitdeploy.document.bench import Bench, Metric, ProtocolFacts, Ratio
-from vitdeploy.document.context import (
+from vitdeploy.document.bench import (
     ArtifactContext,
+    Bench,
     ContextFacts,
     LayerGroup,
     LayerTime,
+    Metric,
     Omission,
     ProfileFacts,
-    RateFacts,
+    ProtocolFacts,
+    Ratio,
     Roof,
     TimeShares,
     WorkFacts,
@@ -72,10 +74,7 @@ def context_facts(
         return None
     return ContextFacts(
         _machine(context),
-        tuple(
-            RateFacts(rate.target, rate.precision, rate.flops, rate.shape[0], rate.shape[1], rate.kernel)
-            for rate in context.rates
-        ),
+        context.rates,
         context.memory,
         tuple(Omission(str(each), each.why) for each in context.left_out),
         tuple(
@@ -95,7 +94,7 @@ def _machine(context: Context) -> str:
     """Its rates in a line; empty where none is known."""
     targets: dict[str, list[str]] = {}
     for rate in context.rates:
-        targets.setdefault(rate.target, []).append(f"{rate.precision.upper()} {_giga(rate.flops)}")
+        targets.setdefault(rate.target, []).append(f"{rate.precision.upper()} {_giga(rate.flops_per_second)}")
     parts = [f"{target} {', '.join(rates)} GFLOP/s" for target, rates in targets.items()]
     if context.memory is not None:
         threads = context.memory.threads
@@ -107,7 +106,7 @@ def _machine(context: Context) -> str:
 def _artifact(row: Row, context: Context, work: Work | str, *, waits: bool, decided: bool) -> ArtifactContext:
     latency = row.latency_ms.p50 if decided and not waits else None
     profile = next((each for each in context.profiles if each.artifact == row.artifact), None)
-    rates = {rate.precision: rate.flops for rate in context.rates if rate.target == row.target}
+    rates = {rate.precision: rate.flops_per_second for rate in context.rates if rate.target == row.target}
     known = None if isinstance(work, str) else work
     roof = _roof(known, rates, context.memory, latency)
     time = _time(profile)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -13,18 +11,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from vitdeploy.benchmark.summary import Row
-from vitdeploy.document.bench import Bench, Ratio
-from vitdeploy.document.context import ArtifactContext, LayerGroup, LayerTime, TimeShares
+from vitdeploy.document.bench import ArtifactContext, TimeShares
 from vitdeploy.document.engine import HalfFacts
-from vitdeploy.document.report import MergingFacts, OptimizeFacts, PruningFacts, Report
-from vitdeploy.document.selftest import SelftestDocument, SelftestEngine, SelftestModel, StepFacts, StepStatus
-from vitdeploy.report import figures, lookup, measures, quantization, table, text
+from vitdeploy.document.report import ORIGINAL, MergingFacts, PruningFacts, Report
+from vitdeploy.report import figures, text
 from vitdeploy.report.figures import Plot, both_variants
-from vitdeploy.report.measures import Cell
-from vitdeploy.report.page import RunPage
-from vitdeploy.report.quantization import Quantized
-from vitdeploy.tasks.answers import Measure
+from vitdeploy.report.page import colours
 from vitdeploy.verification.classes import Reliability, ReliabilityBin
 
 # --- Show where the time of each artifact goes, and its bounds: one plot, one line each, the slowest layers -----------
@@ -38,95 +30,22 @@ _COLOURS = dict(zip(_PRECISIONS, figures.PARTS, strict=False))
 _OTHERS, _OUTSIDE = "layers without products", "outside of the layers"
 
 
-@dataclass(frozen=True)
-class LayerRow:
-    """The same layer of all blocks: what it is and how often, the precision that it ran in, milliseconds in all, and
-    the share of all layers."""
-
-    name: str
-    kind: str
-    precision: str
-    milliseconds: str
-    share: str
-
-
-@dataclass(frozen=True)
-class Held:
-    """One artifact: what stops it in one line, its layers' time and its work, its slowest layers, and how many faster
-    ones there are. `layers`: each of them by itself, the slowest first, and how many of them are not listed."""
-
-    artifact: str
-    line: str
-    facts: str
-    rows: list[LayerRow]
-    left: int
-    layers: list[LayerRow]
-    unlisted: int
-
-
-@dataclass(frozen=True)
-class ContextView:
-    """The section. `machine`: its rates in a line. `missing`: what was not measured."""
-
-    machine: str
-    missing: list[str]
-    artifacts: list[Held]
-    plot: Plot | None
-
-
-def context_view(bench: Bench | None) -> list[ContextView]:
-    """Nothing where a bench has no context."""
-    context = bench.context if bench else None
-    if context is None or not context.machine:
-        return []
-    missing = [f"{each.what}: {each.why}" for each in context.left_out]
-    held = [_held(each) for each in context.artifacts if each.line is not None or each.layers]
-    return [ContextView(context.machine, missing, held, _plot(context.artifacts))]
-
-
-def _held(found: ArtifactContext) -> Held:
-    work, time = found.work, found.time
+def time_facts(context: ArtifactContext) -> str:
+    """The time of an artifact's layers, and its work, in words; "" where neither is known."""
+    work, time = context.work, context.time
     facts = []
     if time:
         both = [text.significant(each) for each in (time.layers_ms, time.latency_ms)]
         facts.append(f"layers {both[0]} ms of a latency of {both[1]} ms")
     if work:
-        facts.append(f"{_giga(sum(work.flops.values()))} GFLOP and at least {text.size(work.bytes)} a query")
-    elif found.work_unknown:
-        facts.append(f"work unknown: {found.work_unknown}")
-    rows = [_row(group, group.count) for group in found.groups[:SHOWN_KINDS]]
-    left = sum(group.count for group in found.groups[SHOWN_KINDS:])
-    layers = sorted(found.layers, key=lambda layer: -layer.ms)
-    return Held(
-        found.artifact,
-        found.line or text.MISSING,
-        "; ".join(facts),
-        rows,
-        left,
-        [_row(layer) for layer in layers[:LISTED_LAYERS]],
-        max(0, len(layers) - LISTED_LAYERS),
-    )
+        flops = text.significant(sum(work.flops.values()) / 1e9)
+        facts.append(f"{flops} GFLOP and at least {text.size(work.bytes)} a query")
+    elif context.work_unknown:
+        facts.append(f"work unknown: {context.work_unknown}")
+    return "; ".join(facts)
 
 
-def _row(found: LayerGroup | LayerTime, count: int = 1) -> LayerRow:
-    return LayerRow(
-        found.name,
-        found.kind if count == 1 else f"{count} × {found.kind}",
-        _precision(found.precision),
-        text.significant(found.ms),
-        text.percent(found.share),
-    )
-
-
-def _precision(name: str) -> str:
-    return name.upper()
-
-
-def _giga(value: float) -> str:
-    return text.significant(value / 1e9)
-
-
-def _plot(artifacts: Sequence[ArtifactContext]) -> Plot | None:
+def time_plot(artifacts: Sequence[ArtifactContext]) -> Plot | None:
     """A bar for each artifact with timed layers, cut into matrix products by precision, other layers, the rest."""
     timed = {each.artifact: each.time for each in artifacts if each.time is not None}
     if not timed:
@@ -151,7 +70,7 @@ def _segments(time: TimeShares) -> dict[str, float]:
     shares = time.products
     whole = time.layers_ms / (sum(shares.values()) + sum(time.others.values()) or 1.0)
     order = [*(each for each in _PRECISIONS if each in shares), *(each for each in shares if each not in _PRECISIONS)]
-    found = {f"products in {_precision(each)}": shares[each] * whole for each in order}
+    found = {f"products in {each.upper()}": shares[each] * whole for each in order}
     found[_OTHERS] = sum(time.others.values()) * whole
     if time.outside_ms > 0:
         found[_OUTSIDE] = time.outside_ms
@@ -237,224 +156,53 @@ _REWRITES = {
 _TYPES = {"fp16": "float16", "bf16": "bfloat16"}
 
 
-@dataclass(frozen=True)
-class GraphChanges:
-    """One graph: its number of nodes before and after, the largest difference, and each exact rewrite with its number
-    of places; how many tokens were merged, if any."""
-
-    graph: str
-    nodes: str
-    difference: str
-    rewrites: list[tuple[str, str]]
-    merging: str
-    pruning: str
+def rewrite_name(name: str) -> str:
+    """What a rewrite of a graph does; an unknown one goes by its own name."""
+    return _REWRITES.get(name, name.replace("_", " "))
 
 
-@dataclass(frozen=True)
-class HalfTyped:
-    """One engine: a line of summary, the operations in float32 with the reason of each, and the tensors that lose most
-    of their numbers to zero, each with the share that it loses."""
-
-    artifact: str
-    summary: str
-    float32: dict[str, str]
-    underflow: dict[str, str]
+def merging_words(facts: MergingFacts) -> str:
+    """How many tokens are left behind which block."""
+    steps = [f"{text.number(tokens, 0)} behind block {block}" for block, tokens in facts.remaining.items()]
+    return f"{text.number(facts.tokens, 0)} to {', '.join(steps)}"
 
 
-@dataclass(frozen=True)
-class DetailsView:
-    """The section. `measures`: the task's own numbers; `digests` of what is no file of the bundle, by what it is."""
-
-    report: Report
-    measures: list[Measure]
-    changes: list[GraphChanges]
-    quantized: list[Quantized]
-    half: list[HalfTyped]
-    digests: dict[str, str]
-    recipe: str
+def pruning_words(facts: PruningFacts) -> str:
+    """What is gone, and what stays."""
+    parts = [f"{name} {stay} of {count} {kind}" for name, (kind, count, stay) in facts.kept.items()]
+    return f"{text.percent(facts.share)} of the products gone; what stays: {', '.join(parts)}"
 
 
-def details_view(page: RunPage) -> list[DetailsView]:
-    """The section."""
-    report = page.report
-    recipe = json.dumps(report.provenance.recipe, indent=2, ensure_ascii=False)
-    return [
-        DetailsView(
-            report,
-            measures.columns(report),
-            graph_changes(report.optimize),
-            quantization.quantized_engines(report),
-            half_engines(report),
-            _digests(report),
-            recipe,
-        )
-    ]
-
-
-def graph_changes(facts: OptimizeFacts) -> list[GraphChanges]:
-    """The changes that `optimize` recorded for each graph. An unknown rewrite is shown under its own name."""
-    return [
-        GraphChanges(
-            graph,
-            " to ".join(text.number(count, 0) for count in facts.nodes[graph]),
-            text.small(facts.difference[graph]),
-            [
-                (_REWRITES.get(name, name.replace("_", " ")), text.count(count, "place"))
-                for name, count in counts.items()
-                if count
-            ],
-            _merging((facts.token_merging or {}).get(graph)),
-            _pruning((facts.pruning or {}).get(graph)),
-        )
-        for graph, counts in facts.rewrites.items()
-    ]
-
-
-def _merging(found: MergingFacts | None) -> str:
-    if found is None:
-        return ""
-    steps = [f"{text.number(tokens, 0)} behind block {block}" for block, tokens in found.remaining.items()]
-    return f"{text.number(found.tokens, 0)} to {', '.join(steps)}"
-
-
-def _pruning(found: PruningFacts | None) -> str:
-    if found is None:
-        return ""
-    parts = [f"{name} {stay} of {count} {kind}" for name, (kind, count, stay) in found.kept.items()]
-    return f"{text.percent(found.share)} of the products gone; what stays: {', '.join(parts)}"
-
-
-def half_engines(report: Report) -> list[HalfTyped]:
-    """Every engine whose graph has types of half precision."""
-    return [_typed(engine.artifact, engine.half) for engine in report.engines if engine.half is not None]
-
-
-def _typed(artifact: str, facts: HalfFacts) -> HalfTyped:
+def half_summary(facts: HalfFacts) -> str:
+    """The types of a graph in half precision, in a line."""
     macs = facts.macs
     share = text.percent(macs.float32 / max(macs.half + macs.float32, 1))
     parts = [f"{share} of the products in float32", text.count(len(facts.float32), "operation") + " in float32"]
     if facts.residual_exponent:
         parts.append(f"residual stream scaled by 2^-{facts.residual_exponent}, exactly")
-    underflow = {name: text.percent(lost) for name, lost in facts.underflow.items()}
-    return HalfTyped(artifact, f"{_TYPES[facts.type]}: {', '.join(parts)}", dict(facts.float32), underflow)
+    return f"{_TYPES[facts.type]}: {', '.join(parts)}"
 
 
-def _digests(report: Report) -> dict[str, str]:
+def digests(report: Report) -> dict[str, str]:
     """The digests that are not those of a bundle file: what the model was read from, and the data."""
     provenance, data = report.provenance, report.provenance.data
-    digests = {
+    found = {
         **{f"{name} (sha256)": digest for name, digest in provenance.source.sha256.items()},
         "Calibration data": data.calibration if report.calibration else None,
         "Evaluation data": data.evaluation,
     }
-    return {name: digest for name, digest in digests.items() if digest}
-
-
-# --- The rows of a self-test's page -----------------------------------------------------------------------------------
-
-
-# How a step ended, by the class of its chip.
-CHIPS: dict[StepStatus, str] = {"done": "pass", "failed": "fail", "not run": "none"}
-
-
-@dataclass(frozen=True)
-class EngineRow:
-    """One artifact of a model: an engine, or PyTorch, which has times alone."""
-
-    artifact: str
-    kernels: str
-    provider: str
-    agreement: Cell
-    difference: str
-    p50: str
-    p99: str
-    throughput: str
-    ratio: Cell
-    size: str
-    flags: list[str]
-
-
-@dataclass(frozen=True)
-class ModelView:
-    """One model; `reference`: what the ratios are to, None without any."""
-
-    name: str
-    trained: bool
-    rows: list[EngineRow]
-    reference: str | None
-
-
-@dataclass(frozen=True)
-class StepsView:
-    """The section of the steps; `chips`: how each way to end is coloured."""
-
-    steps: tuple[StepFacts, ...]
-    chips: dict[StepStatus, str]
-
-
-def steps_view(document: SelftestDocument) -> list[StepsView]:
-    """The section of the steps."""
-    return [StepsView(document.steps, CHIPS)]
-
-
-def model_views(document: SelftestDocument) -> list[ModelView]:
-    """A section for each model."""
-    return [_model_view(model) for model in document.models]
-
-
-def _model_view(model: SelftestModel) -> ModelView:
-    ratios = model.bench.ratios if model.bench else ()
-    return ModelView(model.name, model.trained, engine_rows(model), ratios[0].b if ratios else None)
-
-
-def engine_rows(model: SelftestModel) -> list[EngineRow]:
-    """Every artifact of a model, the one that the others are compared with first, where there is one."""
-    bench = model.bench
-    times = {row.artifact: row for row in bench.results} if bench else {}
-    ratios = {ratio.a: ratio for ratio in bench.ratios if ratio.metric == "latency"} if bench else {}
-    engines = {engine.artifact: engine for engine in model.engines}
-    names = list(dict.fromkeys([*times, *engines]))
-    return [_selftest_row(name, engines.get(name), times.get(name), ratios.get(name)) for name in names]
-
-
-def _selftest_row(name: str, engine: SelftestEngine | None, times: Row | None, ratio: Ratio | None) -> EngineRow:
-    verify = engine.verify if engine else None
-    kernels = engine.kernels if engine else {}
-    source = engine or times
-    latency = times.latency_ms if times else None
-    return EngineRow(
-        artifact=name,
-        kernels=", ".join(f"{count} in {kind}" for kind, count in kernels.items()) or text.MISSING,
-        provider=source.provider if source else text.MISSING,
-        agreement=table.agreement(verify) if verify else Cell(text.MISSING),
-        difference=text.small(verify.max_difference) if verify else text.MISSING,
-        p50=text.significant(latency.p50 if latency else None),
-        p99=text.significant(latency.p99 if latency else None),
-        throughput=text.significant(times.throughput) if times else text.MISSING,
-        ratio=Cell(
-            text.MISSING if ratio is None else text.significant(ratio.ratio) if ratio.decided else "not decided",
-            text.ratio_interval(ratio.ci95) if ratio and ratio.decided else "",
-        ),
-        size=text.megabytes(engine.bytes) if engine else text.MISSING,
-        flags=list(times.flags) if times else [],
-    )
+    return {name: digest for name, digest in found.items() if digest}
 
 
 # --- Reliability diagrams: accuracy against confidence, for the original and the recommended engine -------------------
 
 
-def reliability_view(page: RunPage) -> list[Plot]:
-    """The section; none without labels."""
-    plot = reliability_plot(page.report)
-    return [plot] if plot is not None else []
-
-
 def reliability_plot(report: Report) -> Plot | None:
     """Accuracy against confidence, of the original and of what is recommended; None without labels."""
     found = report.answers.reliability if report.answers else None
-    if not found or lookup.ORIGINAL not in found:
+    if not found or ORIGINAL not in found:
         return None
-    names = [lookup.ORIGINAL, *(name for name in lookup.focus(report)[:1] if name in found)]
+    names = [ORIGINAL, *(name for name in report.focus[:1] if name in found)]
     facts = " ".join(calibration_words(name, found[name]) for name in names)
     wide, narrow = both_variants(
         lambda is_narrow: _reliability_draw(report, {name: found[name] for name in names}, is_narrow),
@@ -498,7 +246,7 @@ def _reliability_draw(report: Report, found: Mapping[str, Reliability], narrow: 
         each.tick_params(length=0)
     handles = []
     for number, (name, facts) in enumerate(found.items()):
-        index, aside = lookup.colours(report)[name], number - (len(found) - 1) / 2
+        index, aside = colours(report)[name], number - (len(found) - 1) / 2
         _draw_bins(axes, facts.bins, index, 1.2 * aside)
         _draw_counts(counts, facts.bins, index, 3.4 * aside)
         label, marker = text.shorten(name, 20 if narrow else 28), figures.MARKERS[index]

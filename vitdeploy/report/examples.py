@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vitdeploy.document.report import Report
-from vitdeploy.report import lookup, text
-from vitdeploy.report.accuracy import class_views
-from vitdeploy.report.page import RunPage
+from vitdeploy.document.report import ORIGINAL, Report
+from vitdeploy.report import text
+from vitdeploy.report.accuracy import class_engines
+from vitdeploy.report.page import RunPage, data_uri
 from vitdeploy.spec import Task
 from vitdeploy.tasks.answers import ExampleFacts, Marks
 from vitdeploy.tasks.registry import TASKS
@@ -107,8 +107,9 @@ def examples_view(page: RunPage) -> list[ExamplesView]:
         return []
     reasons = [example.why or "usual" for example in report.examples]
     chosen = {reason: reasons.count(reason) for reason in ("changed", "unsure", "usual")}
-    which, by_class = "Other" if changed else "Example", bool(class_views(report))
-    return [ExamplesView(report.data.noun, which, others, chosen, by_class, ticked(page), TASKS[report.task].score)]
+    which, by_class = "Other" if changed else "Example", bool(class_engines(report))
+    return [ExamplesView(report.data.noun, which, others, chosen, by_class, ticked(page), BARS.get(report.task))]
+from vitdeploy.spec import Task
 
 
 def ticked(page: RunPage) -> bool:
@@ -120,7 +121,7 @@ def ticked(page: RunPage) -> bool:
 def _example(report: Report, example: ExampleFacts, index: int, images: Mapping[str, bytes]) -> Example:
     """One example: its image, if it is one, as a data URI, and its answers."""
     label, name = example.label, example.image
-    source = None if name is None else lookup.data_uri(images.get(name))
+    source = None if name is None else data_uri(images.get(name))
     alt = f"Example {report.data.noun} {index}" + ("" if label is None else f", labelled {label}")
     groups = _answer_groups(report.task, example)
     differs = any(group.differs for group in groups)
@@ -138,7 +139,7 @@ def _example(report: Report, example: ExampleFacts, index: int, images: Mapping[
         groups,
         _boxes(example.marks) if example.marks else [],
         example.marks.engine if example.marks else "",
-        [PanelView(panel.title, lookup.data_uri(images.get(panel.image))) for panel in example.panels],
+        [PanelView(panel.title, data_uri(images.get(panel.image))) for panel in example.panels],
     )
 
 
@@ -168,7 +169,7 @@ def _answer_groups(task: Task, example: ExampleFacts) -> list[AnswerGroup]:
     original = example.reference.label
     wanted = example.label if TASKS[task].in_words else None
     groups: dict[str, AnswerGroup] = {}
-    for artifact, answer in {lookup.ORIGINAL: example.reference, **example.engines}.items():
+    for artifact, answer in {ORIGINAL: example.reference, **example.engines}.items():
         label = answer.label
         group = groups.setdefault(label, AnswerGroup(label, label != original, label == wanted, []))
         group.answers.append(_answer(artifact, answer.score))

@@ -24,6 +24,8 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from vitdeploy.report.text import shorten
+
 # --- Figures in the look of the report: placeholder colours, style, margins in pixels, the latency axis ---------------
 
 
@@ -95,6 +97,18 @@ def axes_in(figure: Figure, *, left: float, right: float, bottom: float, top: fl
     return figure.add_axes(
         (left / width, bottom / height, (width - left - right) / width, (height - bottom - top) / height)
     )
+
+
+def plane(
+    figure: Figure, xlabel: str, title: str, *, left: float = 50, bottom: float = 48, top: float = 28, pad: float = 12
+) -> Axes:
+    """Axes with horizontal lines. A title above them reads better than a label on its side."""
+    axes = axes_in(figure, left=left, right=14, bottom=bottom, top=top)
+    axes.set_xlabel(xlabel)
+    axes.set_title(title, loc="left", fontsize=12, color=MUTED, pad=pad)
+    axes.grid(axis="y")
+    axes.set_axisbelow(True)
+    return axes
 
 
 def mark_legend(axes: Axes, handles: Sequence[Line2D], *, right: bool = False, gap: float = 0.4) -> None:
@@ -182,6 +196,94 @@ def mark_point(axes: Axes, place: Place, series: int, chosen: bool) -> None:
         markeredgecolor=PAPER,
         markeredgewidth=1,
         zorder=4,
+    )
+
+
+# --- Figures of strips ------------------------------------------------------------------------------------------------
+# one strip for each artifact, one above the other on one horizontal axis, each with its name.
+
+
+WIDE, NARROW = 840.0, 360.0  # pixels
+_HEIGHTS = {False: 58.0, True: 68.0}  # of a strip, by whether the figure is narrow
+_LONGEST = 30  # letters of a name next to its strip
+
+
+def new_strips(
+    names: Sequence[str], notes: Sequence[str], narrow: bool, top: float, rise: float
+) -> tuple[Figure, Axes]:
+    """Axes with a strip for each name, the first at height 0, the next at -1, and so on.
+
+    Beside a strip stands its name, with a note below it; on a phone both stand above it, where there is more room.
+
+    Args:
+        top: room above the strips, in pixels. rise: how far what is drawn in a strip reaches above its height, at most
+            0.5.
+    """
+    count, height = len(names), _HEIGHTS[narrow]
+    if narrow:
+        figure = new_figure(NARROW, count * height + top + 54)
+        axes = axes_in(figure, left=10, right=12, bottom=48, top=top + 6)
+    else:
+        figure = new_figure(WIDE, count * height + top + 48)
+        left = _label_width(figure, [*names, *notes]) + 30
+        axes = axes_in(figure, left=left, right=14, bottom=48, top=top)
+    axes.set_ylim(-count + (0.62 if narrow else 0.5), rise + (0.36 if narrow else 0.14))
+    axes.spines["left"].set_visible(False)
+    axes.set_yticks([])
+    axes.set_axisbelow(True)
+    for index, (name, note) in enumerate(zip(names, notes, strict=True)):
+        if narrow:
+            _name_above(axes, -index + rise + 0.1, name, note)
+        else:
+            _name_beside(axes, -index, name, note)
+    return figure, axes
+
+
+def _label_width(figure: Figure, names: Sequence[str]) -> float:
+    """The room that the longest name or note needs, in pixels."""
+    probe = figure.text(0, 0, "", fontsize=12, parse_math=False)
+    widths = []
+    for name in names:
+        probe.set_text(shorten(name, _LONGEST))
+        widths.append(text_size(probe)[0])
+    probe.remove()
+    return max(widths)
+
+
+def _name_beside(axes: Axes, height: float, name: str, note: str) -> None:
+    lines = [(shorten(name, _LONGEST), INK, 12.0), (note, MUTED, 11.0)]
+    for number, (words, colour, size) in enumerate(line for line in lines if line[0]):
+        axes.annotate(
+            words,
+            (0, height),
+            xytext=(-14, (4 if note else -4) - 15 * number),
+            xycoords=axes.get_yaxis_transform(),
+            textcoords="offset points",
+            ha="right",
+            color=colour,
+            fontsize=size,
+            parse_math=False,
+        )
+
+
+def _name_above(axes: Axes, height: float, name: str, note: str) -> None:
+    axes.text(
+        0,
+        height,
+        shorten(name, _LONGEST if note else 40),
+        transform=axes.get_yaxis_transform(),
+        color=INK,
+        parse_math=False,
+    )
+    axes.text(
+        1,
+        height,
+        note,
+        transform=axes.get_yaxis_transform(),
+        ha="right",
+        color=MUTED,
+        fontsize=11,
+        parse_math=False,
     )
 
 
@@ -280,7 +382,7 @@ _LEADER_FROM = 16  # pixels; a nearer label needs no line to its point
 _PADDING = 2.0
 
 
-class Box(NamedTuple):
+class PixelBox(NamedTuple):
     """A rectangle in pixels."""
 
     left: float
@@ -288,7 +390,7 @@ class Box(NamedTuple):
     right: float
     top: float
 
-    def overlap(self, other: Box) -> float:
+    def overlap(self, other: PixelBox) -> float:
         """The shared area."""
         width = min(self.right, other.right) - max(self.left, other.left)
         height = min(self.top, other.top) - max(self.bottom, other.bottom)
@@ -318,10 +420,10 @@ class Anchor:
 
 
 @dataclass(frozen=True)
-class Placement:
+class LabelPlace:
     """The place of a label, how bad it is, and its leader line (point to label) if it needs one."""
 
-    box: Box
+    box: PixelBox
     cost: float
     leader: Line | None
     clean: bool = True
@@ -340,7 +442,7 @@ def label_points(
     axes: Axes,
     points: Sequence[tuple[float, float]],
     texts: Sequence[Text],
-    obstacles: Sequence[Box],
+    obstacles: Sequence[PixelBox],
     lines: Sequence[Line],
 ) -> bool:
     """Move each text to a free place near its point (data coordinates), with a leader line where it is far.
@@ -350,7 +452,7 @@ def label_points(
     pixels = axes.transData.transform(points)
     anchors = [Anchor(float(x), float(y), *text_size(text)) for (x, y), text in zip(pixels, texts, strict=True)]
     extent = axes.get_window_extent()
-    frame = Box(extent.x0, extent.y0, extent.x1, extent.y1)
+    frame = PixelBox(extent.x0, extent.y0, extent.x1, extent.y1)
     to_data = axes.transData.inverted()
     layout = _best_layout(anchors, obstacles, lines, frame)
     for text, place in zip(texts, layout, strict=True):
@@ -363,9 +465,16 @@ def label_points(
     return all(place.clean for place in layout)
 
 
+def number_points(axes: Axes, places: Sequence[Place], numbers: Sequence[int], lines: Sequence[Line] = ()) -> None:
+    """A number at each point (data coordinates)."""
+    texts = [axes.text(*place, str(number), color=INK) for place, number in zip(places, numbers, strict=True)]
+    boxes = [PixelBox(x - 7, y - 7, x + 7, y + 7) for x, y in axes.transData.transform(places).tolist()]
+    label_points(axes, places, texts, boxes, lines)
+
+
 def _best_layout(
-    anchors: Sequence[Anchor], obstacles: Sequence[Box], lines: Sequence[Line], frame: Box
-) -> list[Placement]:
+    anchors: Sequence[Anchor], obstacles: Sequence[PixelBox], lines: Sequence[Line], frame: PixelBox
+) -> list[LabelPlace]:
     """Greedy placement in several orders; the cheapest outcome wins."""
     indices = range(len(anchors))
     orders = [
@@ -379,10 +488,14 @@ def _best_layout(
 
 
 def _greedy(
-    anchors: Sequence[Anchor], order: Sequence[int], obstacles: Sequence[Box], lines: Sequence[Line], frame: Box
-) -> list[Placement]:
+    anchors: Sequence[Anchor],
+    order: Sequence[int],
+    obstacles: Sequence[PixelBox],
+    lines: Sequence[Line],
+    frame: PixelBox,
+) -> list[LabelPlace]:
     """Give each label in turn the cheapest place that is left."""
-    placed: dict[int, Placement] = {}
+    placed: dict[int, LabelPlace] = {}
     for index in order:
         taken = [*obstacles, *(place.box for place in placed.values())]
         drawn = [*lines, *(place.leader for place in placed.values() if place.leader)]
@@ -394,26 +507,26 @@ def _greedy(
     return [placed[index] for index in range(len(anchors))]
 
 
-def _places(anchor: Anchor) -> Iterator[Placement]:
+def _places(anchor: Anchor) -> Iterator[LabelPlace]:
     """The places around a point, near ones first; at this stage the cost is the distance."""
     half_width, half_height = anchor.width / 2 + _PADDING, anchor.height / 2 + _PADDING
     for distance in _DISTANCES:
         for right, up in _DIRECTIONS:
             x = anchor.x + right * distance + _sign(right) * half_width
             y = anchor.y + up * distance + _sign(up) * half_height
-            box = Box(x - half_width, y - half_height, x + half_width, y + half_height)
+            box = PixelBox(x - half_width, y - half_height, x + half_width, y + half_height)
             leader = ((anchor.x, anchor.y), _nearest(box, anchor)) if distance > _LEADER_FROM else None
-            yield Placement(box, distance, leader)
+            yield LabelPlace(box, distance, leader)
 
 
 def _judged(
-    place: Placement,
+    place: LabelPlace,
     anchor: Anchor,
     others: Sequence[Anchor],
-    taken: Sequence[Box],
+    taken: Sequence[PixelBox],
     drawn: Sequence[Line],
-    frame: Box,
-) -> Placement:
+    frame: PixelBox,
+) -> LabelPlace:
     """The place with its full cost: what it hides, what it crosses, and whose label it could be taken for."""
     box = place.box
     hidden = sum(box.overlap(other) for other in taken)
@@ -433,18 +546,18 @@ def _sign(value: float) -> int:
     return (value > 0) - (value < 0)
 
 
-def _nearest(box: Box, anchor: Anchor) -> tuple[float, float]:
+def _nearest(box: PixelBox, anchor: Anchor) -> tuple[float, float]:
     """The point of the box that is nearest to the anchor."""
     return min(max(anchor.x, box.left), box.right), min(max(anchor.y, box.bottom), box.top)
 
 
-def _gap(box: Box, anchor: Anchor) -> float:
+def _gap(box: PixelBox, anchor: Anchor) -> float:
     """The distance of a label from a point."""
     x, y = _nearest(box, anchor)
     return math.hypot(x - anchor.x, y - anchor.y)
 
 
-def _crosses(line: Line, box: Box) -> bool:
+def _crosses(line: Line, box: PixelBox) -> bool:
     """Whether a line runs through a box: the stretches inside its width and inside its height overlap."""
     (x0, y0), (x1, y1) = line
     enter, leave = 0.0, 1.0

@@ -1,108 +1,223 @@
 """Documents as self-contained HTML pages: no scripts, no external requests, readable offline and in print.
 
-Each page is a table of sections. All text of a document is taken as untrusted: it is escaped, and cleaned of control
-characters.
+Each page is a table of sections, whose templates read the document itself. All text of a document is taken as
+untrusted: it is escaped, and cleaned of control characters.
 """
 
 from __future__ import annotations
 
+import inspect
+import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from vitdeploy.benchmark.run import spelt
+from vitdeploy.document.bench import Bench, ContextFacts
+from vitdeploy.document.commands import SelftestDocument
 from vitdeploy.document.comparison import ComparisonDocument
 from vitdeploy.document.history import HistoryDocument
-from vitdeploy.document.report import Judgement, Report, VerdictFacts
-from vitdeploy.document.selftest import SelftestDocument
+from vitdeploy.document.report import Judgement, Report
 from vitdeploy.document.sweep import SweepDocument, TuneDocument
-from vitdeploy.report import lookup, measures, quantization, table, text
+from vitdeploy.report import (
+    accuracy,
+    context,
+    examples,
+    history,
+    measures,
+    quantization,
+    summary,
+    sweep,
+    table,
+    text,
+)
 from vitdeploy.report import page as notes
-from vitdeploy.report.context import model_views
-from vitdeploy.report.measures import Cell
-from vitdeploy.report.page import Document, RunPage, Section, shown
-from vitdeploy.report.sections import COMPARISON, HISTORY, RUN, SELFTEST, SWEEP, TUNING
-from vitdeploy.report.sweep import progressed
-from vitdeploy.report.table import Gate
+from vitdeploy.report.figures import Plot
+from vitdeploy.report.latency import bench_plots
+from vitdeploy.report.page import Document, RunPage, Section, measured, measured_alone
 from vitdeploy.runtime.host import name_host
 from vitdeploy.search.mixed import Sensitivity
-from vitdeploy.spec import bound_words
+from vitdeploy.tasks import tensors
 
 TEMPLATES = (Path(__file__).parent / "templates",)
+# Their public functions are filters of templates, and their constants are globals.
+MODULES: tuple[ModuleType, ...] = (
+    text,
+    measures,
+    notes,
+    table,
+    tensors,
+    accuracy,
+    context,
+    examples,
+    history,
+    quantization,
+    summary,
+    sweep,
+)
+
+# --- The tables of all pages: which sections each has, in which order -------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The part above the sections of a run and of a search. `grade`: of its speed, if that was judged. `reasons`: what
-    the remarks do not say. `headline`: the leading artifact in numbers; `starred`: the same, if it is recommended."""
+COMPARED = "Every artifact against the original"
+TIME = "Where the time goes"
 
-    gate: Gate
-    grade: Gate | None
-    reasons: list[str]
-    headline: list[Cell]
-    starred: str | None
-    leading: str | None
+
+def _context(bench: Bench | None) -> list[ContextFacts]:
+    return [bench.context] if bench and bench.context and bench.context.machine else []
+
+
+def _plots(report: Judgement) -> list[Plot]:
+    found = [accuracy.accuracy_plot(report), *bench_plots(measured(report)), *quantization.sensitivity_plots(report)]
+    return [plot for plot in found if plot is not None]
+
+
+def _changed(page: RunPage) -> list[Report]:
+    """The report, if it says what changed."""
+    counts = page.report.answers.changed if page.report.answers else {}
+    return [page.report] if counts or examples.examples(page.report, page.images)[0] else []
+
+
+def _outputs(report: Report) -> list[tuple[str, tensors.OutputFacts]]:
+    """The outputs of no known task, with the engine of each."""
+    return [
+        (engine.artifact, output)
+        for engine in report.engines
+        if isinstance(engine.verify, tensors.TensorComparison)
+        for output in engine.verify.outputs
+    ]
+
+
+def _parts(report: Report) -> dict[str, dict[str, float]]:
+    """The milliseconds of each graph of a model of several, by artifact."""
+    return {name: row.parts_ms for name, row in report.results.items() if row.parts_ms}
+
+
+def _some(view: object) -> list[object]:
+    """One view, where there is anything to show."""
+    return [view] if view else []
+
+
+RUN: tuple[Section[RunPage], ...] = (
+    Section("summary", "Summary", lambda page: _some(summary.summary(page.report)), "summary.html.jinja", "summary"),
+    Section("comparison", COMPARED, lambda page: [page.report], "comparison.html.jinja"),
+    Section("outputs", "Output by output", lambda page: _some(_outputs(page.report)), "outputs.html.jinja"),
+    Section("sizes", "Image sizes", lambda page: _some(page.report.sizes), "sizes.html.jinja"),
+    Section("changed", "{view.data.nouns} whose answer changed", _changed, "changed.html.jinja"),
+    Section("classes", "Class by class", lambda page: _some(accuracy.class_engines(page.report)), "classes.html.jinja"),
+    Section(
+        "reliability", "{view.title}", lambda page: _some(context.reliability_plot(page.report)), "plot.html.jinja"
+    ),
+    Section("plot-{number}", "{view.title}", lambda page: _plots(page.report), "plot.html.jinja"),
+    Section("context", TIME, lambda page: _context(page.report.bench), "context.html.jinja"),
+    Section("parts", "Graph by graph", lambda page: _some(_parts(page.report)), "parts.html.jinja"),
+    Section(
+        "sensitivity-of-{number}",
+        "Layer by layer: {view.artifact}",
+        lambda page: quantization.engines_with_costs(page.report),
+        "costs.html.jinja",
+    ),
+    Section("examples", "{view.which} {view.noun}s", examples.examples_view, "examples.html.jinja"),
+    Section("attention", "Where the model looks", lambda page: _some(page.report.attention), "attention.html.jinja"),
+    Section("details", "How it was made and measured", lambda page: [page.report], "details.html.jinja"),
+)
+TUNING: tuple[Section[TuneDocument], ...] = (
+    Section("variants", "{view.title}", lambda document: [sweep.pareto_plot(document)], "variants.html.jinja"),
+    Section("comparison", COMPARED, lambda document: [document], "comparison.html.jinja"),
+    Section("plot-{number}", "{view.title}", _plots, "plot.html.jinja"),
+    Section("rows", "Number of rows", lambda document: _some(document.rows), "aligned_rows.html.jinja"),
+    Section(
+        "merging",
+        "Token merging",
+        lambda document: _some([trial for trial in document.merging.values() if trial.schedules]),
+        "merging.html.jinja",
+    ),
+    Section("pruning", "Pruning", lambda document: _some(document.pruning), "pruning.html.jinja"),
+    Section("left-out", "Not tried", lambda document: _some(sweep.left_out(document)), "left_out.html.jinja"),
+)
+COMPARISON: tuple[Section[ComparisonDocument], ...] = (
+    Section("engines", "Engine by engine", lambda document: [document], "pairs.html.jinja"),
+    Section(
+        "plot-{number}",
+        "{view.title}",
+        lambda document: bench_plots(measured_alone(document.bench) if document.bench else None),
+        "plot.html.jinja",
+    ),
+    Section("context", TIME, lambda document: _context(document.bench), "context.html.jinja"),
+    Section("details", "What was compared, and where", lambda document: [document], "sides.html.jinja"),
+)
+SWEEP: tuple[Section[SweepDocument], ...] = (
+    Section("verdicts", "Verdicts", lambda document: [document], "verdicts.html.jinja"),
+    Section("plot-{number}", "{view.title}", sweep.sweep_plots, "plot.html.jinja"),
+    Section("engines", "Every engine", lambda document: [document], "swept_engines.html.jinja"),
+    Section("machine", "Machine", lambda document: [document], "machine.html.jinja"),
+)
+HISTORY: tuple[Section[HistoryDocument], ...] = (
+    Section(
+        "changes",
+        "What got slower or faster",
+        lambda document: [history.latest_changes(document)] if document.series else [],
+        "history_changes.html.jinja",
+    ),
+    Section("canaries", "Wrong answers", lambda document: _some(document.canaries), "history_canaries.html.jinja"),
+    Section("all", "All series", lambda document: _some(document.series), "history_series.html.jinja"),
+    Section("series-{number}", "{view.title}", lambda document: document.series, "history_one.html.jinja"),
+    Section(
+        "left-out",
+        "Files that are left out",
+        lambda document: _some([(each.what, each.why) for each in document.left_out]),
+        "left_out.html.jinja",
+    ),
+)
+SELFTEST: tuple[Section[SelftestDocument], ...] = (
+    Section("machine", "What the target needs of this machine", lambda document: [document], "needs.html.jinja"),
+    Section("steps", "Steps", lambda document: [document], "steps.html.jinja"),
+    Section("model-{number}", "{view.name}", lambda document: document.models, "tested_model.html.jinja"),
+)
+
+# --- The pages --------------------------------------------------------------------------------------------------------
 
 
 def render_html(report: Report, images: Mapping[str, bytes]) -> str:
     """The report page. `images` holds the pictures that its examples name."""
     found = text.cleaned(report)
-    return _render("run_page", RUN, RunPage(found, images), **_judged(found))
+    return _render("run_page", RUN, RunPage(found, images), report=found, notices=_notices(found))
 
 
 def render_sensitivity(sensitivity: Sensitivity, name: str) -> str:
     """The page of what each layer costs in INT8, of the model with this name; both are taken as untrusted."""
     found = text.cleaned(sensitivity)
-    layers, groups = quantization.sensitivity_rows(found)
     plot = quantization.sensitivity_plot(found, "", "sensitivity")
-    return (
-        _environment()
-        .get_template("sensitivity_page.html.jinja")
-        .render(
-            name=text.clean(name),
-            target=found.target,
-            unit=found.unit,
-            headline=quantization.headline(found),
-            summary=quantization.sensitivity_summary(found),
-            plot=plot,
-            layers=layers,
-            groups=groups,
-        )
-    )
+    return _render("sensitivity_page", (), found, sensitivity=found, name=text.clean(name), plot=plot)
 
 
 def render_tuning(document: TuneDocument, recipe: str) -> str:
     """The page of a search; `recipe` is the file of what to ship, and as untrusted."""
     found = text.cleaned(document)
     lines = "\n".join(text.clean(line) for line in recipe.splitlines())
-    last = Section[TuneDocument]("recipe", "Recipe", lambda _: [Recipe(lines)], "recipe.html.jinja")
-    return _render("tuning_page", (*TUNING, last), found, **_judged(found))
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """The section of a recipe."""
-
-    text: str
+    last = Section[TuneDocument]("recipe", "Recipe", lambda _: [lines], "recipe.html.jinja")
+    return _render("tuning_page", (*TUNING, last), found, report=found, notices=_notices(found))
 
 
 def render_selftest(document: SelftestDocument) -> str:
     """The page of a self-test."""
     found = text.cleaned(document)
-    legend = notes.legend(flag for model in model_views(found) for row in model.rows for flag in row.flags)
-    noticed = notes.notices((), *(model.bench.undecided for model in found.models if model.bench))
-    return _render("selftest_page", SELFTEST, found, report=found, legend=legend, notices=noticed)
+    benches = [model.bench for model in found.models if model.bench]
+    flags = [flag for bench in benches for row in bench.results for flag in row.flags]
+    noticed = notes.notices((), *(bench.undecided for bench in benches))
+    return _render("selftest_page", SELFTEST, found, report=found, flags=flags, notices=noticed)
 
 
 def render_regression(document: ComparisonDocument) -> str:
     """The page of a comparison of two bundles or reports."""
     found = text.cleaned(document)
     noticed = notes.notices((), found.bench.undecided if found.bench else {})
-    gate = table.gate(found.gate.status, "Limits")
-    return _render("regression_page", COMPARISON, found, report=found, gate=gate, notices=noticed)
+    return _render("regression_page", COMPARISON, found, report=found, notices=noticed)
 
 
 def render_sweep(document: SweepDocument) -> str:
@@ -110,15 +225,15 @@ def render_sweep(document: SweepDocument) -> str:
     found = text.cleaned(document)
     reports = [each.report for each in found.recipes if each.report]
     warnings = [f"{each.name}: {line}" for each in reports for line in each.warnings]
-    noticed = notes.notices(warnings, *(_named(each) for each in reports))
-    return _render("sweep_page", SWEEP, found, report=found, notices=noticed, progress=progressed(found))
+    undecided = [{f"{each.name}: {name}": why for name, why in each.undecided.items()} for each in reports]
+    return _render("sweep_page", SWEEP, found, report=found, notices=notes.notices(warnings, *undecided))
 
 
 def render_history(document: HistoryDocument) -> str:
     """The page of a history."""
     found = text.cleaned(document)
-    legend = notes.legend(flag for series in found.series for point in series.points for flag in point.flags)
-    return _render("history_page", HISTORY, found, report=found, legend=legend)
+    flags = [flag for series in found.series for point in series.points for flag in point.flags]
+    return _render("history_page", HISTORY, found, report=found, flags=flags)
 
 
 def is_history_page(path: Path) -> bool:
@@ -129,34 +244,20 @@ def is_history_page(path: Path) -> bool:
 
 def _render(page: str, sections: Sequence[Section[Document]], document: Document, **head: object) -> str:
     """A page with its sections; `head` is what stands around them."""
-    template = _environment().get_template(f"{page}.html.jinja")
-    return template.render(sections=list(shown(sections, document)), **head)
+    return _environment().get_template(f"{page}.html.jinja").render(sections=sections, document=document, **head)
 
 
-def _named(report: Report) -> dict[str, str]:
-    """The undecided points of one recipe of many, under the recipe's name."""
-    return {f"{report.name}: {name}": why for name, why in lookup.undecided(report).items()}
+def _notices(report: Judgement) -> list[notes.Notice]:
+    """Warnings, and what is not decided where no grade says so."""
+    return notes.notices(report.warnings, {} if report.verdict.grade is not None else report.undecided)
 
 
-def _judged(report: Judgement) -> dict[str, object]:
-    """The part above the sections of a run and of a search."""
-    facts, undecided = report.verdict, lookup.undecided(report)
-    graded = facts.grade is not None
-    verdict = Verdict(
-        table.gate(facts.gate, table.judges(report)),
-        table.grade(facts),
-        [*_reasons(facts), *(notes.by_reason(undecided) if graded else [])],
-        table.headline(report),
-        lookup.starred(report),
-        facts.stands_for_all,
-    )
-    return {"report": report, "top": verdict, "notices": notes.notices(report.warnings, {} if graded else undecided)}
-
-
-def _reasons(verdict: VerdictFacts) -> list[str]:
-    """The reasons of the gate that no remark has said already."""
+def _reasons(report: Judgement) -> list[str]:
+    """The reasons of the gate that no remark has said already, and those of a grade."""
+    verdict = report.verdict
     said = " ".join([verdict.sentence, *verdict.remarks])
-    return [reason for reason in dict.fromkeys(verdict.reasons) if reason not in said]
+    reasons = [reason for reason in dict.fromkeys(verdict.reasons) if reason not in said]
+    return reasons + (notes.by_reason(report.undecided) if verdict.grade is not None else [])
 
 
 def _environment() -> Environment:
@@ -167,24 +268,30 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
-        number=text.number,
-        significant=text.significant,
-        small=text.small,
-        size=text.size,
-        parameters=text.parameters,
-        interval=text.interval,
-        ratio_interval=text.ratio_interval,
-        date=text.date,
-        host=name_host,
-        counted=text.count,
-        measured=measures.cell,
-        badge=table.gate,
-        bound_words=bound_words,
-        with_contents=_with_contents,
-        soft_breaks=_soft_breaks,
-    )
+    environment.filters = {**_filters(), **environment.filters}
+    constants = {name: value for module in MODULES for name, value in vars(module).items() if name.isupper()}
+    environment.globals.update(constants)
     return environment
+
+
+def _filters() -> dict[str, Callable[..., object]]:
+    """What templates write numbers and facts with: the functions of the modules above, by name, and a few others."""
+    public = {name: each for module in MODULES for name, each in vars(module).items() if inspect.isfunction(each)}
+    return {
+        **public,
+        "counted": text.count,
+        "json": json.dumps,
+        "host": name_host,
+        "badge": table.gate,
+        "reasons": _reasons,
+        "measured": measures.cell,
+        "examples": lambda page: examples.examples(page.report, page.images),
+        "quote": quote,
+        "signed": _signed,
+        "soft_breaks": _soft_breaks,
+        "spelt": spelt,
+        "with_contents": _with_contents,
+    }
 
 
 def _with_contents(body: Markup) -> Markup:
@@ -200,3 +307,8 @@ def _with_contents(body: Markup) -> Markup:
 def _soft_breaks(value: str) -> Markup:
     """A CamelCase name, escaped, that may be broken before each capital."""
     return Markup("<wbr>").join(re.split(r"(?<=[a-z])(?=[A-Z])", value))
+
+
+def _signed(change: int) -> str:
+    """A difference of counts; "" of none."""
+    return f"{change:+d}".replace("-", "−") if change else ""

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from vitdeploy.benchmark.summary import Row, ScenarioResult
 from vitdeploy.report import figures, text
-from vitdeploy.report import images as strips
 from vitdeploy.report.figures import Plot, both_variants
-from vitdeploy.report.lookup import Measured
+from vitdeploy.report.page import MeasuredBench
 
 # --- The plot of latency: its distribution per artifact ---------------------------------------------------------------
 
@@ -28,7 +27,7 @@ _MARKS = {"p50": "o", "p90": "D", "p99": "|"}
 Values = NDArray[np.float64]
 
 
-def latency_plot(measured: Measured) -> Plot | None:
+def latency_plot(measured: MeasuredBench) -> Plot | None:
     """The distribution of latency per artifact."""
     if not measured.rows:
         return None
@@ -48,19 +47,25 @@ def latency_plot(measured: Measured) -> Plot | None:
     return Plot("Latency", caption, wide, narrow)
 
 
+def bench_plots(measured: MeasuredBench | None) -> list[Plot]:
+    """Plots of the distribution of latencies, and of their drift over time; none without a bench."""
+    latency = latency_plot(measured) if measured is not None else None
+    return [] if measured is None or latency is None else [latency, *timeline_plots(measured)]
+
+
 def _percentiles(row: Row) -> dict[str, float]:
     return {key: getattr(row.latency_ms, key) for key in _MARKS}
 
 
-def _draw_latency(measured: Measured, narrow: bool) -> Figure:
+def _draw_latency(measured: MeasuredBench, narrow: bool) -> Figure:
     """One variant: a strip for each artifact."""
     names = list(measured.rows)
-    figure, axes = strips.new_strips(names, [""] * len(names), narrow, top=32, rise=_RISE)
+    figure, axes = figures.new_strips(names, [""] * len(names), narrow, top=32, rise=_RISE)
     _draw_distributions(axes, measured)
     return figure
 
 
-def _draw_distributions(axes: Axes, measured: Measured) -> None:
+def _draw_distributions(axes: Axes, measured: MeasuredBench) -> None:
     """Per artifact a density curve, the samples as a rug, and the three percentiles."""
     values = {name: _usable(measured.bench.samples_ms.get(name)) for name in measured.rows}
     marks = [value for row in measured.rows.values() for value in _percentiles(row).values()]
@@ -177,7 +182,7 @@ class Track:
     unit: str
 
 
-def _tracks_in_turns(measured: Measured) -> dict[str, list[Track]]:
+def _tracks_in_turns(measured: MeasuredBench) -> dict[str, list[Track]]:
     """Tracks of every artifact in the scenarios that it took turns in; artifacts or scenarios without times are left
     out."""
     found = {
@@ -188,7 +193,7 @@ def _tracks_in_turns(measured: Measured) -> dict[str, list[Track]]:
     return {name: each for name, each in known.items() if each}
 
 
-def _tracks_of_runs(measured: Measured) -> dict[str, dict[str, list[Track]]]:
+def _tracks_of_runs(measured: MeasuredBench) -> dict[str, dict[str, list[Track]]]:
     """The same of runs without turns, by scenario."""
     found: dict[str, dict[str, list[Track]]] = {}
     for name, row in measured.rows.items():
@@ -232,7 +237,7 @@ def _together(tracks: Sequence[Track]) -> Iterator[tuple[Values, Values]]:
                 yield next(means), next(means)
 
 
-def timeline_plots(measured: Measured) -> list[Plot]:
+def timeline_plots(measured: MeasuredBench) -> list[Plot]:
     """The benchmark run, and each long run; none of what no times are known of."""
     bench_run = _bench_plot(measured, _tracks_in_turns(measured))
     plots = [] if bench_run is None else [bench_run]
@@ -241,7 +246,7 @@ def timeline_plots(measured: Measured) -> list[Plot]:
     return plots
 
 
-def _bench_plot(measured: Measured, found: Mapping[str, Sequence[Track]]) -> Plot | None:
+def _bench_plot(measured: MeasuredBench, found: Mapping[str, Sequence[Track]]) -> Plot | None:
     if not found:
         return None
     wide, narrow = both_variants(
@@ -260,7 +265,7 @@ def _bench_plot(measured: Measured, found: Mapping[str, Sequence[Track]]) -> Plo
     return Plot("Timeline", caption, wide, narrow)
 
 
-def _run_plot(measured: Measured, runs: Mapping[str, Sequence[Track]], scenario: str, number: int) -> Plot:
+def _run_plot(measured: MeasuredBench, runs: Mapping[str, Sequence[Track]], scenario: str, number: int) -> Plot:
     wide, narrow = both_variants(
         lambda is_narrow: _draw(measured, runs, is_narrow, "since the run of the artifact began", False),
         f"sustained-{number}",
@@ -287,13 +292,13 @@ def _facts(found: Mapping[str, Sequence[Track]]) -> str:
 
 
 def _draw(
-    measured: Measured, found: Mapping[str, Sequence[Track]], narrow: bool, begins: str, with_mean: bool
+    measured: MeasuredBench, found: Mapping[str, Sequence[Track]], narrow: bool, begins: str, with_mean: bool
 ) -> Figure:
     """One variant: a strip for each artifact, all on one scale of percents and one of time, which has its zero where
     `begins` says. `with_mean`: with what all artifacts did at the same time."""
     names = list(found)
     levels = [_levels(found[name]) for name in names]
-    figure, axes = strips.new_strips(names, levels, narrow, top=_TOP, rise=_BAND)
+    figure, axes = figures.new_strips(names, levels, narrow, top=_TOP, rise=_BAND)
     every = [track for each in found.values() for track in each]
     scenarios = list(dict.fromkeys(track.scenario for track in every))
     low, high = _limits([track.moves for track in every])

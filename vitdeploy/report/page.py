@@ -1,14 +1,19 @@
-"""The frame of a page: its sections and notes."""
+"""The frame of a page: its sections, its notes, and the colours of artifacts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import base64
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from vitdeploy.document.report import Report
+from vitdeploy.benchmark.summary import Row
+from vitdeploy.document.bench import Bench
+from vitdeploy.document.report import ORIGINAL, Judgement, Report
+from vitdeploy.document.sweep import TuneDocument
+from vitdeploy.report import figures
 
-# --- The structure of a page: a table of sections, each with its view of a document and its template ------------------
+# --- The structure of a page: a table of sections, each with what it shows of a document and its template -------------
 
 
 Document = TypeVar("Document")
@@ -26,9 +31,9 @@ class RunPage:
 class Section(Generic[Document]):
     """A row of a page's table.
 
-    `views` gives what the template shows as `view`, typed: nothing where the document has nothing of the kind, several
-    where `anchor` counts them by "{number}". In `title` the attributes of the view may stand, as "{view.noun}s". `css`:
-    a class of the section.
+    `views` gives what the template shows as `view`, most often a part of the document: nothing where the document has
+    nothing of the kind, several where `anchor` counts them by "{number}". In `title` the attributes of the view may
+    stand, as "{view.artifact}". `css`: a class of the section.
     """
 
     anchor: str
@@ -36,25 +41,6 @@ class Section(Generic[Document]):
     views: Callable[[Document], Sequence[object]]
     template: str
     css: str = ""
-
-
-@dataclass(frozen=True)
-class Shown:
-    """One section that there is; the names are those that the templates use."""
-
-    anchor: str
-    title: str
-    view: object
-    template: str
-    css: str
-
-
-def shown(sections: Sequence[Section[Document]], document: Document) -> Iterator[Shown]:
-    """The sections of a document, in the table's order."""
-    for section in sections:
-        for number, view in enumerate(section.views(document), start=1):
-            title = section.title.format(view=view)
-            yield Shown(section.anchor.format(number=number), title, view, section.template, section.css)
 
 
 # --- Notes to the numbers: warnings of the run, undecided measurements, and the meaning of the flags ------------------
@@ -106,3 +92,62 @@ def legend(flags: Iterable[str]) -> list[tuple[str, str]]:
     used = list(dict.fromkeys(flags))
     order = sorted(used, key=lambda flag: list(MEANINGS).index(flag) if flag in MEANINGS else len(MEANINGS))
     return [(flag, MEANINGS.get(flag, "")) for flag in order]
+
+
+# --- What plots and tables share: the colours of artifacts, a bench in their order, pictures --------------------------
+
+
+def data_uri(picture: bytes | None) -> str | None:
+    """A PNG or JPEG as what an image of a page is loaded from."""
+    if picture is None:
+        return None
+    kind = "jpeg" if picture.startswith(b"\xff\xd8") else "png"
+    return f"data:image/{kind};base64,{base64.b64encode(picture).decode('ascii')}"
+
+
+def series_colour(index: int) -> int:
+    """The colour and marker number of the artifact, target or recipe with this index; 0 is that of the original."""
+    return 1 + index % (len(figures.SERIES) - 1)
+
+
+def target_colours(document: TuneDocument) -> dict[str, int]:
+    """The colour and marker number of each target of a search."""
+    targets = dict.fromkeys(each.target for each in document.variants)
+    return {target: series_colour(index) for index, target in enumerate(targets)}
+
+
+def colours(report: Judgement) -> dict[str, int]:
+    """The colour and marker number of every artifact: 0 for the original, the others share the rest. In a search all
+    variants for a target have one."""
+    if isinstance(report, TuneDocument):
+        of_targets = target_colours(report)
+        return {ORIGINAL: 0, **{each.name: of_targets[each.target] for each in report.variants}}
+    return _colours(report.artifacts)
+
+
+def _colours(names: Sequence[str]) -> dict[str, int]:
+    return {name: series_colour(index - 1) if index else 0 for index, name in enumerate(names)}
+
+
+@dataclass(frozen=True)
+class MeasuredBench:
+    """A bench as plots show it: its rows by artifact, in order, and the colour and marker number of each."""
+
+    bench: Bench
+    rows: dict[str, Row]
+    colours: dict[str, int]
+
+
+def measured(report: Judgement) -> MeasuredBench | None:
+    """The bench of a report in the order of its engines; None if it was not run."""
+    if report.bench is None:
+        return None
+    results = report.results
+    ordered = {name: results[name] for name in report.artifacts if name in results}
+    return MeasuredBench(report.bench, ordered, colours(report))
+
+
+def measured_alone(bench: Bench) -> MeasuredBench:
+    """A bench of what is in no report, in its own order."""
+    rows = {row.artifact: row for row in bench.results}
+    return MeasuredBench(bench, rows, _colours(list(dict.fromkeys([ORIGINAL, *rows]))))

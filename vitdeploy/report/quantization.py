@@ -1,106 +1,30 @@
-"""Views of an engine's quantization: folds, the layers that cost most, overrides of mixed precision."""
+"""What INT8 costs in an engine, layer by layer, in sentences and as a plot."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from vitdeploy.document.engine import EngineFacts, Quantization
+from vitdeploy.document.engine import EngineFacts
 from vitdeploy.document.report import Judgement
-from vitdeploy.report import figures, text
+from vitdeploy.report import figures, table, text
 from vitdeploy.report.figures import Plot, both_variants
-from vitdeploy.report.measures import Cell
 from vitdeploy.search.mixed import Cost, Sensitivity
-from vitdeploy.search.trials import Mixed, Reached, Taken
+from vitdeploy.search.trials import Mixed
 
 SHOWN_LAYERS = 12
 _ROW = 22.0  # pixels
 
 
-@dataclass(frozen=True)
-class Folded:
-    """One fold: its layers, its kind, and the factor by which it divides their expected squared error."""
-
-    layers: str
-    what: str
-    gain: str
-
-
-@dataclass(frozen=True)
-class SensitiveTensor:
-    """One layer or group in the table of sensitivity. `reads`: the tensor with its extremes."""
-
-    name: str
-    cost: Cell
-    share: str
-    reads: Cell
-    folds: str
-
-
-@dataclass(frozen=True)
-class AppliedOverride:
-    """One override of mixed precision, and where it led."""
-
-    what: str
-    price: str
-    distance: str
-    agreement: str
-
-
-@dataclass(frozen=True)
-class Quantized:
-    """All of one engine; a part of it is empty where it was not searched for. `weight_bits`: of INT8 weights."""
-
-    artifact: str
-    weight_bits: int
-    folds: list[Folded]
-    float_layers: dict[str, str]
-    summary: str
-    unit: str
-    layers: list[SensitiveTensor]
-    groups: list[SensitiveTensor]
-    overrides: list[AppliedOverride]
-    mixed: str
-    shown: int = SHOWN_LAYERS
-
-
-def quantized_engines(report: Judgement) -> list[Quantized]:
-    """Every engine that the report has a record of quantization of."""
-    return [_quantized(engine, engine.quantization) for engine in report.engines if engine.quantization is not None]
-
-
-def costs_view(report: Judgement) -> list[Quantized]:
+def engines_with_costs(report: Judgement) -> list[EngineFacts]:
     """The engines of whose layers it is known what each costs."""
-    return [engine for engine in quantized_engines(report) if engine.layers]
+    every = [(engine, engine.quantization) for engine in report.engines]
+    return [engine for engine, facts in every if facts and facts.sensitivity and facts.sensitivity.layers]
 
 
-def _quantized(engine: EngineFacts, facts: Quantization) -> Quantized:
-    sensitivity, mixed = facts.sensitivity, facts.mixed
-    layers, groups = sensitivity_rows(sensitivity) if sensitivity else ([], [])
-    return Quantized(
-        engine.artifact,
-        engine.weight_bits or 8,
-        _folds(facts),
-        dict(facts.float),
-        sensitivity_summary(sensitivity) if sensitivity else "",
-        sensitivity.unit if sensitivity else "",
-        layers,
-        groups,
-        [_applied(each) for each in mixed.taken] if mixed else [],
-        _mixed(mixed) if mixed else "",
-    )
-
-
-def _folds(facts: Quantization) -> list[Folded]:
-    found = [(", ".join(fold.layers), fold.what, fold.gain) for fold in facts.folds]
-    found += [(each.layer, each.what, each.gain) for each in facts.hidden]
-    return [Folded(layers, what, f"{text.significant(gain)}×") for layers, what, gain in found]
-
-
-def headline(sensitivity: Sensitivity) -> str:
+def sensitivity_headline(sensitivity: Sensitivity) -> str:
     """The layer that costs most, in a sentence, if the intervals prove it."""
     layers = sensitivity.layers
     if not layers:
@@ -133,60 +57,14 @@ def sensitivity_summary(sensitivity: Sensitivity) -> str:
     )
 
 
-def sensitivity_rows(sensitivity: Sensitivity) -> tuple[list[SensitiveTensor], list[SensitiveTensor]]:
-    """Layers and groups of layers, the most costly first."""
-    layers = [
-        SensitiveTensor(
-            each.cost.name,
-            _cost(each.cost),
-            text.percent(each.cost.share),
-            Cell(
-                f"{text.significant(each.low)} to {text.significant(each.high)}",
-                f"99.9 % within {text.significant(each.upper)}, median channel {text.significant(each.median)}, "
-                f"furthest: {each.channel}",
-            ),
-            ", ".join(each.folds),
-        )
-        for each in sensitivity.layers
-    ]
-    groups = [
-        SensitiveTensor(each.name, _cost(each), text.percent(each.share), Cell(text.count(each.layers, "layer")), "")
-        for each in sensitivity.groups
-    ]
-    return layers, groups
-
-
-def _cost(cost: Cost) -> Cell:
-    low, high = cost.ci95
-    return Cell(text.small(cost.distance), f"{text.small(low)} to {text.small(high)}")
-
-
-def _applied(taken: Taken) -> AppliedOverride:
-    override, reached = taken.override, taken.reached
-    what = {
-        "float": "in float",
-        "scaled": "hidden channels scaled",
-        "clipped": f"{text.percent(override.share, 0)} of its range",
-    }[override.kind]
-    return AppliedOverride(
-        f"{override.layer}: {what}",
-        text.number(override.price_us, 1),
-        text.small(reached.distance),
-        _agreement(reached),
-    )
-
-
-def _agreement(reached: Reached) -> str:
-    return text.number(reached.expected.agreement) if reached.expected else text.MISSING
-
-
-def _mixed(mixed: Mixed) -> str:
+def mixed_summary(mixed: Mixed) -> str:
     """How the search ended, in a sentence."""
     before, after = mixed.int8, mixed.reached
     overrides, saved = text.count(len(mixed.taken), "override"), text.number(mixed.saved_us, 1)
     price = text.number(sum(each.override.price_us for each in mixed.taken), 1)
     distances = f"distance {text.small(before.distance)} before, {text.small(after.distance)} after"
-    agreements = f"expected agreement {_agreement(before)} % before, {_agreement(after)} % after"
+    agreement, reached = (table.expected(each.expected) for each in (before, after))
+    agreements = f"expected agreement {agreement} % before, {reached} % after"
     found = f"{overrides} for {price} of the {saved} µs that INT8 saves in layers. Measured: {distances}; {agreements}."
     ends = {
         True: "The budget is expected to be met.",

@@ -1,24 +1,21 @@
-"""The page of a sweep: every engine of every recipe in one table, and in one plane of latency and agreement."""
+"""The pages of many engines: all of a sweep in one plane of latency and agreement, and all variants of a search."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from urllib.parse import quote
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.benchmark.run import spelt
 from vitdeploy.document.report import Report
-from vitdeploy.document.sweep import SweepDocument, SweptRecipe
-from vitdeploy.report import figures, lookup, measures, table, text
-from vitdeploy.report import figures as labels
-from vitdeploy.report import page as notes
+from vitdeploy.document.sweep import SweepDocument, SweptRecipe, TuneDocument, VariantFacts
+from vitdeploy.report import figures, measures, table, text
 from vitdeploy.report.figures import Plot, both_variants
-from vitdeploy.report.table import Gate, Row
+from vitdeploy.report.page import colours, series_colour
+from vitdeploy.report.table import Badge
 from vitdeploy.runtime.host import name_host
 
 # How often a browser looks at the page of a sweep that goes on.
@@ -28,21 +25,7 @@ _MOST_NUMBERS = 60
 
 
 @dataclass(frozen=True)
-class Swept:
-    """One recipe: its verdict with the badge of its gate, or why it failed; `link` leads to its report. `rows` go with
-    the numbers that they have in the plot; `series` is the colour of the recipe there."""
-
-    name: str
-    sentence: str
-    gate: Gate
-    metric: str
-    rows: list[tuple[int, Row]]
-    link: str | None
-    series: int
-
-
-@dataclass(frozen=True)
-class Point:
+class PlacedEngine:
     """An artifact in the plane: its number in the table, and the colour of its recipe."""
 
     number: int
@@ -55,79 +38,16 @@ class Point:
     device: str
 
 
-@dataclass(frozen=True)
-class SweptView:
-    """What the sections of verdicts and of engines show; `legend` of the flags."""
-
-    recipes: list[Swept]
-    legend: list[tuple[str, str]]
-
-
-def swept_view(document: SweepDocument) -> list[SweptView]:
-    """What the sections of verdicts and of engines show."""
-    recipes = swept(document)
-    return [SweptView(recipes, notes.legend(flag for each in recipes for _, row in each.rows for flag in row.flags))]
-
-
-@dataclass(frozen=True)
-class Progressed:
-    """How far a sweep is that goes on. `recipes`: such as "3 of 24 recipes"; `phase`: what is being done; `left`: the
-    time that is left, "" where that is unknown; `at`: when that was so; `refresh`: seconds until it is looked at
-    again."""
-
-    recipes: str
-    phase: str
-    left: str
-    at: str
-    share: float
-    refresh: int
-
-
-def progressed(document: SweepDocument) -> Progressed | None:
-    """None of a sweep that is done."""
-    running = document.running
-    if running is None:
-        return None
-    count, done = len(document.recipes), sum(each.not_begun is None for each in document.recipes)
-    phase = running.text + (f", {running.done} of {running.total}" if running.total > 1 else "")
-    left = "" if running.seconds_left is None else spelt(running.seconds_left)
-    return Progressed(f"{done} of {count} recipes are done", phase, left, running.at, done / count, REFRESH_SECONDS)
-
-
-def swept(document: SweepDocument) -> list[Swept]:
-    """Every recipe; its artifacts are numbered through all recipes."""
-    found, number = [], 1
-    for index, each in enumerate(document.recipes):
-        found.append(_swept(each, number, _colour(index)))
-        number += len(found[-1].rows)
-    return found
-
-
-def _colour(index: int) -> int:
-    return 1 + index % (len(figures.SERIES) - 1)
-
-
-def _swept(each: SweptRecipe, first: int, series: int) -> Swept:
-    report = each.report
-    if each.not_begun is not None:
-        return Swept(
-            each.name, text.capital(f"{each.not_begun}."), Gate("none", "–", "Not begun"), "", [], None, series
-        )
+def recipe_outcome(recipe: SweptRecipe) -> tuple[Badge, str]:
+    """How a recipe ended: the badge of its gate, and its verdict, or why it failed."""
+    report, error = recipe.report, recipe.error
+    if recipe.not_begun is not None:
+        return Badge("none", "–", "Not begun"), text.capital(f"{recipe.not_begun}.")
     if report is None:
-        error = each.error
         found = f" ({error.found})" if error and error.found else ""
-        said = f"{error.code}: {error.message}{found}" if error else ""
-        return Swept(each.name, said, Gate("fail", "✕", "Failed"), "", [], None, series)
-    metric = measures.metric(report)
-    return Swept(
-        each.name,
-        report.verdict.sentence + (f" Measured on {each.host}." if each.host is not None else ""),
-        table.gate(report.verdict.gate, table.judges(report)),
-        metric.title if metric else "",
-        list(enumerate(table.main_rows(report), start=first)),
-        f"{quote(each.name)}/report.html",
-        series,
-    )
+        return Badge("fail", "✕", "Failed"), f"{error.code}: {error.message}{found}" if error else ""
+    where = f" Measured on {recipe.host}." if recipe.host is not None else ""
+    return table.gate(report.verdict.gate, table.judges(report)), report.verdict.sentence + where
 
 
 def sweep_plots(document: SweepDocument) -> list[Plot]:
@@ -139,22 +59,32 @@ def sweep_plots(document: SweepDocument) -> list[Plot]:
     return [plot for measure, metric in asked for plot in _plots(document, measure, metric)]
 
 
-def _points(document: SweepDocument, metric: str | None) -> list[Point]:
-    """The engines by agreement, or those of a metric, with their originals, by that."""
-    points = []
-    for each, recipe in zip(swept(document), document.recipes, strict=True):
+def _points(document: SweepDocument, metric: str | None) -> list[PlacedEngine]:
+    """The engines by agreement, or those of a metric, with their originals, by that. Artifacts are numbered through all
+    recipes, as the table has them."""
+    points, number = [], 0
+    for index, recipe in enumerate(document.recipes):
         report = recipe.report
-        if report is None or metric not in (None, each.metric):
+        if report is None:
             continue
-        results = lookup.bench_results(report)
-        for number, row in each.rows:
-            value = _value(report, row.artifact, metric is None)
-            if value is not None and row.artifact in results:
-                latency = results[row.artifact].latency_ms.p50
-                name = f"{each.name}, {row.artifact}"
-                decided = row.artifact not in lookup.undecided(report)
-                device = _device(report, row.artifact)
-                points.append(Point(number, name, each.series, latency, value, row.recommended, decided, device))
+        known = measures.metric(report)
+        results, others = report.results, metric is not None and (known is None or known.title != metric)
+        for name in report.artifacts:
+            number += 1
+            value = None if others else _value(report, name, metric is None)
+            if value is not None and name in results:
+                points.append(
+                    PlacedEngine(
+                        number=number,
+                        name=f"{recipe.name}, {name}",
+                        series=series_colour(index),
+                        latency=results[name].latency_ms.p50,
+                        value=value,
+                        recommended=name == report.starred,
+                        decided=name not in report.undecided,
+                        device=_device(report, name),
+                    )
+                )
     return points
 
 
@@ -168,7 +98,7 @@ def _device(report: Report, artifact: str) -> str:
 def _value(report: Report, artifact: str, agreement: bool) -> float | None:
     engine = report.engine(artifact)
     if engine is None:
-        return None if agreement else lookup.reference_value(report)
+        return None if agreement else report.reference_value
     return engine.verify.agreement if agreement else engine.verify.value
 
 
@@ -182,7 +112,7 @@ def _plots(document: SweepDocument, measure: str, metric: str | None) -> Iterato
         yield _plot(on_it, measure, title, f"{name}-{number}" if number else name)
 
 
-def _plot(points: list[Point], measure: str, title: str, name: str) -> Plot:
+def _plot(points: list[PlacedEngine], measure: str, title: str, name: str) -> Plot:
     facts = "; ".join(
         f"{point.number}, {point.name}: {text.number(point.value)} % at {text.significant(point.latency)} ms"
         for point in points
@@ -201,36 +131,92 @@ def _plot(points: list[Point], measure: str, title: str, name: str) -> Plot:
     return Plot(title, caption, wide, narrow)
 
 
-def _decided(points: list[Point]) -> list[tuple[float, float]]:
+def _decided(points: list[PlacedEngine]) -> list[tuple[float, float]]:
     """Latency and loss of the points that a front may be made of."""
     return [(point.latency, -point.value) for point in points if point.decided]
 
 
-def _draw(points: list[Point], measure: str, narrow: bool) -> Figure:
+def _draw(points: list[PlacedEngine], measure: str, narrow: bool) -> Figure:
     figure = figures.new_figure(*((360, 360) if narrow else (840, 420)))
-    axes = figures.axes_in(figure, left=50, right=14, bottom=48, top=28)
-    axes.set_xlabel("p50 latency, ms (single stream)")
-    axes.set_title(f"{measure}, %", loc="left", fontsize=12, color=figures.MUTED, pad=12)
+    axes = figures.plane(figure, "p50 latency, ms (single stream)", f"{measure}, %")
     figures.limit_latency(axes, [point.latency for point in points], padding=0.12)
     values = [point.value for point in points]
     padding = max(0.12 * (max(values) - min(values)), 0.5)
     axes.set_ylim(min(values) - padding, max(values) + padding)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if 0 <= value <= 100 else ""))
-    axes.grid(axis="y")
-    axes.set_axisbelow(True)
     figures.draw_front(axes, _decided(points), sign=-1.0)
     for point in points:
         figures.mark_point(axes, (point.latency, point.value), point.series, point.recommended)
     if len(points) <= _MOST_NUMBERS:
-        _number(axes, points)
+        places = [(point.latency, point.value) for point in points]
+        figures.number_points(axes, places, [point.number for point in points])
     return figure
 
 
-def _number(axes: Axes, points: list[Point]) -> None:
-    places = [(point.latency, point.value) for point in points]
-    texts = [
-        axes.text(*place, str(point.number), color=figures.INK) for place, point in zip(places, points, strict=True)
-    ]
-    pixels = axes.transData.transform(places).tolist()
-    labels.label_points(axes, places, texts, [labels.Box(x - 7, y - 7, x + 7, y + 7) for x, y in pixels], [])
+# --- The page of a search: what became of every variant, and distance against latency ---------------------------------
+
+
+# Below this share of the largest distance all variants answer alike; a logarithmic axis would show little else.
+FLOOR = 1e-4
+
+
+def outcome(variant: VariantFacts, document: TuneDocument) -> str:
+    """What became of a variant, in a word or two."""
+    verdict, name = document.verdict, variant.name
+    if not variant.finalist:
+        return "another was measured nearer and faster"
+    if name in verdict.confirmed:
+        best = name == verdict.recommended != document.starred
+        return "finalist, confirmed; the best found" if best else "finalist, confirmed"
+    if name != verdict.stopped:
+        return "finalist, not considered"
+    return "finalist, not confirmed; the best found" if name == verdict.recommended else "finalist, not confirmed"
+
+
+def pareto_plot(document: TuneDocument) -> Plot:
+    """Distance (down is nearer) against latency (left is faster), with the front as a line."""
+    facts = "; ".join(
+        f"{number}, {each.name}: {text.small(each.distance)} at {text.significant(each.latency_ms)} ms"
+        for number, each in enumerate(document.nearest, start=1)
+    )
+    wide, narrow = both_variants(
+        lambda is_narrow: _draw_variants(document, is_narrow),
+        "pareto",
+        f"Distance from the original against latency of {len(document.variants)} variants. {facts}.",
+    )
+    caption = (
+        "Further down is nearer to the original, further left is faster. The line is the Pareto front: nothing was "
+        "measured both nearer and faster; its variants were judged on the evaluation data. Numbers are those of the "
+        f"table. Distances: {document.unit}, mean over the calibration images; near zero they are drawn at the edge."
+    )
+    return Plot("All variants", caption, wide, narrow)
+
+
+def _draw_variants(document: TuneDocument, narrow: bool) -> Figure:
+    variants = document.nearest
+    floor = max(FLOOR * max(each.distance for each in variants), 1e-15)
+    places = [(each.latency_ms, max(each.distance, floor)) for each in variants]
+    figure = figures.new_figure(360 if narrow else 840, 360)
+    axes = figures.plane(figure, "latency, ms (median)", f"Distance: {document.unit}", left=58)
+    axes.set_yscale("log")
+    axes.set_ylim(floor / 2, 3 * max(y for _, y in places))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: text.small(value, 1)))
+    axes.tick_params(axis="y", length=0)
+    figures.limit_latency(axes, [x for x, _ in places], padding=0.12)
+    corners = figures.draw_front(axes, [place for place, each in zip(places, variants, strict=True) if each.finalist])
+    series = colours(document)
+    for place, each in zip(places, variants, strict=True):
+        figures.mark_point(axes, place, series[each.name], each.name == document.starred)
+    ends = [(float(x), float(y)) for x, y in axes.transData.transform(corners)]
+    figures.number_points(axes, places, range(1, len(places) + 1), list(itertools.pairwise(ends)))
+    return figure
+
+
+def left_out(document: TuneDocument) -> list[tuple[str, str]]:
+    """The untried variants, grouped by reason: (what, why)."""
+    reasons: dict[str, list[str]] = {}
+    for each in document.left_out:
+        reasons.setdefault(each.why, []).append(each.what)
+    return [(", ".join(what), why) for why, what in reasons.items()]

@@ -9,7 +9,7 @@ from pathlib import Path
 from vitdeploy.api.bundle import Bundle
 from vitdeploy.api.values import Column, Line, Reporter, Shown, Table, reporting
 from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.document.versions import ReleaseFacts, VersionsDocument
+from vitdeploy.document.commands import ReleaseFacts, VersionsDocument
 from vitdeploy.runtime_releases.compare import compare_versions
 
 

@@ -19,9 +19,8 @@ from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import BenchCandidate, engine_candidate, run_benchmark, started
 from vitdeploy.bundle.read import read_bundle
-from vitdeploy.document.bench import Ratio
-from vitdeploy.document.errors import ErrorFacts
-from vitdeploy.document.versions import AnswersFacts, ReleaseFacts, VersionsDocument
+from vitdeploy.document.bench import ErrorFacts, Ratio
+from vitdeploy.document.commands import AnswersFacts, ReleaseFacts, VersionsDocument
 from vitdeploy.errors import InputError, VitdeployError
 from vitdeploy.known_bad.platform import platform_of
 from vitdeploy.pipeline.measure import ratios

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import TypeVar, cast
 from urllib.parse import urlsplit
 
-from vitdeploy.document.errors import ErrorFacts
+from vitdeploy.document.bench import ErrorFacts
 from vitdeploy.errors import InputError, MissingPackageError, VitdeployError, WorkerError, error_with_code
 from vitdeploy.stages.workers import STARTS, Executor, Pool
 from vitdeploy.store.key import code_version

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from vitdeploy.attention.instrumented import InstrumentedOutputs, run_instrumented
 from vitdeploy.attention.rollout import Floats, read_by, to_grid
 from vitdeploy.bundle.read import read_bundle, verify_files
-from vitdeploy.document.explanation import Explanation
+from vitdeploy.document.commands import Explanation
 from vitdeploy.errors import GraphError, InputError, OutputError
 from vitdeploy.graph.analysis.attention import AttentionViews, object_views, token_views
 from vitdeploy.graph.canonical.normalise import normalise

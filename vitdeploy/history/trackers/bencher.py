@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitdeploy.document.context import Omission
+from vitdeploy.document.bench import Omission
 from vitdeploy.history.row import ResultRow
 from vitdeploy.history.trackers.trackers import Sent, TrackedResult, Tracker
 from vitdeploy.progress import Progress

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from vitdeploy.document.context import Omission
+from vitdeploy.document.bench import Omission
 from vitdeploy.errors import HostError, MissingPackageError, VitdeployError
 from vitdeploy.history.row import ResultRow
 from vitdeploy.progress import Progress

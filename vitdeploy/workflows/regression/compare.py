@@ -10,7 +10,7 @@ from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.document.bench import Bench
 from vitdeploy.document.comparison import AccuracyChange, ComparisonDocument, DigestPair, Limits, TimeRatio
-from vitdeploy.document.read import read_report
+from vitdeploy.document.report import read_report
 from vitdeploy.errors import InputError
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.early import REPORT_FILE, is_report

@@ -17,9 +17,8 @@ from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import BenchCandidate, engine_candidate
 from vitdeploy.compilation.finding import finding_lines
 from vitdeploy.compilation.probe import examine, probe_target
-from vitdeploy.document.bench import Bench
-from vitdeploy.document.errors import ErrorFacts
-from vitdeploy.document.selftest import SelftestDocument, SelftestEngine, SelftestModel, StepFacts, StepStatus
+from vitdeploy.document.bench import Bench, ErrorFacts
+from vitdeploy.document.commands import SelftestDocument, SelftestEngine, SelftestModel, StepFacts, StepStatus
 from vitdeploy.errors import GateError, VitdeployError
 from vitdeploy.pipeline.job import Job, prepare, tool_versions
 from vitdeploy.pipeline.measure import measure, original_candidate

@@ -15,9 +15,8 @@ from pathlib import Path
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import BenchCandidate, Expected, expected
 from vitdeploy.bundle.read import file_sha256
-from vitdeploy.document.errors import ErrorFacts
-from vitdeploy.document.read import read_report
-from vitdeploy.document.report import Report
+from vitdeploy.document.bench import ErrorFacts
+from vitdeploy.document.report import Report, read_report
 from vitdeploy.document.sweep import Estimate, PlannedRecipe, PlannedStage, PlanTotal, SweepPlanDocument
 from vitdeploy.errors import VitdeployError
 from vitdeploy.pipeline.job import Job, prepare

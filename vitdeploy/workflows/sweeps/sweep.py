@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from vitdeploy.document.errors import ErrorFacts
-from vitdeploy.document.read import read_report
-from vitdeploy.document.report import Report
+from vitdeploy.document.bench import ErrorFacts
+from vitdeploy.document.report import Report, read_report
 from vitdeploy.document.sweep import Running, StageCounts, SweepDocument, SweptRecipe
 from vitdeploy.errors import VitdeployError, WorkerError
 from vitdeploy.pipeline.assemble import run_pipeline

@@ -12,8 +12,7 @@ from typing import TypeAlias
 import numpy as np
 
 from vitdeploy.benchmark.evidence import ratio_of_medians
-from vitdeploy.document.bench import Bench, Ratio
-from vitdeploy.document.context import Omission
+from vitdeploy.document.bench import Bench, Omission, Ratio
 from vitdeploy.document.report import FORMAT
 from vitdeploy.document.sweep import MergingTrial, TuneDocument, TuneVerdict, VariantFacts
 from vitdeploy.errors import CapabilityError, GraphError, VitdeployError, WorkerError
