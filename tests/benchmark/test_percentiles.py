@@ -51,8 +51,8 @@ def test_enough_queries_give_the_percentile_and_its_upper_bound():
 def test_too_few_queries_give_what_the_percentile_surely_reaches():
     p50, p99, p999 = percentiles(np.arange(1.0, 101.0), [50.0, 99.0, 99.9])
     assert (p50.value, p50.at_least) == (50, False)
-    assert (p99.name, p99.value, p99.at_least, p99.upper, p99.needed) == ("p99", 96, True, None, 662)
-    assert (p999.name, p999.value, p999.at_least) == ("p99.9", 99, True)
+    assert (p99.percent, p99.value, p99.at_least, p99.upper, p99.needed) == (99, 96, True, None, 662)
+    assert (p999.percent, p999.value, p999.at_least) == (99.9, 99, True)
 
 
 @pytest.mark.parametrize(("values", "p50", "p99"), [([], None, None), ([7.0], None, 7.0)])

@@ -20,7 +20,7 @@ EXTENSIONS = {
 }
 ENTRY_POINTS = {"A back end": test_backend.ENTRY_POINTS, "A model family": test_family.ENTRY_POINTS}
 # What each extension brings, which nobody could use without naming it.
-BROUGHT = ("numpy-cpu", "toymixer", "equalise_relu", "merge_transposes", "slowest_view")
+BROUGHT = ("numpy-cpu", "toymixer", "equalise_relu", "merge_transposes", "slowest_first")
 
 
 def blocks(title, *languages):

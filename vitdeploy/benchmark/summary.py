@@ -511,7 +511,7 @@ def _fits_no_turn(count: int, cpus: int) -> float:
     """What queries take alone at least, in ms, none of which ran in a turn of `SHORT_MS` on all CPUs: one that takes t
     fits into a turn with the probability 1 - t / SHORT_MS, and it is unlikely that `count` of them never do."""
     seldom = 1 - UNLIKELY ** (1 / count)
-    return SHORT_MS * (1 - seldom ** (1 / cpus))
+    return float(SHORT_MS * (1 - seldom ** (1 / cpus)))
 
 
 def _typical(rounds: Sequence[Round]) -> float:
