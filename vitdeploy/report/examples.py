@@ -108,8 +108,7 @@ def examples_view(page: RunPage) -> list[ExamplesView]:
     reasons = [example.why or "usual" for example in report.examples]
     chosen = {reason: reasons.count(reason) for reason in ("changed", "unsure", "usual")}
     which, by_class = "Other" if changed else "Example", bool(class_engines(report))
-    return [ExamplesView(report.data.noun, which, others, chosen, by_class, ticked(page), BARS.get(report.task))]
-from vitdeploy.spec import Task
+    return [ExamplesView(report.data.noun, which, others, chosen, by_class, ticked(page), TASKS[report.task].score)]
 
 
 def ticked(page: RunPage) -> bool:
