@@ -20,8 +20,7 @@ from vitdeploy.bundle.read import file_sha256, read_bundle
 from vitdeploy.document.bench import DeviceBench
 from vitdeploy.document.comparison import ComparisonDocument
 from vitdeploy.document.history import ChangeFacts, HistoryDocument, PointFacts, SeriesFacts
-from vitdeploy.document.report import read_report
-from vitdeploy.document.report import Provenance, Report
+from vitdeploy.document.report import Provenance, Report, read_report
 from vitdeploy.errors import AnswersError, MissingPackageError, VitdeployError
 from vitdeploy.history import of_documents
 from vitdeploy.history.canaries import GRAPH
