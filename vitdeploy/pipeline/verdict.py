@@ -247,7 +247,8 @@ def _open(ranked: Ranked, bench: Bench) -> list[str]:
             else f"Undecided: whether it or {last} is faster."
         ]
     if ranked.grade == "leading":
-        return [f"The machine was not quiet, and {', '.join(ranked.rivals)} may be faster. {settle}"]
+        rivals = " or ".join("the original" if name == ORIGINAL else name for name in ranked.rivals)
+        return [f"The machine was not quiet, and {rivals} may be faster. {settle}"]
     if ranked.grade == "no ranking" and reasons:
         return [f"The engines are in a fixed order. {settle}"]
     return []
