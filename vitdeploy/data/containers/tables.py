@@ -100,8 +100,8 @@ def list_tables(paths: Sequence[Path], root: Path, labelled: bool) -> Listing:
                 row += group.rows
     assert first is not None
     known = first
-    columns = np.array(which, np.int32), np.array(groups, np.int32), np.array(rows, np.int32)
-    places = Places(containers, *columns, functools.partial(TableRow, column=known.image))
+    container_of, group_of, row_of = (np.array(values, np.int32) for values in (which, groups, rows))
+    places = Places(containers, container_of, group_of, row_of, functools.partial(TableRow, column=known.image))
     finished = labels.finish(lambda: _class_names(known, root), numbered=known.names is not None)
     return Listing(root, names, *finished, places)
 
