@@ -19,7 +19,7 @@ from vitdeploy.backends import TARGETS
 from vitdeploy.compilation.backend import TargetState
 from vitdeploy.devices import call as call_module
 from vitdeploy.devices.advice import Seen, _mend
-from vitdeploy.devices.agent import beat
+from vitdeploy.devices.agent import stream
 from vitdeploy.devices.agent.board import BoardState
 from vitdeploy.devices.agent.documents import FORMAT, DeviceJob, DeviceProbe, PlacedArtifact, PlacedGraph, Status
 from vitdeploy.devices.agent.stream import BEAT, Beats
@@ -180,7 +180,7 @@ def test_limits_are_spelled():
 
 
 def test_beats_come_while_the_agent_works_and_never_into_an_answer(monkeypatch):
-    monkeypatch.setattr(beat, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(stream, "BEAT_SECONDS", 0.02)
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb", buffering=0) as host, Beats(writing) as beats:
         assert host.read(len(BEAT) + 1) == BEAT + b"\n"
@@ -195,12 +195,12 @@ def test_beats_come_while_the_agent_works_and_never_into_an_answer(monkeypatch):
 def test_an_agent_that_is_killed_stops_beating(tmp_path):
     """Or else the host would take the beats of an orphan for work."""
     code = (
-        "import os, sys; from vitdeploy.devices.agent import beat; beat.BEAT_SECONDS = 0.05\n"
-        "with beat.Beats(1): sys.stdin.readline(); os.kill(os.getpid(), 9)"
+        "import os, sys; from vitdeploy.devices.agent import stream; stream.BEAT_SECONDS = 0.05\n"
+        "with stream.Beats(1): sys.stdin.readline(); os.kill(os.getpid(), 9)"
     )
     reading, writing = os.pipe()
     source, sink = os.pipe()
-    root = str(Path(beat.__file__).parents[3])
+    root = str(Path(stream.__file__).parents[3])
     process = os.posix_spawn(
         sys.executable,
         [sys.executable, "-c", code],
@@ -221,11 +221,11 @@ def test_an_agent_that_is_killed_stops_beating(tmp_path):
 def test_a_session_whose_host_is_gone_ends_while_it_waits_for_its_turn(tmp_path):
     """Or else it would stay in the queue of a board whose other jobs wait behind it."""
     code = (
-        "import sys; from vitdeploy.devices.agent import beat, main; beat.BEAT_SECONDS = 0.05\n"
+        "import sys; from vitdeploy.devices.agent import stream, main; stream.BEAT_SECONDS = 0.05\n"
         "sys.argv[1:] = ['serve']; main.main('')"
     )
     (tmp_path / "tmp").mkdir()
-    root = str(Path(beat.__file__).parents[3])
+    root = str(Path(stream.__file__).parents[3])
     environment = {**os.environ, "PYTHONPATH": root, "HOME": str(tmp_path), "TMPDIR": str(tmp_path / "tmp")}
     queue = tmp_path / ".cache" / "vitdeploy-agent" / "queue"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}

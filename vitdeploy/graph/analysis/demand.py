@@ -83,11 +83,11 @@ def check_demand(
 class _Known(NamedTuple):
     """What is known of a value, to hand it on."""
 
-    dims: Dims | None
-    contents: Contents | None
-    array: npt.NDArray[Any] | None
-    elements: int | None
-    type: ir.TypeProtocol | None
+    dims: Dims | None = None
+    contents: Contents | None = None
+    array: npt.NDArray[Any] | None = None
+    elements: int | None = None
+    type: ir.TypeProtocol | None = None
 
     @property
     def state(self) -> tuple[object, ...]:
@@ -103,6 +103,8 @@ class Demand(Facts):
         self._arrays: dict[ir.Value, npt.NDArray[Any]] = {}  # small tensors of floats
         self._counts: dict[ir.Value, int] = {}  # elements, where the shape is not known
         self._stored: dict[ir.Value, int] = {}  # of what follows from constants: the elements that they are made of
+        # In the order of `_Known`.
+        self._facts: tuple[dict[ir.Value, Any], ...] = (self.dims, self.contents, self._arrays, self._counts)
         self._followed = 0
 
     def follow(self, graph: ir.Graph, weights: Collection[str], image_size: tuple[int, int] | None) -> None:
@@ -284,30 +286,21 @@ class Demand(Facts):
 
     def _known(self, value: ir.Value | None) -> _Known:
         if value is None:
-            return _Known(None, None, None, None, None)
+            return _Known()
         contents, dims = self.contents_of(value), self.dims_of(value)
         array = self.numbers(value) if contents is None else None
         return _Known(dims, contents, array, self._counts.get(value), value.type)
 
     def _set(self, value: ir.Value, known: _Known) -> None:
         self._forget(value)
-        if known.dims is not None:
-            self.dims[value] = known.dims
-        if known.contents is not None:
-            self.contents[value] = known.contents
-        if known.array is not None:
-            self._arrays[value] = known.array
-        if known.elements is not None:
-            self._counts[value] = known.elements
-        if value.type is None:
-            value.type = known.type
+        for facts, fact in zip(self._facts, known[:-1], strict=True):
+            if fact is not None:
+                facts[value] = fact
+        value.type = value.type or known.type
 
     def _forget(self, value: ir.Value) -> None:
-        self.dims.pop(value, None)
-        self.contents.pop(value, None)
-        self._arrays.pop(value, None)
-        self._counts.pop(value, None)
-        self._stored.pop(value, None)
+        for facts in (*self._facts, self._stored):
+            facts.pop(value, None)
 
     def branch(self, node: ir.Node) -> None:
         """If: both branches, and of each result the larger one."""
@@ -330,7 +323,7 @@ class Demand(Facts):
         trips = self.entries(node.inputs[0])
         if trips is None or len(trips) != 1:
             raise self._budget.open_loop(label(node))
-        self._set(body.inputs[0], _Known((), None, None, None, ir.TensorType(ir.DataType.INT64)))
+        self._set(body.inputs[0], _Known((), type=ir.TensorType(ir.DataType.INT64)))
         self._repeat(node, body, max(0, trips[0]), list(node.inputs)[2:], list(body.inputs)[2:], list(body.outputs)[1:])
 
     def scan(self, node: ir.Node) -> None:
@@ -346,7 +339,7 @@ class Demand(Facts):
                 raise self._budget.open_loop(label(node))
             trips = max(trips, dims[axis])
             rest = tuple(size for index, size in enumerate(dims) if index != axis % len(dims))
-            self._set(inner, _Known(rest, None, None, None, outer.type))
+            self._set(inner, _Known(rest, type=outer.type))
         given = list(node.inputs)[:states]
         self._repeat(node, body, trips, given, list(body.inputs)[:states], list(body.outputs))
 
