@@ -19,11 +19,11 @@ __version__ = "0.1.0"
 
 # Where each public name is: a module of `vitdeploy`, and what it is called there.
 _HOMES = {
-    **dict.fromkeys(("Model", "model"), "api.model"),
+    **dict.fromkeys(("Bundle", "Graph", "Model"), "api.artifacts"),
+    "model": "api.model",
     **dict.fromkeys(("Images", "images"), "api.images"),
-    **dict.fromkeys(("Graph", "export", "optimize"), "api.graph"),
+    **dict.fromkeys(("compile", "export", "optimize"), "api.graph"),
     **dict.fromkeys(("QuantizedGraph", "quantize"), "api.quantize"),
-    **dict.fromkeys(("Bundle", "compile"), "api.bundle"),
     **dict.fromkeys(("Bisection", "Verification", "bisect", "verify"), "api.verify"),
     **dict.fromkeys(("Benchmark", "bench"), "api.bench"),
     **dict.fromkeys(("Compared", "compare"), "api.compare"),

@@ -133,7 +133,7 @@ def test_a_canary_of_a_bundle_brings_an_entry_for_the_table_of_runtimes(run, mon
         error.bundle, error.engine = str(run.folder / "bundle"), "onnxruntime-cpu-fp32"
         raise error
 
-    monkeypatch.setattr("vitdeploy.api.bench.bench", wrong)
+    monkeypatch.setattr("vitdeploy.api.bench.bench.of", wrong)
     assert run("bench", "bundle", "--history", "canaries").returncode == 4
     done = run("history", "canaries", "-o", "canaries.html")
     assert "wrong answers: onnxruntime " in done.stdout and "--json has an entry for the table" in done.stdout

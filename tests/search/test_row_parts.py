@@ -2,14 +2,13 @@
 
 import platform
 
-import click
 import numpy as np
 import pytest
 
 import vitdeploy
 from vitdeploy.api.inspect import inspect
 from vitdeploy.benchmark.results import BenchRun, Entry, Round
-from vitdeploy.cli.compile import parts_of_text
+from vitdeploy.cli.options import rows as parts_of_text
 from vitdeploy.data.folder import split
 from vitdeploy.devices import on_devices as rows_there
 from vitdeploy.devices.agent.documents import Failure, JobResult
@@ -225,7 +224,7 @@ def test_parts_on_the_command_line(text, parts):
 
 
 def test_other_text_is_refused():
-    with pytest.raises(click.BadParameter, match="'half' is not auto, none or rows, such as 192,5 or 200"):
+    with pytest.raises(ValueError, match="'half' is not auto, none or rows, such as 192,5 or 200"):
         parts_of_text("half")
 
 

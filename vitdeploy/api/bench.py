@@ -1,33 +1,44 @@
-"""Benches."""
+"""Benches: what is run beside what, and what comes of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from vitdeploy.api.bundle import ArtifactLike, check_early, opened
+from vitdeploy.api.artifacts import ArtifactLike, Bundle, Graph, Model, Named, artifact_name
+from vitdeploy.api.calls import check_early, documented
+from vitdeploy.api.model import model
+from vitdeploy.api.options import Bench, BenchKeywords
 from vitdeploy.api.values import (
     Column,
     Line,
-    Reporter,
     Shown,
     Table,
     context_lines,
     human_bytes,
     interval,
+    is_unnamed,
     latency_plots,
     reporting,
 )
-from vitdeploy.benchmark.summary import quota_remarks
-from vitdeploy.errors import InputError
+from vitdeploy.benchmark import protocol
+from vitdeploy.benchmark.summary import Claim, Row, ScenarioResult, StageTimes, quota_remarks
+from vitdeploy.document.bench import BenchDocument, Ratio
+from vitdeploy.known_bad.find import check_ids
+from vitdeploy.models.model_folder.hub import is_hub_name
+from vitdeploy.models.source import Source
 from vitdeploy.spec import bound_words
+from vitdeploy.workflows import subjects
+from vitdeploy.workflows.comparison import bench_subjects
+from vitdeploy.workflows.subjects import Subject, original_subject
 
 if TYPE_CHECKING:
-    from vitdeploy.benchmark.protocol import Protocol
-    from vitdeploy.benchmark.summary import Claim, Row, ScenarioResult, StageTimes
-    from vitdeploy.document.bench import BenchDocument, Ratio
+    from typing_extensions import Unpack
+
     from vitdeploy.document.comparison import TimeRatio
 
 
@@ -165,9 +176,6 @@ def _stages(stages: StageTimes) -> str:
 # --- Latency and throughput, measured: one process per artifact, in alternating blocks --------------------------------
 
 
-PERCENTILES = (50.0, 90.0, 99.0)
-
-
 @dataclass(frozen=True, repr=False)
 class Benchmark(Shown):
     """The measurements of some artifacts in one benchmark run; `document` has everything. `device`: the registered one
@@ -199,43 +207,17 @@ class Benchmark(Shown):
         return latency_plots(self.document)
 
 
-def bench_protocol(
-    scenarios: Sequence[str], batch: Sequence[int], duration: float, warmup: float, threads: int
-) -> Protocol:
-    from vitdeploy.benchmark import protocol
-
-    return protocol.Protocol(
-        scenarios=tuple(scenarios), batch=tuple(batch), duration=duration, warmup=warmup, threads=threads
-    )
+def _bench(options: Bench) -> Benchmark:
+    reporter, trust = reporting(options.progress), path_or_none(options.trust)
+    accepted = options.accept_known_bad
+    with reporter, opened(target=options.target, trust=trust, accepted=accepted, proven=True) as find:
+        found = [subject for artifact in options.artifacts for subject in find(artifact)]
+        return Benchmark(bench_subjects(found, bench_protocol(options), reporter.progress, options.percentiles))
 
 
-def bench(
-    *artifacts: ArtifactLike,
-    target: str | None = None,
-    scenarios: Sequence[str] = ("single", "offline"),
-    batch: Sequence[int] = (1, 8),
-    duration: float = 10.0,
-    warmup: float = 0.5,
-    percentiles: Sequence[float] = PERCENTILES,
-    threads: int = 0,
-    trust: str | Path | None = None,
-    accept_known_bad: Sequence[str] = (),
-    progress: bool | Reporter = True,
-) -> Benchmark:
+@documented(Bench, many="artifacts")
+def bench(*artifacts: ArtifactLike, **options: Unpack[BenchKeywords]) -> Benchmark:
     """Measure latency and throughput: one process per artifact, in alternating blocks. Each is compared with the last.
-
-    Args:
-        artifacts: bundles (with all their engines), graphs, and models, as values, paths or names.
-        target: which engine of a bundle, by target or name, or what a graph is compiled for.
-        scenarios: "single", "offline", "server:QPS" (Poisson arrivals), "sustain:TIME" such as "sustain:10m".
-        batch: the batch of all scenarios, and that of "offline".
-        duration: seconds an artifact and scenario; up to three times that where a ratio is not clear.
-        warmup: least seconds of warm-up in each process.
-        percentiles: of latency.
-        threads: 0 leaves the number to each runtime.
-        trust: bundles must be signed by this public key or certificate (PEM).
-        accept_known_bad: ids of the table of runtimes known to be wrong that are no reason to refuse a graph.
-        progress: as for `vitdeploy.export`.
 
     Raises:
         InputError: no artifact. WorkerError: a measuring process died. Errors of engines.
@@ -246,19 +228,82 @@ def bench(
     >>> len(found.latency_ms), len(found.ratios)
     (2, 1)
     """
-    from vitdeploy.pipeline.early import check_engine
+    chosen = Bench(artifacts, **options)
+    check_early(chosen)
+    return _bench(chosen)
 
-    if not artifacts:
-        raise InputError("there is nothing to measure", wanted="at least one artifact")
-    protocol, reporter = bench_protocol(scenarios, batch, duration, warmup, threads), reporting(progress)
-    if target is not None:
-        check_engine(target)
-    for each in artifacts:
-        check_early(each)
 
-    from vitdeploy.workflows.comparison import bench_subjects
+bench.of = _bench  # type: ignore[attr-defined]
 
-    identity = Path(trust) if trust is not None else None
-    with reporter, opened(target=target, trust=identity, accepted=accept_known_bad, proven=True) as find:
-        subjects = [subject for each in artifacts for subject in find(each)]
-        return Benchmark(bench_subjects(subjects, protocol, reporter.progress, percentiles))
+
+def bench_protocol(options: Bench) -> protocol.Protocol:
+    return protocol.Protocol(
+        scenarios=tuple(options.scenarios),
+        batch=tuple(options.batch),
+        duration=options.duration,
+        warmup=options.warmup,
+        threads=options.threads,
+    )
+
+
+def path_or_none(value: str | Path | None) -> Path | None:
+    return None if value is None else Path(value)
+
+
+# --- What can be run: every engine of a bundle, a graph, a model; as values or as their names -------------------------
+
+
+@contextlib.contextmanager
+def opened(
+    *,
+    target: str | None,
+    emulated: bool = False,
+    trust: Path | None = None,
+    accepted: Sequence[str] = (),
+    proven: bool = False,
+) -> Iterator[Callable[[ArtifactLike], list[Subject]]]:
+    """A finder of what can be run: every engine of a bundle (or the one for `target`), a graph, which is compiled into
+    a folder that goes at the end, or an original.
+
+    Args:
+        emulated: graphs that are typed for a GPU are evaluated on this CPU, with the storage of their types.
+        trust: bundles must be signed by this identity.
+        accepted: entries of the table of runtimes known to be wrong that are no reason to refuse a graph.
+        proven: engines of graphs must give the graph's own answers.
+
+    Raises:
+        InputError: one of `accepted` is no entry.
+    """
+    if accepted:
+        check_ids(accepted)
+    how: dict[str, Any] = {"emulated": emulated, "trust": trust, "accepted": accepted, "proven": proven}
+    with contextlib.ExitStack() as stack:
+
+        def find(artifact: ArtifactLike) -> list[Subject]:
+            name = artifact_name(artifact)
+            if name is None:
+                return [_original(model(artifact))]  # type: ignore[arg-type]
+            source = artifact.source if isinstance(artifact, Named) else Source()
+            finder = stack.enter_context(subjects.opened(target=target, source=source, **how))
+            return [_shortened(each, artifact) for each in finder(name)]
+
+        yield find
+
+
+def _original(read: Model) -> Subject:
+    """A model that was read. Without preprocessing of its own it has only what is usual or assumed: the other side's is
+    then taken."""
+
+    from vitdeploy.stages.batches import settle_batch  # torch
+
+    source = read.source
+    reference, batch = settle_batch(read.reference)
+    own = read.overrides.preprocess is not None or is_hub_name(source.name)
+    return original_subject(read.name, reference, own=own, noted=batch is not None)
+
+
+def _shortened(subject: Subject, artifact: ArtifactLike) -> Subject:
+    """Results that nobody named a folder for are called by what they are, not by a temporary path."""
+    if not isinstance(artifact, Bundle | Graph) or not is_unnamed(artifact.folder):
+        return subject
+    return dataclasses.replace(subject, name=subject.name.replace(str(artifact.folder), artifact.folder.name))

@@ -5,17 +5,25 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from vitdeploy.api.artifacts import Bundle
 from vitdeploy.api.bench import ratio_text
-from vitdeploy.api.bundle import Bundle
-from vitdeploy.api.images import Images, ImagesLike, images
-from vitdeploy.api.values import Line, Reporter, Shown, interval, reporting, unrelated
+from vitdeploy.api.calls import takes
+from vitdeploy.api.images import Images, images
+from vitdeploy.api.options import Compare
+from vitdeploy.api.values import Line, Shown, interval, reporting, unrelated
+from vitdeploy.benchmark import protocol
+from vitdeploy.document.comparison import AccuracyChange, ComparisonDocument, Limits, PairFacts
+from vitdeploy.pipeline.artifact import open_bundle
+from vitdeploy.pipeline.setting import engine_setting
+from vitdeploy.publish import replacing, storage_errors
+from vitdeploy.report.html import render_regression
+from vitdeploy.report.text import render_junit
+from vitdeploy.runtime.trust import write_atomic
 from vitdeploy.spec import GateStatus
-
-if TYPE_CHECKING:
-    from vitdeploy.document.comparison import AccuracyChange, ComparisonDocument, PairFacts
-    from vitdeploy.tasks.adapter import DataChoice
+from vitdeploy.stages.step import write_json
+from vitdeploy.tasks.adapter import DataChoice, Setting
+from vitdeploy.workflows.regression.compare import compare as compare_paths
 
 OUTPUT_FILES = ("compare.json", "compare.html")
 
@@ -42,37 +50,9 @@ class Compared(Shown):
         return [*lines, *document.remarks, document.sentence]
 
 
-def compare(
-    baseline: Bundle | str | Path,
-    candidate: Bundle | str | Path,
-    data: ImagesLike | None = None,
-    folder: str | Path | None = None,
-    *,
-    max_drop: float | None = None,
-    max_slowdown: float | None = None,
-    target: str | None = None,
-    duration: float = 10.0,
-    bench: bool = True,
-    junit: str | Path | None = None,
-    skip_bad: bool = False,
-    trust: str | Path | None = None,
-    progress: bool | Reporter = True,
-) -> Compared:
+@takes(Compare)
+def compare(options: Compare) -> Compared:
     """Compare two bundles, which are run here, or two reports, which are read. What is not kept is said, not raised.
-
-    Args:
-        baseline, candidate: a `Bundle`, the path of one, or of a report.json.
-        data: images, as `vitdeploy.images` takes them, best with labels, that the engines of both bundles answer.
-        folder: where compare.json and compare.html are written; None writes neither.
-        max_drop: points of accuracy that may be lost.
-        max_slowdown: percent by which latency and time per image may grow.
-        target: compare the engines of this target only.
-        duration: seconds an engine and scenario of the bench.
-        bench: measure times; without it answers alone are compared.
-        junit: a file for the checks as JUnit's XML.
-        skip_bad: go on without unreadable images.
-        trust: bundles must be signed by this public key or certificate (PEM).
-        progress: as for `vitdeploy.export`.
 
     Raises:
         MissingFileError: an argument is neither a bundle nor a report. TargetError: the two have no engine in common.
@@ -85,64 +65,35 @@ def compare(
     >>> vd.compare(before, after, duration=0.1, max_drop=1.0, progress=False).status
     'pass'
     """
-    old, new = (each.folder if isinstance(each, Bundle) else Path(each) for each in (baseline, candidate))
-    chosen = _checked(old, new, data, target)
-
-    from vitdeploy.benchmark.protocol import Protocol
-    from vitdeploy.document.comparison import Limits
-    from vitdeploy.publish import replacing, storage_errors
-    from vitdeploy.report.html import render_regression
-    from vitdeploy.report.text import render_junit
-    from vitdeploy.runtime.trust import write_atomic
-    from vitdeploy.stages.step import write_json
-    from vitdeploy.workflows.regression.compare import compare as compare_paths
-
-    reporter = reporting(progress)
+    sides = options.baseline, options.candidate
+    old, new = (each.folder if isinstance(each, Bundle) else Path(each) for each in sides)
+    reporter = reporting(options.progress)
     with reporter, contextlib.ExitStack() as stack:
-        work = stack.enter_context(replacing(Path(folder), OUTPUT_FILES)) if folder is not None else None
+        work = None
+        if options.folder is not None:
+            work = stack.enter_context(replacing(Path(options.folder), OUTPUT_FILES))
         document = compare_paths(
             old,
             new,
-            Limits(max_drop, max_slowdown),
-            target=target,
-            choice=None if chosen is None else _choice(chosen, old),
-            protocol=Protocol(duration=duration) if bench else None,
-            skip_bad=skip_bad,
-            trust=None if trust is None else Path(trust),
+            Limits(options.max_drop, options.max_slowdown),
+            target=options.target,
+            choice=None if options.data is None else _choice(images(options.data), old),
+            protocol=protocol.Protocol(duration=options.duration) if options.bench else None,
+            skip_bad=options.skip_bad,
+            trust=None if options.trust is None else Path(options.trust),
             progress=reporter.progress,
         )
         if work is not None:
             write_json(work / "compare.json", document)
             (work / "compare.html").write_text(render_regression(document), encoding="utf-8")
-        if junit is not None:
-            with storage_errors(Path(junit)):
-                write_atomic(Path(junit), render_junit(document))
+        if options.junit is not None:
+            with storage_errors(Path(options.junit)):
+                write_atomic(Path(options.junit), render_junit(document))
     return Compared(document)
-
-
-def _checked(baseline: Path, candidate: Path, data: ImagesLike | None, target: str | None) -> Images | None:
-    """Check names and paths before anything heavy is imported; returns the images."""
-    from vitdeploy.pipeline.early import check_data, check_target, is_report, require_annotations
-
-    if target is not None:
-        check_target(target)
-    for path in (baseline, candidate):
-        is_report(path)
-    if data is None:
-        return None
-    chosen = images(data)
-    if chosen.path is not None:
-        check_data(chosen.path)
-    require_annotations(chosen.annotations)
-    return chosen
 
 
 def _choice(chosen: Images, baseline: Path) -> DataChoice:
     """All of the images; those in memory are written as the baseline takes them."""
-    from vitdeploy.pipeline.artifact import open_bundle
-    from vitdeploy.pipeline.setting import engine_setting
-    from vitdeploy.tasks.adapter import DataChoice, Setting
-
     setting = Setting("classification", None)  # which images that are files are not asked for
     if chosen.path is None:
         manifest, labels = open_bundle(baseline)

@@ -1,4 +1,4 @@
-"""Bundles on devices."""
+"""The whole pipeline: a model and images in, a proven bundle out."""
 
 from __future__ import annotations
 
@@ -7,32 +7,38 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from vitdeploy.api.artifacts import Bundle, Model, ModelLike
 from vitdeploy.api.bench import claim, claims_of, ratio_text
-from vitdeploy.api.bundle import Bundle
+from vitdeploy.api.calls import check_early, takes
 from vitdeploy.api.graph import graph_name
 from vitdeploy.api.images import ImagesLike, images
-from vitdeploy.api.model import Model, ModelLike, model
+from vitdeploy.api.model import model
+from vitdeploy.api.options import Run
 from vitdeploy.api.values import Column, Line, Reporter, Shown, Table, home_of, human_bytes, latency_plots, reporting
 from vitdeploy.api.workers import workers_of
-from vitdeploy.errors import CapabilityError
+from vitdeploy.backends import TARGETS
+from vitdeploy.benchmark.summary import Row
+from vitdeploy.document.report import Report
+from vitdeploy.errors import CapabilityError, HostError
 from vitdeploy.graph.io.bound import named
+from vitdeploy.pipeline.assemble import run_pipeline
+from vitdeploy.pipeline.available import require_target
+from vitdeploy.pipeline.foresight import split_notes
+from vitdeploy.pipeline.job import Job, prepare
+from vitdeploy.pipeline.outcome import Outcome
+from vitdeploy.pipeline.plan import make_plan
+from vitdeploy.pipeline.run import default_store, preview
+from vitdeploy.pipeline.setting import reference_setting
+from vitdeploy.recipe.load import given_recipe, validate
+from vitdeploy.recipe.recipe import Recipe
+from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.spec import GateStatus, Grade, Precision, encode
-
-if TYPE_CHECKING:
-    from vitdeploy.benchmark.summary import Row
-    from vitdeploy.document.report import Report
-    from vitdeploy.pipeline.job import Job
-    from vitdeploy.pipeline.outcome import Outcome
-    from vitdeploy.recipe.recipe import Recipe
-    from vitdeploy.runtime.predictor import Predictor
-    from vitdeploy.stages.step import Outline, Step
-    from vitdeploy.verification.gate import Gate
-
-
-# --- The whole pipeline: a model and images in, a proven bundle out ---------------------------------------------------
-
+from vitdeploy.stages.step import OUTPUT_NAMES, Outline, Step
+from vitdeploy.verification.gate import Gate, guards
+from vitdeploy.workflows.making.beside import Beside
+from vitdeploy.workflows.making.making import GivenRecipe
 
 GUARDED = " (the guard of every run whose budget bounds neither drop nor agreement)"
 
@@ -181,50 +187,21 @@ def deploy(
     return run(recipe, folder, source=read, **how)
 
 
-def run(
-    recipe: Recipe | str | Path,
-    folder: str | Path | None = None,
-    *,
-    overrides: Sequence[str] = (),
-    function: str | None = None,
-    source: Model | None = None,
-    resume: bool = True,
-    skip_bad: bool = False,
-    executor: str | None = None,
-    jobs: int = 0,
-    progress: bool | Reporter = True,
-) -> Deployment:
+@takes(Run)
+def run(options: Run) -> Deployment:
     """The whole pipeline of a recipe, as `vitdeploy run` does it.
-
-    Args:
-        recipe: a YAML file, or a recipe that was read.
-        folder: of the bundle; by default a temporary one.
-        overrides: "a.b=value" each.
-        function: "package.module:function", the user's own model of a recipe that names none.
-        source: a model in memory, likewise.
-        resume, skip_bad, executor, jobs, progress: as for `deploy`.
 
     Raises:
         RecipeError, MissingFileError: of the recipe. Errors of the model, the images, the targets and the stages.
     """
-    from vitdeploy.pipeline.early import check_recipe
-    from vitdeploy.recipe.load import given_recipe
-    from vitdeploy.stages.step import OUTPUT_NAMES
-
-    loaded = given_recipe(recipe, overrides, function)
-    home, reporter = home_of(folder, "bundle", OUTPUT_NAMES), reporting(progress)
-    check_recipe(loaded)
-
-    from vitdeploy.pipeline.assemble import run_pipeline
-    from vitdeploy.pipeline.run import default_store
-    from vitdeploy.workflows.making.beside import Beside
-    from vitdeploy.workflows.making.making import GivenRecipe
-
-    workers, store = workers_of(executor, jobs, resume=resume), default_store()
-    code = own_model(function, source)
-    given = GivenRecipe(loaded.model_dump_json(exclude_unset=True), store.root.absolute(), skip_bad, *code)
+    loaded = given_recipe(options.recipe, options.overrides, options.function)
+    home, reporter = home_of(options.folder, "bundle", OUTPUT_NAMES), reporting(options.progress)
+    resume = options.resume
+    workers, store = workers_of(options.executor, options.jobs, resume=resume), default_store()
+    code = own_model(options.function, options.source)
+    given = GivenRecipe(loaded.model_dump_json(exclude_unset=True), store.root.absolute(), options.skip_bad, *code)
     with reporter:
-        sizes = _jobs(loaded, *code, skip_bad, reporter)
+        sizes = _jobs(loaded, *code, options.skip_bad, reporter)
         several = len(sizes) > 1
         how: Any = {
             "resume": resume,
@@ -250,19 +227,18 @@ def plan(
     progress: bool | Reporter = True,
 ) -> list[PlannedStep]:
     """Preview `run`: every input is checked, and nothing is computed. Arguments and errors as in `run`."""
-    from vitdeploy.pipeline.early import check_recipe
-    from vitdeploy.recipe.load import given_recipe
+    how: Any = {"overrides": overrides, "function": function, "executor": executor, "jobs": jobs, "progress": progress}
+    return planned(Run(recipe, skip_bad=skip_bad, **how))
 
-    loaded = given_recipe(recipe, overrides, function)
-    check_recipe(loaded)
 
-    from vitdeploy.pipeline.plan import make_plan
-    from vitdeploy.pipeline.run import default_store, preview
-
-    workers_of(executor, jobs)
-    reporter = reporting(progress)
+def planned(options: Run) -> list[PlannedStep]:
+    """What `run` would do; its folder is checked too, where one is named."""
+    check_early(options)
+    loaded = given_recipe(options.recipe, options.overrides, options.function)
+    workers_of(options.executor, options.jobs)
+    reporter = reporting(options.progress)
     with reporter:
-        sizes = _jobs(loaded, function, None, skip_bad, reporter)
+        sizes = _jobs(loaded, options.function, None, options.skip_bad, reporter)
         store = default_store()
         return [
             PlannedStep(at_size(job, step, len(sizes) > 1), there)
@@ -286,9 +262,6 @@ def recipe_of(
     settings: Mapping[str, Any] | None,
 ) -> Recipe:
     """The recipe of a model and images with these arguments; raises RecipeError if they do not fit."""
-    from vitdeploy.pipeline.setting import reference_setting
-    from vitdeploy.recipe.load import validate
-
     chosen = images(data)
     place, kind = chosen.place(reference_setting(read.reference))
     fields: dict[str, Any] = {
@@ -324,10 +297,6 @@ def targets_here(precision: str) -> list[str]:
     Raises:
         CapabilityError: there is none.
     """
-    from vitdeploy.backends import TARGETS
-    from vitdeploy.errors import HostError
-    from vitdeploy.pipeline.available import require_target
-
     found = []
     for row in TARGETS.values():
         if row.device == "CPU" and precision in row.precisions:
@@ -371,9 +340,6 @@ def own_model(function: str | None, source: Model | None) -> tuple[str | None, P
 def _jobs(
     recipe: Recipe, function: str | None, module: Path | None, skip_bad: bool, reporter: Reporter
 ) -> Sequence[Job]:
-    from vitdeploy.pipeline.foresight import split_notes
-    from vitdeploy.pipeline.job import prepare
-
     jobs = prepare(recipe, skip_bad=skip_bad, progress=reporter.progress, function=function, module=module)
     notes = [(*job.reference_model.notes, *job.data.notes, *job.data.warnings, *split_notes(job)) for job in jobs]
     for note in dict.fromkeys(itertools.chain(*notes)):
@@ -398,8 +364,6 @@ def at_size(job: Job, text: str, several: bool) -> str:
 
 
 def _deployment(home: Path, report: Report, outcomes: Sequence[Outcome], recipe: Recipe) -> Deployment:
-    from vitdeploy.verification.gate import guards
-
     several, lines = len(outcomes) > 1, list[Line]()
     for outcome in outcomes:
         lines += [f"{outcome.job.size}:"] if several else []

@@ -1,4 +1,4 @@
-"""Float graphs: a model exported to ONNX, and the exact rewrites of one."""
+"""A model exported to ONNX, the exact rewrites of a float graph, and the engine of one."""
 
 from __future__ import annotations
 
@@ -6,91 +6,47 @@ import dataclasses
 import functools
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, cast
 
-from vitdeploy.api.model import Model, ModelLike, labelled, model, preprocess_lines
-from vitdeploy.api.values import Line, Reporter, Shown, filling, home_of, reporting
-from vitdeploy.errors import InputError
-from vitdeploy.spec import PreprocessSpec, Task
-
-if TYPE_CHECKING:
-    from vitdeploy.graph.io.files import GraphMetadata
-    from vitdeploy.stages.batches import Asked
-    from vitdeploy.stages.export import ExportConfig
-
-REWRITES = (
-    "fold_layer_scale",
-    "fold_attention_scale",
-    "drop_key_bias",
-    "fold_value_bias",
-    "fold_image_normalisation",
-    "class_token_only",
+from vitdeploy.api.artifacts import Bundle, Graph, Model, ModelLike, graph_file, labelled, preprocess_lines
+from vitdeploy.api.calls import takes
+from vitdeploy.api.model import model, read_model
+from vitdeploy.api.options import REWRITES, Compile, ExportOptions, Optimize, SourceOptions
+from vitdeploy.api.values import Reporter, filling, home_of, reporting
+from vitdeploy.backends import TARGETS
+from vitdeploy.bundle.read import SIZES_FOLDER
+from vitdeploy.exporter.parity import unproven_told
+from vitdeploy.extensions import wing
+from vitdeploy.graph.passes.optimize import OptimizeOptions
+from vitdeploy.known_bad.find import check_ids, engine_matches
+from vitdeploy.known_bad.words import described, match_lines
+from vitdeploy.models.source import Source
+from vitdeploy.pipeline.job import at_size, at_sizes, export_config_of, overrides_of, source_of
+from vitdeploy.recipe.load import load_recipe
+from vitdeploy.runtime.flows import PARTS
+from vitdeploy.spec import EngineSpec
+from vitdeploy.stages.batches import Asked, settle_batch
+from vitdeploy.stages.export import ExportConfig
+from vitdeploy.stages.export import export as export_graph
+from vitdeploy.stages.optimize import optimize as rewrite
+from vitdeploy.stages.reference_model import Overrides
+from vitdeploy.stages.step import OUTPUT_NAMES, graphs_in
+from vitdeploy.workflows.placement import compile_bundle
+from vitdeploy.workflows.seeded import (
+    answers_told,
+    require_seeded,
+    seeded_answers,
 )
-Opset = Literal[18, 19, 20]
 
-
-@dataclass(frozen=True, repr=False)
-class Graph(Shown):
-    """An ONNX graph in a folder of its own: `model.onnx`, or the two graphs of an encoder-decoder.
-
-    `document` is what the command line prints of it with --json.
-    """
-
-    folder: Path
-    document: Mapping[str, Any] = field(default_factory=dict)
-    text: tuple[str, ...] = ()
-
-    @functools.cached_property
-    def file(self) -> Path:
-        """The ONNX file; the encoder's of an encoder-decoder."""
-        from vitdeploy.stages.step import find_graph
-
-        return find_graph(self.folder)
-
-    @functools.cached_property
-    def metadata(self) -> GraphMetadata:
-        """The metadata of the file: task, preprocessing, labels; target and precision in a placement."""
-        from vitdeploy.graph.io.files import admitted_metadata
-
-        return admitted_metadata(self.file)
-
-    @property
-    def task(self) -> Task:
-        return self.metadata.task
-
-    @property
-    def preprocess(self) -> PreprocessSpec | None:
-        """The preprocessing of an image to its input; None if it takes no images."""
-        return self.metadata.preprocess
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Its class names in the order of its outputs, () if it has none."""
-        from vitdeploy.stages.step import known_labels
-
-        return known_labels(self.file, self.metadata)
-
-    def lines(self) -> list[Line]:
-        return [*self.text, str(self.folder)]
-
-
-GraphLike = Graph | str | Path
-
-
-def graph_file(graph: GraphLike) -> Path:
-    """The ONNX file of a graph, of its folder, or itself; errors as `find_graph`."""
-    from vitdeploy.stages.step import find_graph
-
-    return graph.file if isinstance(graph, Graph) else find_graph(Path(graph))
+Wanted = tuple[Callable[[], Model], Asked, ExportConfig]
 
 
 def export(
     source: ModelLike,
     folder: str | Path | None = None,
     *,
-    opset: Opset = 20,
+    opset: Literal[18, 19, 20] = 20,
     batch: int | Literal["auto", "dynamic"] = "auto",
     preprocess_in_graph: bool = True,
     progress: bool | Reporter = True,
@@ -115,8 +71,6 @@ def export(
     >>> graph.document["largest_difference"] < 1e-5
     True
     """
-    from vitdeploy.stages.export import ExportConfig
-    from vitdeploy.stages.step import OUTPUT_NAMES
 
     home = home_of(folder, "graph", OUTPUT_NAMES)
     read = model(source)
@@ -124,15 +78,37 @@ def export(
     return export_sizes([(lambda: read, batch, config)], home, reporting(progress))
 
 
-def export_sizes(
-    wanted: Sequence[tuple[Callable[[], Model], Asked, ExportConfig]], home: Path, reporter: Reporter
-) -> Graph:
+def export_of(name: str | None, options: ExportOptions, reporter: Reporter) -> Graph:
+    """What `vitdeploy export` makes: of a model, or of what a recipe says of one, at each image size."""
+    batch, progress = options.batch, reporter.progress
+    asked = cast("Asked | None", int(batch) if batch is not None and batch.isdecimal() else batch)
+    changed: dict[str, Any] = {"opset": int(options.opset)} if options.opset else {}
+    changed |= {"in_graph": False} if options.no_preprocess else {}
+    sizes = tuple(dict.fromkeys(options.image_size))
+    source = Source(name, **{each.name: getattr(options, each.name) for each in dataclasses.fields(SourceOptions)})
+    source = dataclasses.replace(source, image_size=None)
+    wanted: list[Wanted] = []
+    if name is not None and name.endswith((".yaml", ".yml")):
+        said = {key: value for key, value in vars(source).items() if value and key != "model"}
+        recipe = load_recipe(Path(name), (), options.function)
+        for each in tuple(at_size(recipe, size) for size in sizes) or at_sizes(recipe):
+            overrides = overrides_of(each)
+            overrides = dataclasses.replace(overrides, labels=options.labels or overrides.labels)
+            config = dataclasses.replace(export_config_of(each), **changed)
+            read = functools.partial(read_model, dataclasses.replace(source_of(each), **said), overrides, progress)
+            wanted.append((read, asked or each.export.batch, config))
+    else:
+        config = dataclasses.replace(ExportConfig(graph_name(source.name), 20, None, True), **changed)
+        for size in sizes or (None,):
+            sized = dataclasses.replace(source, image_size=size)
+            read = functools.partial(read_model, sized, Overrides(labels=options.labels), progress)
+            wanted.append((read, asked or "auto", config))
+    return export_sizes(wanted, home_of(options.folder, "graph", OUTPUT_NAMES), reporter)
+
+
+def export_sizes(wanted: Sequence[Wanted], home: Path, reporter: Reporter) -> Graph:
     """One model at several image sizes, each read by a function, into one folder: the first at its top, the others
     below `sizes`."""
-    from vitdeploy.bundle.read import SIZES_FOLDER
-    from vitdeploy.stages.batches import settle_batch
-    from vitdeploy.stages.export import export as export_graph
-    from vitdeploy.stages.step import OUTPUT_NAMES
 
     found: list[tuple[Model, dict[str, Any]]] = []
     with reporter, filling(home, OUTPUT_NAMES) as work:
@@ -168,7 +144,6 @@ def _worst(facts: Mapping[str, Any]) -> float:
 
 
 def _exported_lines(read: Model, facts: Mapping[str, Any]) -> list[str]:
-    from vitdeploy.exporter.parity import unproven_told
 
     batches = ", ".join(str(row["batch"]) for row in facts["parity"])
     found = facts["model"]
@@ -184,31 +159,9 @@ def _exported_lines(read: Model, facts: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def optimize(
-    graph: GraphLike,
-    folder: str | Path | None = None,
-    *,
-    without: Sequence[str] = (),
-    qkv: Literal["keep", "merged", "separate"] = "keep",
-    rotate_residual: bool = False,
-    merge_tokens: Mapping[int, int] | None = None,
-    align_rows: int | None = None,
-    image_size: tuple[int, int] | None = None,
-    progress: bool | Reporter = True,
-) -> Graph:
+@takes(Optimize)
+def optimize(options: Optimize) -> Graph:
     """Apply exact rewrites to a float graph, and compare the result with the graph before.
-
-    Args:
-        graph: of `export`, its folder, or an ONNX file of any exporter.
-        folder: as for `export`.
-        without: rewrites to leave out, of fold_layer_scale, fold_attention_scale, drop_key_bias, fold_value_bias,
-            fold_image_normalisation, class_token_only.
-        qkv: query, key and value as one linear or three.
-        rotate_residual: rotate the channels of the residual stream.
-        merge_tokens: by block, how many tokens remain behind its attention; not exact.
-        align_rows: compute that many rows in the blocks, more than there are tokens, where kernels are faster so.
-        image_size: (height, width), where the graph leaves it open.
-        progress: as for `export`.
 
     Raises:
         InputError: an unknown rewrite. GraphError, UnsafeGraphError, MissingFileError: the graph is refused.
@@ -219,40 +172,26 @@ def optimize(
     >>> vd.optimize(float_graph, progress=False).task
     'classification'
     """
-    from vitdeploy.runtime.flows import PARTS
-    from vitdeploy.stages.step import OUTPUT_NAMES, graphs_in
-
-    if unknown := [name for name in without if name not in REWRITES]:
-        raise InputError(f"no rewrite is called {', '.join(unknown)}", wanted=", ".join(REWRITES))
-    file = graph_file(graph)
-    home = home_of(folder, "optimized", OUTPUT_NAMES)
-
-    from vitdeploy.graph.passes.optimize import OptimizeOptions
-    from vitdeploy.stages.optimize import optimize as rewrite
-
-    whole = isinstance(graph, Graph) or Path(graph).is_dir()
-    graphs = (
-        graphs_in(file.parent)
-        if whole
-        else {file.stem if any(file.stem in parts for parts in PARTS) else "model": file}
-    )
-    merging = tuple(sorted((merge_tokens or {}).items()))
-    options = OptimizeOptions(
-        **{name: name not in without for name in REWRITES},
-        qkv=qkv,
-        rotate_residual=rotate_residual,
+    graph, file = options.graph, graph_file(options.graph)
+    home = home_of(options.folder, "optimized", OUTPUT_NAMES)
+    graphs = {file.stem if any(file.stem in parts for parts in PARTS) else "model": file}
+    if isinstance(graph, Graph) or Path(graph).is_dir():
+        graphs = graphs_in(file.parent)
+    merging = tuple(sorted((options.merge_tokens or {}).items()))
+    switches = OptimizeOptions(
+        **{name: name not in options.without for name in REWRITES},
+        qkv=options.qkv,
+        rotate_residual=options.rotate_residual,
         token_merging=merging,
-        align_rows=align_rows,
+        align_rows=options.align_rows,
     )
-    reporter = reporting(progress)
+    reporter = reporting(options.progress)
     with reporter, filling(home, OUTPUT_NAMES) as work:
-        facts = rewrite(graphs, options, work, reporter.progress, image_size)
+        facts = rewrite(graphs, switches, work, reporter.progress, options.image_size)
     return Graph(home, facts, tuple(_rewritten_lines(facts, merging)))
 
 
 def _rewritten_lines(facts: Mapping[str, Any], merging: Sequence[tuple[int, int]]) -> list[str]:
-    from vitdeploy.exporter.parity import unproven_told
-
     lines = []
     for name, counts in facts["rewrites"].items():
         before, after = facts["nodes"][name]
@@ -268,3 +207,64 @@ def _rewritten_lines(facts: Mapping[str, Any], merging: Sequence[tuple[int, int]
                 "not exact: `vitdeploy verify` measures what it costs"
             )
     return lines
+
+
+@takes(Compile)
+def compile(options: Compile) -> Bundle:
+    """Compile a graph to an engine for one target.
+
+    Raises:
+        TargetError: the graph was placed for another target, or has a fixed batch.
+        KnownBadError: this release of the runtime is known to compute such a graph wrongly.
+        CapabilityError: the target cannot do the precision or the task, or the engine did not run as placed.
+        MissingPackageError, EngineError: of the runtime.
+        GraphError: parts for a graph of other rows.
+
+    >>> import vitdeploy as vd
+    >>> graph = vd.export("vit_w32d2h2_patch8_32", progress=False)
+    >>> [engine] = vd.compile(graph, "onnxruntime-cpu", progress=False).engines
+    >>> engine.artifact
+    'onnxruntime-cpu-fp32'
+    """
+    file, target, accepted = graph_file(options.graph), options.target, options.accept_known_bad
+    home, reporter = home_of(options.folder, "bundle", OUTPUT_NAMES), reporting(options.progress)
+    check_ids(accepted)
+    with reporter, filling(home, OUTPUT_NAMES) as work:
+        reporter.progress(f"compile for {target}", 0, 1)
+        if options.on is None:
+            how = options.build, accepted, options.split_rows
+            manifest = compile_bundle(file, target, options.batch, options.precision, work, reporter.progress, *how)
+            engine = manifest.engines[0]
+            seeded = seeded_answers(work / engine.graph, target)
+            compared = answers_told(seeded, require_seeded(seeded, engine, work), bool(engine.accepted))
+        else:
+            manifest, compared = wing("devices.api").compile_on(options.on, options, file, work, reporter)
+            engine = manifest.engines[0]
+        reporter.progress(f"compile for {target}", 1, 1)
+    document = {
+        "artifact": engine.artifact,
+        "target": engine.target,
+        "precision": engine.precision,
+        "provider": engine.provider,
+        "batch": engine.batch,
+        "kernels": engine.kernels,
+        **({"row_parts": list(engine.row_parts)} if engine.row_parts else {}),
+        **({"float_rest": engine.float_rest} if engine.float_rest else {}),
+        "answers": compared.facts,
+        "path": str(home),
+    }
+    known = [match for match in engine_matches(engine, home) if match.entry.action != "avoided"]
+    if known:
+        document["known_bad"] = [described(match) for match in known]
+    taken = engine.accepted or ()
+    told = [line for each in known for line in match_lines(each, "accepted" if each.entry.id in taken else "")]
+    return Bundle(home, document, (_ran(engine), *told, compared.line))
+
+
+def _ran(engine: EngineSpec) -> str:
+    """What ran, in a line."""
+    hidden = "as the graph is typed (this provider does not show its kernels)"
+    kernels = ", ".join(f"{count} in {kind}" for kind, count in engine.kernels.items())
+    kernels = kernels or (hidden if TARGETS[engine.target].typed else "none")
+    form = f"; {engine.form_told}" if engine.form_told else ""
+    return f"{engine.artifact} on {engine.provider}, batch {engine.batch}: linears and convolutions {kernels}{form}"

@@ -11,10 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitdeploy.api.values import human_bytes
-from vitdeploy.bundle.read import is_bundle
+from vitdeploy.backends import TARGETS
+from vitdeploy.bundle.read import SIZES_FOLDER, is_bundle, read_bundle, verify_files
+from vitdeploy.compilation.finding import finding_lines
+from vitdeploy.compilation.probe import examine, probe_target
 from vitdeploy.errors import TargetError
 from vitdeploy.extensions import has_wing, wing
-from vitdeploy.spec import RESIZING, PreprocessSpec
+from vitdeploy.runtime.host import describe_host, name_host
+from vitdeploy.runtime.values import int8_instructions
+from vitdeploy.spec import RESIZING, PreprocessSpec, encode
+from vitdeploy.stages.capability import check_target
+from vitdeploy.stages.step import find_graph, graphs_in
 
 if TYPE_CHECKING:
     from vitdeploy.lint.findings import Finding
@@ -29,9 +36,6 @@ def inspect(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _bundle(path: Path) -> tuple[dict[str, Any], list[str]]:
-    from vitdeploy.bundle.read import SIZES_FOLDER, read_bundle, verify_files
-    from vitdeploy.spec import encode
-
     manifest = read_bundle(path)
     verify_files(path, manifest)
     count = len(manifest.files)
@@ -56,8 +60,6 @@ def _bundle(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _graph(path: Path) -> tuple[dict[str, Any], list[str]]:
-    from vitdeploy.stages.step import find_graph
-
     file = find_graph(path)
 
     from vitdeploy.graph.analysis.attention import find_attentions
@@ -65,7 +67,6 @@ def _graph(path: Path) -> tuple[dict[str, Any], list[str]]:
     from vitdeploy.graph.io.admit import admit_graph
     from vitdeploy.graph.io.files import METADATA_KEY, get_metadata, graph_spec
     from vitdeploy.graph.values import dim
-    from vitdeploy.spec import encode
 
     model = admit_graph(file)
     spec = graph_spec(model, file.name)
@@ -149,9 +150,6 @@ def lint_graphs(path: Path, target: str, version: str | None) -> tuple[dict[str,
     Raises:
         TargetError: a target or version whose rules are not known. Errors of reading propagate.
     """
-    from vitdeploy.spec import encode
-    from vitdeploy.stages.capability import check_target
-
     check_target(target)
     if target != TARGET:
         raise TargetError(
@@ -185,9 +183,6 @@ def lint_graphs(path: Path, target: str, version: str | None) -> tuple[dict[str,
 
 def _graphs(path: Path) -> dict[str, Path]:
     """The graphs that TensorRT would be given: those placed for it in a bundle, or else the float graphs."""
-    from vitdeploy.bundle.read import is_bundle, read_bundle, verify_files
-    from vitdeploy.stages.step import find_graph, graphs_in
-
     if not is_bundle(path):
         file = find_graph(path)
         return (graphs_in(path) if path.is_dir() else {}) or {"model": file}
@@ -242,11 +237,6 @@ NOT_COMPARED = "missing  packaging: releases are not compared with those known t
 
 def diagnose() -> tuple[dict[str, Any], list[str]]:
     """The machine, its packages and every target: the document, and its lines for people."""
-    from vitdeploy.backends import TARGETS
-    from vitdeploy.compilation.probe import probe_target
-    from vitdeploy.runtime.host import describe_host
-    from vitdeploy.spec import encode
-
     host, known = describe_host(), known_bad()
     packages = {name: _version(name) for names in PACKAGES.values() for name in names}
     targets = {name: probe_target(name) for name in TARGETS}
@@ -277,9 +267,6 @@ def diagnose() -> tuple[dict[str, Any], list[str]]:
 
 def _host_lines(host: dict[str, str]) -> list[str]:
     """What this machine is, and what its CPU has for INT8."""
-    from vitdeploy.runtime.host import name_host
-    from vitdeploy.runtime.values import int8_instructions
-
     cores = f"{host['cores']} cores" + (f" (a quota of {host['quota']})" if "quota" in host else "")
     words = [*name_host(host), cores, host["isa"], host["system"], f"Python {host['python']}"]
     caches = f"caches: {host['caches']}" if "caches" in host else ""
@@ -294,11 +281,6 @@ def diagnose_target(target: str) -> tuple[dict[str, Any], list[str]]:
     Raises:
         TargetError: an unknown target.
     """
-    from vitdeploy.compilation.finding import finding_lines
-    from vitdeploy.compilation.probe import examine
-    from vitdeploy.spec import encode
-    from vitdeploy.stages.capability import check_target
-
     check_target(target)
     found = examine(target)
     missing = [each.name for each in found if not each.ok]
@@ -316,8 +298,6 @@ def known_bad(targets: Iterable[str] | None = None) -> dict[str, dict[str, str]]
     Raises:
         KnownBadTableError: the table cannot be read.
     """
-    from vitdeploy.backends import TARGETS
-
     try:
         from vitdeploy.known_bad.entries import DONE
         from vitdeploy.known_bad.platform import entries_for, platform_here

@@ -4,66 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Union
 
-from vitdeploy.api.values import Line, Shown, unnamed_folder
+from vitdeploy.api.artifacts import Model, ModelLike
+from vitdeploy.api.values import unnamed_folder
 from vitdeploy.errors import InputError
+from vitdeploy.graph.io.bound import bindings
+from vitdeploy.models.source import Source
+from vitdeploy.pipeline.early import check_model
+from vitdeploy.pipeline.fitted import fitted
 from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.runner import type_name
-from vitdeploy.spec import RESIZING, Postprocess, PreprocessSpec, Task
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from vitdeploy.models.source import Source
-    from vitdeploy.stages.reference_model import Overrides, ReferenceModel
-
-
-@dataclass(frozen=True, repr=False)
-class Model(Shown):
-    """A model that was read: what it is, and how its images are prepared. `vitdeploy.model` makes one."""
-
-    reference: ReferenceModel
-    overrides: Overrides
-
-    @property
-    def source(self) -> Source:
-        """The source, as a recipe or the command line would name it."""
-        return self.reference.source
-
-    @property
-    def name(self) -> str:
-        return self.reference.name
-
-    @property
-    def task(self) -> Task:
-        return self.reference.task
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Its class names in the order of its outputs, () if it has none."""
-        return self.reference.labels
-
-    @property
-    def preprocess(self) -> PreprocessSpec | None:
-        """The preprocessing of an image to its input; None if it takes no images."""
-        return self.reference.preprocess
-
-    def lines(self) -> list[Line]:
-        reference = self.reference
-        classes = f", {reference.classes} {labelled(reference.task)}" if reference.classes else ""
-        first = f"{reference.name}: {reference.task}, {reference.parameters:,} parameters{classes}"
-        return [first, *preprocess_lines(reference.preprocess), *reference.notes]
-
-
-def labelled(task: Task) -> str:
-    """What the labels of a task name."""
-    return "points" if task == "keypoints" else "classes"
-
-
-ModelLike = Union[Model, str, Path, "nn.Module"]
+from vitdeploy.spec import Postprocess, PreprocessSpec, Task
+from vitdeploy.stages.reference_model import Overrides, find_reference_model
 
 
 def model(
@@ -110,10 +63,6 @@ def model(
     """
     if isinstance(source, Model):
         return source
-    from vitdeploy.graph.io.bound import bindings
-    from vitdeploy.models.source import Source
-    from vitdeploy.pipeline.early import check_model
-    from vitdeploy.stages.reference_model import Overrides
 
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     label_file = _label_file(labels)
@@ -138,8 +87,6 @@ def model(
 
 def read_model(source: Source, overrides: Overrides, progress: Progress = silent) -> Model:
     """The model of a source, with overrides of its files, fitted where it has normal images; errors as in `model`."""
-    from vitdeploy.pipeline.fitted import fitted
-    from vitdeploy.stages.reference_model import find_reference_model
 
     return Model(find_reference_model(fitted(source, overrides, progress), overrides), overrides)
 
@@ -151,7 +98,6 @@ def _in_memory(
     size: tuple[int, int] | None,
     task: Task | None,
 ) -> Source:
-    from vitdeploy.models.source import Source
 
     if any(value is not None for value in useless):
         raise InputError(
@@ -185,14 +131,3 @@ def _label_file(labels: str | Path | Sequence[str] | None) -> Path | None:
 
 def _path(value: str | Path | None) -> Path | None:
     return None if value is None else Path(value)
-
-
-def preprocess_lines(spec: PreprocessSpec | None) -> list[str]:
-    """The preprocessing, in a line."""
-    if spec is None:
-        return []
-    if isinstance(spec.resize, int):
-        resize = f"resize to short side {spec.resize}"
-    else:
-        resize = f"{RESIZING[spec.fit]} {spec.resize[0]}x{spec.resize[1]}"
-    return [f"images: {resize} ({spec.interpolation}), crop {spec.crop[0]}x{spec.crop[1]}, {spec.normalisation}"]

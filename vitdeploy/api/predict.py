@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitdeploy.api.values import Reporter
-from vitdeploy.errors import CapabilityError, InputError
+from vitdeploy.bundle.read import read_bundle
+from vitdeploy.errors import CapabilityError, ImageError, InputError, MissingFileError
 from vitdeploy.progress import Progress
+from vitdeploy.runtime import load, load_sequence
+from vitdeploy.runtime.preprocess import decode
 
 if TYPE_CHECKING:
     from vitdeploy.runtime.predictor import Predictor
@@ -96,9 +99,6 @@ def predict(
             that says which object is meant, or points and several boxes.
         Errors of `find`, and of reading and loading the bundle, as `runtime.load`.
     """
-    from vitdeploy.bundle.read import read_bundle
-    from vitdeploy.runtime import load, load_sequence
-
     task = read_bundle(bundle).task
     if draw is not None:
         _require_drawing(task)
@@ -162,7 +162,6 @@ def _require_drawing(task: Task) -> None:
 def _draw(folder: Path, task: Task, given: Input, result: Result | Sequence[Result], taken: set[str]) -> list[str]:
     """Write the pictures of one answer, or of all for boxes of an image, under the name of the input, or the next free
     one; gives their paths."""
-    from vitdeploy.runtime.preprocess import decode
     from vitdeploy.runtime.tasks.registry import TASKS
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -252,7 +251,6 @@ def _read(
     predictor: Predictor, found: Sequence[Input], beams: int | None, prompt: str | None, progress: Progress
 ) -> tuple[Answers, Failures]:
     """Texts, of another search than the bundle's own."""
-    from vitdeploy.errors import ImageError, MissingFileError
     from vitdeploy.runtime.text_predictor import TextPredictor
 
     assert isinstance(predictor, TextPredictor)

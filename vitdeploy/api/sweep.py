@@ -5,16 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from vitdeploy.api.calls import takes
+from vitdeploy.api.options import Sweep
 from vitdeploy.api.values import Column, Line, Reporter, Shown, Table, reporting, unnamed_folder
-
-if TYPE_CHECKING:
-    from vitdeploy.document.bench import ErrorFacts
-    from vitdeploy.document.report import Report
-    from vitdeploy.document.sweep import Estimate, PlannedStage, SweepDocument, SweepPlanDocument
-    from vitdeploy.workflows.sweeps.entries import Entry
-
+from vitdeploy.benchmark.run import Expected, spelt
+from vitdeploy.document.bench import ErrorFacts
+from vitdeploy.document.report import Report
+from vitdeploy.document.sweep import Estimate, PlannedStage, SweepDocument, SweepPlanDocument
+from vitdeploy.pipeline.run import default_store
+from vitdeploy.publish import check_replaceable, replacing, storage_errors
+from vitdeploy.recipe.grid import list_recipes, refuse_same_names
+from vitdeploy.recipe.load import load_recipe, recipe_text
+from vitdeploy.report.html import render_sweep
+from vitdeploy.runtime.trust import write_atomic
+from vitdeploy.stages.step import OUTPUT_NAMES, json_text
+from vitdeploy.store.places import store_folder
+from vitdeploy.workflows.executors import executor_of
+from vitdeploy.workflows.sweeps.entries import Entry, load_all
+from vitdeploy.workflows.sweeps.entries import plan_sweep as plan_entries
+from vitdeploy.workflows.sweeps.sweep import Ways
+from vitdeploy.workflows.sweeps.sweep import sweep as sweep_entries
 
 # --- Many recipes, and one table of what came of them -----------------------------------------------------------------
 
@@ -50,39 +62,12 @@ class Swept(Shown):
         return [_table(self.document), *_said_of_stages(self.document), *_said_of_rest(self)]
 
 
-def sweep(
-    recipes: Sequence[str | Path],
-    folder: str | Path | None = None,
-    *,
-    overrides: Sequence[str] = (),
-    function: str | None = None,
-    jobs: int = 1,
-    executor: str | None = None,
-    skip_bad: bool = False,
-    resume: bool = True,
-    minutes: float | None = None,
-    watch: bool = False,
-    progress: bool | Reporter = True,
-) -> Swept:
+@takes(Sweep)
+def sweep(options: Sweep) -> Swept:
     """Run many recipes, one after the other, so that each is measured alone. One that fails does not end the others:
     its error is in the result.
 
     Called again, it goes on: a recipe whose bundle is done is kept as it is, others are run.
-
-    Args:
-        recipes: their files; that of a grid is all its recipes.
-        folder: where the bundles, sweep.json and sweep.html are written; None: a folder that goes when Python ends.
-        overrides: "a.b=value", of a field of every recipe.
-        function: "package.module:function", the model of recipes that name none.
-        jobs: how many recipes are made at the same time. What is measured always runs alone.
-        executor: where they are made: "processes" of this machine, a cluster of "ray" on it, or "ray:HOST:PORT". With
-            Ray, `jobs` above 1 is a limit; else it has as many tasks at once as CPUs. Nodes with the resource
-            "vitdeploy_device" also measure, each one recipe at a time and nothing else.
-        skip_bad: go on without unreadable images.
-        resume: keep the bundles in `folder` that an earlier call has finished, with their measurements.
-        minutes: begin no recipe that would end later, as far as is known; `Swept.not_begun` has those.
-        watch: write sweep.html from the beginning, as a page that reloads itself until all is done.
-        progress: as for `vitdeploy.export`.
 
     Raises:
         MissingFileError, RecipeError: of a recipe or grid. InputError: two have one name, or no executor that is known.
@@ -93,18 +78,8 @@ def sweep(
     >>> [row.name for row in found.document.recipes], found.errors
     (['digits'], ())
     """
-    entries, home = entries_of(recipes, overrides, function, skip_bad), _home(folder)
-
-    from vitdeploy.publish import check_replaceable, storage_errors
-    from vitdeploy.report.html import render_sweep
-    from vitdeploy.runtime.trust import write_atomic
-    from vitdeploy.stages.step import OUTPUT_NAMES, json_text
-    from vitdeploy.workflows.executors import executor_of
-    from vitdeploy.workflows.sweeps.entries import load_all
-    from vitdeploy.workflows.sweeps.sweep import Ways
-    from vitdeploy.workflows.sweeps.sweep import sweep as sweep_entries
-
-    ahead = executor_of(executor, jobs)
+    entries = entries_of(options.recipes, options.overrides, options.function, options.skip_bad)
+    home, ahead = _home(options.folder), executor_of(options.executor, options.jobs)
     for recipe in load_all(entries):
         check_replaceable(home / recipe.name, OUTPUT_NAMES)
 
@@ -113,10 +88,11 @@ def sweep(
             home.mkdir(parents=True, exist_ok=True)
             write_atomic(home / "sweep.html", render_sweep(document).encode())
 
-    ways = Ways(ahead, minutes * 60 if minutes is not None else None, resume, write_page if watch else None)
-    reporter = reporting(progress)
+    seconds = options.minutes * 60 if options.minutes is not None else None
+    ways = Ways(ahead, seconds, options.resume, write_page if options.watch else None)
+    reporter = reporting(options.progress)
     with reporter:
-        if watch:
+        if options.watch:
             reporter.note(f"the page {home / 'sweep.html'} shows how far it is")
         document = sweep_entries(entries, home, ways, reporter.progress, reporter.note)
         write_page(document)
@@ -129,13 +105,7 @@ def entries_of(
     recipes: Sequence[str | Path], overrides: Sequence[str], function: str | None, skip_bad: bool
 ) -> list[Entry]:
     """The recipes of files and grids, checked; arguments and errors as of `sweep`."""
-    from vitdeploy.recipe.grid import list_recipes
-
-    # Before all that is heavy is imported.
     listed = [each for path in recipes for each in list_recipes(Path(path), overrides, function)]
-
-    from vitdeploy.store.places import store_folder
-    from vitdeploy.workflows.sweeps.entries import Entry
 
     store = store_folder()
     return [Entry(each.path, each.overrides, store, skip_bad, function, each.grid, each.choices) for each in listed]
@@ -155,13 +125,7 @@ def write_recipes(
     Raises:
         OutputError: the folder holds something else.
     """
-    from vitdeploy.recipe.grid import list_recipes, refuse_same_names
-    from vitdeploy.recipe.load import load_recipe
-
     listed = [each for path in recipes for each in list_recipes(Path(path), overrides, function)]
-
-    from vitdeploy.publish import replacing
-    from vitdeploy.recipe.load import recipe_text
 
     home = Path(folder)
     found = [(load_recipe(each.path, each.overrides, function), each) for each in listed]
@@ -253,8 +217,6 @@ class SweepPlan(Shown):
         return [*table, *failing, _of_stages(self.document), _of_recipes(self.document), *self._together()]
 
     def _together(self) -> list[str]:
-        from vitdeploy.benchmark.run import spelt
-
         total = self.document.total
         if total.to_make and total.seconds is None:
             return []
@@ -289,17 +251,24 @@ def plan_sweep(
     >>> found.document.total.distinct == found.document.total.there + found.document.total.to_make, found.errors
     (True, ())
     """
-    entries = entries_of(recipes, overrides, function, skip_bad)
+    how: Any = {"overrides": overrides, "function": function, "executor": executor, "skip_bad": skip_bad}
+    return planned(Sweep(recipes, folder, resume=resume, progress=progress, **how), cost_per_hour)
 
-    from vitdeploy.pipeline.run import default_store
-    from vitdeploy.workflows.executors import executor_of
-    from vitdeploy.workflows.sweeps.entries import plan_sweep as plan_entries
 
-    executor_of(executor, 1)
-    anywhere, home = (executor or "").startswith("ray"), Path(folder) if folder is not None else unnamed_folder("sweep")
-    reporter = reporting(progress)
+def planned(options: Sweep, cost_per_hour: float | None) -> SweepPlan:
+    """What `sweep` would do."""
+    entries = entries_of(options.recipes, options.overrides, options.function, options.skip_bad)
+    executor_of(options.executor, 1)
+    anywhere, reporter = (options.executor or "").startswith("ray"), reporting(options.progress)
     with reporter:
-        found = plan_entries(entries, home, default_store(), reporter.progress, resume=resume, anywhere=anywhere)
+        found = plan_entries(
+            entries,
+            _home(options.folder),
+            default_store(),
+            reporter.progress,
+            resume=options.resume,
+            anywhere=anywhere,
+        )
     return SweepPlan(found, cost_per_hour)
 
 
@@ -353,8 +322,6 @@ def _sum(found: Sequence[Estimate], count: int, unit: float) -> str:
 
 
 def _of_stages(document: SweepPlanDocument) -> str:
-    from vitdeploy.benchmark.run import spelt
-
     total = document.total
     said = f"stages: {total.asked} asked for, {total.distinct} distinct, {total.there} there, {total.to_make} to make"
     if total.seconds is not None and total.bytes is not None:
@@ -371,8 +338,6 @@ def _of_stages(document: SweepPlanDocument) -> str:
 
 
 def _of_recipes(document: SweepPlanDocument) -> str:
-    from vitdeploy.benchmark.run import Expected
-
     count = len(document.recipes)
     done, failing = sum(each.finished for each in document.recipes), sum(bool(each.error) for each in document.recipes)
     said = f"recipes: {count}, {done} finished already, {count - done - failing} to measure"

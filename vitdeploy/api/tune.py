@@ -5,19 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from vitdeploy.api.artifacts import ModelLike
 from vitdeploy.api.bench import ratio_text
+from vitdeploy.api.calls import takes
 from vitdeploy.api.deploy import own_model, recipe_of, tell_finished
 from vitdeploy.api.images import ImagesLike
-from vitdeploy.api.model import Model, ModelLike, model
+from vitdeploy.api.model import model
+from vitdeploy.api.options import TuneRecipe
 from vitdeploy.api.values import Column, Line, Reporter, Shown, Table, home_of, human_bytes, reporting
 from vitdeploy.api.workers import workers_of
+from vitdeploy.document.sweep import TuneDocument
+from vitdeploy.pipeline.foresight import split_notes
+from vitdeploy.pipeline.run import default_store
+from vitdeploy.recipe.load import given_recipe
 from vitdeploy.spec import GateStatus
-
-if TYPE_CHECKING:
-    from vitdeploy.document.sweep import TuneDocument
-    from vitdeploy.recipe.recipe import Recipe
+from vitdeploy.stages.step import RECIPE_FILE, TUNED_NAMES
+from vitdeploy.workflows.tuning.prepare import begin_search, prepare_search
+from vitdeploy.workflows.tuning.tuner import Tuner
+from vitdeploy.workflows.tuning.write import write_tuned
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,8 +46,6 @@ class Tuned(Shown):
     @property
     def recipe(self) -> Path:
         """The recipe of the variant to ship: `vitdeploy.run` makes its bundle."""
-        from vitdeploy.stages.step import RECIPE_FILE
-
         return self.folder / RECIPE_FILE
 
     @property
@@ -128,53 +133,27 @@ def tune(
     )
 
 
-def tune_recipe(
-    recipe: Recipe | str | Path,
-    folder: str | Path | None = None,
-    *,
-    overrides: Sequence[str] = (),
-    function: str | None = None,
-    source: Model | None = None,
-    targets: Sequence[str] = (),
-    budget: Mapping[str, float | None] | None = None,
-    time_budget: float | None = None,
-    resume: bool = True,
-    skip_bad: bool = False,
-    executor: str | None = None,
-    jobs: int = 0,
-    progress: bool | Reporter = True,
-) -> Tuned:
-    """Like `tune`, for a recipe, as `vitdeploy tune` does it. `targets` and the bounds of `budget` override those of
-    the recipe; the other arguments and the errors are those of `vitdeploy.run`."""
-    from vitdeploy.pipeline.early import check_recipe
-    from vitdeploy.recipe.load import given_recipe
-    from vitdeploy.stages.step import TUNED_NAMES
-
-    loaded = given_recipe(recipe, overrides, function)
-    home, reporter = home_of(folder, "tuned", TUNED_NAMES), reporting(progress)
-    check_recipe(loaded.model_copy(update={"precision": "fp32"}), targets or None)  # every precision is tried
-
-    from vitdeploy.pipeline.foresight import split_notes
-    from vitdeploy.pipeline.run import default_store
-    from vitdeploy.workflows.tuning.prepare import begin_search, prepare_search
-    from vitdeploy.workflows.tuning.tuner import Tuner
-    from vitdeploy.workflows.tuning.write import write_tuned
-
-    workers = workers_of(executor, jobs, resume=resume)
+@takes(TuneRecipe)
+def tune_recipe(options: TuneRecipe) -> Tuned:
+    """Like `tune`, for a recipe, as `vitdeploy tune` does it; errors are those of `vitdeploy.run`."""
+    loaded = given_recipe(options.recipe, options.overrides, options.function)
+    home, reporter = home_of(options.folder, "tuned", TUNED_NAMES), reporting(options.progress)
+    workers = workers_of(options.executor, options.jobs, resume=options.resume)
     store = default_store()
     with reporter:
-        code = own_model(function, source)
-        search = begin_search(loaded, targets, budget or {}, store.root.absolute(), skip_bad, *code)
+        code = own_model(options.function, options.source)
+        how = options.budget or {}, store.root.absolute(), options.skip_bad
+        search = begin_search(loaded, options.targets, *how, *code)
         job = prepare_search(search, reporter.progress)
         for note in (*job.reference_model.notes, *job.data.notes, *job.data.warnings, *split_notes(job)):
             reporter.note(note)
         tuner = Tuner(
             job,
             store,
-            resume,
+            options.resume,
             reporter.progress,
             lambda step, reused: tell_finished(reporter, step.name, step, reused),
-            time_budget,
+            options.time_budget,
             workers,
             search,
             reporter.note,

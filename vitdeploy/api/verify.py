@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from vitdeploy.api.bundle import ArtifactLike, artifact_name, check_early, opened
-from vitdeploy.api.images import Images, ImagesLike, images
-from vitdeploy.api.values import Line, Reporter, Shown, interval, reporting, unrelated
-from vitdeploy.errors import InputError
-from vitdeploy.runtime.host import usable_cores
+from vitdeploy.api.artifacts import artifact_name
+from vitdeploy.api.bench import opened, path_or_none
+from vitdeploy.api.calls import require_path, takes
+from vitdeploy.api.images import Images, images
+from vitdeploy.api.options import Bisect, Verify, VerifyOn
+from vitdeploy.api.values import Line, Shown, interval, reporting, unrelated
+from vitdeploy.api.workers import executor_for
+from vitdeploy.document import report as document
+from vitdeploy.graph.io.files import admitted_metadata
+from vitdeploy.pipeline.setting import graph_setting
 from vitdeploy.spec import Budget, GateStatus
-
-if TYPE_CHECKING:
-    from vitdeploy.document import report as document
-    from vitdeploy.tasks.adapter import DataChoice
-    from vitdeploy.tasks.tensors import OutputFacts
-    from vitdeploy.workflows.subjects import Subject
+from vitdeploy.stages.step import find_graph
+from vitdeploy.tasks.adapter import TEMPLATE, DataChoice, Setting
+from vitdeploy.tasks.features import FeatureComparison
+from vitdeploy.tasks.tensors import OutputFacts, TensorComparison
+from vitdeploy.verification.agreement import Agreement
+from vitdeploy.workflows.bisection import bisect_artifact
+from vitdeploy.workflows.comparison import verify_subjects
+from vitdeploy.workflows.subjects import emulation_offered
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,10 +60,6 @@ class Verification(Shown):
         return self.found.document()
 
     def lines(self) -> list[Line]:
-        from vitdeploy.tasks.features import FeatureComparison
-        from vitdeploy.tasks.tensors import TensorComparison
-        from vitdeploy.verification.agreement import Agreement
-
         found, verified, gate = self.found, self.found.verified, self.found.gate
         lines: list[Line] = [f"{found.artifact} against {found.against} on {verified.n} {self.noun}s"]
         if verified.metric is not None:
@@ -109,43 +110,9 @@ class Bisection(Shown):
         return [*self.text, *([self.fix] if self.fix else [])]
 
 
-def verify(
-    artifact: ArtifactLike,
-    against: ArtifactLike,
-    data: ImagesLike,
-    *,
-    target: str | None = None,
-    max_drop: float | None = None,
-    min_agreement: float | None = None,
-    num_samples: int | None = None,
-    seed: int = 0,
-    emulate: bool = False,
-    skip_bad: bool = False,
-    trust: str | Path | None = None,
-    accept_known_bad: Sequence[str] = (),
-    jobs: int = 0,
-    executor: str | None = None,
-    progress: bool | Reporter = True,
-) -> Verification:
+@takes(Verify)
+def verify(options: Verify) -> Verification:
     """Compare an artifact with the original on the same images. A bound that is not met is reported, not raised.
-
-    Args:
-        artifact: a `Bundle`, a `Graph`, or the path of one; with several engines the first, or the one for `target`.
-        against: the original: a `Model`, a name, a `torch.nn.Module`, a graph or a bundle.
-        data: images, as `vitdeploy.images` takes them, best with labels.
-        target: which engine, by target or name, or what a graph is compiled for.
-        max_drop: points of top-1 (or the task's metric) that may be lost.
-        min_agreement: percent of equal answers.
-        num_samples: evaluate on this many of the images, chosen by `seed`; None takes all.
-        emulate: evaluate a graph typed for a GPU on this CPU, with its types' storage.
-        skip_bad: go on without unreadable images.
-        trust: bundles must be signed by this public key or certificate (PEM).
-        accept_known_bad: ids of the table of runtimes known to be wrong that are no reason to refuse a graph.
-        jobs: how many shards of an evaluation are done at the same time; 0: with an executor one for each
-            core, or as many as the Ray cluster has CPUs for.
-        executor: where they are done: by "processes" of this machine, on a cluster of "ray" on it, or "ray:HOST:PORT".
-            None: by processes for more than one job, else in this process, which has others that decode for it.
-        progress: as for `vitdeploy.export`.
 
     Raises:
         InputError: the two are for other tasks or classes, or no executor that is known. DataError, ImageError: of the
@@ -159,112 +126,56 @@ def verify(
     >>> vd.verify(graph, "vit_w32d2h2_patch8_32", plain, min_agreement=80, progress=False).status
     'pass'
     """
-    chosen = checked_call(artifact, against, data, target)
-    from vitdeploy.workflows.comparison import verify_subjects
-    from vitdeploy.workflows.executors import RayCluster, executor_of
-    from vitdeploy.workflows.subjects import emulation_offered
-
-    shares = executor_of(executor, jobs or (usable_cores() if executor == "processes" else 1))
-    if jobs and isinstance(shares, RayCluster):
-        shares = dataclasses.replace(shares, at_a_time=jobs)
-
-    reporter, budget = reporting(progress), Budget(max_drop=max_drop, min_agreement=min_agreement)
-    name = artifact_name(artifact)
+    chosen, reporter = images(options.data), reporting(options.progress)
+    executor = executor_for(options.executor, options.jobs)
+    target, emulate = options.target, options.emulate
+    name = artifact_name(options.artifact)
     offer = contextlib.nullcontext() if emulate or name is None else emulation_offered(name, target)
-    accepted = tuple(accept_known_bad)
-    with reporter, offer, opened(target=target, emulated=emulate, trust=path_or_none(trust), accepted=accepted) as find:
-        ours, theirs = find(artifact)[0], find(against)[0]
+    accepted, trust = tuple(options.accept_known_bad), path_or_none(options.trust)
+    with reporter, offer, opened(target=target, emulated=emulate, trust=trust, accepted=accepted) as find:
+        ours, theirs = find(options.artifact)[0], find(options.against)[0]
         found = verify_subjects(
             ours,
             theirs,
-            _choice(chosen, ours, num_samples, seed),
-            skip_bad=skip_bad,
-            budget=budget,
+            data_choice(chosen, ours.setting, options),
+            skip_bad=options.skip_bad,
+            budget=Budget(max_drop=options.max_drop, min_agreement=options.min_agreement),
             progress=reporter.progress,
             note=reporter.note,
-            executor=shares,
+            executor=executor,
         )
     return Verification(found, noun_of(chosen))
 
 
-def bisect(
-    artifact: ArtifactLike,
-    against: ArtifactLike,
-    data: ImagesLike,
-    *,
-    target: str | None = None,
-    num_samples: int | None = None,
-    seed: int = 0,
-    skip_bad: bool = False,
-    progress: bool | Reporter = True,
-) -> Bisection:
+@takes(Bisect)
+def bisect(options: Bisect) -> Bisection:
     """Find which part and which layer, its input or its weight, makes an engine's answers differ from those of its
     float graph, on calibration images. Both are graphs or bundles; arguments and errors as of `verify`."""
-    name, original = require_path(artifact), require_path(against)
-    chosen = checked_call(artifact, against, data, target)
-    from vitdeploy.workflows.bisection import bisect_artifact
-
-    reporter = reporting(progress)
-    if chosen.path is None:
-        from vitdeploy.graph.io.files import admitted_metadata
-        from vitdeploy.pipeline.setting import graph_setting
-        from vitdeploy.stages.step import find_graph
-
+    name, original = require_path(options.artifact), require_path(options.against)
+    chosen, reporter = images(options.data), reporting(options.progress)
+    place = chosen.path
+    if place is None:
         file = find_graph(Path(original))
         place, _ = chosen.place(graph_setting(file, admitted_metadata(file)))
-    else:
-        place = chosen.path
     with reporter:
         found = bisect_artifact(
             name,
             original,
             place,
-            target=target,
-            num_samples=num_samples,
-            seed=seed,
-            skip_bad=skip_bad,
+            target=options.target,
+            num_samples=options.num_samples,
+            seed=options.seed,
+            skip_bad=options.skip_bad,
             progress=reporter.progress,
         )
     return Bisection(found.document, tuple(found.lines), found.then)
 
 
-def checked_call(artifact: ArtifactLike, against: ArtifactLike, data: ImagesLike, target: str | None) -> Images:
-    """Check names and paths before anything heavy is imported."""
-    from vitdeploy.pipeline.early import check_data, check_engine, require_annotations
-
-    if target is not None:
-        check_engine(target)
-    for each in (artifact, against):
-        check_early(each)
-    chosen = images(data)
-    if chosen.path is not None:
-        check_data(chosen.path)
-    require_annotations(chosen.annotations)
-    return chosen
-
-
-def _choice(chosen: Images, ours: Subject, num_samples: int | None, seed: int) -> DataChoice:
-    place, kind = chosen.place(ours.setting)
-    return data_choice(chosen, place, kind, num_samples, seed)
-
-
-def data_choice(chosen: Images, place: Path, kind: str, num_samples: int | None, seed: int) -> DataChoice:
-    from vitdeploy.tasks.adapter import TEMPLATE, DataChoice
-
-    asked = chosen.texts, chosen.template or TEMPLATE
-    return DataChoice(place, kind, chosen.annotations, 0, num_samples or "all", seed, *asked)
+def data_choice(chosen: Images, setting: Setting, options: VerifyOn) -> DataChoice:
+    place, kind = chosen.place(setting)
+    texts = chosen.texts, chosen.template or TEMPLATE
+    return DataChoice(place, kind, chosen.annotations, 0, options.num_samples or "all", options.seed, *texts)
 
 
 def noun_of(chosen: Images) -> str:
     return "sequence" if chosen.path is not None and chosen.path.suffix == ".npz" else "image"
-
-
-def require_path(artifact: ArtifactLike) -> str:
-    name = artifact_name(artifact)
-    if name is None:
-        raise InputError("a model in memory has no graph", wanted="a graph or a bundle", fix="export it first")
-    return name
-
-
-def path_or_none(value: str | Path | None) -> Path | None:
-    return None if value is None else Path(value)

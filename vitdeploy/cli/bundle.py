@@ -1,24 +1,19 @@
 """`vitdeploy bundle pack|unpack|verify|sign`: a bundle as one file, from one machine to another."""
 
-from __future__ import annotations
+# Annotations of options are evaluated: no future import.
 
 import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
 
-from vitdeploy.cli.options import Console, command_line, digest_of, output_options, trust_option
+from vitdeploy.api.options import EXPECT_DIGEST, OUTPUT, TRUST, Options, option, required
+from vitdeploy.cli.options import Console, api, command_line, command_of
 
 SUFFIX = ".vitb"
-
-
-digest_option = click.option(
-    "--expect-digest",
-    "expect",
-    callback=digest_of,
-    metavar="sha256:HEX",
-    help="Refuse any other bundle: the SHA-256 of the packed file, or of a folder's manifest.json.",
-)
+DIGEST = "Refuse any other bundle: the SHA-256 of the packed file, or of a folder's manifest.json."
 
 
 @click.group("bundle", context_settings={"help_option_names": ["-h", "--help"]})
@@ -26,17 +21,20 @@ def command() -> None:
     """Pack, unpack, verify and sign a bundle as one file that travels to an app."""
 
 
-@command.command("sign")
-@click.argument("bundle", type=click.Path(path_type=Path))
-@click.option(
-    "--key", required=True, type=click.Path(path_type=Path), help="Your private key: elliptic curve, PEM, no password."
-)
-@click.option("--certificate", type=click.Path(path_type=Path), help="Of that key, where you sign with certificates.")
-@click.option(
-    "--chain", multiple=True, type=click.Path(path_type=Path), help="Certificates between yours and the root's."
-)
-@output_options
-def sign(console: Console, bundle: Path, key: Path, certificate: Path | None, chain: tuple[Path, ...]) -> None:
+@dataclass(frozen=True)
+class Sign(Options):
+    bundle: Path = field(metadata=required(place="one"))
+    key: Path = field(metadata=required("Your private key: elliptic curve, PEM, no password."))
+    certificate: Path | None = option(None, "Of that key, where you sign with certificates.")
+    chain: Sequence[Path] = option((), "Certificates between yours and the root's.")
+
+    def check(self) -> None:
+        if self.chain and self.certificate is None:
+            self.refuse("<chain> is for a <certificate>.")
+
+
+@command_of(Sign, name="sign", parent=command)
+def sign(console: Console, options: Sign) -> None:
     """Sign a bundle with your key, without a network.
 
     With --trust, others name your public key or certificate: predict, verify and bench then accept the bundle only if
@@ -44,85 +42,84 @@ def sign(console: Console, bundle: Path, key: Path, certificate: Path | None, ch
     """
     from vitdeploy.bundle.sign import sign_bundle
 
-    if chain and certificate is None:
-        raise click.UsageError("--chain is for a --certificate.")
-    signature = sign_bundle(bundle, key, certificate, chain)
-    identity = "PUBLIC_KEY.pem" if certificate is None else "CERTIFICATE.pem"
-    lines = [f"signed {bundle} with {key}: {signature}"]
+    bundle = options.bundle
+    signature = sign_bundle(bundle, options.key, options.certificate, options.chain)
+    identity = "PUBLIC_KEY.pem" if options.certificate is None else "CERTIFICATE.pem"
     console.finish(
         {"bundle": str(bundle), "signature": str(signature)},
-        lines,
+        [f"signed {bundle} with {options.key}: {signature}"],
         None,
         command_line("vitdeploy", "predict", bundle, "IMAGE", "--trust", identity),
     )
 
 
-@command.command("pack")
-@click.argument("bundle", type=click.Path(path_type=Path))
-@click.option(
-    "-o", "--output", required=True, type=click.Path(path_type=Path), metavar="FILE", help=f"The file, as x{SUFFIX}."
-)
-@output_options
-def pack(console: Console, bundle: Path, output: Path) -> None:
+@dataclass(frozen=True)
+class Pack(Options):
+    bundle: Path = field(metadata=required(place="one"))
+    file: Path = field(metadata=required(OUTPUT, help=f"The file, as x{SUFFIX}.", metavar="FILE"))
+
+
+@command_of(Pack, name="pack", parent=command)
+def pack(console: Console, options: Pack) -> None:
     """Make one file of a bundle.
 
     It is a zip, stored, of what the manifest lists and the signature. The same bundle gives the same bytes everywhere.
     Other files of the folder are left out, and named.
     """
-    from vitdeploy.api.bundle import pack as pack_bundle
-
+    file = options.file
     with console:
-        document, lines = pack_bundle(bundle, output, console.progress)
-    folder = output.with_suffix("") if output.suffix else output.with_name(f"{output.name}-unpacked")
+        document, lines = api("bundle").pack(options.bundle, file, console.progress)
+    folder = file.with_suffix("") if file.suffix else file.with_name(f"{file.name}-unpacked")
     console.finish(
         document,
         lines,
-        output,
-        f"vitdeploy bundle unpack {shlex.quote(output.name)} -o {shlex.quote(folder.name)} "
+        file,
+        f"vitdeploy bundle unpack {shlex.quote(file.name)} -o {shlex.quote(folder.name)} "
         f"--expect-digest sha256:{document['sha256']}" + (" --trust PUBLIC_KEY.pem" if document["signed"] else ""),
     )
 
 
-@command.command("unpack")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "-o", "--output", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The bundle's folder."
-)
-@digest_option
-@trust_option
-@output_options
-def unpack_file(console: Console, file: Path, output: Path, expect: str | None, trust: Path | None) -> None:
+@dataclass(frozen=True)
+class Unpack(Options):
+    file: Path = field(metadata=required(place="one"))
+    folder: Path = field(metadata=required(OUTPUT, help="The bundle's folder.", metavar="DIR"))
+    expect_digest: str | None = option(None, EXPECT_DIGEST, help=DIGEST)
+    trust: Path | None = option(None, TRUST)
+
+
+@command_of(Unpack, name="unpack", parent=command)
+def unpack(console: Console, options: Unpack) -> None:
     """Make the folder of a packed bundle.
 
     All or nothing: every byte of the file is checked, each file's digest, and with --trust whose signature it has,
     before the folder is there. A bundle that is at DIR already is replaced.
     """
-    from vitdeploy.api.bundle import unpack
-
+    folder, trust = options.folder, options.trust
     with console:
-        document, lines = unpack(file, output, expect, trust, console.progress)
+        document, lines = api("bundle").unpack(options.file, folder, options.expect_digest, trust, console.progress)
     console.finish(
         document,
         lines,
-        output,
-        f"vitdeploy inspect {shlex.quote(str(output))} --check"
+        folder,
+        f"vitdeploy inspect {shlex.quote(str(folder))} --check"
         + (f" --trust {shlex.quote(str(trust))}" if trust else ""),
     )
 
 
-@command.command("verify")
-@click.argument("bundle", type=click.Path(path_type=Path))
-@digest_option
-@trust_option
-@output_options
-def verify(console: Console, bundle: Path, expect: str | None, trust: Path | None) -> None:
+@dataclass(frozen=True)
+class VerifyBundle(Options):
+    bundle: Path = field(metadata=required(place="one"))
+    expect_digest: str | None = option(None, EXPECT_DIGEST, help=DIGEST)
+    trust: Path | None = option(None, TRUST)
+
+
+@command_of(VerifyBundle, name="verify", parent=command)
+def verify(console: Console, options: VerifyBundle) -> None:
     """Check a bundle, folder or packed.
 
     It is as it was made, or the exit code is 3. Every digest is checked, with --expect-digest that it is the
     one you were told of, and with --trust who signed it.
     """
-    from vitdeploy.api.bundle import check
-
     with console:
-        document, lines = check(bundle, expect, trust, console.progress)
+        document, lines = api("bundle").check(options.bundle, options.expect_digest, options.trust, console.progress)
     console.finish(document, lines, None)

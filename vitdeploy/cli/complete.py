@@ -42,3 +42,17 @@ def complete_devices(ctx: click.Context, param: click.Parameter, incomplete: str
     if last.startswith(registry.LABEL):
         names = dict.fromkeys(f"{registry.LABEL}{label}" for label in labels)
     return [CompletionItem(f"{before}{comma}{name}") for name in names if name.startswith(last)]
+
+
+def complete_known_devices(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Like `complete_devices`, without this machine and without commas, for `devices remove`."""
+    return [each for each in complete_devices(ctx, param, incomplete) if each.value != "local"]
+
+
+# What the options of `api.options` name.
+COMPLETE: dict[str, Complete] = {
+    "targets": complete_targets,
+    "models": complete_models,
+    "devices": complete_devices,
+    "known devices": complete_known_devices,
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import importlib
 import json
@@ -18,10 +19,11 @@ import click
 from click.shell_completion import CompletionItem
 
 from vitdeploy import __version__
-from vitdeploy.cli.options import outside_working_folder
+from vitdeploy.cli.options import as_keys, outside_working_folder
 from vitdeploy.errors import AnswersError, CapabilityError, MissingPackageError, VitdeployError
 from vitdeploy.extensions import has_wing, wing
 from vitdeploy.limits import ran_out_of_memory
+from vitdeploy.publish import storage_error
 
 SECTIONS = {
     "From a checkpoint to a bundle": {
@@ -111,8 +113,6 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        import difflib
-
         if args and args[0] not in COMMANDS and not ctx.resilient_parsing:
             near = RENAMED.get(args[0]) or next(iter(difflib.get_close_matches(args[0], COMMANDS, n=1)), "")
             hint = f" Did you mean {near!r}?" if near else f" There are: {', '.join(COMMANDS)}."
@@ -201,7 +201,7 @@ def _run() -> Any:
                 wanted="a higher limit of open files",
                 fix="ulimit -n 4096, or fewer commands at a time",
             ) from error
-        if isinstance(error, OSError) and (storage := _storage_error(error)) is not None:
+        if isinstance(error, OSError) and (storage := storage_error(error)) is not None:
             raise storage from error
         if not isinstance(error, VitdeployError) and ran_out_of_memory(error):
             raise CapabilityError(
@@ -210,13 +210,6 @@ def _run() -> Any:
                 fix="a smaller model or image size, or a machine with more memory",
             ) from error
         raise
-
-
-def _storage_error(error: OSError) -> VitdeployError | None:
-    """What a disk did that no step has explained, as that of temporary files, or of what this command prints."""
-    from vitdeploy.publish import storage_error
-
-    return storage_error(error)
 
 
 def _command_of(arguments: Sequence[str]) -> str:
@@ -265,8 +258,6 @@ def _locate(error: VitdeployError) -> None:
 def _name_keys(error: VitdeployError) -> None:
     """Say a fix by the keys of a recipe where that is what the command reads."""
     with contextlib.suppress(OSError):  # where no more files can be opened
-        from vitdeploy.cli.options import as_keys
-
         error.fix = as_keys(error.fix, _command_of(sys.argv[1:]))
 
 

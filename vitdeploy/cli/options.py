@@ -1,9 +1,10 @@
-"""Options and arguments that commands share, and what they print."""
+"""Commands made of the options of `api.options`, and what they print."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import importlib
+import inspect
 import json
 import math
 import os
@@ -12,48 +13,361 @@ import shlex
 import shutil
 import sys
 import time
+import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 import vitdeploy
+from vitdeploy.api.options import (
+    REWRITES,
+    Build,
+    Chosen,
+    Labelled,
+    Option,
+    OptionError,
+    Options,
+    Recorded,
+    RecordedBundle,
+    Run,
+    SourceOptions,
+    TuneRecipe,
+    described,
+)
 from vitdeploy.api.values import Line, Reporter, human_bytes, printed
-from vitdeploy.cli.complete import complete_devices, complete_targets
-from vitdeploy.errors import visible
+from vitdeploy.cli.complete import COMPLETE
+from vitdeploy.errors import InputError, visible
 from vitdeploy.extensions import wing
 from vitdeploy.paths import is_dir
-from vitdeploy.spec import LabelKind, Task, encode
+from vitdeploy.spec import MAX_BATCH, encode
 
 if TYPE_CHECKING:
     from vitdeploy.compilation.build_options import BuildOptions
     from vitdeploy.models.source import Source
+    from vitdeploy.recipe.recipe import Recipe
     from vitdeploy.verification.gate import Kind
 
 
-# --- Options that several commands have -------------------------------------------------------------------------------
+# --- How texts of the command line are read ---------------------------------------------------------------------------
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-_UNITS = {"s": 1, "m": 60, "h": 3600}
-
-
-class Duration(click.ParamType):  # type: ignore[type-arg]
-    """ "90s", "20m", "1.5h", in seconds."""
-
-    name = "duration"
+class Number(click.FloatRange):
+    """A finite number within bounds; click's own range lets NaN through."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", str(value))
-        if match is None or float(match[1]) == 0:
-            self.fail(f"{value!r} is not a time like 90s, 20m or 1h.", param, ctx)
-        return float(match[1]) * _UNITS[match[2]]
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{number} is not a finite number.", param, ctx)
+        return number
 
 
-def _set_longest_wait(context: click.Context, option: click.Parameter, value: float | None) -> None:
+class Text(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
+    """A text that `read` makes a value of; a ValueError says why not. `whole`: an option of many values is one text."""
+
+    def __init__(self, name: str, read: Callable[[str], Any], whole: bool = False) -> None:
+        self.name, self.read, self.whole = name, read, whole
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self.read(value)
+        except ValueError as error:
+            return self.fail(str(error), param, ctx)
+
+
+def duration(text: str) -> float:
+    """ "90s", "20m", "1.5h", in seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if match is None or float(match[1]) == 0:
+        raise ValueError(f"{text!r} is not a time like 90s, 20m or 1h.")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def image_size(text: str) -> tuple[int, int]:
+    """A side in pixels, or HEIGHTxWIDTH."""
+    sides = text.lower().split("x")
+    if not (1 <= len(sides) <= 2 and all(side.isdecimal() and int(side) > 0 for side in sides)):
+        raise ValueError(f"{text!r} is no image size; wanted 384, or 256x320 (height x width).")
+    return int(sides[0]), int(sides[-1])
+
+
+def profile(text: str) -> tuple[int, ...]:
+    """MIN,OPT,MAX: batches, in ascending order."""
+    texts = text.split(",")
+    batches = tuple(int(each) for each in texts if each.isdecimal())
+    if len(texts) != 3 or len(batches) != 3 or not 1 <= batches[0] <= batches[1] <= batches[2]:
+        raise ValueError(f"{text!r} is no profile; wanted the smallest, best and largest batch: 1,8,32.")
+    return batches
+
+
+def rows(text: str) -> str | tuple[int, ...]:
+    """The parts of --split-rows."""
+    if text in ("auto", "none"):
+        return text
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{text!r} is not auto, none or rows, such as 192,5 or 200") from None
+
+
+def scenarios(text: str) -> tuple[str, ...]:
+    """Names of scenarios, with commas between them."""
+    from vitdeploy.benchmark.protocol import parse_scenario
+
+    names = tuple(text.split(","))
+    for name in names:
+        parse_scenario(name)
+    if len(set(names)) < len(names):
+        raise ValueError("wanted each scenario once")
+    return names
+
+
+def batches(text: str) -> tuple[int, ...]:
+    sizes = text.split(",")
+    if not (1 <= len(sizes) <= 2 and all(size.isdecimal() and 0 < int(size) <= MAX_BATCH for size in sizes)):
+        raise ValueError(f"wanted one or two numbers from 1 to {MAX_BATCH:,}, such as 1,8")
+    return tuple(int(size) for size in sizes)
+
+
+def percentiles(text: str) -> tuple[float, ...]:
+    """Percentiles, with commas between them; in rising order."""
+    try:
+        numbers = sorted({float(each) for each in text.split(",")})
+    except ValueError:
+        numbers = []
+    # Beyond 99.9999 some seven million queries are needed for the first statement.
+    if not numbers or not all(1 <= number <= 99.9999 for number in numbers):
+        raise ValueError(f"{text!r}: wanted numbers from 1 to 99.9999, such as 50,90,99,99.9")
+    return tuple(numbers)
+
+
+def merging(text: str) -> tuple[int, int]:
+    """`BLOCK:TOKENS`: the block and how many tokens remain behind its attention."""
+    match = re.fullmatch(r"(\d{1,4}):(\d{1,6})", text)
+    if match is None:
+        raise ValueError(f"{text!r} is not BLOCK:TOKENS, as 1:192.")
+    return int(match[1]), int(match[2])
+
+
+def digest(text: str) -> str:
+    """The hex of a SHA-256."""
+    from vitdeploy.bundle.layout import digest_hex
+
+    try:
+        return digest_hex(text)
+    except InputError as error:
+        raise ValueError(f"{error.message}: {error.wanted}.") from None
+
+
+def embedding(text: str) -> str:
+    """A kind of app that `vitdeploy embed` writes."""
+    kinds = wing("embed.command").KINDS
+    if text not in kinds:
+        raise ValueError(f"{text!r}: wanted " + ", ".join(f"{name} ({kind.what})" for name, kind in kinds.items()))
+    return text
+
+
+# How options are read whose type does not say it.
+KINDS: dict[str, click.ParamType] = {  # type: ignore[type-arg]
+    "path": click.Path(path_type=Path),
+    "file": click.Path(path_type=Path, dir_okay=False),
+    "folder": click.Path(path_type=Path, file_okay=False),
+    "input": click.Path(allow_dash=True),
+    "duration": Text("duration", duration),
+    "size": Text("size", image_size),
+    "profile": Text("profile", profile),
+    "rows": Text("text", rows),
+    "scenarios": Text("scenarios", scenarios, whole=True),
+    "batches": Text("text", batches, whole=True),
+    "percentiles": Text("percentiles", percentiles, whole=True),
+    "merging": Text("block:tokens", merging),
+    "rewrite": click.Choice(REWRITES),
+    "digest": Text("text", digest),
+    "embedding": Text("kind", embedding),
+}
+
+
+# --- Commands of options ----------------------------------------------------------------------------------------------
+
+
+def command_of(
+    options: type[Options],
+    *groups: type[Options] | tuple[type[Options] | str, str],
+    name: str = "",
+    parent: click.Group | None = None,
+    waits: bool = False,
+) -> Callable[[Callable[..., None]], click.Command]:
+    """Makes a command of a function that takes a Console, the options, and the values of each group.
+
+    Args:
+        groups: further options, which --help has behind the others, or before the option that is named; a name instead
+            of a group is that of an option, which --help has elsewhere than the API.
+        name: of the command; by default that of its module.
+        parent: the group of commands that it is one of.
+        waits: it measures, and has --max-wait.
+    """
+    placed = [each if isinstance(each, tuple) else (each, "") for each in groups]
+    parts = [options, *(part for part, _ in placed if not isinstance(part, str))]
+    by_name = {each.name: _parameter(each, about) for each, about in described(options)}
+    moved = {part: by_name[part] for part, _ in placed if isinstance(part, str)}
+
+    def before(field: str) -> list[click.Parameter]:
+        found = [
+            moved[part] if isinstance(part, str) else _parameters(part) for part, place in placed if place == field
+        ]
+        return [parameter for several in found for parameter in several]
+
+    parameters: list[click.Parameter] = []
+    for field, own in by_name.items():
+        parameters += [*before(field), *([] if field in moved else own)]
+    parameters += before("")
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        def callback(as_json: bool, verbose: int, quiet: bool, **values: Any) -> None:
+            console = Console(as_json, verbose, quiet)
+            try:
+                function(console, *(_chosen(part, values, console) for part in parts))
+            except OptionError as error:
+                raise click.UsageError(error.worded(flag_of)) from None
+
+        made = click.Command(
+            name or function.__module__.rpartition(".")[2],
+            params=[*parameters, *([WAIT] if waits else []), *OUTPUT],
+            callback=callback,
+            help=inspect.cleandoc(function.__doc__ or ""),
+        )
+        if parent is not None:
+            parent.add_command(made)
+        return made
+
+    return decorate
+
+
+def _parameters(options: type[Options]) -> list[click.Parameter]:
+    return [parameter for each, about in described(options) for parameter in _parameter(each, about)]
+
+
+def _parameter(each: Field[Any], about: Option) -> list[click.Parameter]:
+    """What click makes of a field; nothing where it is of the API alone."""
+    default = None if each.default is MISSING or _no_value(each.default, about) else each.default
+    shared: dict[str, Any] = {
+        "type": _type(each.type, about),
+        "required": each.default is MISSING or about.required,
+        "metavar": about.metavar,
+        "shell_complete": COMPLETE.get(about.complete),
+    }
+    if about.place:
+        needed = shared.pop("required") and about.place != "optional"
+        return [click.Argument([each.name], nargs=-1 if about.place == "many" else 1, required=needed, **shared)]
+    if not about.help:
+        return []
+    names = [*(about.flag.split() or [f"--{each.name.replace('_', '-')}"]), each.name]
+    if about.default is not None:
+        default, shared["required"] = about.default, False
+    shown = default is not None and default is not False and default != ()
+    shared |= {"help": about.help.strip() or None}
+    if shared["type"] is click.BOOL:
+        del shared["type"], shared["required"], shared["metavar"], shared["shell_complete"]
+        if "/" in about.flag:
+            return [click.Option(names, default=default, show_default=shown, **shared)]
+        shared |= {"flag_value": False} if default is True else {}
+        return [click.Option(names, is_flag=True, default=default, **shared)]
+    many = typing.get_origin(each.type) in (Sequence, Iterable) or about.kind == "merging"
+    if many and not getattr(shared["type"], "whole", False):
+        return [click.Option(names, multiple=True, **shared)]
+    return [click.Option(names, default=default, show_default=shown, **shared)]
+
+
+def _no_value(default: Any, about: Option) -> bool:
+    """Whether a default, such as 0 jobs, is none that could be named on the command line."""
+    return isinstance(default, int | float) and not isinstance(default, bool) and not about.allows(default)
+
+
+def _type(annotation: Any, about: Option) -> click.ParamType:  # type: ignore[type-arg]
+    """How the values of a type are read."""
+    if about.kind:
+        return KINDS[about.kind]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        choices = [each for each in typing.get_args(annotation) if each is not types.NoneType]
+        return _type(Path if Path in choices else choices[0], about)
+    if typing.get_origin(annotation) is Sequence:
+        return _type(typing.get_args(annotation)[0], about)
+    if typing.get_origin(annotation) is typing.Literal:
+        return click.Choice(typing.get_args(annotation))
+    if annotation is Path:
+        return KINDS["path"]
+    if annotation is int and (about.min, about.max) != (None, None):
+        return click.IntRange(about.min, about.max)
+    if annotation is float:
+        return Number(about.min, about.max, min_open=about.above)
+    return {int: click.INT, bool: click.BOOL}.get(annotation, click.STRING)
+
+
+def _chosen(options: type[Options], values: Mapping[str, Any], console: Console) -> Options:
+    """The options with what was given of them."""
+    names = {each.name: each for each, _ in described(options)}
+    given = {name: value for name, value in values.items() if name in names and value not in (None, ())}
+    for name, value in given.items():
+        if names[name].metadata["option"].kind == "merging":
+            if len(dict(value)) < len(value):
+                raise click.UsageError(f"{flag_of(name)} names a block twice")
+            given[name] = dict(value)
+    return options(**given, **({"progress": console} if "progress" in names else {}))
+
+
+def flag_of(name: str) -> str:
+    """What the command line calls an option of the current command."""
+    for parameter in click.get_current_context().command.params:
+        if parameter.name == name:
+            return max(parameter.opts, key=len)
+    return name
+
+
+def call(name: str, options: Options, *first: object) -> Any:
+    """What a function of the API returns, whose options are checked before anything heavy is imported. `first`: its
+    arguments before them."""
+    from vitdeploy.api.calls import check_early
+
+    check_early(options)
+    return getattr(vitdeploy, name).of(*first, options)
+
+
+def api(name: str) -> Any:
+    """A module of the API, which may be heavy."""
+    return importlib.import_module(f"vitdeploy.api.{name}")
+
+
+def loaded_recipe(options: Run | TuneRecipe) -> Recipe:
+    """The recipe of a command, with what `--set` overrides."""
+    from vitdeploy.recipe.load import load_recipe
+
+    return load_recipe(Path(str(options.recipe)), options.overrides, options.function)
+
+
+def with_images(options: Chosen, described: Labelled) -> Chosen:
+    """The options with the images of --data, whose labels and texts are described beside it."""
+    data: dict[str, Any] = {"data": api("images").images(vars(options)["data"], **vars(described))}
+    return replace(options, **data)
+
+
+@contextlib.contextmanager
+def recording(console: Console, places: Recorded) -> Iterator[Callable[[Any], None]]:
+    """Around what measures: the block calls what it is given with the result, as `history.api.recorded` says; without
+    a history and trackers nothing is imported for it."""
+    if places.history is None and not places.trackers:
+        yield lambda result: None
+        return
+    bundle = isinstance(places, RecordedBundle) and places.report_bundle
+    with wing("history.api").recorded(places.history, places.trackers, bundle=bundle, progress=console) as record:
+        yield record
+
+
+def _set_longest_wait(context: click.Context, parameter: click.Parameter, value: float | None) -> None:
     """The process waits for no longer, whatever measures."""
     if value is not None:
         from vitdeploy.benchmark.machine import MACHINE
@@ -61,216 +375,31 @@ def _set_longest_wait(context: click.Context, option: click.Parameter, value: fl
         MACHINE.max_wait = value
 
 
-wait_option = click.option(
-    "--max-wait",
-    type=Duration(),
+WAIT = click.Option(
+    ["--max-wait"],
+    type=KINDS["duration"],
     expose_value=False,
     callback=_set_longest_wait,
     help="90s, 20m, 1h: wait no longer for other measurements on this machine. Default: until they end.",
 )
-
-
-engine_option = click.option(
-    "--target",
-    shell_complete=complete_targets,
-    default="auto",
-    show_default=True,
-    help="Which engine, by target or name; auto takes the first that works here.",
-)
-
-# A bundle may be somebody else's.
-trust_option = click.option(
-    "--trust",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Take bundles only if signed by this public key or certificate (PEM), as `vitdeploy bundle sign` does.",
+OUTPUT = (
+    click.Option(["--json", "as_json"], is_flag=True, help="One JSON document on standard output."),
+    click.Option(["-v", "--verbose"], count=True, help="More lines; -vv shows tracebacks."),
+    click.Option(["-q", "--quiet"], is_flag=True, help="Results only."),
 )
 
 
-def digest_of(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
-    """The hex of a SHA-256."""
-    from vitdeploy.bundle.layout import digest_hex
-    from vitdeploy.errors import InputError
-
-    try:
-        return None if value is None else digest_hex(value)
-    except InputError as error:
-        raise click.BadParameter(f"{error.message}: {error.wanted}.") from None
-
-
-# No digest is above that of the manifest, which has those of all other files.
-expect_option = click.option(
-    "--expect-digest",
-    callback=digest_of,
-    metavar="sha256:HEX",
-    help="Refuse any other bundle: the SHA-256 of its manifest.json, as `vitdeploy bundle verify` prints it.",
-)
-
-
-accept_option = click.option(
-    "--accept-known-bad",
-    multiple=True,
-    metavar="ID",
-    help="Compile although this entry of the table of runtimes known to be wrong is about the graph.",
-)
-
-
-def memory_options(function: F) -> F:
-    """--history and --report-to, of a result."""
-    # Not a path: a URI is none.
-    history = click.option(
-        "--history",
-        metavar="DIR-or-URI",
-        help="Add the result to this history, as one new file; `vitdeploy history` reads it.",
-    )
-    return history(report_option(function))
-
-
-on_option = click.option(
-    "--on",
-    shell_complete=complete_devices,
-    metavar="DEVICE[,DEVICE]",
-    help="Run there: names or labels of `vitdeploy devices list`, or local.",
-)
-
-
-def recorded(
-    history: str | None, trackers: Sequence[str], **how: Any
-) -> contextlib.AbstractContextManager[Callable[[Any], None]]:
-    """Around what measures, with its --history and --report-to: what the block calls with the result, as
-    `history.api.recorded` says; without the two it does nothing."""
-    if history is None and not trackers:
-        return contextlib.nullcontext(lambda result: None)
-    found: contextlib.AbstractContextManager[Callable[[Any], None]] = wing("history.api").recorded(
-        history, trackers, **how
-    )
-    return found
-
-
-report_option = click.option(
-    "--report-to",
-    "trackers",
-    multiple=True,
-    metavar="TRACKER",
-    help="Send to mlflow[:URI], wandb[:[ENTITY/]PROJECT] or bencher:FILE, once for each result.",
-)
-report_bundle_option = click.option("--report-bundle", is_flag=True, help="Send the bundle too, with --report-to.")
-
-
-def label_options(function: F) -> F:
-    """--labels and --annotations of the images of --data."""
-    labels = click.option(
-        "--labels",
-        type=click.Choice(typing.get_args(LabelKind)),
-        help="Where labels come from. Default: class folders, or what tars, tables and lists bring.",
-    )
-    annotations = click.option(
-        "--annotations",
-        type=click.Path(path_type=Path),
-        help="YOLO's folder, COCO's JSON file, the folder of maps, or the JSON list of texts or prompts.",
-    )
-    return labels(annotations(function))
-
-
-def text_options(function: F) -> F:
-    """--texts and --template, for models that compare images with texts."""
-    texts = click.option(
-        "--texts", type=click.Path(path_type=Path), help="For models that take texts: a file, one a line."
-    )
-    template = click.option(
-        "--template", metavar="TEXT", help="What makes a class folder's name a text, as 'a photo of a {}.'."
-    )
-    return texts(template(function))
-
-
-def worker_options(function: F, what: str = "many calibration images are observed") -> F:
-    """--executor and --jobs of commands that share out work; `what` is done there."""
-    executor = click.option(
-        "--executor",
-        metavar="processes|ray[:HOST:PORT]",
-        help=f"Where {what}: by processes of this machine, or on a Ray cluster.",
-    )
-    jobs = click.option(
-        "--jobs",
-        type=click.IntRange(min=1),
-        help="How many pieces of that at a time, by processes without --executor. Default: one for each core or CPU.",
-    )
-    return executor(jobs(function))
-
-
-# --- The options on how TensorRT builds: those of a recipe's section `tensorrt` ---------------------------------------
-
-
-NAMES = ("profiles", "workspace", "builder_optimization_level", "hardware_compatibility_level", "version_compatible")
-
-
-class Profile(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
-    """MIN,OPT,MAX: batches, in ascending order."""
-
-    name = "profile"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        texts = str(value).split(",")
-        batches = tuple(int(text) for text in texts if text.isdecimal())
-        if len(texts) != 3 or len(batches) != 3 or not 1 <= batches[0] <= batches[1] <= batches[2]:
-            self.fail(f"{value!r} is no profile; wanted the smallest, best and largest batch: 1,8,32.", param, ctx)
-        return batches
-
-
-def build_options(function: F) -> F:
-    """--profile (as often as needed), --workspace, --builder-optimization-level, --hardware-compatibility-level and
-    --version-compatible."""
-    options = (
-        click.option(
-            "--profile",
-            "profiles",
-            type=Profile(),
-            multiple=True,
-            metavar="MIN,OPT,MAX",
-            help="tensorrt: batches to build for; as often as needed. Default: just --batch, and 1 to 8 or more.",
-        ),
-        click.option(
-            "--workspace",
-            type=click.IntRange(min=1),
-            metavar="MIB",
-            help="tensorrt: the most device memory that kernels may work in. Default: what is free.",
-        ),
-        click.option(
-            "--builder-optimization-level",
-            type=click.IntRange(0, 5),
-            help="tensorrt: 0 builds fastest, 5 searches longest. Default: 3.",
-        ),
-        click.option(
-            "--hardware-compatibility-level",
-            type=click.Choice(["none", "same-compute-capability", "ampere+"]),
-            help="tensorrt: the GPUs that the engine may run on beside this one. Default: none.",
-        ),
-        click.option(
-            "--version-compatible",
-            is_flag=True,
-            default=None,
-            help="tensorrt: the engine also runs on later releases of TensorRT.",
-        ),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
-
-
-def to_build(target: str, options: dict[str, Any]) -> BuildOptions | None:
+def to_build(target: str, options: Build) -> BuildOptions | None:
     """The requested build options; None if none was given.
 
     Raises:
         click.UsageError: one was given for another target than tensorrt.
     """
-    given = {name: options[name] for name in NAMES if options[name] not in ((), None)}
+    given = {each.name: value for each in fields(options) if (value := getattr(options, each.name)) not in ((), None)}
     if not given:
         return None
     if target != "tensorrt":
-        flags = ", ".join("--profile" if name == "profiles" else f"--{name.replace('_', '-')}" for name in given)
-        raise click.UsageError(f"{flags}: for --target tensorrt, not for {target}.")
+        raise click.UsageError(f"{', '.join(map(flag_of, given))}: for --target tensorrt, not for {target}.")
     from vitdeploy.recipe.sections import TensorRtSection
 
     return TensorRtSection(**given).to_options()
@@ -290,12 +419,13 @@ class Console(Reporter):
         super().__init__(verbose=verbose, quiet=quiet)
         self.as_json = as_json
         self._started = time.perf_counter()
-        output = (click.get_current_context(silent=True) or click.Context(click.Command(""))).params.get("output")
+        output = (click.get_current_context(silent=True) or click.Context(click.Command(""))).params.get("folder")
         self._replaced = output if isinstance(output, Path) and is_dir(output) and any(output.iterdir()) else None
 
-    def finish(self, document: object, lines: Sequence[Line], path: Path | None, then: str = "") -> None:
+    def finish(self, document: object, lines: Sequence[Line], home: str | Path | None, then: str = "") -> None:
         """The last lines: result, seconds, size, path, next command; or the JSON document, which may be a
         dataclass."""
+        path = None if home is None else Path(home)
         seconds = time.perf_counter() - self._started
         if self.as_json:
             click.echo(json.dumps(encode(document), indent=1, allow_nan=False))
@@ -319,29 +449,6 @@ def terminal_width(stream: TextIO) -> int | None:
 def command_line(*words: object) -> str:
     """A command to be typed: paths with spaces in quotes."""
     return shlex.join(map(str, words))
-
-
-def output_options(function: F) -> F:
-    """--json, -v and -q; the command gets a Console as its first argument."""
-
-    @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
-    @click.option("-v", "--verbose", count=True, help="More lines; -vv shows tracebacks.")
-    @click.option("-q", "--quiet", is_flag=True, help="Results only.")
-    @functools.wraps(function)
-    def wrapper(as_json: bool, verbose: int, quiet: bool, **options: Any) -> Any:
-        return function(Console(as_json, verbose, quiet), **options)
-
-    return wrapper  # type: ignore[return-value]
-
-
-class Number(click.FloatRange):
-    """A finite number within bounds; click's own range lets NaN through."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{number} is not a finite number.", param, ctx)
-        return number
 
 
 def folder_bytes(path: Path) -> int:
@@ -406,83 +513,12 @@ def outside_working_folder() -> Iterator[None]:
             os.environ[SAFE_PATH] = safe
 
 
-# --- The options that say more of a model than its name, shared by the commands that take one -------------------------
+# --- The model that a command's options name --------------------------------------------------------------------------
 
 
-REFERENCE = "PACKAGE.MODULE:FUNCTION"
-OWN = "Your own torch.nn.Module"
-MODEL_NAMES = ("checkpoint", "image_size", "heads", "text_features", "function", "task", "normal", "bind")
 # Commands of a recipe, which they let `--set` change; and options that they do not have, as its section source says it.
 WITH_RECIPE = ("run", "tune", "sweep")
 OF_SOURCE = "checkpoint|image-size|heads|text-features|task|normal|labels|bind"
-
-
-class ImageSize(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
-    """A side in pixels, or HEIGHTxWIDTH."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        if isinstance(value, tuple):
-            return value
-        sides = str(value).lower().split("x")
-        if not (1 <= len(sides) <= 2 and all(side.isdecimal() and int(side) > 0 for side in sides)):
-            self.fail(f"{value!r} is no image size; wanted 384, or 256x320 (height x width).", param, ctx)
-        return int(sides[0]), int(sides[-1])
-
-
-def model_option(function: F) -> F:
-    """--model, for the commands whose recipe says all else."""
-    return click.option("--model", "function", metavar=REFERENCE, help=f"{OWN}, in a recipe that names no model.")(
-        function
-    )
-
-
-def source_options(*, several_sizes: bool = False) -> Callable[[F], F]:
-    """--checkpoint, --image-size (once, or as often as needed), --heads, --text-features, --model, --task, --normal,
-    --bind."""
-    size = "Other than the checkpoint's: 384, or 256x320 (HxW)."
-    options = (
-        click.option(
-            "--checkpoint",
-            type=click.Path(path_type=Path),
-            help="Weights: .safetensors, .pt/.pth with plain weights, or JAX's .npz.",
-        ),
-        click.option(
-            "--image-size",
-            type=ImageSize(),
-            multiple=several_sizes,
-            help=f"{size} Each one given makes a graph of its own." if several_sizes else size,
-        ),
-        click.option("--heads", type=click.IntRange(min=1), help="Attention heads, where no config file says it."),
-        click.option(
-            "--text-features", type=click.Path(path_type=Path), help="Zero-shot: .npy, float32 [classes, width]."
-        ),
-        click.option("--model", "function", metavar=REFERENCE, help=f"{OWN}."),
-        click.option(
-            "--task",
-            type=click.Choice(typing.get_args(Task)),
-            help="What the outputs are to be taken for, where they do not say it.",
-        ),
-        click.option(
-            "--normal",
-            type=click.Path(path_type=Path),
-            help="Images of good parts, or MVTec AD's folder of them: for --task anomaly.",
-        ),
-        click.option(
-            "--bind",
-            multiple=True,
-            metavar="NAME=VALUE",
-            help="A further input of an .onnx file becomes a constant: a number, numbers with commas, a .npy or .npz.",
-        ),
-    )
-
-    def add(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return add
 
 
 def as_keys(fix: str, command: str) -> str:
@@ -503,8 +539,9 @@ def _key(option: str) -> str:
     return option.replace("-", "_")
 
 
-def to_source(model: str | None, options: dict[str, Any]) -> Source:
-    """The source of these options, which are taken out of `options`."""
+def to_source(model: str | None, options: SourceOptions) -> Source:
+    """The source of these options."""
     from vitdeploy.models.source import Source
 
-    return Source(model=model, **{name: options.pop(name) for name in MODEL_NAMES})
+    names = [each.name for each in fields(SourceOptions)]
+    return Source(model=model, **{name: getattr(options, name) for name in names})

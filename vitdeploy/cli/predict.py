@@ -1,68 +1,58 @@
 """`vitdeploy predict BUNDLE IMAGE...`: answers for images."""
 
-from __future__ import annotations
+# Annotations of options are evaluated: no future import.
 
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from vitdeploy.api.options import EXPECT_DIGEST, FIRST_ENGINE, TRUST, Options, option, required
 from vitdeploy.api.predict import Input, Point, predict
 from vitdeploy.cli.inputs import find_inputs
-from vitdeploy.cli.options import Console, engine_option, expect_option, output_options, trust_option
+from vitdeploy.cli.options import Console, command_of
 from vitdeploy.errors import InputError
 
 if TYPE_CHECKING:
     from vitdeploy.runtime.topdown import Box
 
 
-@click.command("predict")
-@click.argument("bundle", type=click.Path(path_type=Path))
-@click.argument("inputs", nargs=-1, required=True, type=click.Path(allow_dash=True))
-@engine_option
-@click.option("--top", type=click.IntRange(min=1), default=3, show_default=True, help="How many classes to show.")
-@click.option("--text", "texts", multiple=True, help="Compare the images with this text; as often as needed.")
-@click.option("--beams", type=int, help="Beams of a search for texts; 1: the likeliest token at each step.")
-@click.option("--prompt", help="What a text begins with, such as the task of a Donut.")
-@click.option(
-    "--box",
-    "boxes",
-    multiple=True,
-    metavar="L,T,R,B",
-    help="Key points of what is in this box of each image (pixels), or the mask of the object in it.",
-)
-@click.option(
-    "--point",
-    "points",
-    multiple=True,
-    metavar="X,Y[,0|1]",
-    help="The mask of the object at this point (pixels); 0: it is not part of the object. All points mean one object.",
-)
-@click.option(
-    "--draw",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Write a picture of each answer there: boxes, segments, classes, depth or masks.",
-)
-@expect_option
-@trust_option
-@output_options
-def command(
-    console: Console,
-    bundle: Path,
-    inputs: tuple[str, ...],
-    target: str,
-    top: int,
-    texts: tuple[str, ...],
-    boxes: tuple[str, ...],
-    points: tuple[str, ...],
-    beams: int | None,
-    prompt: str | None,
-    draw: Path | None,
-    expect_digest: str | None,
-    trust: Path | None,
-) -> None:
+@dataclass(frozen=True)
+class Predict(Options):
+    bundle: Path = field(metadata=required(place="one"))
+    inputs: Sequence[str] = field(metadata=required(place="many", kind="input"))
+    target: str = option("auto", FIRST_ENGINE)
+    top: int = option(3, "How many classes to show.", min=1)
+    texts: Sequence[str] = option((), "Compare the images with this text; as often as needed.", flag="--text")
+    beams: int | None = option(None, "Beams of a search for texts; 1: the likeliest token at each step.")
+    prompt: str | None = option(None, "What a text begins with, such as the task of a Donut.")
+    boxes: Sequence[str] = option(
+        (),
+        "Key points of what is in this box of each image (pixels), or the mask of the object in it.",
+        flag="--box",
+        metavar="L,T,R,B",
+    )
+    points: Sequence[str] = option(
+        (),
+        "The mask of the object at this point (pixels); 0: it is not part of the object. All points mean one object.",
+        flag="--point",
+        metavar="X,Y[,0|1]",
+    )
+    draw: Path | None = option(
+        None,
+        "Write a picture of each answer there: boxes, segments, classes, depth or masks.",
+        kind="folder",
+        metavar="DIR",
+    )
+    expect_digest: str | None = option(None, EXPECT_DIGEST)
+    trust: Path | None = option(None, TRUST)
+
+
+@command_of(Predict)
+def command(console: Console, options: Predict) -> None:
     """Run a bundle on images, or on the token arrays of .npz files.
 
     INPUTS are files, folders (every image below them), quoted patterns such as 'shots/**/*.png', and - for an image on
@@ -73,22 +63,13 @@ def command(
     promptable segmentation, such as SAM's, needs --point or --box. One that reads writing, such as TrOCR's, searches
     with --beams as transformers' generate does; without, as its own files say.
     """
+    chosen = {**vars(options), "boxes": [_box(text) for text in options.boxes]}
+    chosen["points"] = [_point(text) for text in options.points]
+    inputs = chosen.pop("inputs")
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         found = predict(
-            bundle,
-            lambda tokens: find_inputs(inputs, console.note, tokens=tokens),
-            target,
-            top=top,
-            texts=texts,
-            boxes=[_box(text) for text in boxes],
-            points=[_point(text) for text in points],
-            beams=beams,
-            prompt=prompt,
-            trust=trust,
-            expect_digest=expect_digest,
-            draw=draw,
-            reporter=console,
+            find=lambda tokens: find_inputs(inputs, console.note, tokens=tokens), reporter=console, **chosen
         )
     answered, failed = found.answered, found.failed
     if failed and len(found.found) == 1:
@@ -110,7 +91,7 @@ def command(
         click.get_current_context().exit(InputError.exit_code)
 
 
-def _box(text: str) -> Box:
+def _box(text: str) -> "Box":
     try:
         left, top, right, bottom = (float(side) for side in text.split(","))
     except ValueError:

@@ -1,58 +1,24 @@
 """`vitdeploy run RECIPE -o DIR`: the whole pipeline."""
 
-from __future__ import annotations
+# Annotations of options are evaluated: no future import.
 
-import functools
+import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 
-import click
-
-from vitdeploy.cli.options import (
-    Console,
-    command_line,
-    memory_options,
-    model_option,
-    output_options,
-    recorded,
-    report_bundle_option,
-    unmet_fix,
-    wait_option,
-    worker_options,
-)
+from vitdeploy.api.options import Options, RecordedBundle, Run, option
+from vitdeploy.cli.options import Console, api, call, command_line, command_of, loaded_recipe, recording, unmet_fix
+from vitdeploy.errors import GateError
 
 
-@click.command("run")
-@click.argument("recipe", type=click.Path(path_type=Path))
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="The bundle's folder. Default: out/<recipe's name>"
-)
-@model_option
-@click.option("--set", "overrides", multiple=True, metavar="A.B=VALUE", help="Override a field of the recipe.")
-@click.option("--resume/--no-resume", default=True, show_default=True, help="Reuse finished stages of earlier runs.")
-@click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
-@click.option("--dry-run", is_flag=True, help="Check every input and show the plan; compute nothing.")
-@click.option("--require-recommendation", is_flag=True, help="Exit code 5 too if the verdict recommends nothing.")
-@functools.partial(worker_options, what="stages are made, up to what is measured")
-@memory_options
-@report_bundle_option
-@wait_option
-@output_options
-def command(
-    console: Console,
-    recipe: Path,
-    output: Path | None,
-    function: str | None,
-    overrides: tuple[str, ...],
-    resume: bool,
-    skip_bad: bool,
-    dry_run: bool,
-    require_recommendation: bool,
-    executor: str | None,
-    jobs: int | None,
-    history: str | None,
-    trackers: tuple[str, ...],
-    report_bundle: bool,
-) -> None:
+@dataclass(frozen=True)
+class Further(Options):
+    dry_run: bool = option(False, "Check every input and show the plan; compute nothing.")
+    require_recommendation: bool = option(False, "Exit code 5 too if the verdict recommends nothing.")
+
+
+@command_of(Run, (Further, "executor"), RecordedBundle, waits=True)
+def command(console: Console, options: Run, further: Further, recorded: RecordedBundle) -> None:
     """Run the whole pipeline: recipe in, proven bundle out.
 
     Checkpoint -> ONNX -> INT8 -> engines -> verified -> benched -> one folder. Exit code 5 when the budget is not met.
@@ -73,25 +39,17 @@ def command(
     With --model the original is the module that your own function returns, with the weights of source.checkpoint if the
     recipe has one. The recipe then names no model.
     """
-    from vitdeploy.api.deploy import plan, run
-    from vitdeploy.errors import GateError
-    from vitdeploy.publish import check_replaceable
-    from vitdeploy.recipe.load import load_recipe
-    from vitdeploy.stages.step import OUTPUT_NAMES
-
-    loaded = load_recipe(recipe, overrides, function)
-    out = output or Path("out") / loaded.name
-    if dry_run:
-        check_replaceable(out, OUTPUT_NAMES)
-        given = {"function": function, "skip_bad": skip_bad, "executor": executor, "jobs": jobs or 0}
-        steps = plan(loaded, progress=console, **given)  # type: ignore[arg-type]
-        lines = [f"{'reuse' if each.reuse else 'make ':<5}  {each.name}" for each in steps]
-        document = {"plan": [{"step": each.name, "reuse": each.reuse} for each in steps], "output": str(out)}
+    loaded = loaded_recipe(options)
+    out = Path(options.folder or Path("out") / loaded.name)
+    options = dataclasses.replace(options, recipe=loaded, overrides=(), folder=out)
+    if further.dry_run:
+        steps = api("deploy").planned(options)
+        lines = [f"{'reuse' if step.reuse else 'make ':<5}  {step.name}" for step in steps]
+        document = {"plan": [{"step": step.name, "reuse": step.reuse} for step in steps], "output": str(out)}
         console.finish(document, [*lines, "make   bench", f"make   bundle {out}"], None)
         return
-    with recorded(history, trackers, bundle=report_bundle, progress=console) as record:
-        how = {"function": function, "resume": resume, "skip_bad": skip_bad, "executor": executor, "jobs": jobs or 0}
-        made = run(loaded, out, progress=console, **how)  # type: ignore[arg-type]
+    with recording(console, recorded) as record:
+        made = call("run", options)
         example = "TOKENS.npz" if made.bundle.manifest.preprocess is None else "IMAGE"
         predict = command_line("vitdeploy", "predict", out, example)
         console.finish(made.document, made.tables, out, f"open {command_line(made.report)}, or: {predict}")
@@ -104,7 +62,7 @@ def command(
             fix=f"{unmet_fix(made.reasons)}. The bundle is written all the same, without the engines that fail it; "
             "--set bundle.include_failed=true keeps them",
         )
-    if require_recommendation and made.grade != "recommended":
+    if further.require_recommendation and made.grade != "recommended":
         raise GateError(
             f"the verdict is {made.grade!r}: {made.document.verdict.sentence}",
             found="; ".join(made.document.verdict.remarks[:1]),

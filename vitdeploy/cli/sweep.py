@@ -1,84 +1,42 @@
 """`vitdeploy sweep RECIPES -o DIR`: many recipes, one table."""
 
-from __future__ import annotations
+# Annotations of options are evaluated: no future import.
 
+import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from vitdeploy.cli.options import (
-    Console,
-    command_line,
-    memory_options,
-    model_option,
-    output_options,
-    recorded,
-    report_bundle_option,
-    wait_option,
-)
+from vitdeploy.api.options import Options, RecordedBundle, Sweep, option
+from vitdeploy.cli.options import Console, api, call, command_line, command_of, recording
+from vitdeploy.errors import GateError
 
 
-@click.command("sweep")
-@click.argument("recipes", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), default="out/sweep", show_default=True)
-@model_option
-@click.option("--set", "overrides", multiple=True, metavar="A.B=VALUE", help="Override a field of every recipe.")
-@click.option(
-    "--jobs",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="How many recipes are made at the same time. What is measured always runs alone.",
-)
-@click.option(
-    "--executor",
-    metavar="processes|ray[:HOST:PORT]",
-    help="Where they are made: on this machine, or on a Ray cluster; --jobs limits how many at a time.",
-)
-@click.option(
-    "--write",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Write the recipes of grids to DIR, and run nothing.",
-)
-@click.option("--dry-run", is_flag=True, help="Check every input; show the stages and what they cost; make nothing.")
-@click.option(
-    "--resume/--no-resume",
-    default=True,
-    show_default=True,
-    help="Keep the bundles of OUTPUT that an earlier sweep has finished, with their measurements.",
-)
-@click.option(
-    "--minutes", type=click.FloatRange(min=0, min_open=True), help="Begin no recipe that would end after so many."
-)
-@click.option("--cost-per-hour", type=click.FloatRange(min=0, min_open=True), help="Of all machines together.")
-@click.option("--max-cost", type=click.FloatRange(min=0, min_open=True), help="As --minutes, by what an hour costs.")
-@click.option("--watch", is_flag=True, help="Write sweep.html from the beginning, as a page that reloads itself.")
-@click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
-@memory_options
-@report_bundle_option
-@wait_option
-@output_options
-def command(
-    console: Console,
-    recipes: tuple[Path, ...],
-    output: Path,
-    function: str | None,
-    overrides: tuple[str, ...],
-    jobs: int,
-    executor: str | None,
-    write: Path | None,
-    dry_run: bool,
-    resume: bool,
-    minutes: float | None,
-    cost_per_hour: float | None,
-    max_cost: float | None,
-    watch: bool,
-    skip_bad: bool,
-    history: str | None,
-    trackers: tuple[str, ...],
-    report_bundle: bool,
-) -> None:
+@dataclass(frozen=True)
+class Previews(Options):
+    write: Path | None = option(None, "Write the recipes of grids to DIR, and run nothing.", metavar="DIR")
+    dry_run: bool = option(False, "Check every input; show the stages and what they cost; make nothing.")
+
+
+@dataclass(frozen=True)
+class Costs(Options):
+    cost_per_hour: float | None = option(None, "Of all machines together.", min=0, above=True)
+    max_cost: float | None = option(None, "As --minutes, by what an hour costs.", min=0, above=True)
+
+    def check(self) -> None:
+        if self.max_cost is not None and self.cost_per_hour is None:
+            self.refuse("<max_cost> needs <cost_per_hour>.")
+
+    def limit(self, minutes: float | None) -> float | None:
+        """In minutes, whichever ends first."""
+        if self.max_cost is None or self.cost_per_hour is None:
+            return minutes
+        return min(60 * self.max_cost / self.cost_per_hour, minutes if minutes is not None else float("inf"))
+
+
+@command_of(Sweep, (Previews, "resume"), (Costs, "watch"), RecordedBundle, waits=True)
+def command(console: Console, options: Sweep, previews: Previews, costs: Costs, recorded: RecordedBundle) -> None:
     """Run many recipes, or those of grids, and compare them in one table.
 
     Recipes run one after the other, so that each is measured alone. Each bundle goes to OUTPUT/<its name>; sweep.html
@@ -107,33 +65,22 @@ def command(
     exclude: [{source: small, precision: fp32}]
     include: [{precision: int8, bench.duration: 20}]
     """
-    from vitdeploy.api.sweep import sweep, write_recipes
-    from vitdeploy.errors import GateError
-
-    limit = _limit(minutes, cost_per_hour, max_cost)
-    if write is not None:
-        written = write_recipes(recipes, write, overrides=overrides, function=function)
+    limit, home = costs.limit(options.minutes), Path(options.folder or "")
+    if previews.write is not None:
+        how = {"overrides": options.overrides, "function": options.function}
+        written = api("sweep").write_recipes(options.recipes, previews.write, **how)
         names = [str(path) for path in written]
-        console.finish({"recipes": names}, names, write, command_line("vitdeploy", "run", written[0]))
+        console.finish({"recipes": names}, names, previews.write, command_line("vitdeploy", "run", written[0]))
         return
-    if dry_run:
-        _plan(console, recipes, output, overrides, function, executor, skip_bad, resume, cost_per_hour)
+    if previews.dry_run:
+        planned = api("sweep").planned(options, costs.cost_per_hour)
+        console.finish(planned.document, planned.lines(), None)
+        if planned.errors:
+            click.get_current_context().exit(planned.errors[0].exit_code)
         return
-    with recorded(history, trackers, bundle=report_bundle, progress=console) as record:
-        found = sweep(
-            recipes,
-            output,
-            overrides=overrides,
-            function=function,
-            jobs=jobs,
-            executor=executor,
-            skip_bad=skip_bad,
-            resume=resume,
-            minutes=limit,
-            watch=watch,
-            progress=console,
-        )
-        console.finish(found.document, found.lines(), output, f"open {command_line(found.report)}")
+    with recording(console, recorded) as record:
+        found = call("sweep", dataclasses.replace(options, minutes=limit))
+        console.finish(found.document, found.lines(), home, f"open {command_line(found.report)}")
         record(found)
     if found.errors:
         click.get_current_context().exit(found.errors[0].exit_code)
@@ -146,41 +93,3 @@ def command(
         )
     if found.unmet:
         raise GateError("a budget is not met, or not provably", found=", ".join(found.unmet))
-
-
-def _limit(minutes: float | None, cost_per_hour: float | None, max_cost: float | None) -> float | None:
-    """In minutes, whichever ends first."""
-    if max_cost is None:
-        return minutes
-    if cost_per_hour is None:
-        raise click.UsageError("--max-cost needs --cost-per-hour.")
-    return min(60 * max_cost / cost_per_hour, minutes if minutes is not None else float("inf"))
-
-
-def _plan(
-    console: Console,
-    recipes: tuple[Path, ...],
-    output: Path,
-    overrides: tuple[str, ...],
-    function: str | None,
-    executor: str | None,
-    skip_bad: bool,
-    resume: bool,
-    cost_per_hour: float | None,
-) -> None:
-    from vitdeploy.api.sweep import plan_sweep
-
-    found = plan_sweep(
-        recipes,
-        output,
-        overrides=overrides,
-        function=function,
-        executor=executor,
-        skip_bad=skip_bad,
-        resume=resume,
-        cost_per_hour=cost_per_hour,
-        progress=console,
-    )
-    console.finish(found.document, found.lines(), None)
-    if found.errors:
-        click.get_current_context().exit(found.errors[0].exit_code)

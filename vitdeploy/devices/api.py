@@ -5,14 +5,15 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from vitdeploy.api.bench import PERCENTILES, Benchmark, bench_protocol
-from vitdeploy.api.bundle import ArtifactLike, artifact_name, opened
-from vitdeploy.api.images import ImagesLike
+from vitdeploy.api.artifacts import ArtifactLike, artifact_name
+from vitdeploy.api.bench import Benchmark, bench_protocol, opened, path_or_none
+from vitdeploy.api.calls import documented, require_path, takes_after
+from vitdeploy.api.images import images
+from vitdeploy.api.options import Bench, BenchKeywords, Compile, VerifyOn
 from vitdeploy.api.values import Column, Line, Reporter, Table, reporting
-from vitdeploy.api.verify import Verification, checked_call, data_choice, noun_of, path_or_none, require_path
-from vitdeploy.compilation.build_options import BuildOptions
+from vitdeploy.api.verify import Verification, data_choice, noun_of
 from vitdeploy.devices import on_devices, rollout
 from vitdeploy.devices.device_artifact import find_device_artifacts
 from vitdeploy.devices.on_devices import DeviceOutcome
@@ -26,43 +27,30 @@ from vitdeploy.spec import Budget, Manifest, encode
 from vitdeploy.workflows.placement import bundle_of, chosen_row_parts, place_graphs
 from vitdeploy.workflows.seeded import AnswersTold, compared_there, golden_folder, seeded_answers
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 # --- `bench`, `verify` and `compile` on devices -----------------------------------------------------------------------
 
 
-def bench_on(
-    on: str,
-    *artifacts: ArtifactLike,
-    target: str | None = None,
-    scenarios: Sequence[str] = ("single", "offline"),
-    batch: Sequence[int] = (1, 8),
-    duration: float = 10.0,
-    warmup: float = 0.5,
-    percentiles: Sequence[float] = PERCENTILES,
-    threads: int = 0,
-    trust: str | Path | None = None,
-    accept_known_bad: Sequence[str] = (),
-    progress: bool | Reporter = True,
-) -> list[DeviceOutcome[Benchmark]]:
-    """Like `bench`, on each of the registered devices that `on` names: they build and measure the engines themselves,
-    at the same time. A device's error is in its outcome; so is a runtime there that is known to compute an artifact
-    wrongly, unless its entry is in `accept_known_bad`."""
-    check_ids(accept_known_bad)
-    protocol = bench_protocol(scenarios, batch, duration, warmup, threads)
-    devices, reporter = find_devices(on), reporting(progress)
+def _bench_on(on: str, options: Bench) -> list[DeviceOutcome[Benchmark]]:
+    accepted = options.accept_known_bad
+    check_ids(accepted)
+    devices, reporter = find_devices(on), reporting(options.progress)
     with reporter, tempfile.TemporaryDirectory(prefix="vitdeploy-") as work:
         found = [
             each
-            for artifact in artifacts
+            for artifact in options.artifacts
             for each in find_device_artifacts(
                 artifact_name(artifact) or "",
-                target=target,
+                target=options.target,
                 work=Path(work),
-                trust=path_or_none(trust),
-                golden=not accept_known_bad,
+                trust=path_or_none(options.trust),
+                golden=not accepted,
             )
         ]
         outcomes = on_devices.bench_on(
-            found, protocol, percentiles, devices, reporter.progress, reporter.note, accept_known_bad
+            found, bench_protocol(options), options.percentiles, devices, reporter.progress, reporter.note, accepted
         )
     return [
         DeviceOutcome(
@@ -70,6 +58,17 @@ def bench_on(
         )
         for each in outcomes
     ]
+
+
+@documented(Bench, many="artifacts", first="on")
+def bench_on(on: str, *artifacts: ArtifactLike, **options: Unpack[BenchKeywords]) -> list[DeviceOutcome[Benchmark]]:
+    """Like `bench`, on each of the registered devices that `on` names: they build and measure the engines themselves,
+    at the same time. A device's error is in its outcome; so is a runtime there that is known to compute an artifact
+    wrongly, unless its entry is in `accept_known_bad`."""
+    return _bench_on(on, Bench(artifacts, **options))
+
+
+bench_on.of = _bench_on  # type: ignore[attr-defined]
 
 
 def spread_of(outcomes: Sequence[DeviceOutcome[Benchmark]]) -> tuple[dict[str, Any], list[Line]]:
@@ -97,48 +96,31 @@ def spread_of(outcomes: Sequence[DeviceOutcome[Benchmark]]) -> tuple[dict[str, A
     return {"kinds": [encode(kind) for kind in kinds]}, lines
 
 
-def verify_on(
-    on: str,
-    artifact: ArtifactLike,
-    against: ArtifactLike,
-    data: ImagesLike,
-    *,
-    target: str | None = None,
-    max_drop: float | None = None,
-    min_agreement: float | None = None,
-    num_samples: int | None = None,
-    seed: int = 0,
-    skip_bad: bool = False,
-    trust: str | Path | None = None,
-    accept_known_bad: Sequence[str] = (),
-    progress: bool | Reporter = True,
-) -> list[DeviceOutcome[Verification]]:
+@takes_after(VerifyOn)
+def verify_on(on: str, options: VerifyOn) -> list[DeviceOutcome[Verification]]:
     """Like `verify`, on each of the registered devices that `on` names: an artifact by its path is built and run there,
     the original here. A device's error is in its outcome; so is a runtime there that is known to compute the artifact
     wrongly, unless its entry is in `accept_known_bad`."""
-    chosen = checked_call(artifact, against, data, target)
-
-    reporter, budget = reporting(progress), Budget(max_drop=max_drop, min_agreement=min_agreement)
-    name = require_path(artifact)
+    chosen, reporter = images(options.data), reporting(options.progress)
+    name, target, trust = require_path(options.artifact), options.target, path_or_none(options.trust)
     with (
         reporter,
-        opened(target=target, trust=path_or_none(trust), accepted=accept_known_bad) as find,
+        opened(target=target, trust=trust, accepted=options.accept_known_bad) as find,
         tempfile.TemporaryDirectory(prefix="vitdeploy-") as work,
     ):
-        theirs = find(against)[0]
+        theirs = find(options.against)[0]
         devices = find_devices(on)
-        ours = find_device_artifacts(name, target=target, work=Path(work), trust=path_or_none(trust))[0]
-        place, kind = chosen.place(ours.setting)
+        ours = find_device_artifacts(name, target=target, work=Path(work), trust=trust)[0]
         found = on_devices.verify_on(
             ours,
             theirs,
-            data_choice(chosen, place, kind, num_samples, seed),
+            data_choice(chosen, ours.setting, options),
             devices,
-            skip_bad=skip_bad,
-            budget=budget,
+            skip_bad=options.skip_bad,
+            budget=Budget(max_drop=options.max_drop, min_agreement=options.min_agreement),
             progress=reporter.progress,
             note=reporter.note,
-            accepted=accept_known_bad,
+            accepted=options.accept_known_bad,
         )
     return [
         DeviceOutcome(each.device, Verification(each.found, noun_of(chosen)) if each.found else None, each.error)
@@ -146,18 +128,9 @@ def verify_on(
     ]
 
 
-def compile_on(
-    on: str,
-    file: Path,
-    target: str,
-    batch: int | None,
-    precision: str | None,
-    out: Path,
-    build: BuildOptions | None,
-    accepted: Sequence[str],
-    split_rows: Literal["auto", "none"] | Sequence[int],
-    reporter: Reporter,
-) -> tuple[Manifest, AnswersTold]:
+def compile_on(on: str, options: Compile, file: Path, out: Path, reporter: Reporter) -> tuple[Manifest, AnswersTold]:
+    """The engine of a graph, compiled by one device into `out`."""
+    target, batch, accepted = options.target, options.batch, options.accept_known_bad
     devices = find_devices(on)
     if len(devices) != 1:
         raise UnknownDeviceError(
@@ -167,11 +140,11 @@ def compile_on(
         placed, made = Path(folder) / "placed", Path(folder) / "engine"
         placed.mkdir()
         made.mkdir()
-        graphs = place_graphs(file, target, precision, placed)
+        graphs = place_graphs(file, target, options.precision, placed)
         size = batch or graphs.batch
         parts = chosen_row_parts(
             graphs,
-            split_rows,
+            options.split_rows,
             lambda: on_devices.measure_row_parts_there(graphs, size, devices[0], reporter.progress, reporter.note),
         )
         seeded = seeded_answers(placed / f"{next(iter(graphs.graphs))}.onnx", target)
@@ -182,7 +155,7 @@ def compile_on(
             batch,
             devices[0],
             made,
-            build=build,
+            build=options.build,
             accepted=accepted,
             parts=parts,
             golden=golden,

@@ -1,17 +1,16 @@
 """`vitdeploy embed BUNDLE --as KIND -o DIR`: sources of an app that runs a bundle's engine."""
 
-from __future__ import annotations
+# Annotations of options are evaluated: no future import.
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-import click
-
+from vitdeploy.api.options import OUTPUT, Options, required
 from vitdeploy.bundle.read import read_bundle
-from vitdeploy.cli.options import Console, command_line, output_options
+from vitdeploy.cli.options import Console, command_line, command_of
 from vitdeploy.publish import check_replaceable, replacing
 
 Write = Callable[[Path, Path], list[str]]
@@ -40,30 +39,25 @@ KINDS = {
 }
 
 
-class KindName(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
-    name = "kind"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value not in KINDS:
-            self.fail(f"{value!r}: wanted " + ", ".join(f"{name} ({kind.what})" for name, kind in KINDS.items()))
-        return str(value)
+@dataclass(frozen=True)
+class Embed(Options):
+    bundle: Path = field(metadata=required(place="one"))
+    kind: str = field(metadata=required("cpp, web, triton, ovms or kserve.", flag="--as", kind="embedding"))
+    folder: Path = field(metadata=required(OUTPUT, help="Write it into this new folder."))
 
 
-@click.command("embed")
-@click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--as", "kind", required=True, type=KindName(), help="cpp, web, triton, ovms or kserve.")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Write it into this new folder.")
-@output_options
-def command(console: Console, bundle: Path, kind: str, output: Path) -> None:
+@command_of(Embed)
+def command(console: Console, options: Embed) -> None:
     """Write an app around a bundle's engine, as sources to read, build and keep.
 
     The bundle's golden answers come with it as a test.
     """
-    read_bundle(bundle)
-    check_replaceable(output, ())
+    read_bundle(options.bundle)
+    check_replaceable(options.folder, ())
 
-    with console, replacing(output, ()) as work:
-        commands = KINDS[kind].write(bundle, work)
+    with console, replacing(options.folder, ()) as work:
+        commands = KINDS[options.kind].write(options.bundle, work)
         files = sorted(path.relative_to(work).as_posix() for path in work.rglob("*") if path.is_file())
-    then = " && ".join([command_line("cd", output), *commands])
-    console.finish({"as": kind, "files": files, "commands": commands}, [", ".join(files)], output, then)
+    then = " && ".join([command_line("cd", options.folder), *commands])
+    document = {"as": options.kind, "files": files, "commands": commands}
+    console.finish(document, [", ".join(files)], options.folder, then)

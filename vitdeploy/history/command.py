@@ -1,30 +1,34 @@
 """`vitdeploy history DIR`: all recorded results as series, and where they changed."""
 
-from __future__ import annotations
+# Annotations of options are evaluated: no future import.
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import click
+from vitdeploy.api.options import OUTPUT, TRACKERS, Options, option, required
+from vitdeploy.cli.options import Console, command_line, command_of
+from vitdeploy.extensions import wing
 
-from vitdeploy.cli.options import Console, command_line, output_options, report_option
+
+@dataclass(frozen=True)
+class HistoryOptions(Options):
+    where: str = field(metadata=required(place="one", metavar="DIR-or-URI"))
+    folder: Path | None = option(None, OUTPUT, help="Write a page (HTML) to this file.", kind="file", required=False)
+    trackers: Sequence[str] = option((), TRACKERS)
 
 
-@click.command("history")
-@click.argument("where", metavar="DIR-or-URI")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write a page (HTML) to this file."
-)
-@report_option
-@output_options
-def command(console: Console, where: str, output: Path | None, trackers: tuple[str, ...]) -> None:
+@command_of(HistoryOptions)
+def command(console: Console, options: HistoryOptions) -> None:
     """Show the series of a history: an artifact on a machine each, with the last latency and every change.
 
     Results get into a history by --history of run, bench, compare and sweep. A change is told with what is another one
     on both sides: the runtime, the driver, vitdeploy, the model. Results that are not decided are shown and no part of
     the search. Files that are none of a history are named and left out. The exit code is 0 whatever has changed.
     """
-    from vitdeploy.history.api import read_history, report_to
-
-    found = read_history(where, output, progress=console)
-    sent = report_to(trackers, where, progress=console).lines() if trackers else []
-    console.finish(found.document, [*found.lines(), *sent], output, f"open {command_line(output)}" if output else "")
+    module, page = wing("history.api"), options.folder
+    found = module.read_history(options.where, page, progress=console)
+    lines = found.lines()
+    if options.trackers:
+        lines += module.report_to(options.trackers, options.where, progress=console).lines()
+    console.finish(found.document, lines, page, f"open {command_line(page)}" if page else "")

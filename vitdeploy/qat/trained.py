@@ -17,9 +17,8 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from vitdeploy.api.bundle import Bundle
+from vitdeploy.api.artifacts import Bundle, Graph, graph_file
 from vitdeploy.api.deploy import Deployment
-from vitdeploy.api.graph import Graph, graph_file
 from vitdeploy.api.quantize import QuantizedGraph
 from vitdeploy.api.values import filling, home_of
 from vitdeploy.bundle.read import is_bundle, read_bundle

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from vitdeploy.api.bundle import Bundle
-from vitdeploy.api.values import Column, Line, Reporter, Shown, Table, reporting
+from vitdeploy.api.artifacts import Bundle
+from vitdeploy.api.calls import takes
+from vitdeploy.api.options import VersionsOptions
+from vitdeploy.api.values import Column, Line, Shown, Table, reporting
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.document.commands import ReleaseFacts, VersionsDocument
 from vitdeploy.runtime_releases.compare import compare_versions
@@ -30,34 +33,21 @@ class Versions(Shown):
         return _versions_lines(self.document)
 
 
-def versions(
-    bundle: Bundle | str | Path,
-    runtime: str,
-    *,
-    rebuild: bool = False,
-    duration: float = 3.0,
-    progress: bool | Reporter = True,
-) -> Versions:
+@takes(VersionsOptions)
+def versions(options: VersionsOptions) -> Versions:
     """Run a bundle's engines on a series of a runtime's releases, each installed in an environment of its own.
-
-    Args:
-        bundle: a `Bundle` or its folder; it needs golden answers, which a bundle of `run` has.
-        runtime: the releases, such as "openvino==2025.2..2026.4" or "onnxruntime>=1.20,<1.32".
-        rebuild: compile each engine's graph with each release, instead of loading the engine as it is.
-        duration: seconds in which the engine and that of the bundle's own release are measured, each.
-        progress: as for `vitdeploy.export`.
 
     Raises:
         InputError: no range, another runtime than the bundle's, no release in it, or a bundle without golden answers.
         HubError: pip finds no releases. HostError: Python cannot make environments here. Errors of reading propagate.
     """
+    bundle, duration = options.bundle, options.duration
     folder = bundle.folder if isinstance(bundle, Bundle) else Path(bundle)
     protocol = Protocol(("single",), (1,), duration, block_seconds=min(0.25, duration), processes=2, max_extension=1)
-    reporter = reporting(progress)
+    reporter = reporting(options.progress)
+    how: dict[str, Any] = {"rebuild": options.rebuild, "progress": reporter.progress, "note": reporter.note}
     with reporter:
-        return Versions(
-            compare_versions(folder, runtime, protocol, rebuild=rebuild, progress=reporter.progress, note=reporter.note)
-        )
+        return Versions(compare_versions(folder, options.runtime, protocol, **how))
 
 
 def _versions_lines(document: VersionsDocument) -> list[Line]:

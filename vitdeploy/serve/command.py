@@ -1,15 +1,18 @@
 """`vitdeploy serve BUNDLE`: the bundle's engine behind HTTP, on this machine."""
 
-from __future__ import annotations
+# Annotations of options are evaluated: no future import.
 
 import json
 import warnings
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from vitdeploy.cli.options import Console, Number, engine_option, expect_option, output_options, trust_option
+from vitdeploy.api.options import EXPECT_DIGEST, FIRST_ENGINE, TRUST, Options, option, required
+from vitdeploy.cli.options import Console, command_of
+from vitdeploy.errors import MissingPackageError
 
 if TYPE_CHECKING:
     from vitdeploy.serve.engines import Engines
@@ -22,84 +25,47 @@ ASKED = {"promptable-segmentation": """-F 'prompts=[{"points": [[X, Y]]}]' """}
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-@click.command("serve")
-@click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at; 0.0.0.0 is the network.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 takes a free one.")
-@engine_option
-@click.option("--threads", type=click.IntRange(min=0), default=0, help="Of the engine; 0 leaves it to the runtime.")
-@click.option("--max-batch", type=click.IntRange(1, 1024), default=8, show_default=True, help="Images run together.")
-@click.option(
-    "--max-delay-ms",
-    type=Number(0, 10_000),
-    default=0.0,
-    show_default=True,
-    help="How long an image waits for others while the engine is free.",
-)
-@click.option(
-    "--max-queue", type=click.IntRange(min=1), default=256, show_default=True, help="Requests at once; more get 429."
-)
-@click.option(
-    "--max-body", type=Number(0.001, 256), default=16.0, show_default=True, help="MiB of a request; more get 413."
-)
-@click.option(
-    "--max-kept",
-    type=Number(0, 1 << 20),
-    default=256.0,
-    show_default=True,
-    help="MiB of embedded images that are kept for further prompts, of promptable segmentation.",
-)
-@click.option(
-    "--keep-alive",
-    type=click.IntRange(1, 86_400),
-    default=75,
-    show_default=True,
-    help="Seconds that a connection may be idle: more than the load balancer in front keeps its own.",
-)
-@click.option(
-    "--monitor", is_flag=True, help="Watch images, answers and golden answers: metrics, and a line in the log."
-)
-@click.option(
-    "--monitor-window",
-    type=click.IntRange(8, 1_000_000),
-    default=256,
-    show_default=True,
-    help="Images that are looked at before it is judged whether they are like those of the calibration.",
-)
-@click.option(
-    "--monitor-every",
-    type=click.IntRange(min=1),
-    default=1000,
-    show_default=True,
-    help="Runs from one golden input on.",
-)
-@expect_option
-@trust_option
-@output_options
-def command(
-    console: Console,
-    bundle: Path,
-    host: str,
-    port: int,
-    target: str,
-    threads: int,
-    max_batch: int,
-    max_delay_ms: float,
-    max_queue: int,
-    max_body: float,
-    max_kept: float,
-    keep_alive: int,
-    monitor: bool,
-    monitor_window: int,
-    monitor_every: int,
-    expect_digest: str | None,
-    trust: Path | None,
-) -> None:
+@dataclass(frozen=True)
+class Serve(Options):
+    bundle: Path = field(metadata=required(place="one"))
+    host: str = option("127.0.0.1", "Address to listen at; 0.0.0.0 is the network.")
+    port: int = option(8080, "0 takes a free one.", min=0, max=65535)
+    target: str = option("auto", FIRST_ENGINE)
+    threads: int | None = option(None, "Of the engine; 0 leaves it to the runtime.", min=0)
+    max_batch: int = option(8, "Images run together.", min=1, max=1024)
+    max_delay_ms: float = option(0.0, "How long an image waits for others while the engine is free.", min=0, max=10_000)
+    max_queue: int = option(256, "Requests at once; more get 429.", min=1)
+    max_body: float = option(16.0, "MiB of a request; more get 413.", min=0.001, max=256)
+    max_kept: float = option(
+        256.0,
+        "MiB of embedded images that are kept for further prompts, of promptable segmentation.",
+        min=0,
+        max=1 << 20,
+    )
+    keep_alive: int = option(
+        75,
+        "Seconds that a connection may be idle: more than the load balancer in front keeps its own.",
+        min=1,
+        max=86_400,
+    )
+    monitor: bool = option(False, "Watch images, answers and golden answers: metrics, and a line in the log.")
+    monitor_window: int = option(
+        256,
+        "Images that are looked at before it is judged whether they are like those of the calibration.",
+        min=8,
+        max=1_000_000,
+    )
+    monitor_every: int = option(1000, "Runs from one golden input on.", min=1)
+    expect_digest: str | None = option(None, EXPECT_DIGEST)
+    trust: Path | None = option(None, TRUST)
+
+
+@command_of(Serve)
+def command(console: Console, options: Serve) -> None:
     """Answer HTTP requests with a bundle: the Open Inference Protocol v2, and images at /predict.
 
     Ctrl+C or SIGTERM stops the server; it answers the requests that it has accepted first.
     """
-    from vitdeploy.errors import MissingPackageError
     from vitdeploy.runtime.monitor import Monitor
 
     try:
@@ -111,22 +77,29 @@ def command(
         if (name := (error.name or "").partition(".")[0]) in MODULES:
             raise MissingPackageError(name, "serve", "the server") from None
         raise
-    sizes = {"max_body": int(max_body * MIB), "kept": int(max_kept * MIB)}
-    settings = ServerSettings(max_batch, max_delay_ms / 1e3, max_queue, **sizes, keep_alive=keep_alive)
-    with bind(host, port) as taken:
+    settings = ServerSettings(
+        options.max_batch,
+        options.max_delay_ms / 1e3,
+        options.max_queue,
+        max_body=int(options.max_body * MIB),
+        kept=int(options.max_kept * MIB),
+        keep_alive=options.keep_alive,
+    )
+    watch = Monitor(options.monitor_window, every=options.monitor_every, on_event=log_event)
+    with bind(options.host, options.port) as taken:
         console.progress("loading and measuring the engine", 0, 1)
         with warnings.catch_warnings(record=True) as heard:
             engines = load_engines(
-                bundle,
-                target,
-                max_batch=max_batch,
-                threads=threads,
-                trust=trust,
-                expect_digest=expect_digest,
-                monitor=Monitor(monitor_window, every=monitor_every, on_event=log_event) if monitor else None,
+                options.bundle,
+                options.target,
+                max_batch=options.max_batch,
+                threads=options.threads or 0,
+                trust=options.trust,
+                expect_digest=options.expect_digest,
+                monitor=watch if options.monitor else None,
             )
         warned = sorted({str(each.message) for each in heard})
-        if host not in LOOPBACK:
+        if options.host not in LOOPBACK:
             warned.append("everybody who reaches this address may use it: neither TLS nor passwords here")
         with engines:
             _announce(console, engines, address_of(taken), warned)
@@ -134,7 +107,7 @@ def command(
             run(Service(engines, settings), taken)
 
 
-def _announce(console: Console, engines: Engines, address: str, warned: list[str]) -> None:
+def _announce(console: Console, engines: "Engines", address: str, warned: list[str]) -> None:
     predictor = engines.predictor
     if console.as_json:
         document = {
