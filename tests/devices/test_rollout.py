@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vitdeploy.api.values import Reporter
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.devices import rollout
 from vitdeploy.devices import rollout as standing
@@ -18,9 +19,9 @@ from vitdeploy.devices.on_devices import DeviceOutcome
 from vitdeploy.devices.registry import Device, read_fleet
 from vitdeploy.devices.rollout import Release
 from vitdeploy.errors import DeviceError, GateError, StorageError
-from vitdeploy.progress import silent
 from vitdeploy.spec import MANIFEST_FORMAT, Manifest
 
+QUIET = Reporter(quiet=True)
 OLD, NEW = "a" * 64, "b" * 64
 MANIFEST = Manifest(MANIFEST_FORMAT, "small", "sequence", {}, None, None, (), None, ())
 RELEASE = Release("small", NEW, MANIFEST, {}, "auto", Protocol(), 0.1)
@@ -61,7 +62,7 @@ def deploying(folder, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
     tills = {}
 
-    def ask_all(devices, tell, note):
+    def ask_all(devices, reporter):
         off = ConnectionLost("it cannot be reached")
         found = {name: DeviceOutcome(Device(name), {"small": till.deployed}) for name, till in tills.items()}
         return [
@@ -77,7 +78,7 @@ def deploying(folder, monkeypatch):
         tills.clear()
         tills.update({till.name: till for till in given})
         devices = [Device(name) for name in tills]
-        return rollout.roll_out(RELEASE, devices, rollout.parse_stages(stages), silent, print)
+        return rollout.roll_out(RELEASE, devices, rollout.parse_stages(stages), QUIET)
 
     return run
 
@@ -156,7 +157,7 @@ def test_the_way_back(deploy):
     shop = tills(3)
     deploy(*shop)
     shop[1].deployed = Deployed("small", NEW, "", 2)
-    found = standing.roll_back("small", [Device(till.name) for till in shop], "auto", silent, print)
+    found = standing.roll_back("small", [Device(till.name) for till in shop], "auto", QUIET)
     assert having(OLD, shop) == ["till-00", "till-02"]
     assert isinstance(found.error, DeviceError)
     assert "till-01 has no release of small to go back to" in found.error.message

@@ -7,6 +7,7 @@ import pytest
 
 import vitdeploy
 from vitdeploy.api.inspect import inspect
+from vitdeploy.api.values import Reporter
 from vitdeploy.benchmark.results import BenchRun, Entry, Round
 from vitdeploy.cli.options import rows as parts_of_text
 from vitdeploy.data.folder import split
@@ -17,7 +18,6 @@ from vitdeploy.devices.on_devices import measure_row_parts_there
 from vitdeploy.devices.registry import this_machine
 from vitdeploy.errors import CapabilityError, GraphError
 from vitdeploy.graph.io.files import load_graph
-from vitdeploy.progress import silent
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.search import high_precision as alternatives
 from vitdeploy.search import latency as parts
@@ -72,7 +72,7 @@ def measured_there(placed, work):
     """By an agent in a process of this machine; the placement's folder is `work`/graphs."""
     (work / "graphs").mkdir()
     graphs = place_graphs(placed / "model.onnx", "openvino-cpu", None, work / "graphs")
-    return measure_row_parts_there(graphs, 1, this_machine(), silent, print)
+    return measure_row_parts_there(graphs, 1, this_machine(), Reporter(quiet=True))
 
 
 def test_a_device_measures_every_alternative(placed, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,14 +51,9 @@ def _bench_on(on: str, options: Bench) -> list[DeviceOutcome[Benchmark]]:
             )
         ]
         outcomes = on_devices.bench_on(
-            found, bench_protocol(options), options.percentiles, devices, reporter.progress, reporter.note, accepted
+            found, bench_protocol(options), options.percentiles, devices, reporter, accepted
         )
-    return [
-        DeviceOutcome(
-            each.device, Benchmark(each.found, each.device.name) if each.found is not None else None, each.error
-        )
-        for each in outcomes
-    ]
+    return [each.of(partial(Benchmark, device=each.device.name)) for each in outcomes]
 
 
 @documented(Bench, many="artifacts", first="on")
@@ -111,21 +107,17 @@ def verify_on(on: str, options: VerifyOn) -> list[DeviceOutcome[Verification]]:
         theirs = find(options.against)[0]
         devices = find_devices(on)
         ours = find_device_artifacts(name, target=target, work=Path(work), trust=trust)[0]
-        found = on_devices.verify_on(
+        outcomes = on_devices.verify_on(
             ours,
             theirs,
             data_choice(chosen, ours.setting, options),
             devices,
             skip_bad=options.skip_bad,
             budget=Budget(max_drop=options.max_drop, min_agreement=options.min_agreement),
-            progress=reporter.progress,
-            note=reporter.note,
+            reporter=reporter,
             accepted=options.accept_known_bad,
         )
-    return [
-        DeviceOutcome(each.device, Verification(each.found, noun_of(chosen)) if each.found else None, each.error)
-        for each in found
-    ]
+    return [each.of(lambda found: Verification(found, noun_of(chosen))) for each in outcomes]
 
 
 def compile_on(on: str, options: Compile, file: Path, out: Path, reporter: Reporter) -> tuple[Manifest, AnswersTold]:
@@ -145,7 +137,7 @@ def compile_on(on: str, options: Compile, file: Path, out: Path, reporter: Repor
         parts = chosen_row_parts(
             graphs,
             options.split_rows,
-            lambda: on_devices.measure_row_parts_there(graphs, size, devices[0], reporter.progress, reporter.note),
+            lambda: on_devices.measure_row_parts_there(graphs, size, devices[0], reporter),
         )
         seeded = seeded_answers(placed / f"{next(iter(graphs.graphs))}.onnx", target)
         golden = {} if seeded.why or accepted else golden_folder(seeded, target, Path(folder) / "golden")
@@ -159,8 +151,7 @@ def compile_on(on: str, options: Compile, file: Path, out: Path, reporter: Repor
             accepted=accepted,
             parts=parts,
             golden=golden,
-            progress=reporter.progress,
-            note=reporter.note,
+            reporter=reporter,
         )
         return bundle_of(graphs, engine, made, out), compared_there(seeded, devices[0].name, bool(golden))
 
@@ -199,7 +190,7 @@ def roll_out(
     with reporter:
         identity = path_or_none(trust)
         release = ready(Path(bundle), name, trust=identity, target=target, duration=duration, worse=worse / 100)
-        return rollout.roll_out(release, devices, steps, reporter.progress, reporter.note)
+        return rollout.roll_out(release, devices, steps, reporter)
 
 
 def roll_back(name: str, on: str, *, target: str = "auto", progress: bool | Reporter = True) -> RollOut:
@@ -207,7 +198,7 @@ def roll_back(name: str, on: str, *, target: str = "auto", progress: bool | Repo
     devices, reporter = find_devices(on), reporting(progress)
     with reporter:
         check_deployment(name)
-        return rollout.roll_back(name, devices, target, reporter.progress, reporter.note)
+        return rollout.roll_back(name, devices, target, reporter)
 
 
 def standing(name: str | None = None, on: str | None = None, *, progress: bool | Reporter = True) -> Standing:
@@ -216,4 +207,4 @@ def standing(name: str | None = None, on: str | None = None, *, progress: bool |
     reporter = reporting(progress)
     with reporter:
         chosen = None if name is None else check_deployment(name)
-        return rollout.standing(devices, chosen, reporter.progress, reporter.note)
+        return rollout.standing(devices, chosen, reporter)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, NoReturn, TypeAlias, TypeVar
 
+from vitdeploy.api.values import Reporter
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import against_last
 from vitdeploy.compilation.build_options import BuildOptions
@@ -33,7 +34,6 @@ from vitdeploy.known_bad.words import in_spite
 from vitdeploy.pipeline.artifact import new_folder
 from vitdeploy.pipeline.measure import summarise
 from vitdeploy.pipeline.workload import work_of
-from vitdeploy.progress import Progress
 from vitdeploy.runtime.values import weight_remarks
 from vitdeploy.search.high_precision import in_turns, judged
 from vitdeploy.search.latency import PartsTable
@@ -123,7 +123,7 @@ def known_there(client: Client, suspects: Sequence[Suspects]) -> dict[str, Known
 
 
 T = TypeVar("T")
-Note = Callable[[str], None]
+U = TypeVar("U")
 REBUILT = "{} was built again there, of the bundle's graph: its plan is not of that user and that machine."
 # The worst error, for the exit code of a command that failed in part.
 WORST = (1, 3, 2, 4, 5)
@@ -137,21 +137,23 @@ class DeviceOutcome(Generic[T]):
     found: T | None = None
     error: VitdeployError | None = None
 
+    def of(self, made: Callable[[T], U]) -> DeviceOutcome[U]:
+        """The same with what is `made` of what was found."""
+        return DeviceOutcome(self.device, None if self.found is None else made(self.found), self.error)
+
 
 def worst(errors: Sequence[VitdeployError]) -> VitdeployError:
     """The error whose exit code a command has."""
     return min(errors, key=lambda error: WORST.index(error.exit_code))
 
 
-def on_all(
-    devices: Sequence[Device], work: Callable[[Client], T], progress: Progress, note: Note
-) -> list[DeviceOutcome[T]]:
+def on_all(devices: Sequence[Device], work: Callable[[Client], T], reporter: Reporter) -> list[DeviceOutcome[T]]:
     """Call `work` with a client of each device, at the same time.
 
     An interrupt stops the started jobs on all devices that can be reached, reports this, and propagates.
     """
     cancelled = threading.Event()
-    clients = [Client(device, cancelled, progress) for device in devices]
+    clients = [Client(device, cancelled, reporter.progress) for device in devices]
 
     def attempt(client: Client) -> DeviceOutcome[T]:
         try:
@@ -166,7 +168,7 @@ def on_all(
         except BaseException:
             cancelled.set()
             for line in stoppers.map(Client.stop, clients):
-                note(line)
+                reporter.note(line)
             raise
 
 
@@ -175,8 +177,7 @@ def bench_on(
     protocol: Protocol,
     percents: Sequence[float],
     devices: Sequence[Device],
-    progress: Progress,
-    note: Note,
+    reporter: Reporter,
     accepted: Sequence[str] = (),
 ) -> list[DeviceOutcome[DeviceBench]]:
     """For each device the result of `bench_subjects`, and the engines it made. An artifact that the runtime there is
@@ -223,7 +224,7 @@ def bench_on(
             remarks=(*rebuilt, *remarks, *left_out),
         )
 
-    return on_all(devices, work, progress, note)
+    return on_all(devices, work, reporter)
 
 
 def verify_on(
@@ -234,16 +235,15 @@ def verify_on(
     *,
     skip_bad: bool,
     budget: Budget,
-    progress: Progress,
-    note: Note,
+    reporter: Reporter,
     accepted: Sequence[str] = (),
 ) -> list[DeviceOutcome[Verification]]:
     """Compare the artifact, run on each device, with `theirs`, which runs here, once; `accepted` as in `bench_on`."""
     placed, files = device_artifact.shipment.placed, entries(device_artifact.shipment.files)
     ours = Subject(device_artifact.name, placed.precision, device_artifact.setting, True, _not_here, _not_here)
-    trial = Trial(ours, theirs, choice, skip_bad=skip_bad, progress=progress)
+    trial = Trial(ours, theirs, choice, skip_bad=skip_bad, progress=reporter.progress)
     for text in trial.foresee(budget):
-        note(text)
+        reporter.note(text)
     sent = {graph.part: device_artifact.shipment.files[graph.file] for graph in placed.graphs}
     graphs = {part: graph_spec(load_graph(file), file.name) for part, file in sent.items()}
     suspects = suspects_of(device_artifact.shipment, (*accepted, *device_artifact.accepted))
@@ -259,10 +259,7 @@ def verify_on(
         remarks = _remarks(name, suspects.known_of(runner.engine), runner.host)
         return dataclasses.replace(there, remarks=tuple(remarks)), answers
 
-    return [
-        DeviceOutcome(each.device, trial.judge(*each.found, budget) if each.found else None, each.error)
-        for each in on_all(devices, work, progress, note)
-    ]
+    return [outcome.of(lambda found: trial.judge(*found, budget)) for outcome in on_all(devices, work, reporter)]
 
 
 def _remarks(name: str, engine: EngineSpec, host: Mapping[str, str]) -> list[str]:
@@ -284,8 +281,7 @@ def compile_on(
     build: BuildOptions | None,
     accepted: Sequence[str],
     golden: Mapping[str, Path],
-    progress: Progress,
-    note: Note,
+    reporter: Reporter,
     parts: Sequence[int] | None = None,
 ) -> EngineSpec:
     """The engine of placed graphs, made by a device; its files are in `folder`, which is new and empty. `golden` are
@@ -306,7 +302,7 @@ def compile_on(
         sent = graphs if parts is None else graphs.in_parts(parts, Path(split))
         shipment = placed_shipment(name, sent, batch or graphs.batch, golden)
         job, files = make_job("compile", [shipment], {} if build is None else {"build": encode(build)})
-        (outcome,) = on_all([device], lambda client: client.run(job, files, folder), progress, note)
+        (outcome,) = on_all([device], lambda client: client.run(job, files, folder), reporter)
     if outcome.error is not None:
         raise outcome.error
     assert outcome.found is not None
@@ -338,9 +334,7 @@ def _bring_graph(graphs: PlacedGraphs, part: EngineSpec, folder: Path) -> None:
 Parts: TypeAlias = tuple[int, ...]
 
 
-def measure_row_parts_there(
-    placed: PlacedGraphs, batch: int, device: Device, progress: Progress, note: Note
-) -> PartsTable:
+def measure_row_parts_there(placed: PlacedGraphs, batch: int, device: Device, reporter: Reporter) -> PartsTable:
     """The measurement of `search.row_parts.measure_row_parts`, by a device: one job with the graph in each form, which
     it compiles and measures in alternating blocks.
 
@@ -360,11 +354,11 @@ def measure_row_parts_there(
         results.mkdir()
         shipments = []
         for done, parts in enumerate(_in_order(alternatives)):
-            progress(f"prepare rows in parts for {device.name}", done, len(alternatives))
+            reporter.progress(f"prepare rows in parts for {device.name}", done, len(alternatives))
             form = placed if parts == alternatives[0] else placed.in_parts(parts, new_folder(forms, _name(parts)))
             shipments.append(placed_shipment(_name(parts), form, batch))
         job, files = make_job("bench", shipments, {"protocol": encode(protocol)})
-        (outcome,) = on_all([device], lambda client: client.run(job, files, results), progress, note)
+        (outcome,) = on_all([device], lambda client: client.run(job, files, results), reporter)
     if isinstance(outcome.error, CapabilityError):
         return table_of(placed.target, batch, {}, reason=outcome.error.message)
     if outcome.error is not None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.api.values import Column, Line, Table
+from vitdeploy.api.values import Column, Line, Reporter, Table
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.bundle.read import MANIFEST_FILE, file_sha256
 from vitdeploy.bundle.sign import SIGNATURE_FILE, signed_digests
@@ -28,7 +28,7 @@ from vitdeploy.devices.agent.documents import (
 from vitdeploy.devices.agent.stream import message
 from vitdeploy.devices.call import ConnectionLost
 from vitdeploy.devices.client import Client, ReleaseTrial, check_deployments, check_missing, judge
-from vitdeploy.devices.on_devices import DeviceOutcome, Note, on_all, worst
+from vitdeploy.devices.on_devices import DeviceOutcome, on_all, worst
 from vitdeploy.devices.registry import (
     Device,
     Fleet,
@@ -53,7 +53,6 @@ from vitdeploy.errors import (
     VitdeployError,
 )
 from vitdeploy.pipeline.artifact import open_bundle
-from vitdeploy.progress import Progress as Tell
 from vitdeploy.runtime.choice import select_engines, usable_engines
 from vitdeploy.runtime.golden import has_golden, no_golden
 from vitdeploy.spec import EngineSpec, FileEntry, Manifest, encode
@@ -147,7 +146,7 @@ class _Stopped(Exception):
 
 
 def roll_out(
-    release: Release, devices: Sequence[Device], stages: Sequence[RolloutStage], tell: Tell, note: Note
+    release: Release, devices: Sequence[Device], stages: Sequence[RolloutStage], reporter: Reporter
 ) -> RollOut:
     """Bring a release to devices, stage by stage. Devices that have it count for their stage. Where it fails on one,
     that one has its old release again, so have the others of that stage, and no further device is touched.
@@ -155,12 +154,12 @@ def roll_out(
     Raises:
         StorageError: what came of it cannot be noted here.
     """
-    return _RollOut(release, devices, tell, note).run(stages)
+    return _RollOut(release, devices, reporter).run(stages)
 
 
 class _RollOut:
-    def __init__(self, release: Release, devices: Sequence[Device], tell: Tell, note: Note) -> None:
-        self.release, self.devices, self.tell, self.note = release, devices, tell, note
+    def __init__(self, release: Release, devices: Sequence[Device], reporter: Reporter) -> None:
+        self.release, self.devices, self.reporter = release, devices, reporter
         known = read_fleet(release.deployment)
         self.again = known.release == release.digest
         self.fleet = dataclasses.replace(
@@ -203,7 +202,7 @@ class _RollOut:
     def _ask(self) -> dict[str, Deployed]:
         """What each device has of this deployment; those that cannot be asked are noted and left out."""
         there = {}
-        for outcome in ask_all(self.devices, self.tell, self.note):
+        for outcome in ask_all(self.devices, self.reporter):
             name = outcome.device.name
             if outcome.found is None:
                 self._away(name, outcome.error)
@@ -256,7 +255,7 @@ class _RollOut:
         def work(client: Client) -> ReleaseTrial:
             return self._bring(client, there[client.device.name])
 
-        for outcome in on_all(devices, work, self.tell, self.note):
+        for outcome in on_all(devices, work, self.reporter):
             name = outcome.device.name
             if isinstance(outcome.error, AWAY):
                 self._away(name, outcome.error)
@@ -304,7 +303,7 @@ class _RollOut:
         def work(client: Client) -> ReleaseTrial:
             return self._move(client, there[client.device.name])
 
-        outcomes = on_all(devices, work, self.tell, self.note)
+        outcomes = on_all(devices, work, self.reporter)
         lost = [outcome for outcome in outcomes if isinstance(outcome.error, ConnectionLost)]
         for outcome in outcomes:
             name = outcome.device.name
@@ -326,7 +325,7 @@ class _RollOut:
         """Move the links of a stage that failed back; a device that had no release before keeps this one."""
         back = [device for device in devices if there[device.name].previous]
         changes: dict[str, object] = {"reason": "its stage was taken back"}
-        self.fleet, errors = move_back(back, there, self.release.target, self.fleet, changes, self.tell, self.note)
+        self.fleet, errors = move_back(back, there, self.release.target, self.fleet, changes, self.reporter)
         self.errors += errors
         self._save()
 
@@ -371,13 +370,13 @@ def _job(
     return judge(client.device.name, result, options, manifest, worse)
 
 
-def ask_all(devices: Sequence[Device], tell: Tell, note: Note) -> list[DeviceOutcome[dict[str, Deployed]]]:
+def ask_all(devices: Sequence[Device], reporter: Reporter) -> list[DeviceOutcome[dict[str, Deployed]]]:
     """What each device says is deployed on it, by name. A move that a power cut ended is undone there first."""
 
     def work(client: Client) -> dict[str, Deployed]:
         return check_deployments(client.device.name, client.ask(Deployments, "deployed"))
 
-    return on_all(devices, work, tell, note)
+    return on_all(devices, work, reporter)
 
 
 def seen(member: FleetMember, found: Deployed) -> FleetMember:
@@ -402,8 +401,7 @@ def move_back(
     target: str,
     fleet: Fleet,
     changes: Mapping[str, object],
-    tell: Tell,
-    note: Note,
+    reporter: Reporter,
 ) -> tuple[Fleet, list[VitdeployError]]:
     """Have devices move their links to the release before, which is noted in `there`; gives the fleet, whose members
     have these `changes` then, and the errors: also of a device on which the release before fails too."""
@@ -414,7 +412,7 @@ def move_back(
         return _job(client, "switch", options, [], {}, None)
 
     errors: list[VitdeployError] = []
-    for outcome in on_all(devices, work, tell, note) if devices else []:
+    for outcome in on_all(devices, work, reporter) if devices else []:
         device = outcome.device.name
         was, error = there[device], outcome.error
         if outcome.found is not None and outcome.found.failed:
@@ -436,7 +434,7 @@ def move_back(
 # --- What runs where, and the way back: deployments as devices say they stand -----------------------------------------
 
 
-def roll_back(name: str, devices: Sequence[Device], target: str, tell: Tell, note: Note) -> RollOut:
+def roll_back(name: str, devices: Sequence[Device], target: str, reporter: Reporter) -> RollOut:
     """Move the link of each device to the release that it was at before, if that still gives its golden answers.
 
     Raises:
@@ -444,7 +442,7 @@ def roll_back(name: str, devices: Sequence[Device], target: str, tell: Tell, not
     """
     fleet, errors = read_fleet(name), list[VitdeployError]()
     there: dict[str, Deployed] = {}
-    for outcome in ask_all(devices, tell, note):
+    for outcome in ask_all(devices, reporter):
         if outcome.found is None:
             assert outcome.error is not None
             errors.append(outcome.error)
@@ -463,7 +461,7 @@ def roll_back(name: str, devices: Sequence[Device], target: str, tell: Tell, not
             )
     chosen = [device for device in chosen if there[device.name].previous]
     changes: dict[str, object] = {"since": now(), "reason": "rolled back"}
-    fleet, failed = move_back(chosen, there, target, fleet, changes, tell, note)
+    fleet, failed = move_back(chosen, there, target, fleet, changes, reporter)
     errors += failed
     write_fleet(fleet)
     return RollOut(fleet, tuple(device.name for device in devices), tuple(errors))
@@ -486,7 +484,7 @@ class Standing:
         return [*(lines or ["nothing is deployed on these devices"]), *away]
 
 
-def standing(devices: Sequence[Device], name: str | None, tell: Tell, note: Note) -> Standing:
+def standing(devices: Sequence[Device], name: str | None, reporter: Reporter) -> Standing:
     """Every deployment that these devices have, or that this machine knows of them, or the one of that name; and the
     devices that could not be asked.
 
@@ -496,7 +494,7 @@ def standing(devices: Sequence[Device], name: str | None, tell: Tell, note: Note
     known = read_fleets()
     names = {device.name for device in devices}
     away: list[str] = []
-    for outcome in ask_all(devices, tell, note) if devices else []:
+    for outcome in ask_all(devices, reporter) if devices else []:
         device = outcome.device.name
         if outcome.error is not None:
             away.append(device)

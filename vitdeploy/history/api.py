@@ -28,8 +28,7 @@ from vitdeploy.history.files import append, documents_of, of_one_result, read_ro
 from vitdeploy.history.of_documents import MeasuredArtifact, MeasuredMachine, digest_of, row_of_canary
 from vitdeploy.history.row import ResultRow, now, open_place
 from vitdeploy.history.series import history_document
-from vitdeploy.history.trackers import open_tracker
-from vitdeploy.history.trackers.trackers import Attached, Sent, TrackedResult, flat, outcomes_of
+from vitdeploy.history.trackers import Attached, Sent, TrackedResult, flat, open_tracker, outcomes_of
 from vitdeploy.paths import is_dir, is_file
 from vitdeploy.pipeline.early import REPORT_FILE
 from vitdeploy.publish import replacing_file

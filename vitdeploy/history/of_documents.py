@@ -13,13 +13,14 @@ from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.evidence import Interval
 from vitdeploy.benchmark.summary import Row
 from vitdeploy.document.bench import Bench, ErrorFacts
-from vitdeploy.document.comparison import ComparisonDocument, PairFacts
+from vitdeploy.document.comparison import AccuracyChange, ComparisonDocument, PairFacts
 from vitdeploy.document.engine import EngineFacts
 from vitdeploy.document.report import Report
 from vitdeploy.document.sweep import SweepDocument, SweptRecipe
 from vitdeploy.errors import AnswersError
 from vitdeploy.history.row import Kind, ResultRow, now
 from vitdeploy.runtime.host import name_host
+from vitdeploy.verification.comparison import Comparison
 
 CANDIDATE = "candidate "
 
@@ -211,15 +212,8 @@ def _verified(made: ResultRow, engine: EngineFacts) -> ResultRow:
         made,
         provider=engine.provider,
         size_bytes=engine.bytes,
-        metric=verify.metric,
-        samples=verify.n,
-        value=verify.value,
-        reference_value=verify.reference_value,
-        drop=verify.drop,
-        **_bounds("drop", verify.drop_ci95),
-        agreement=verify.agreement,
-        **_bounds("agreement", verify.agreement_ci95),
         gate=engine.gate.status,
+        **_answers(verify, verify.value, verify.reference_value),
     )
 
 
@@ -231,17 +225,15 @@ def _compared(made: ResultRow, pair: PairFacts) -> ResultRow:
     made, accuracy = dataclasses.replace(made, flags=flags, gate=gate), pair.accuracy
     if accuracy is None or accuracy.how == "same files":  # nothing was asked
         return made
-    return dataclasses.replace(
-        made,
-        metric=accuracy.metric,
-        samples=accuracy.n,
-        value=accuracy.candidate,
-        reference_value=accuracy.baseline,
-        drop=accuracy.drop,
-        **_bounds("drop", accuracy.drop_ci95),
-        agreement=accuracy.agreement,
-        **_bounds("agreement", accuracy.agreement_ci95),
-    )
+    return dataclasses.replace(made, **_answers(accuracy, accuracy.candidate, accuracy.baseline))
+
+
+def _answers(facts: Comparison | AccuracyChange, value: float | None, reference_value: float | None) -> dict[str, Any]:
+    return {
+        **{"metric": facts.metric, "samples": facts.n, "value": value, "reference_value": reference_value},
+        **{"drop": facts.drop, **_bounds("drop", facts.drop_ci95)},
+        **{"agreement": facts.agreement, **_bounds("agreement", facts.agreement_ci95)},
+    }
 
 
 def _bounds(name: str, interval: Interval | Sequence[float] | None) -> dict[str, Any]:

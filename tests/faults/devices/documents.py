@@ -231,9 +231,9 @@ def _answering(stack: contextlib.ExitStack, said: dict[str, bytes]) -> None:
 
 
 def _compiled(device: Any, graph: Path, work: Path, said: dict[str, bytes]) -> Kind:
+    from vitdeploy.api.values import Reporter
     from vitdeploy.bundle.read import read_bundle
     from vitdeploy.devices.on_devices import compile_on
-    from vitdeploy.progress import silent
     from vitdeploy.workflows.placement import bundle_of, place_graphs
 
     placed = work / "placed"
@@ -248,7 +248,7 @@ def _compiled(device: Any, graph: Path, work: Path, said: dict[str, bytes]) -> K
         out.mkdir()
         engine = compile_on(
             *("small", graphs, None, device, made),
-            **{"build": None, "accepted": (), "golden": {}, "progress": silent, "note": print},
+            **{"build": None, "accepted": (), "golden": {}, "reporter": Reporter(quiet=True)},
         )
         bundle_of(graphs, engine, made, out)
         read_bundle(out)
@@ -263,11 +263,10 @@ def _result() -> dict[str, Any]:
 
 def _measured(device: Any, graph: Path, work: Path, said: dict[str, bytes]) -> list[Kind]:
     from vitdeploy.api.bench import bench_lines
-    from vitdeploy.api.values import printed
+    from vitdeploy.api.values import Reporter, printed
     from vitdeploy.benchmark.protocol import Protocol
     from vitdeploy.devices.device_artifact import find_device_artifacts
     from vitdeploy.devices.on_devices import bench_on
-    from vitdeploy.progress import silent
     from vitdeploy.spec import encode
 
     (work / "measured").mkdir()
@@ -276,7 +275,7 @@ def _measured(device: Any, graph: Path, work: Path, said: dict[str, bytes]) -> l
 
     def take(line: bytes) -> None:
         said["line"] = line
-        [outcome] = bench_on([artifact], protocol, (50.0, 99.0), [device], silent, print)
+        [outcome] = bench_on([artifact], protocol, (50.0, 99.0), [device], Reporter(quiet=True))
         if outcome.error is not None:
             raise outcome.error
         assert outcome.found is not None

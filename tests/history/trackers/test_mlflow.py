@@ -23,8 +23,7 @@ from vitdeploy.history.api import record, recorded, report_to
 from vitdeploy.history.files import append
 from vitdeploy.history.of_documents import row_of_canary, rows_of_report
 from vitdeploy.history.row import open_place
-from vitdeploy.history.trackers import open_tracker
-from vitdeploy.history.trackers.trackers import Attached, TrackedResult
+from vitdeploy.history.trackers import Attached, TrackedResult, open_tracker
 
 pytest.importorskip("mlflow", reason="needs MLflow's client: pip install 'vitdeploy[mlflow]'")
 
@@ -245,7 +244,7 @@ def test_credentials_that_are_missing_are_named_by_their_variables(monkeypatch):
 
 
 def test_a_server_that_is_late_is_not_waited_for_without_end(monkeypatch):
-    monkeypatch.setattr("vitdeploy.history.trackers.trackers.PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr("vitdeploy.history.trackers.PATIENCE_SECONDS", 0.3)
     ended = threading.Event()
     with faulty(lambda handler: ended.wait(20)) as place:
         with pytest.raises(HostError, match="does not answer") as told:

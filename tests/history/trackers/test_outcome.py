@@ -23,9 +23,8 @@ from vitdeploy.history.of_documents import (
     rows_of_sweep,
 )
 from vitdeploy.history.row import open_place
-from vitdeploy.history.trackers import open_tracker
+from vitdeploy.history.trackers import TrackedResult, open_tracker, outcomes_of
 from vitdeploy.history.trackers.bencher import metrics_of
-from vitdeploy.history.trackers.trackers import TrackedResult, outcomes_of
 from vitdeploy.spec import decode, encode
 
 ENGINE = "openvino-cpu-fp32"

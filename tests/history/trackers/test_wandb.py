@@ -18,8 +18,7 @@ from vitdeploy.history.api import record, report_to
 from vitdeploy.history.files import append
 from vitdeploy.history.of_documents import row_of_canary, rows_of_report
 from vitdeploy.history.row import open_place
-from vitdeploy.history.trackers import open_tracker
-from vitdeploy.history.trackers.trackers import Attached, TrackedResult
+from vitdeploy.history.trackers import Attached, TrackedResult, open_tracker
 
 pytest.importorskip("wandb", reason="needs the client: pip install 'vitdeploy[wandb]'")
 
@@ -185,7 +184,7 @@ def test_a_key_that_the_server_refuses_is_never_printed(tmp_path):
 
 def test_a_server_that_does_not_answer_is_told(monkeypatch):
     tracker = open_tracker("wandb")
-    monkeypatch.setattr("vitdeploy.history.trackers.trackers.PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("vitdeploy.history.trackers.PATIENCE_SECONDS", 0.2)
     ended = threading.Event()
     monkeypatch.setattr(tracker, "_has_key", lambda: ended.wait(20))
     monkeypatch.setattr(tracker, "_offline", False)

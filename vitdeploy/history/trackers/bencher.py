@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vitdeploy.document.bench import Omission
 from vitdeploy.history.row import ResultRow
-from vitdeploy.history.trackers.trackers import Sent, TrackedResult, Tracker
+from vitdeploy.history.trackers import Sent, TrackedResult, Tracker
 from vitdeploy.progress import Progress
 from vitdeploy.publish import replacing_file
 

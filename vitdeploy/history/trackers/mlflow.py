@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vitdeploy.errors import HostError, MissingPackageError, VitdeployError
-from vitdeploy.history.trackers.trackers import Sent, TrackedResult, Tracker, asked, folder_bytes, set_where_unset
+from vitdeploy.history.trackers import Sent, TrackedResult, Tracker, asked, folder_bytes, set_where_unset
 from vitdeploy.progress import Progress
 from vitdeploy.remote import shown_uri
 

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from vitdeploy.errors import HostError, MissingPackageError, VitdeployError
-from vitdeploy.history.trackers import trackers as tracker
-from vitdeploy.history.trackers.trackers import Sent, TrackedResult, Tracker, asked, folder_bytes, set_where_unset
+from vitdeploy.history import trackers as tracker
+from vitdeploy.history.trackers import Sent, TrackedResult, Tracker, asked, folder_bytes, set_where_unset
 from vitdeploy.progress import Progress
 
 T = TypeVar("T")
