@@ -50,9 +50,7 @@ def _bench_on(on: str, options: Bench) -> list[DeviceOutcome[Benchmark]]:
                 golden=not accepted,
             )
         ]
-        outcomes = on_devices.bench_on(
-            found, bench_protocol(options), options.percentiles, devices, reporter, accepted
-        )
+        outcomes = on_devices.bench_on(found, bench_protocol(options), options.percentiles, devices, reporter, accepted)
     return [each.of(partial(Benchmark, device=each.device.name)) for each in outcomes]
 
 
