@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitdeploy.bundle.checked import CheckedFiles, Verify, open_checked, retry_if_replaced
+from vitdeploy.bundle.checked import Verify, open_checked, retry_if_replaced
 from vitdeploy.errors import InputError, TargetError
-from vitdeploy.runtime.choice import AUTO, Choice, choose_engine
-from vitdeploy.runtime.predictor import Predictor
+from vitdeploy.runtime.choice import AUTO, choose_engine
+from vitdeploy.runtime.predictor import OpenedBundle, Predictor
 from vitdeploy.runtime.runner import type_name
+from vitdeploy.runtime.tasks.registry import TASKS
 from vitdeploy.runtime.values import read_labels
-from vitdeploy.spec import (
-    Manifest,
-    OpenVocabularySpec,
-    PreprocessSpec,
-    PromptSpec,
-    ReadsTexts,
-    TextSpec,
-    ZeroShotSpec,
-    tokenizer_file,
-)
+from vitdeploy.spec import Manifest, PreprocessSpec, tokenizer_file
 
 if TYPE_CHECKING:
     from vitdeploy.runtime.monitor import Monitor
@@ -96,7 +88,9 @@ def load(
             folder, manifest, target, threads, trust, batch, allow_failed=allow_failed, streams=streams, files=files
         )
         try:
-            predictor = _of_task(files, choice, preprocess, labels, data)
+            module, _, kind = TASKS[manifest.task].predictor.partition(":")
+            opened = OpenedBundle(files, choice.runner, choice.why, preprocess, labels, data)
+            predictor: Predictor = getattr(importlib.import_module(module), kind).of_bundle(opened)
             if options is not None:
                 from vitdeploy.runtime.monitor import watch
 
@@ -132,50 +126,6 @@ def require_streams(streams: object) -> None:
     """
     if not isinstance(streams, int) or streams < 1:
         raise InputError("streams are runs at once", found=repr(streams), wanted="a whole number from 1 on")
-
-
-def _of_task(
-    files: CheckedFiles,
-    choice: Choice,
-    preprocess: PreprocessSpec,
-    labels: Sequence[str] | None,
-    tokenizer: bytes | None,
-) -> Predictor:
-    """`tokenizer`: what the file of the bundle's tokenizer has."""
-    folder, manifest = files.folder, files.manifest
-    if isinstance(manifest.postprocess, ZeroShotSpec | OpenVocabularySpec):
-        return _among_texts(folder, manifest.postprocess, choice, preprocess, labels, tokenizer)
-    if isinstance(manifest.postprocess, PromptSpec):
-        from vitdeploy.runtime.prompted_predictor import PromptedPredictor
-
-        return PromptedPredictor(choice.runner, preprocess, manifest.postprocess, choice.why)
-    if isinstance(manifest.postprocess, TextSpec):
-        return _reader(folder, manifest.postprocess, choice, preprocess, tokenizer)
-    return Predictor(choice.runner, preprocess, labels, manifest.task, manifest.postprocess, choice.why)
-
-
-def _among_texts(
-    folder: Path,
-    spec: ReadsTexts,
-    choice: Choice,
-    preprocess: PreprocessSpec,
-    labels: Sequence[str] | None,
-    data: bytes | None,
-) -> Predictor:
-    from vitdeploy.runtime.tokenizer import TextTokenizer
-    from vitdeploy.runtime.zero_shot_predictor import OpenVocabularyPredictor, ZeroShotPredictor
-
-    tokenizer = TextTokenizer(folder / spec.tokenizer, spec, data)
-    make = ZeroShotPredictor if isinstance(spec, ZeroShotSpec) else OpenVocabularyPredictor
-    return make(choice.runner, preprocess, spec, tokenizer, labels, choice.why)
-
-
-def _reader(folder: Path, spec: TextSpec, choice: Choice, preprocess: PreprocessSpec, data: bytes | None) -> Predictor:
-    from vitdeploy.runtime.text_predictor import TextPredictor
-    from vitdeploy.runtime.tokenizer import TextWriter
-
-    writer = TextWriter(folder / spec.tokenizer, spec, data)
-    return TextPredictor(choice.runner, preprocess, spec, writer, choice.why)
 
 
 def bundle_folder(path: object) -> Path:

@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -27,10 +28,24 @@ from vitdeploy.spec import ChannelOrder, Postprocess, PreprocessSpec, Task
 if TYPE_CHECKING:
     from PIL import Image
 
+    from vitdeploy.bundle.checked import CheckedFiles
     from vitdeploy.runtime.monitor import Canary, Monitoring
 
 # How many images a runner with a dynamic batch is given at once.
 DYNAMIC_CHUNK = 8
+
+
+@dataclass(frozen=True)
+class OpenedBundle:
+    """What a predictor is made of: the files of a bundle, the runner of the engine that was chosen, and why it is this
+    one; how images are prepared, the labels, and what the file of the tokenizer has, if there are some."""
+
+    files: CheckedFiles
+    runner: Runner
+    why: str
+    preprocess: PreprocessSpec
+    labels: Sequence[str] | None
+    tokenizer: bytes | None
 
 
 class Predictor(Reloaded):
@@ -69,6 +84,12 @@ class Predictor(Reloaded):
         size = self._input.shape[0]
         self._batch = size if isinstance(size, int) else DYNAMIC_CHUNK
         self._stopwatch = Stopwatch()
+
+    @classmethod
+    def of_bundle(cls, opened: OpenedBundle) -> Predictor:
+        manifest = opened.files.manifest
+        labels = opened.labels
+        return cls(opened.runner, opened.preprocess, labels, manifest.task, manifest.postprocess, opened.why)
 
     @property
     def target(self) -> str:

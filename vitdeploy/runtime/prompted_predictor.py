@@ -8,7 +8,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from vitdeploy.runtime.flow import FlowRunner
-from vitdeploy.runtime.predictor import Predictor, require_several
+from vitdeploy.runtime.predictor import OpenedBundle, Predictor, require_several
 from vitdeploy.runtime.preprocess import ImageSource
 from vitdeploy.runtime.prompts import Given, Prompt, prompt_arrays, read_prompts, require_slots
 from vitdeploy.runtime.runner import Array, Runner
@@ -71,6 +71,12 @@ class PromptedPredictor(Predictor):
         super().__init__(runner, preprocess, None, "promptable-segmentation", spec, why)
         # From here on: golden answers and measurements run every part every time.
         runner.linked.keep = True
+
+    @classmethod
+    def of_bundle(cls, opened: OpenedBundle) -> Predictor:
+        spec = opened.files.manifest.postprocess
+        assert isinstance(spec, PromptSpec), "a manifest without it is refused when it is read"
+        return cls(opened.runner, opened.preprocess, spec, opened.why)
 
     def embed(self, image: ImageSource, *, channels: ChannelOrder = "rgb") -> EmbeddedImage:
         """The image's embedding; of the image that was embedded last it is the one that is kept. `channels`: of an

@@ -8,7 +8,7 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from vitdeploy.runtime.predictor import Predictor, require_several
+from vitdeploy.runtime.predictor import OpenedBundle, Predictor, require_several
 from vitdeploy.runtime.preprocess import ImageSource, in_rgb
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.tasks.image_to_text import Text, to_text
@@ -37,6 +37,13 @@ class TextPredictor(Predictor):
         self.writer, self.sequence = writer, runner.spec
         self.search: BeamSpec | None = runner.spec.search
         self._decoder = runner.decoder
+
+    @classmethod
+    def of_bundle(cls, opened: OpenedBundle) -> Predictor:
+        spec = opened.files.manifest.postprocess
+        assert isinstance(spec, TextSpec), "a manifest without it is refused when it is read"
+        writer = TextWriter(opened.files.folder / spec.tokenizer, spec, opened.tokenizer)
+        return cls(opened.runner, opened.preprocess, spec, writer, opened.why)
 
     def predict(
         self,

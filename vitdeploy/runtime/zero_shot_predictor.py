@@ -12,7 +12,7 @@ import numpy.typing as npt
 from vitdeploy.errors import InputError
 from vitdeploy.runtime.flow import FlowRunner, FlowView
 from vitdeploy.runtime.flows import IMAGE_FEATURES, TEXT_FEATURES
-from vitdeploy.runtime.predictor import Predictor, require_several, require_top
+from vitdeploy.runtime.predictor import OpenedBundle, Predictor, require_several, require_top
 from vitdeploy.runtime.preprocess import ImageSource, in_rgb
 from vitdeploy.runtime.runner import Array, Runner, forkable_lock
 from vitdeploy.runtime.tasks.detection import Detections
@@ -51,6 +51,13 @@ class TextsPredictor(Predictor):
         self._features: dict[str, Features] = {}
         self._turn = forkable_lock()
         super().__init__(FlowView(runner, self.of_images), preprocess, labels, self.its_task, spec, why)
+
+    @classmethod
+    def of_bundle(cls, opened: OpenedBundle) -> Predictor:
+        spec = opened.files.manifest.postprocess
+        assert isinstance(spec, ZeroShotSpec | OpenVocabularySpec), "a manifest without it is refused when it is read"
+        tokenizer = TextTokenizer(opened.files.folder / spec.tokenizer, spec, opened.tokenizer)
+        return cls(opened.runner, opened.preprocess, spec, tokenizer, opened.labels, opened.why)
 
     @abstractmethod
     def _read(

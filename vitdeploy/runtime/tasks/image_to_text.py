@@ -65,4 +65,4 @@ def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
     return bool(np.array_equal(ours[TOKENS], theirs[TOKENS]))
 
 
-IMAGE_TO_TEXT = DeviceTask(_answer, _same)
+IMAGE_TO_TEXT = DeviceTask(_answer, _same, predictor="vitdeploy.runtime.text_predictor:TextPredictor")

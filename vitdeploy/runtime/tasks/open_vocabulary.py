@@ -112,4 +112,6 @@ def bind_texts(runner: Runner, given: Mapping[str, Array], postprocess: Postproc
     return TextsFound(runner, tokens[0])
 
 
-OPEN_VOCABULARY = DeviceTask(_answer, _same, bind_texts, draw_boxes)
+OPEN_VOCABULARY = DeviceTask(
+    _answer, _same, bind_texts, draw_boxes, "vitdeploy.runtime.zero_shot_predictor:OpenVocabularyPredictor"
+)

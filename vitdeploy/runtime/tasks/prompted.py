@@ -354,4 +354,4 @@ def _mark(pen: ImageDraw.ImageDraw, x: float, y: float, radius: int, colour: tup
         )
 
 
-PROMPTED = DeviceTask(_answer, _same, bind_prompts, _draw)
+PROMPTED = DeviceTask(_answer, _same, bind_prompts, _draw, "vitdeploy.runtime.prompted_predictor:PromptedPredictor")

@@ -59,9 +59,11 @@ class DeviceTask:
         input.
     draw: files with pictures of an answer, by the ends of their names, from the upright RGB image and the answer, of a
         top-down task also those for several boxes; None of an answer that is no picture.
+    predictor: "module:class" of the predictor of its bundles, imported at first use.
     """
 
     answer: Callable[[Outputs, Reading], Result]
     same: Callable[[Outputs, Outputs, Reading], bool]
     bind: Callable[[Runner, Outputs, Postprocess | None], Runner] | None = None
     draw: Callable[[Image.Image, Any], Files] | None = None
+    predictor: str = "vitdeploy.runtime.predictor:Predictor"

@@ -131,4 +131,4 @@ def bind_texts(runner: Runner, given: Mapping[str, Array], postprocess: Postproc
     return TextsBound(runner, tokens[0], postprocess)
 
 
-ZERO_SHOT = DeviceTask(_answer, _same, bind_texts)
+ZERO_SHOT = DeviceTask(_answer, _same, bind_texts, predictor="vitdeploy.runtime.zero_shot_predictor:ZeroShotPredictor")
