@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -31,13 +31,20 @@ NO_RAY = "Ray is not installed: pip install 'vitdeploy[ray]'"
 IN_SCALE = pytest.mark.skipif(
     "VITDEPLOY_TEST_DEPTH" not in os.environ, reason="make scale does as much; VITDEPLOY_TEST_DEPTH=1 runs this, too"
 )
+# The Ray cluster that runs, if one does.
+CLUSTERS: list[Any] = []
 
+# Files that use a Ray cluster, which runs from the first of them to the last, in one process of tests.
+RAY = (
+    *("test_sweep_on_ray.py", "test_tune_executors.py", "test_executors.py", "test_run_executors.py"),
+    *("test_shard_executors.py", "test_calibrate_shards.py"),
+)
 # Files that take longest, longest first: started last, one would run on alone when all others are done.
 LONGEST = (
     *("test_walks.py", "test_modules.py", "test_notebooks.py", "test_detectors.py", "test_tasks.py", "test_kill.py"),
     *("test_readme.py", "test_values.py", "test_web.py", "test_graphs.py", "test_dense.py", "test_digits.py"),
+    *RAY,
     *("test_cpp_maps.py", "test_run.py", "test_packaging.py", "test_image_to_text.py", "test_tune.py", "test_ssh.py"),
-    *("test_sweep_on_ray.py", "test_tune_executors.py", "test_executors.py"),
     *("test_sweep.py", "test_sizes.py", "test_vit_export.py", "test_prompted.py", "test_verbs.py", "test_bad_input.py"),
     *("test_external_modules.py", "test_bisect.py", "test_zero_shot.py", "test_family.py", "test_working_folder.py"),
     *("test_families.py", "test_real_weights.py", "test_module.py", "test_modules_as_bundles.py"),
@@ -326,16 +333,37 @@ def token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield path
 
 
-@pytest.fixture(scope="session")
-def cluster(token: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def cluster(token: Path) -> str:
     """The address of a Ray head node and a second node, of one CPU each; the second one measures."""
     pytest.importorskip("ray", reason=NO_RAY)
     from ray.cluster_utils import Cluster
 
     from vitdeploy.workflows.executors import DEVICE
 
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    nodes.add_node(num_cpus=1, resources={DEVICE: 1})
-    nodes.wait_for_nodes()
-    yield nodes.address
-    nodes.shutdown()
+    if not CLUSTERS:
+        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        nodes.add_node(num_cpus=1, resources={DEVICE: 1})
+        nodes.wait_for_nodes()
+        CLUSTERS.append(nodes)
+    return str(CLUSTERS[0].address)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """The cluster ends with the last file that uses it: its processes slow down all others."""
+    if CLUSTERS and (nextitem is None or nextitem.path.name not in RAY):
+        CLUSTERS.pop().shutdown()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
+    """As `--dist loadfile`, with the files of RAY as one."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "ray" if Path(file).name in RAY else file
+
+    return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
