@@ -23,8 +23,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from vitdeploy.store.key import Identity
 
 ROOT = Path(__file__).parents[1]
 RECORDS = (1_000, 10_000, 100_000)
@@ -142,25 +146,24 @@ def store(size: int, folder: Path) -> Found:
     return found
 
 
-def _key(name: object) -> str:
-    from vitdeploy.store.key import artifact_key
+def _identity(name: object) -> Identity:
+    from vitdeploy.store.key import Identity
 
-    return artifact_key("shard-tally", {"name": str(name)}, {}, {})
+    return Identity("shard-tally", {"name": str(name)}, {}, {})
 
 
 def _make(where: object, name: str, text: bytes) -> None:
     from vitdeploy.store.store import Store
 
     assert isinstance(where, Store)
-    config = {"name": name}
-    where.make(_key(name), "shard-tally", config, {}, {}, lambda out: (out / "tally.json").write_bytes(text))
+    where.make(_identity(name), lambda out: (out / "tally.json").write_bytes(text))
 
 
 def _find(where: object, name: str, there: bool) -> None:
     from vitdeploy.store.store import Store
 
     assert isinstance(where, Store)
-    assert (where.find(_key(name)) is not None) == there
+    assert (where.find(_identity(name).key) is not None) == there
 
 
 def fill_store(root: Path, size: int) -> None:
@@ -190,7 +193,8 @@ def _names(root: Path, size: int) -> Iterator[str]:
 def shard(size: int, folder: Path) -> Found:
     """What a shard of `SHARD` images and `size` classes leaves: bytes, and the times to keep and to read it again."""
     from vitdeploy.data.folder import Samples
-    from vitdeploy.stages.shards import Identity, ShardStore
+    from vitdeploy.stages.shards import find_answers, find_counts, keep_answers, keep_counts
+    from vitdeploy.store.key import Identity
     from vitdeploy.store.store import Store
     from vitdeploy.tasks.adapter import Data, Setting
     from vitdeploy.tasks.classification import ClassificationKit
@@ -200,14 +204,15 @@ def shard(size: int, folder: Path) -> Found:
     generator = np.random.default_rng(0)
     logits = generator.normal(size=(SHARD, size)).astype(np.float32)
     labels = generator.integers(0, size, SHARD)
-    where = ShardStore(Store(folder))
-    by = [Identity({"number": number}, {}, {}) for number in range(20)]
+    where = Store(folder)
+    by = [Identity("shard-answers", {"number": number}, {}, {}) for number in range(20)]
+    tallies = [Identity("shard-tally", {"number": number}, {}, {}) for number in range(20)]
     kit, answers = ClassificationKit(Setting("classification", None)), Answers({"logits": tuple(logits)})
     images = Samples(folder, ((int(label), [f"{i}.png"]) for i, label in enumerate(labels)))
     seen = np.zeros(0, np.int64), kit, Data(folder, (), images, "", "")
-    answers_ms = median_ms(len(by), lambda number: where.keep_answers(by[number], answers, *seen))
+    answers_ms = median_ms(len(by), lambda number: keep_answers(where, by[number], answers, *seen))
     counts = tally(logits, logits, labels)
-    tally_ms = median_ms(len(by), lambda number: where.keep_counts(by[number], counts))
+    tally_ms = median_ms(len(by), lambda number: keep_counts(where, tallies[number], counts))
     kinds = {"shard-answers": 0, "shard-tally": 0}
     for record in folder.glob("artifacts/*/*/artifact.json"):
         kind = json.loads(record.read_text(encoding="utf-8"))["kind"]
@@ -216,11 +221,11 @@ def shard(size: int, folder: Path) -> Found:
         "classes": float(size),
         "answers, KB": kinds["shard-answers"] / len(by) / 1e3,
         "keep answers, core ms": answers_ms,
-        "find answers, core ms": median_ms(len(by), lambda number: where.answered(by[number])),
+        "find answers, core ms": median_ms(len(by), lambda number: find_answers(where, by[number])),
         "count, core ms": median_ms(len(by), lambda number: tally(logits, logits, labels)),
         "counts, KB": kinds["shard-tally"] / len(by) / 1e3,
         "keep counts, core ms": tally_ms,
-        "find counts, core ms": median_ms(len(by), lambda number: where.counted(by[number])),
+        "find counts, core ms": median_ms(len(by), lambda number: find_counts(where, tallies[number])),
     }
 
 

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from vitdeploy.store.key import artifact_key
+from vitdeploy.store.key import Identity
 from vitdeploy.store.shared import SharedStore
 from vitdeploy.store.store import Store
 
@@ -88,11 +88,10 @@ def operations(folder: Path, counted: Counted) -> dict[str, dict[str, int]]:
         return Store(folder / name, SharedStore(f"s3://{BUCKET}/store"))
 
     def make(where: Store, name: str, text: bytes) -> None:
-        key = artifact_key("shard-tally", {"name": name}, {}, {})
-        where.make(key, "shard-tally", {"name": name}, {}, {}, lambda out: _write(out / "tally.json", text))
+        where.make(Identity("shard-tally", {"name": name}, {}, {}), lambda out: _write(out / "tally.json", text))
 
     def find(where: Store, name: str, there: bool) -> None:
-        assert (where.find(artifact_key("shard-tally", {"name": name}, {}, {})) is not None) == there
+        assert (where.find(Identity("shard-tally", {"name": name}, {}, {}).key) is not None) == there
 
     first = store("first")
     make(first, "warm-up", b"0")

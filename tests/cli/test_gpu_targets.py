@@ -117,7 +117,7 @@ def test_an_emulated_bundle_is_checked_as_any_other(run, bundle, small_export, d
     ],
 )
 def test_options_that_make_no_engine_are_refused(run, small_export, options, says, monkeypatch):
-    monkeypatch.setattr("vitdeploy.pipeline.available.require_runtime", lambda target: None)
+    monkeypatch.setattr("vitdeploy.pipeline.early.require_runtime", lambda target: None)
     monkeypatch.setattr("vitdeploy.runtime.tensorrt.require", lambda: "11.4.0")
     done = run("compile", small_export, "--target", "tensorrt", "-o", "out", *options)
     assert (done.returncode, done.stdout) == (2, "")
@@ -144,7 +144,7 @@ def test_a_fixed_batch_has_no_profiles(placed, tmp_path):
 
 
 def test_how_tensorrt_builds_is_part_of_an_engines_key_and_of_no_other(monkeypatch):
-    monkeypatch.setattr("vitdeploy.pipeline.available.require_runtime", lambda target: None)
+    monkeypatch.setattr("vitdeploy.pipeline.early.require_runtime", lambda target: None)
     row = dataclasses.replace(tensorrt.BACKEND, describe_device=lambda: {"tensorrt": "11.4.0", "gpu": "a GPU"})
     monkeypatch.setattr(tensorrt, "BACKEND", row)
     given = ["targets=[tensorrt, onnxruntime-cpu]", "precision=fp32"]

@@ -28,12 +28,11 @@ from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.spec import EngineSpec, PreprocessSpec, TensorSpec, TensorsSpec
 from vitdeploy.stages.calibrate import calibrate
-from vitdeploy.stages.capability import check_precision
 from vitdeploy.stages.compile import compile_graph, compile_graphs
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.place import PlaceConfig, place_graph, place_graphs
 from vitdeploy.stages.reference_model import find_reference_model
-from vitdeploy.stages.step import Candidate, read_engine
+from vitdeploy.stages.step import Candidate, check_precision, read_engine
 
 REVERSE = Path(__file__).parent.parent.parent / "calibration" / "reverse"
 LAYERS = 4 * 2 + 2

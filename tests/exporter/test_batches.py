@@ -21,8 +21,7 @@ from vitdeploy.pipeline.reference_worker import make_runner
 from vitdeploy.recipe.load import validate
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.spec import PreprocessSpec
-from vitdeploy.stages.batches import settle_batch
-from vitdeploy.stages.export import ExportConfig, export
+from vitdeploy.stages.export import ExportConfig, export, settle_batch
 from vitdeploy.stages.optimize import optimize
 from vitdeploy.stages.reference_model import find_reference_model, reference_runner, to_request
 

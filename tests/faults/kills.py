@@ -31,6 +31,7 @@ from tests.faults.plans import KEY, NEW, OLD, OURS, entry, fill, leftovers, no_e
 from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.errors import VitdeployError
 from vitdeploy.publish import remove_abandoned, replacing, restore
+from vitdeploy.store.key import Identity
 from vitdeploy.store.store import RECORD_FILE, Store
 
 SEED = 11
@@ -225,7 +226,7 @@ def _make_for_ever(home: Path) -> None:
     store = Store(home / "store")
     while True:
         store.remove(KEY)
-        store.make(KEY, "export", {}, {}, {}, lambda work: fill(work, NEW))
+        store.make(Identity("export", {}, {}, {}, KEY), lambda work: fill(work, NEW))
 
 
 def _bundle_is_whole(home: Path) -> str:

@@ -21,6 +21,7 @@ from tests.faults.plans import NEW, OLD, OURS, entries_whole, fill, held, leftov
 from vitdeploy.devices.agent.state import turn
 from vitdeploy.errors import OutputError
 from vitdeploy.publish import replacing
+from vitdeploy.store.key import Identity
 from vitdeploy.store.store import RECORD_FILE, Store
 
 KEY = "ab" * 32
@@ -77,7 +78,7 @@ def _round(
 def _prepare(home: Path, number: int) -> None:
     """Every third round begins with a damaged entry, every other one with an output that is there."""
     if number % 3 == 1:
-        Store(home).make(KEY, "export", {}, {}, {}, lambda work: fill(work, OLD))
+        Store(home).make(Identity("export", {}, {}, {}, KEY), lambda work: fill(work, OLD))
         (home / "artifacts" / KEY[:2] / KEY / "model.onnx").write_bytes(b"damaged")
     if number % 2:
         fill(home / "out" / "bundle", OLD)
@@ -97,7 +98,7 @@ def _one_key(home: Path, number: int) -> str:
     """What the process that made the entry found there, or made: its own files, so that entries can be told apart."""
     store = Store(home)
     own = {"model.onnx": f"of {os.getpid()}".encode() * 500, "weights/w.bin": os.urandom(2000)}
-    found = store.find(KEY) or store.make(KEY, "export", {}, {}, {}, lambda work: fill(work, own))
+    found = store.find(KEY) or store.make(Identity("export", {}, {}, {}, KEY), lambda work: fill(work, own))
     assert held(found.path).keys() == {*own, RECORD_FILE}, sorted(held(found.path))
     return found.digest
 
@@ -114,7 +115,7 @@ def _eight_keys(home: Path, number: int) -> list[str]:
     store, digests = Store(home), []
     for place in range(len(KEYS)):
         key = KEYS[(place + os.getpid()) % len(KEYS)]
-        found = store.find(key) or store.make(key, "export", {}, {}, {}, lambda work: fill(work, NEW))
+        found = store.find(key) or store.make(Identity("export", {}, {}, {}, key), lambda work: fill(work, NEW))
         digests.append(found.digest)
     return digests
 

@@ -23,16 +23,16 @@ from vitdeploy.pipeline.run import run_plan
 from vitdeploy.progress import silent
 from vitdeploy.runtime.trust import write_atomic
 from vitdeploy.spec import MANIFEST_FORMAT, FileEntry, Manifest, encode
+from vitdeploy.stages.calibrate_shards import load_state, save_state
 from vitdeploy.stages.step import Step
-from vitdeploy.stages.unfinished import load_state, save_state
-from vitdeploy.store.key import Made, artifact_key
+from vitdeploy.store.key import Identity, Made
 from vitdeploy.store.store import RECORD_FILE, Store
 
 Files = Mapping[str, bytes]
 OLD: Files = {"manifest.json": b"old " * 50, "model.onnx": bytes(range(256)) * 8, "engines/cpu/graph.onnx": b"a" * 999}
 NEW: Files = {"manifest.json": b"new " * 60, "model.onnx": bytes(range(255, -1, -1)) * 9, "golden/in.npz": b"b" * 777}
 OURS = ("manifest.json", "model.onnx", "engines", "golden")
-KEY, OTHER = (artifact_key(kind, {}, {}, {}) for kind in ("export", "other"))
+KEY, OTHER = (Identity(kind, {}, {}, {}).key for kind in ("export", "other"))
 # What a process that was killed leaves under names of its own.
 LEFTOVER = re.compile(r"\.(?:tmp|old)-\d+-[0-9a-f]{12}")
 
@@ -159,7 +159,7 @@ def _page_is(home: Path, *allowed: Files) -> str:
 
 
 def _make(home: Path, key: str = KEY, files: Files = NEW) -> None:
-    Store(home).make(key, "export", {}, {}, {}, lambda work: fill(work, files))
+    Store(home).make(Identity("export", {}, {}, {}, key), lambda work: fill(work, files))
 
 
 def _find_or_make(home: Path) -> None:

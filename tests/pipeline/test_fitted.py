@@ -14,8 +14,8 @@ from vitdeploy.errors import CheckpointError, DataError, ImageError, InputError,
 from vitdeploy.models.memory_bank import MemoryBank
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline import fitted as module
-from vitdeploy.pipeline.fitted import fitted, refuse_known
 from vitdeploy.pipeline.job import prepare, source_of
+from vitdeploy.pipeline.setting import fitted, refuse_known
 from vitdeploy.progress import silent
 from vitdeploy.recipe.load import validate
 from vitdeploy.runtime.preprocess import load_pixels, normalise

@@ -25,7 +25,7 @@ from vitdeploy.stages.reference_model import Overrides, find_reference_model, re
 from vitdeploy.workflows.placement import compile_bundle
 from vitdeploy.workflows.subjects import find_subjects, opened, settings_of
 from vitdeploy.workflows.sweeps.entries import Entry
-from vitdeploy.workflows.tuning.prepare import begin_search, prepare_search
+from vitdeploy.workflows.tuning.variants import begin_search, prepare_search
 
 LABELS = tuple(f"digit {i}" for i in range(10))
 PREPROCESS = PreprocessSpec(40, (32, 32), "bilinear", (0.4,), (0.3,), crop_rounding="down")

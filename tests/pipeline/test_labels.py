@@ -17,9 +17,9 @@ from tests.command_line import command_line
 from tests.conftest import DIGITS, SMALL_MODEL
 from vitdeploy.errors import GateError, InputError
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.foresight import foresee, split_notes
 from vitdeploy.pipeline.job import Job, prepare
 from vitdeploy.pipeline.plan import make_plan
+from vitdeploy.pipeline.verdict import foresee, split_notes
 from vitdeploy.progress import silent
 from vitdeploy.recipe.load import load_recipe
 from vitdeploy.recipe.sections import BudgetSection

@@ -17,7 +17,7 @@ from vitdeploy.graph.analysis.rows import count_int4, find_linears
 from vitdeploy.graph.analysis.work import count_work
 from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph
 from vitdeploy.graph.values import array_of
-from vitdeploy.pipeline.available import check_placed as check_available
+from vitdeploy.pipeline.early import check_placed as check_available
 from vitdeploy.quantization.four_bits import place_four_bits
 from vitdeploy.quantization.groups import group_of, nearest, round_groups
 from vitdeploy.quantization.place_onnxruntime import write_int4

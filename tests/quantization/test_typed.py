@@ -12,7 +12,7 @@ from vitdeploy.errors import CapabilityError, DataError, GraphError
 from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.half.half import emulate, scale_residual, type_graph
 from vitdeploy.graph.io.files import load_graph, save_graph
-from vitdeploy.pipeline.available import check_placed
+from vitdeploy.pipeline.early import check_placed
 from vitdeploy.quantization.half import HEADROOM, LARGEST, LIMIT, HalfPlan, plan_half
 from vitdeploy.quantization.observers import Extremes, with_extremes
 from vitdeploy.quantization.place_tensorrt import _grid, write

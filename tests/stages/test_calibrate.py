@@ -18,8 +18,8 @@ from vitdeploy.graph.io.files import GraphMetadata, load_graph, save_graph, set_
 from vitdeploy.spec import PreprocessSpec
 from vitdeploy.stages import calibrate as stage
 from vitdeploy.stages.calibrate import calibrate
+from vitdeploy.stages.calibrate_shards import STATE, load_state, save_state
 from vitdeploy.stages.step import read_json
-from vitdeploy.stages.unfinished import STATE, load_state, save_state
 
 ROOT = Path(__file__).parent.parent.parent
 

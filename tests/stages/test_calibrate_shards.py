@@ -18,6 +18,7 @@ from vitdeploy.stages.calibrate import calibrate, calibrate_step
 from vitdeploy.stages.calibrate_shards import Batch, GraphFile, Piece, observe_piece
 from vitdeploy.stages.step import read_json
 from vitdeploy.stages.workers import HERE, Workers
+from vitdeploy.store.key import Identity
 from vitdeploy.store.store import Store
 from vitdeploy.tasks.adapter import Data
 from vitdeploy.workflows.executors import Processes, RayCluster
@@ -127,7 +128,7 @@ def test_a_calibration_whose_workers_died_goes_on_with_the_shards_that_are_left(
     assert list((tmp_path / "broken").iterdir()) == []
     rest, again = Watched(), Watched()
     assert files_of(graph, samples, tmp_path / "out", Workers(rest, store)) == whole
-    assert not {piece.key({}) for piece in rest.seen} & {piece.key({}) for piece in broken.seen}
+    assert not {piece.identity.key for piece in rest.seen} & {piece.identity.key for piece in broken.seen}
     assert files_of(graph, samples, tmp_path / "again", Workers(again, store)) == whole
     assert again.seen == []
     assert files_of(graph, samples, tmp_path / "anew", Workers(again, store, resume=False)) == whole
@@ -208,7 +209,7 @@ def test_a_worker_finds_the_graph_of_the_command_or_says_so(tmp_path, graph, sam
     with pytest.raises(MissingFileError, match="where a worker calibrates it"):
         observe_piece(dataclasses.replace(piece, graph=away))
     made = Store(tmp_path / "theirs").make(
-        "ab" * 32, "optimize", {}, {}, {}, lambda out: shutil.copyfile(graph, out / "model.onnx")
+        Identity("optimize", {}, {}, {}), lambda out: shutil.copyfile(graph, out / "model.onnx")
     )
     found = observe_piece(dataclasses.replace(piece, graph=dataclasses.replace(away, key=made.key)))
     assert found.keys() == observe_piece(piece).keys()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitdeploy.store.key import artifact_key, canonical_json
+from vitdeploy.store.key import Identity, canonical_json
 
 PARTS = {
     "kind": "export",
@@ -15,7 +15,7 @@ PARTS = {
 
 
 def test_the_key_of_a_fixed_input_never_changes():
-    assert artifact_key(**PARTS) == "f5d9d07b10662c367d1b7aa1d5224226f88dbde00b89eb3602998e2aa386afdb"
+    assert Identity(**PARTS).key == "f5d9d07b10662c367d1b7aa1d5224226f88dbde00b89eb3602998e2aa386afdb"
 
 
 @pytest.mark.parametrize(
@@ -34,17 +34,17 @@ def test_the_key_of_a_fixed_input_never_changes():
     ],
 )
 def test_the_key_depends_on_every_part(change):
-    assert artifact_key(**{**PARTS, **change}) != artifact_key(**PARTS)
+    assert Identity(**{**PARTS, **change}).key != Identity(**PARTS).key
 
 
 def test_the_order_of_fields_does_not_matter():
     turned = {name: dict(reversed(value.items())) for name, value in PARTS.items() if isinstance(value, dict)}
-    assert artifact_key(**{**PARTS, **turned}) == artifact_key(**PARTS)
+    assert Identity(**{**PARTS, **turned}).key == Identity(**PARTS).key
 
 
 def test_what_stands_in_config_is_not_taken_for_an_input():
-    one = artifact_key("export", {"a": "b"}, {}, {})
-    other = artifact_key("export", {}, {"a": "b"}, {})
+    one = Identity("export", {"a": "b"}, {}, {}).key
+    other = Identity("export", {}, {"a": "b"}, {}).key
     assert one != other
 
 
@@ -58,4 +58,4 @@ def test_equal_values_have_one_text(value):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), [-float("inf")]])
 def test_a_number_that_is_none_has_no_key(value):
     with pytest.raises(ValueError, match="JSON compliant"):
-        artifact_key("export", {"x": value}, {}, {})
+        Identity("export", {"x": value}, {}, {})

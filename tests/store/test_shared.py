@@ -14,9 +14,8 @@ from fsspec.implementations.local import LocalFileSystem
 from tests.store.test_store import CONTENT, KEY, everything_in, make
 from vitdeploy.errors import MissingPackageError, StorageError
 from vitdeploy.store import shared as module
-from vitdeploy.store.places import SHARED_VARIABLE, shared_store
 from vitdeploy.store.shared import SharedStore
-from vitdeploy.store.store import RECORD_FILE, Store
+from vitdeploy.store.store import RECORD_FILE, SHARED_VARIABLE, Store, shared_store
 
 
 @pytest.fixture(params=["file", "memory"])

@@ -15,6 +15,7 @@ import vitdeploy.publish as publish
 import vitdeploy.store.store as module
 from tests.faults.forking import in_child
 from vitdeploy.errors import StorageError
+from vitdeploy.store.key import Identity
 from vitdeploy.store.store import LOG_FILE, RECORD_FILE, Store, files_digest, list_files
 
 ROOT = Path(__file__).parent.parent.parent
@@ -29,20 +30,21 @@ def write(folder):
 
 
 def make(store, key=KEY, write=write):
-    return store.make(key, "export", {"opset": 20}, {"checkpoint": "00"}, {"onnx": "1"}, write)
+    return store.make(Identity("export", {"opset": 20}, {"checkpoint": "00"}, {"onnx": "1"}, key), write)
 
 
 def start_child(root, body, *arguments):
     """A child process that makes KEY in the store at `root`; `body` is the body of its `write(folder)`."""
     code = f"""
 import os, pathlib, sys
+from vitdeploy.store.key import Identity
 from vitdeploy.store.store import Store
 
 def write(folder):
 {body}
 
 store = Store(pathlib.Path({str(root)!r}))
-artifact = store.make({KEY!r}, "export", {{"opset": 20}}, {{"checkpoint": "00"}}, {{"onnx": "1"}}, write)
+artifact = store.make(Identity("export", {{"opset": 20}}, {{"checkpoint": "00"}}, {{"onnx": "1"}}, {KEY!r}), write)
 print(artifact.digest)
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -256,6 +258,7 @@ LIMITED = """
 import pathlib, resource, signal, sys
 import numpy as np
 from vitdeploy.errors import StorageError
+from vitdeploy.store.key import Identity
 from vitdeploy.store.store import Store
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -265,7 +268,7 @@ WRITES = {
     "numpy": lambda folder: np.save(folder / "x.npy", np.zeros(1_000_000)),
 }
 try:
-    Store(pathlib.Path(sys.argv[1])).make("ab" * 32, "export", {}, {}, {}, WRITES[sys.argv[2]])
+    Store(pathlib.Path(sys.argv[1])).make(Identity("export", {}, {}, {}, "ab" * 32), WRITES[sys.argv[2]])
 except StorageError as error:
     print(error)
     sys.exit(error.exit_code)

@@ -10,8 +10,8 @@ import uuid
 from pathlib import Path
 
 from vitdeploy.errors import DataError
+from vitdeploy.pipeline.schedule import StageDone, StageTask, make_stage
 from vitdeploy.workflows import sharded as shard_work
-from vitdeploy.workflows.making.making import StageDone, StageTask, make_stage
 
 
 def squared(number: int) -> int:

@@ -8,8 +8,8 @@ import pytest
 from tests.command_line import command_line, undisturbed
 from tests.workflows.pieces import stage_at_second_try
 from tests.workflows.stored import check_made_beside, copy_times, stored
+from vitdeploy.pipeline import schedule
 from vitdeploy.store.store import read_log
-from vitdeploy.workflows.making import making as make
 
 RECIPE = {
     "vitdeploy": 1,
@@ -55,7 +55,7 @@ def check_the_same(found, alone):
 
 
 def test_processes_make_what_one_process_makes_though_one_of_them_is_killed(home, alone, monkeypatch):
-    monkeypatch.setattr(make, "make_stage", stage_at_second_try)
+    monkeypatch.setattr(schedule, "make_stage", stage_at_second_try)
     copy_times(alone.store, home / "processes" / "store")
     found = ran(home, "processes", "--executor", "processes", "--jobs", 2)
     assert (home / "processes" / "killed").is_dir()

@@ -18,14 +18,13 @@ from vitdeploy.errors import CapabilityError
 from vitdeploy.models.load import load_model
 from vitdeploy.models.source import Source
 from vitdeploy.models.torch_runner import COMPILED, CompiledRunner, TorchRunner
+from vitdeploy.pipeline.reference_worker import make_compiled
 from vitdeploy.progress import silent
 from vitdeploy.recipe.load import validate
 from vitdeploy.runtime import nvidia
 from vitdeploy.spec import encode
 from vitdeploy.store.store import Store
-from vitdeploy.workflows.selftest.cases import Case, default_cases
-from vitdeploy.workflows.selftest.selftest import REPORT_NAMES, run_selftest
-from vitdeploy.workflows.selftest.torch_worker import make_runner
+from vitdeploy.workflows.selftest import REPORT_NAMES, Case, default_cases, run_selftest
 
 CPU = "onnxruntime-cpu"
 SHORT = Protocol(scenarios=("single",), batch=(1,), duration=0, block_seconds=0.02, min_rounds=3, warmup=0, processes=1)
@@ -160,7 +159,7 @@ def test_an_engine_with_other_answers_fails_the_self_test(recipe, small_checkpoi
 
 @pytest.mark.parametrize(("code", "status"), [("VD5001", 5), ("VD4201", 4), (None, 0)])
 def test_the_exit_code_tells_wrong_answers_from_what_does_not_run(code, status, tmp_path, monkeypatch, shared_store):
-    from vitdeploy.workflows.selftest import selftest as run
+    from vitdeploy.workflows import selftest as run
 
     def told(target, cases, work, store, *, protocol, progress):
         (work / "doctor.txt").write_text("ok\n")
@@ -224,4 +223,4 @@ def test_without_cuda_the_compiled_original_is_refused(small_checkpoint):
         pytest.skip("there is a CUDA device")
     request = {"model": "vit_w32d2h2_patch8_32", "checkpoint": str(small_checkpoint), "threads": 0, "batch": 1}
     with pytest.raises(CapabilityError, match="PyTorch here has no CUDA device"):
-        make_runner(request).load()
+        make_compiled(request).load()

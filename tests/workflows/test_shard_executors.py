@@ -19,9 +19,7 @@ from tests.workflows.test_sharded import (  # noqa: F401 - fixtures
     verified,
 )
 from vitdeploy.errors import DataError, ImageError, StorageError, WorkerError
-from vitdeploy.stages.shards import Identity
-from vitdeploy.store.places import SHARED_VARIABLE, STORE_VARIABLE
-from vitdeploy.store.store import Store
+from vitdeploy.store.store import SHARED_VARIABLE, STORE_VARIABLE, Store
 from vitdeploy.workflows import sharded
 from vitdeploy.workflows import subjects as portable
 from vitdeploy.workflows.executors import Processes, RayCluster
@@ -138,8 +136,8 @@ def test_a_node_with_other_files_or_packages_is_refused(subjects, tmp_path):  # 
     runner = subjects[1].portable.runner(asked, Store(tmp_path))
     assert not runner.spinning  # on cores that another worker has its turn on
     for other, name in (
-        (Identity(asked.config, asked.inputs, {**asked.tools, "onnxruntime": "1.0"}), "onnxruntime: 1.0"),
-        (Identity(asked.config, {**asked.inputs, "more.bin": "0" * 64}, asked.tools), "more.bin: 000"),
+        (dataclasses.replace(asked, tools={**asked.tools, "onnxruntime": "1.0"}), "onnxruntime: 1.0"),
+        (dataclasses.replace(asked, inputs={**asked.inputs, "more.bin": "0" * 64}), "more.bin: 000"),
     ):
         with pytest.raises(WorkerError, match="would give other answers") as caught:
             subjects[1].portable.runner(other, Store(tmp_path))

@@ -16,7 +16,7 @@ from tests.data.made import write_tar
 from vitdeploy.errors import DataError
 from vitdeploy.models.source import Source
 from vitdeploy.spec import Budget
-from vitdeploy.store.places import STORE_VARIABLE
+from vitdeploy.store.store import STORE_VARIABLE
 from vitdeploy.tasks.adapter import DataChoice
 from vitdeploy.workflows import sharded
 from vitdeploy.workflows.comparison import verify_subjects

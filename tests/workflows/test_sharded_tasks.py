@@ -15,7 +15,7 @@ from tests.workflows.test_sharded import ENGINE, ORIGINAL, small_shards  # noqa:
 from vitdeploy.errors import DataError, ImageError
 from vitdeploy.models.source import Source
 from vitdeploy.spec import Budget
-from vitdeploy.store.places import STORE_VARIABLE
+from vitdeploy.store.store import STORE_VARIABLE
 from vitdeploy.tasks.adapter import DataChoice
 from vitdeploy.workflows import sharded
 from vitdeploy.workflows.comparison import verify_subjects

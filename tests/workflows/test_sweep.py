@@ -14,9 +14,9 @@ from tests.report.test_html import REPORT
 from vitdeploy.api.sweep import _unmet
 from vitdeploy.document.report import SizeRow
 from vitdeploy.errors import InputError, MissingFileError, WorkerError
+from vitdeploy.pipeline.schedule import AtSize, StageTask, make_stage
 from vitdeploy.stages.step import Step
 from vitdeploy.workflows.executors import Processes
-from vitdeploy.workflows.making.making import AtSize, StageTask, make_stage
 from vitdeploy.workflows.sweeps.entries import Entry, load_all, unmeasured
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from vitdeploy.api.sweep import SweepPlan
 from vitdeploy.document.sweep import Estimate, PlannedRecipe, PlannedStage, PlanTotal, SweepPlanDocument
-from vitdeploy.stages.step import Outline
+from vitdeploy.stages.step import Step
 from vitdeploy.store.key import Record
 from vitdeploy.store.store import LOG_FILE, Line, append, made_now, read_log
 from vitdeploy.workflows.sweeps.entries import Costs, added, planned_keys
@@ -18,7 +18,7 @@ ABOUT = {"parameters": 1000, "pixels": 1024, "samples": 100}
 
 
 def step(name, *inputs, config=None, about=None):
-    return Outline(name, name.split()[0], config or {}, inputs, {}, {}, False, about or ABOUT, lambda folder: True)
+    return Step(name, name.split()[0], None, config or {}, inputs, about=about or ABOUT)
 
 
 def line(name="verify", seconds=2.0, size=1000, about=None, **changes):

@@ -294,7 +294,7 @@ def _original(read: Model) -> Subject:
     """A model that was read. Without preprocessing of its own it has only what is usual or assumed: the other side's is
     then taken."""
 
-    from vitdeploy.stages.batches import settle_batch  # torch
+    from vitdeploy.stages.export import settle_batch  # torch
 
     source = read.source
     reference, batch = settle_batch(read.reference)

@@ -18,7 +18,7 @@ from vitdeploy.publish import replacing, replacing_file, storage_errors, tempora
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import check_golden
 from vitdeploy.spec import EngineSpec, Manifest
-from vitdeploy.stages.capability import check_target
+from vitdeploy.stages.step import check_target
 
 if TYPE_CHECKING:
     from vitdeploy.document.commands import SelftestDocument
@@ -199,8 +199,7 @@ def selftest(target: str, folder: Path, duration: float, progress: Progress) -> 
 
     check_target(target)
     from vitdeploy.store.store import Store
-    from vitdeploy.workflows.selftest.cases import default_cases
-    from vitdeploy.workflows.selftest.selftest import REPORT_NAMES, run_selftest
+    from vitdeploy.workflows.selftest import REPORT_NAMES, default_cases, run_selftest
 
     with replacing(folder, REPORT_NAMES) as work, temporary_folder(folder.parent) as store:
         protocol = Protocol(duration=duration)

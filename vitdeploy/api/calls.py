@@ -32,11 +32,10 @@ from vitdeploy.api.options import (
 )
 from vitdeploy.errors import InputError
 from vitdeploy.pipeline import early
-from vitdeploy.pipeline.available import check_placed, require_target
+from vitdeploy.pipeline.early import check_placed, require_target
 from vitdeploy.publish import check_replaceable
 from vitdeploy.runtime.backend import require_runtime
-from vitdeploy.stages.capability import check_precision
-from vitdeploy.stages.step import OUTPUT_NAMES, TUNED_NAMES
+from vitdeploy.stages.step import OUTPUT_NAMES, TUNED_NAMES, check_engine, check_precision, check_target
 from vitdeploy.workflows.executors import executor_of
 
 P = ParamSpec("P")
@@ -152,7 +151,7 @@ def _(options: VerifyOn | Bisect) -> None:
         require_path(options.artifact)
         require_path(options.against)
     if options.target is not None:
-        early.check_engine(options.target)
+        check_engine(options.target)
     for artifact in (options.artifact, options.against):
         _check_artifact(artifact)
     _check_images(options.data)
@@ -163,7 +162,7 @@ def _(options: Bench) -> None:
     if not options.artifacts:
         raise InputError("there is nothing to measure", wanted="at least one artifact")
     if options.target is not None:
-        early.check_engine(options.target)
+        check_engine(options.target)
     for artifact in options.artifacts:
         _check_artifact(artifact)
 
@@ -171,7 +170,7 @@ def _(options: Bench) -> None:
 @check_early.register
 def _(options: Compare) -> None:
     if options.target is not None:
-        early.check_target(options.target)
+        check_target(options.target)
     for side in (options.baseline, options.candidate):
         early.is_report(side.folder if isinstance(side, Bundle) else Path(side))
     if options.data is not None:

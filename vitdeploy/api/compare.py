@@ -14,7 +14,7 @@ from vitdeploy.api.options import Compare
 from vitdeploy.api.values import Line, Shown, interval, reporting, unrelated
 from vitdeploy.benchmark import protocol
 from vitdeploy.document.comparison import AccuracyChange, ComparisonDocument, Limits, PairFacts
-from vitdeploy.pipeline.artifact import open_bundle
+from vitdeploy.pipeline.early import open_bundle
 from vitdeploy.pipeline.setting import engine_setting
 from vitdeploy.publish import replacing, storage_errors
 from vitdeploy.report.html import render_regression

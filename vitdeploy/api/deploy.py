@@ -24,21 +24,20 @@ from vitdeploy.document.report import Report
 from vitdeploy.errors import CapabilityError, HostError
 from vitdeploy.graph.io.bound import named
 from vitdeploy.pipeline.assemble import run_pipeline
-from vitdeploy.pipeline.available import require_target
-from vitdeploy.pipeline.foresight import split_notes
+from vitdeploy.pipeline.early import require_target
 from vitdeploy.pipeline.job import Job, prepare
 from vitdeploy.pipeline.outcome import Outcome
 from vitdeploy.pipeline.plan import make_plan
 from vitdeploy.pipeline.run import default_store, preview
+from vitdeploy.pipeline.schedule import LoadedRecipe
 from vitdeploy.pipeline.setting import reference_setting
+from vitdeploy.pipeline.verdict import split_notes
 from vitdeploy.recipe.load import given_recipe, validate
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.spec import GateStatus, Grade, Precision, encode
-from vitdeploy.stages.step import OUTPUT_NAMES, Outline, Step
+from vitdeploy.stages.step import OUTPUT_NAMES, Step
 from vitdeploy.verification.gate import Gate, guards
-from vitdeploy.workflows.making.beside import Beside
-from vitdeploy.workflows.making.making import GivenRecipe
 
 GUARDED = " (the guard of every run whose budget bounds neither drop nor agreement)"
 
@@ -196,23 +195,24 @@ def run(options: Run) -> Deployment:
     """
     loaded = given_recipe(options.recipe, options.overrides, options.function)
     home, reporter = home_of(options.folder, "bundle", OUTPUT_NAMES), reporting(options.progress)
-    resume = options.resume
-    workers, store = workers_of(options.executor, options.jobs, resume=resume), default_store()
+    workers, store = workers_of(options.executor, options.jobs, resume=options.resume), default_store()
     code = own_model(options.function, options.source)
-    given = GivenRecipe(loaded.model_dump_json(exclude_unset=True), store.root.absolute(), options.skip_bad, *code)
+    source = LoadedRecipe(loaded.model_dump_json(exclude_unset=True), store.root.absolute(), options.skip_bad, *code)
     with reporter:
         sizes = _jobs(loaded, *code, options.skip_bad, reporter)
         several = len(sizes) > 1
-        how: Any = {
-            "resume": resume,
-            "progress": lambda job: functools.partial(_progress, reporter, job, several),
-            "finished": lambda job, step, reused: tell_finished(
-                reporter, at_size(job, step.name, several), step, reused
-            ),
-            "note": lambda job, text: reporter.note(at_size(job, text, several)),
-        }
-        helpers = Beside(given, sizes, store, **how).helpers(workers)
-        report, outcomes = run_pipeline(sizes, loaded, home, store, helpers=helpers, **how)
+        report, outcomes = run_pipeline(
+            sizes,
+            loaded,
+            home,
+            store,
+            resume=options.resume,
+            progress=lambda job: functools.partial(_progress, reporter, job, several),
+            finished=lambda job, step, reused: tell_finished(reporter, at_size(job, step.name, several), step, reused),
+            note=lambda job, text: reporter.note(at_size(job, text, several)),
+            workers=workers,
+            source=source,
+        )
     return _deployment(home, report, outcomes, loaded)
 
 
@@ -351,7 +351,7 @@ def _progress(reporter: Reporter, job: Job, several: bool, text: str, done: int,
     reporter.progress(at_size(job, text, several), done, total)
 
 
-def tell_finished(reporter: Reporter, name: str, step: Step | Outline, reused: bool) -> None:
+def tell_finished(reporter: Reporter, name: str, step: Step, reused: bool) -> None:
     """A step that ended; times that were measured earlier are never used without a word."""
     if step.measured and reused:
         reporter.note(f"{name}: chosen by times that were measured earlier on this device; --no-resume measures again")

@@ -26,8 +26,7 @@ from vitdeploy.pipeline.job import at_size, at_sizes, export_config_of, override
 from vitdeploy.recipe.load import load_recipe
 from vitdeploy.runtime.flows import PARTS
 from vitdeploy.spec import EngineSpec
-from vitdeploy.stages.batches import Asked, settle_batch
-from vitdeploy.stages.export import ExportConfig
+from vitdeploy.stages.export import Asked, ExportConfig, settle_batch
 from vitdeploy.stages.export import export as export_graph
 from vitdeploy.stages.optimize import optimize as rewrite
 from vitdeploy.stages.reference_model import Overrides

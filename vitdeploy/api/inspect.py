@@ -20,8 +20,7 @@ from vitdeploy.extensions import has_wing, wing
 from vitdeploy.runtime.host import describe_host, name_host
 from vitdeploy.runtime.values import int8_instructions
 from vitdeploy.spec import RESIZING, PreprocessSpec, encode
-from vitdeploy.stages.capability import check_target
-from vitdeploy.stages.step import find_graph, graphs_in
+from vitdeploy.stages.step import check_target, find_graph, graphs_in
 
 if TYPE_CHECKING:
     from vitdeploy.lint.findings import Finding

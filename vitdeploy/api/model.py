@@ -12,7 +12,7 @@ from vitdeploy.errors import InputError
 from vitdeploy.graph.io.bound import bindings
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.early import check_model
-from vitdeploy.pipeline.fitted import fitted
+from vitdeploy.pipeline.setting import fitted
 from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.runner import type_name
 from vitdeploy.spec import Postprocess, PreprocessSpec, Task

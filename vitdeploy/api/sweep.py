@@ -21,12 +21,11 @@ from vitdeploy.recipe.load import load_recipe, recipe_text
 from vitdeploy.report.html import render_sweep
 from vitdeploy.runtime.trust import write_atomic
 from vitdeploy.stages.step import OUTPUT_NAMES, json_text
-from vitdeploy.store.places import store_folder
+from vitdeploy.store.store import store_folder
 from vitdeploy.workflows.executors import executor_of
 from vitdeploy.workflows.sweeps.entries import Entry, load_all
 from vitdeploy.workflows.sweeps.entries import plan_sweep as plan_entries
-from vitdeploy.workflows.sweeps.sweep import Ways
-from vitdeploy.workflows.sweeps.sweep import sweep as sweep_entries
+from vitdeploy.workflows.sweeps.sweep import Sweep
 
 # --- Many recipes, and one table of what came of them -----------------------------------------------------------------
 
@@ -89,12 +88,20 @@ def sweep(options: Sweep) -> Swept:
             write_atomic(home / "sweep.html", render_sweep(document).encode())
 
     seconds = options.minutes * 60 if options.minutes is not None else None
-    ways = Ways(ahead, seconds, options.resume, write_page if options.watch else None)
     reporter = reporting(options.progress)
     with reporter:
         if options.watch:
             reporter.note(f"the page {home / 'sweep.html'} shows how far it is")
-        document = sweep_entries(entries, home, ways, reporter.progress, reporter.note)
+        document = Sweep(
+            entries,
+            home,
+            reporter.progress,
+            reporter.note,
+            ahead,
+            seconds,
+            options.resume,
+            write_page if options.watch else None,
+        ).run()
         write_page(document)
         with storage_errors(home):
             write_atomic(home / "sweep.json", json_text(document).encode())

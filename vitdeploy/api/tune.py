@@ -17,13 +17,13 @@ from vitdeploy.api.options import TuneRecipe
 from vitdeploy.api.values import Column, Line, Reporter, Shown, Table, home_of, human_bytes, reporting
 from vitdeploy.api.workers import workers_of
 from vitdeploy.document.sweep import TuneDocument
-from vitdeploy.pipeline.foresight import split_notes
 from vitdeploy.pipeline.run import default_store
+from vitdeploy.pipeline.verdict import split_notes
 from vitdeploy.recipe.load import given_recipe
 from vitdeploy.spec import GateStatus
 from vitdeploy.stages.step import RECIPE_FILE, TUNED_NAMES
-from vitdeploy.workflows.tuning.prepare import begin_search, prepare_search
 from vitdeploy.workflows.tuning.tuner import Tuner
+from vitdeploy.workflows.tuning.variants import begin_search, prepare_search
 from vitdeploy.workflows.tuning.write import write_tuned
 
 

@@ -250,7 +250,7 @@ def _locate(error: VitdeployError) -> None:
     if not isinstance(error, AnswersError) or not error.bundle:
         return
     with contextlib.suppress(ImportError, VitdeployError):
-        from vitdeploy.workflows.located import locate
+        from vitdeploy.workflows.seeded import locate
 
         locate(error)
 

@@ -15,7 +15,7 @@ from vitdeploy.devices.shipment import Shipment, ship
 from vitdeploy.errors import InputError, quoted
 from vitdeploy.graph.analysis.rows import count_int8
 from vitdeploy.graph.io.files import admitted_metadata, load_graph
-from vitdeploy.pipeline.artifact import default_target, kind_of, new_folder, open_bundle
+from vitdeploy.pipeline.early import default_target, kind_of, new_folder, open_bundle
 from vitdeploy.pipeline.setting import engine_setting, graph_setting
 from vitdeploy.runtime.backend import engine_is_code
 from vitdeploy.runtime.choice import select_engines

@@ -31,9 +31,8 @@ from vitdeploy.known_bad.entries import REFUSED
 from vitdeploy.known_bad.find import Match, accepted_of, matches, refuse_known_bad
 from vitdeploy.known_bad.platform import concerns, for_target, platform_there
 from vitdeploy.known_bad.words import in_spite
-from vitdeploy.pipeline.artifact import new_folder
-from vitdeploy.pipeline.measure import summarise
-from vitdeploy.pipeline.workload import work_of
+from vitdeploy.pipeline.early import new_folder
+from vitdeploy.pipeline.measure import summarise, work_of
 from vitdeploy.runtime.values import weight_remarks
 from vitdeploy.search.high_precision import in_turns, judged
 from vitdeploy.search.latency import PartsTable

@@ -52,7 +52,7 @@ from vitdeploy.errors import (
     TargetError,
     VitdeployError,
 )
-from vitdeploy.pipeline.artifact import open_bundle
+from vitdeploy.pipeline.early import open_bundle
 from vitdeploy.runtime.choice import select_engines, usable_engines
 from vitdeploy.runtime.golden import has_golden, no_golden
 from vitdeploy.spec import EngineSpec, FileEntry, Manifest, encode

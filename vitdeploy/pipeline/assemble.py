@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,14 +19,14 @@ from vitdeploy.bundle.write import GOLDEN_BYTES, Golden, GoldenAnswers, write_bu
 from vitdeploy.document.bench import Bench
 from vitdeploy.document.report import Report, SizeRow
 from vitdeploy.graph.io.files import graph_spec, load_graph
-from vitdeploy.pipeline.foresight import foresee
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.measure import measure, original_candidate
 from vitdeploy.pipeline.monitored import monitor_of
 from vitdeploy.pipeline.outcome import Outcome, conclude
 from vitdeploy.pipeline.plan import candidates, make_plan
 from vitdeploy.pipeline.run import run_plan
-from vitdeploy.pipeline.verdict import still_open
+from vitdeploy.pipeline.schedule import AtSize, Plan, RecipeSource, Scheduler, pooled
+from vitdeploy.pipeline.verdict import foresee, still_open
 from vitdeploy.progress import Progress
 from vitdeploy.publish import replacing
 from vitdeploy.recipe.recipe import Recipe
@@ -165,20 +163,6 @@ def least_same(count: int, agreement: float) -> int:
 # Seven in each of three processes, so that all of one process agreeing decides something.
 RUN_ROUNDS = 21
 
-MakeAhead = Callable[[Job, list[Step], Mapping[str, Artifact], set[str]], None]
-
-
-@dataclass(frozen=True)
-class Helpers:
-    """Who helps with the stages of a run, but with nothing that is measured.
-
-    `workers` do what can be shared out of a step. `ahead` makes of the steps of a job, which need these artifacts, what
-    it can, before the run goes through them; it adds the keys of what it has made.
-    """
-
-    workers: Workers = HERE
-    ahead: MakeAhead = lambda job, plan, artifacts, fresh: None
-
 
 def run_pipeline(
     jobs: Sequence[Job],
@@ -190,7 +174,8 @@ def run_pipeline(
     progress: Callable[[Job], Progress],
     finished: Callable[[Job, Step, bool], None],
     note: Callable[[Job, str], None] = lambda job, text: None,
-    helpers: AbstractContextManager[Helpers] | None = None,
+    workers: Workers = HERE,
+    source: RecipeSource | None = None,
 ) -> tuple[Report, list[Outcome]]:
     """Run the whole pipeline of a recipe: every stage, the bench, the bundle at `out`. Returns the report, and an
     outcome for each image size.
@@ -200,14 +185,15 @@ def run_pipeline(
         progress, finished: one of each per job; as in `run_plan`.
         resume: as in `run_plan`.
         note: called before the work with the bounds of the budget that the data cannot prove.
-        helpers: of the stages; they have ended before the bench begins.
+        workers: do what can be shared out of a step, and where `source` is given too, which `jobs` are of, whole steps
+            side by side; nothing that is measured, and they have ended before the bench begins.
 
     Raises:
         OutputError: `out` holds something that is not a bundle. Errors of stages and the bench propagate.
     """
     made = []
-    with helpers or contextlib.nullcontext(Helpers()) as help_of:
-        for job in jobs:
+    with pooled(workers) as (workers, pool):
+        for number, job in enumerate(jobs):
             fresh: set[str] = set()
             make = functools.partial(
                 run_plan,
@@ -217,12 +203,26 @@ def run_pipeline(
                 finished=functools.partial(finished, job),
                 fresh=fresh,
             )
-            plan = make_plan(job, help_of.workers)
+            plan = make_plan(job, workers)
             early = make([step for step in plan if step.name == REFERENCE])
             for text in foresee(job.adapter, read_answers(early[REFERENCE].path), job.data, job.budget):
                 note(job, text)
             later = [step for step in plan if step.name != REFERENCE]
-            help_of.ahead(job, later, early, fresh)
+            if pool is not None and source is not None:
+                scheduler = Scheduler(
+                    pool,
+                    store,
+                    progress(job),
+                    "make stages",
+                    functools.partial(note, job),
+                    resume=resume,
+                    fresh=fresh,
+                    finished=functools.partial(finished, job),
+                    fatal=lambda owner, error: True,
+                )
+                scheduler.run([Plan(number, AtSize(source, number), job.recipe.name, later, early)])
+                for error in scheduler.errors.values():
+                    raise error
             made.append(make(later, artifacts=early))
     outcomes = [
         conclude(job, artifacts, functools.partial(bench_job, job, artifacts, progress(job)))

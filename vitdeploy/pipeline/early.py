@@ -1,4 +1,4 @@
-"""Checks of a command's inputs before PyTorch, ONNX or a runtime is imported, which takes seconds.
+"""What the arguments of a command name, and checks of them before PyTorch, ONNX or a runtime is imported.
 
 Each check raises what the stages would raise later, by the same function. Inputs that pass can still be wrong: the
 checks read no file.
@@ -8,30 +8,132 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from vitdeploy.bundle.read import is_bundle
+from vitdeploy.backends import TARGETS
+from vitdeploy.bundle.read import is_bundle, read_bundle, verify_files
+from vitdeploy.bundle.sign import signed_by
+from vitdeploy.compilation.backend import COMPILE
 from vitdeploy.data.containers.find import find_containers
 from vitdeploy.data.folder import scan
 from vitdeploy.data.label_file import read_texts
 from vitdeploy.data.tokens import read_tokens
-from vitdeploy.errors import MissingFileError
+from vitdeploy.errors import CapabilityError, MissingFileError
 from vitdeploy.models.json_file import require_checkpoint
 from vitdeploy.models.model_folder.hub import is_hub_name, local_folder
 from vitdeploy.models.names import FUNCTION, check_name
 from vitdeploy.paths import exists, is_dir, is_file
-from vitdeploy.pipeline.artifact import form_of
-from vitdeploy.pipeline.available import require_target
+from vitdeploy.runtime.backend import require_runtime
 from vitdeploy.runtime.host import require_real_times
 from vitdeploy.runtime.preprocess import SUFFIXES
-from vitdeploy.stages.capability import check_engine as check_engine
-from vitdeploy.stages.capability import check_target as check_target
-from vitdeploy.stages.step import find_graph, require_label_file, require_onnx_file
+from vitdeploy.runtime.values import read_labels
+from vitdeploy.spec import Manifest
+from vitdeploy.stages.step import (
+    check_precision,
+    check_target,
+    find_graph,
+    is_ours,
+    require_label_file,
+    require_onnx_file,
+)
 
 if TYPE_CHECKING:
     from vitdeploy.recipe.recipe import Recipe
 
+DEFAULT_TARGET = "onnxruntime-cpu"
 REPORT_FILE = "report.json"
+# What stands in a graph: `quantize` makes it. The other precisions are those of `compile`.
+_QUANTIZED = ("int8", "mixed", "fp8", "int4")
+
+# --- What an argument names: a bundle, a graph that vitdeploy wrote, or a model ---------------------------------------
+
+
+def form_of(text: str) -> Literal["bundle", "hub", "path", "name"]:
+    """The kind that an argument looks like; no file is read."""
+    path = Path(text)
+    if is_bundle(path):
+        return "bundle"
+    if is_hub_name(text):
+        return "hub"
+    return "path" if exists(path) or path.suffix == ".onnx" or "/" in text else "name"
+
+
+def kind_of(text: str) -> Literal["bundle", "graph", "model"]:
+    """The kind of artifact that an argument names. A graph that vitdeploy did not write counts as an original; a path
+    where nothing exists counts as a graph, because the errors for graphs say what is missing."""
+    form, path = form_of(text), Path(text)
+    if form == "bundle":
+        return "bundle"
+    foreign = path.suffix == ".onnx" and is_file(path) and not is_ours(path)
+    return "graph" if form == "path" and not foreign else "model"
+
+
+def open_bundle(folder: Path, trust: Path | None = None) -> tuple[Manifest, tuple[str, ...]]:
+    """The manifest and the labels of a bundle that is intact, and signed by `trust` where that is given. Errors of
+    `read_bundle`, `verify_files`, `signed_by` and `read_labels` propagate."""
+    manifest = read_bundle(folder)
+    verify_files(folder, manifest)
+    signed_by(folder, trust)
+    return manifest, tuple(read_labels(folder, manifest) or ())
+
+
+def float_graph(text: str) -> Path | None:
+    """The float graph at a path, None if there is none."""
+    from vitdeploy.graph.io.files import admitted_metadata
+
+    path = Path(text)
+    if not exists(path) or (is_file(path) and not is_ours(path)):
+        return None
+    file = find_graph(path)
+    return file if admitted_metadata(file).precision is None else None
+
+
+def default_target(file: Path) -> str:
+    """The target that a graph is compiled for if the user names none."""
+    from vitdeploy.graph.io.files import admitted_metadata
+
+    return admitted_metadata(file).target or DEFAULT_TARGET
+
+
+def new_folder(work: Path, name: str) -> Path:
+    """A new folder in `work`, whose name begins so."""
+    folder = work / f"{name}{len(list(work.iterdir()))}"
+    folder.mkdir()
+    return folder
+
+
+# --- Whether a target works on this machine: its runtime is installed and has the required features -------------------
+
+
+def check_placed(target: str, precision: str) -> None:
+    """The same for a precision that is to stand in a graph, which half precision does for some targets only."""
+    check_target(target)
+    row = TARGETS[target]
+    if precision in ("fp16", "bf16") and not row.typed and precision in row.precisions:
+        require_runtime(target)  # compiling is a fix only where this machine has the precision
+        COMPILE[target].require_precision(precision)
+        raise CapabilityError(
+            f"{target} has {precision} as a setting of its runtime, not in the graph",
+            found=f"--precision {precision}",
+            wanted=", ".join(name for name in _QUANTIZED if name in row.precisions),
+            fix=f"compile the float graph: vitdeploy compile DIR --target {target} --precision {precision} -o OUT",
+        )
+    check_precision(target, precision)
+
+
+def require_target(target: str, precision: str) -> None:
+    """The target has the precision, its runtime is here, and runs the precision on this machine.
+
+    Raises:
+        TargetError, CapabilityError, MissingPackageError.
+    """
+    check_precision(target, precision)
+    require_runtime(target)
+    if precision in ("fp16", "bf16"):
+        COMPILE[target].require_precision(precision)
+
+
+# --- Whether the files of a command are there -------------------------------------------------------------------------
 
 
 def check_recipe(recipe: Recipe, targets: Iterable[str] | None = None) -> None:

@@ -14,9 +14,8 @@ from vitdeploy.graph.io.bound import bindings
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.names import is_graph
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.available import require_target
-from vitdeploy.pipeline.fitted import fitted, refuse_known
-from vitdeploy.pipeline.setting import reference_setting
+from vitdeploy.pipeline.early import require_target
+from vitdeploy.pipeline.setting import fitted, reference_setting, refuse_known
 from vitdeploy.progress import Progress
 from vitdeploy.quantization.placement_reader import reject_quantized
 from vitdeploy.recipe.recipe import Recipe
@@ -24,9 +23,8 @@ from vitdeploy.recipe.sections import OptimizeSection, height_width
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.values import bits_for
 from vitdeploy.spec import Budget, WeightBits
-from vitdeploy.stages.batches import settle_batch
 from vitdeploy.stages.compile import check_task
-from vitdeploy.stages.export import ExportConfig
+from vitdeploy.stages.export import ExportConfig, settle_batch
 from vitdeploy.stages.place import check_float_parts
 from vitdeploy.stages.reference_model import Overrides, ReferenceModel, find_reference_model, is_onnx
 from vitdeploy.stages.rows import check_prune

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from vitdeploy.benchmark.context import Context, Layer, Memory, Profile
 from vitdeploy.benchmark.protocol import Protocol, parse_scenario
@@ -28,11 +30,14 @@ from vitdeploy.document.bench import (
     TimeShares,
     WorkFacts,
 )
-from vitdeploy.graph.analysis.work import Work
+from vitdeploy.errors import VitdeployError
+from vitdeploy.graph.analysis.work import Work, count_work
+from vitdeploy.graph.io.admit import admit_graph
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.workload import workloads_of
 from vitdeploy.progress import Progress
+from vitdeploy.runtime.backend import RUNTIME
 from vitdeploy.runtime.interpreter import module_argv
+from vitdeploy.spec import EngineSpec, decode
 from vitdeploy.stages.reference_model import to_request
 from vitdeploy.stages.step import ORIGINAL
 
@@ -414,3 +419,34 @@ def undecided(bench_run: BenchRun, found: Sequence[Ratio]) -> dict[str, str]:
         if because:
             reasons[entry.artifact] = because
     return reasons
+
+
+# --- The work (MACs and bytes moved) of each engine of a bench, counted from the graph that it was made from ----------
+
+
+def workloads_of(bench_candidates: Sequence[BenchCandidate], batch: int) -> dict[str, Work | str]:
+    """The work of one query at `batch`, or why it is unknown, by artifact; only for candidates that are engines."""
+    found = {}
+    for bench_candidate in bench_candidates:
+        if "engine" in bench_candidate.request:
+            engine = decode(EngineSpec, bench_candidate.request["engine"])
+            found[bench_candidate.artifact] = work_of(
+                Path(bench_candidate.request["folder"]) / engine.graph, engine, batch
+            )
+    return found
+
+
+def work_of(graph: Path, engine: EngineSpec, batch: int) -> Work | str:
+    """The work of an engine that was made of `graph`, by the precisions that it runs in; or why it is not known."""
+    if engine.parts:
+        return "it depends on how long the sequences are"
+    try:
+        work = count_work(admit_graph(graph), batch)
+    except VitdeployError as error:
+        return f"{error.message}: {error.found}"
+    # Half precision that is a setting of the runtime stands in no graph.
+    float_precision = RUNTIME[engine.target].float_precision(engine.options)
+    flops = Counter[str]()
+    for precision, count in work.flops.items():
+        flops[float_precision if precision == "fp32" else precision] += count
+    return replace(work, flops=dict(flops))

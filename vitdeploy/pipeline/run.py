@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 
 from vitdeploy.progress import Progress
 from vitdeploy.stages.step import Step
-from vitdeploy.store.places import shared_store, store_folder
-from vitdeploy.store.store import Artifact, Store
+from vitdeploy.store.store import Artifact, Store, shared_store, store_folder
 
 
 def default_store() -> Store:
@@ -35,7 +34,8 @@ def run_plan(
     """
     artifacts, fresh = dict(artifacts or {}), set() if fresh is None else fresh
     for step in plan:
-        key = step.key(artifacts)
+        by = step.identity(artifacts)
+        key = by.key
         found = store.find(key) if resume or key in fresh else None
         measured_now = step.measured and key in fresh  # once is enough, whatever it says
         if found is not None and not measured_now and not step.usable(found.path):
@@ -46,11 +46,7 @@ def run_plan(
                 store.remove(key)
             kept = {"scratch": store.unfinished(key)} if step.resumable else {}
             found = store.make(
-                key,
-                step.kind,
-                step.config,
-                step.input_digests(artifacts),
-                step.tools,
+                by,
                 lambda out, s=step, k=kept: s.write(artifacts, out, progress, **k),  # type: ignore[misc]
                 name=step.name,
                 about=step.about,

@@ -1,13 +1,24 @@
-"""Settings (how inputs and outputs are read) of a graph, of a bundle's engine and of a reference model."""
+"""Settings (how inputs and outputs are read) of a graph, of a bundle's engine and of a reference model; and models that
+are fitted on images before anything else is made of them."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 
+from vitdeploy.data.folder import Sample, scan
+from vitdeploy.data.mvtec import normal_folder, refuse_contents
+from vitdeploy.errors import CheckpointError, InputError
 from vitdeploy.graph.io.files import GraphMetadata
+from vitdeploy.models.names import is_graph
+from vitdeploy.models.source import Source
+from vitdeploy.pipeline.run import default_store, run_plan
+from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.values import number_of_classes
 from vitdeploy.spec import EngineSpec, GraphSpec, Manifest
-from vitdeploy.stages.reference_model import ReferenceModel
+from vitdeploy.stages.fit import FIT, MEMORY_FILE, distinct, fit_step
+from vitdeploy.stages.reference_model import Overrides, ReferenceModel, find_reference_model
 from vitdeploy.stages.step import TOKENIZER_FILE, known_labels
 from vitdeploy.tasks.adapter import Setting
 
@@ -55,3 +66,50 @@ def reference_setting(model: ReferenceModel) -> Setting:
         model.claim,
         model.tokenizer,
     )
+
+
+# --- The memory bank of a model of anomalies --------------------------------------------------------------------------
+
+
+def fitted(
+    source: Source, given: Overrides | None = None, progress: Progress = silent, *, skip_bad: bool = False
+) -> Source:
+    """The source with the file of its memory bank in place of its normal images: from the store, or fitted now. A
+    source of another task stays as it is.
+
+    Raises:
+        InputError: normal images for a model of another task. DataError: too few of them.
+        CheckpointError: an .onnx file, which is not fitted, or a model without patch tokens. Errors of reading images
+            and models propagate.
+    """
+    if source.normal is None or source.memory is not None:
+        return source
+    if source.task != "anomaly":
+        raise InputError(
+            "normal images are for a model of anomalies",
+            found=f"--normal {source.normal}, and " + (f"the task {source.task}" if source.task else "no task"),
+            wanted="--task anomaly (in a recipe source.task)",
+        )
+    if is_graph(source.model):
+        raise CheckpointError(
+            f"{source.name} is a graph, which is not fitted on images",
+            wanted="the PyTorch model that it was made from",
+            fix="give that and --normal; or, where the graph finds anomalies itself, leave --normal out",
+        )
+    plain = Overrides(preprocess=given.preprocess if given else None)
+    features = find_reference_model(dataclasses.replace(source, task=None, normal=None), plain)
+    folder = normal_folder(source.normal)
+    normal = distinct(scan(folder, "none")[0], folder)
+    step = fit_step(features, folder, normal, skip_bad)
+    artifact = run_plan([step], default_store(), resume=True, progress=progress)[FIT]
+    return dataclasses.replace(source, memory=artifact.path / MEMORY_FILE)
+
+
+def refuse_known(source: Source, evaluation: Iterable[Sample]) -> None:
+    """Raise DataError where images that a model is judged by are among those that it was fitted on."""
+    if source.memory is None:
+        return
+    from vitdeploy.models.memory_bank import MemoryBank
+
+    images = set(MemoryBank.load(source.memory).images)
+    refuse_contents([each.path for each in evaluation], images, "the evaluation data", "the normal images")

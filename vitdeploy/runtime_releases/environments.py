@@ -19,7 +19,7 @@ from vitdeploy.errors import HostError, HubError
 from vitdeploy.known_bad.platform import holds_for
 from vitdeploy.publish import publish, storage_errors, temporary_folder
 from vitdeploy.runtime.trust import write_atomic
-from vitdeploy.store.places import store_folder
+from vitdeploy.store.store import store_folder
 
 FOLDER = "runtimes"
 ASK_SECONDS, INSTALL_SECONDS = 120.0, 1800.0

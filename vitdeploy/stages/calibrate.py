@@ -27,7 +27,15 @@ from vitdeploy.runtime.host import usable_cores
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.search.latency import PartsTable, in_parts
 from vitdeploy.spec import EngineSpec, Task, decode
-from vitdeploy.stages.calibrate_shards import THREADS, GraphFile, Shards, observe_head, sample_name
+from vitdeploy.stages.calibrate_shards import (
+    THREADS,
+    GraphFile,
+    Shards,
+    load_state,
+    observe_head,
+    sample_name,
+    save_state,
+)
 from vitdeploy.stages.float_graph import load_float_graph
 from vitdeploy.stages.step import (
     CALIBRATE,
@@ -44,7 +52,6 @@ from vitdeploy.stages.step import (
     statistics_file,
     write_json,
 )
-from vitdeploy.stages.unfinished import load_state, save_state
 from vitdeploy.stages.workers import HERE, Workers
 from vitdeploy.store.store import Store
 

@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -27,14 +28,14 @@ from vitdeploy.quantization.observers import Observation
 from vitdeploy.quantization.probe import Probe
 from vitdeploy.quantization.ranges import separate_scores
 from vitdeploy.quantization.shard import Ints, Pixels, Shard, in_order, observe_shard
+from vitdeploy.runtime.trust import open_atomic
 from vitdeploy.spec import PreprocessSpec
 from vitdeploy.stages.float_graph import load_float_graph
 from vitdeploy.stages.step import package_versions
-from vitdeploy.stages.unfinished import load_arrays, save_arrays
 from vitdeploy.stages.workers import Workers
-from vitdeploy.store.key import artifact_key, canonical_json, code_version
-from vitdeploy.store.places import shared_store, store_folder
-from vitdeploy.store.store import Store
+from vitdeploy.store.key import Identity, canonical_json, code_version
+from vitdeploy.store.store import Store, shared_store, store_folder
+from vitdeploy.zip_members import DAMAGED
 
 # Shards have more than WINDOW images, 2 * WINDOW + 1 in the mean, and MOST at most.
 WINDOW, MOST = 64, 512
@@ -133,14 +134,12 @@ class Piece:
     graph: GraphFile
     batches: tuple[Batch, ...]
 
-    def key(self, tools: dict[str, str]) -> str:
-        return artifact_key(KIND, self.config, {"graph": self.graph.digest}, tools)
-
     @property
-    def config(self) -> dict[str, object]:
-        """What is observed, but for the graph: images by their bytes alone, whatever they are called."""
+    def identity(self) -> Identity:
+        """Images count by their bytes alone, whatever they are called."""
         rows = [[each.digests, [sample.box for sample in each.samples], each.kept] for each in self.batches]
-        return {"batches": hashlib.sha256(canonical_json(rows).encode()).hexdigest()}
+        config = {"batches": hashlib.sha256(canonical_json(rows).encode()).hexdigest()}
+        return Identity(KIND, config, {"graph": self.graph.digest}, _tools())
 
 
 def sample_name(sample: Sample) -> str:
@@ -218,17 +217,18 @@ class Shards:
 
     def _each(self, pieces: Sequence[Piece], workers: Workers, store: Store | None) -> Iterator[tuple[int, Shard]]:
         """The index and the shard of each piece, as they are there."""
-        preprocess, tools = self._observation.preprocess, _tools()
+        preprocess = self._observation.preprocess
         assert preprocess is not None
         missing = []
         for index, piece in enumerate(pieces):
-            arrays = _stored(store, piece.key(tools), resume=workers.resume)
+            arrays = _stored(store, piece.identity.key, resume=workers.resume)
             if arrays is None:
                 missing.append(index)
             else:
                 yield index, Shard.from_arrays(arrays, preprocess)
         for index, arrays in self._made([pieces[index] for index in missing], workers):
-            _keep(store, pieces[missing[index]], tools, arrays)
+            if store is not None:
+                store.make(pieces[missing[index]].identity, functools.partial(_write, arrays))
             yield missing[index], Shard.from_arrays(arrays, preprocess)
 
     def _made(self, pieces: Sequence[Piece], workers: Workers) -> Iterator[tuple[int, Arrays]]:
@@ -291,12 +291,38 @@ def _stored(store: Store | None, key: str, *, resume: bool) -> Arrays | None:
     return None if found is None else load_arrays(found.path / ARRAYS_FILE)
 
 
-def _keep(store: Store | None, piece: Piece, tools: dict[str, str], arrays: Arrays) -> None:
-    if store is not None:
-        inputs = {"graph": piece.graph.digest}
-        write = functools.partial(_write, arrays)
-        store.make(piece.key(tools), KIND, piece.config, inputs, tools, write)
-
-
 def _write(arrays: Arrays, out: Path) -> None:
     save_arrays(out / ARRAYS_FILE, arrays)
+
+
+# --- Arrays in one file, and the state of a calibration in it, to go on after an interruption -------------------------
+
+
+STATE = "state.npz"
+
+
+def save_state(folder: Path, arrays: Arrays) -> None:
+    """Replace the state in `folder`, which is made when needed, in one step. OSError if the disk is full."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # Another run may have finished the stage, and cleared the folder.
+    with contextlib.suppress(FileNotFoundError), open_atomic(folder / STATE) as file:
+        save_arrays(file, arrays)
+
+
+def load_state(folder: Path) -> Arrays | None:
+    """The state last saved there; None if there is none, or it cannot be read."""
+    return load_arrays(folder / STATE)
+
+
+def save_arrays(file: Path | IO[bytes], arrays: Arrays) -> None:
+    """Write arrays, as `load_arrays` reads them."""
+    np.savez(file, **arrays)  # type: ignore[arg-type]
+
+
+def load_arrays(file: Path) -> Arrays | None:
+    """The arrays in a file; None if there is none, or it cannot be read."""
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except DAMAGED:
+        return None

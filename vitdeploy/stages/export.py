@@ -7,12 +7,13 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.errors import ExportError, GraphError
+from vitdeploy.errors import CapabilityError, ExportError, GraphError
+from vitdeploy.exporter.batches import one_function
 from vitdeploy.exporter.parity import BATCHES, FREE_BATCH, SEED, TOLERANCE, GraphParity, ask, check_graph, check_outputs
 from vitdeploy.exporter.sequence import (
     DECODER_STEP,
@@ -55,7 +56,6 @@ from vitdeploy.runtime.prompts import prompt_tensors
 from vitdeploy.runtime.runner import Array
 from vitdeploy.spec import OpenVocabularySpec, PromptSpec, ReadsTexts, TextSpec, ZeroShotSpec, encode
 from vitdeploy.spec.tasks import BOTTOM_RIGHT, EMPTY
-from vitdeploy.stages.batches import settle_batch
 from vitdeploy.stages.reference_model import ReferenceModel, find_reference_model, graph_of, is_onnx, reference_runner
 from vitdeploy.stages.step import (
     EXPORT,
@@ -465,3 +465,53 @@ def import_external(
     reference_model, batch = settle_batch(find_reference_model(Source(model=str(file), image_size=image_size)))
     export(reference_model, ExportConfig(file.stem[:64], OPSET, batch, True), out, progress)
     return out / MODEL_FILE, reference_model.notes
+
+
+# --- The batch that an original is exported at: an ONNX file may have a fixed one, or be right at some only -----------
+
+
+# "auto": open, or as the file has it.
+Asked = Literal["auto", "dynamic"] | int
+
+
+def settle_batch(reference_model: ReferenceModel, asked: Asked = "auto") -> tuple[ReferenceModel, int | None]:
+    """The original as it is run and exported, and the batch that it is fixed to, None if it stays open.
+
+    Raises:
+        CapabilityError: an ONNX file that is not one function at what is asked. ExportError: at no batch size.
+    """
+    batch = asked if isinstance(asked, int) else None
+    if not is_onnx(reference_model.source):
+        return reference_model, batch
+    graph = graph_of(dataclasses.replace(reference_model.source, only_batch=None))
+    fixed = fixed_batch(graph_spec(graph.model, ""))
+    if fixed is not None:
+        return _at_one_of(reference_model, (fixed,), asked, "its batch is fixed")
+    if graph.metadata is None:  # else it was compared with its original when it was exported
+        with reference_runner(reference_model.source) as runner:
+            found = one_function(runner, reference_model.images)
+        if found.sizes:
+            return _at_one_of(reference_model, found.sizes, asked, found.why)
+    return _at_batch(reference_model, batch), batch
+
+
+def _at_batch(reference_model: ReferenceModel, batch: int | None) -> ReferenceModel:
+    return dataclasses.replace(reference_model, source=dataclasses.replace(reference_model.source, only_batch=batch))
+
+
+def _at_one_of(
+    reference_model: ReferenceModel, sizes: tuple[int, ...], asked: Asked, why: str
+) -> tuple[ReferenceModel, int]:
+    """The original at one of these batch sizes: what is asked, or the smallest."""
+    batch = asked if isinstance(asked, int) else sizes[0]
+    shown = ", ".join(map(str, sizes))
+    if batch not in sizes or asked == "dynamic":
+        raise CapabilityError(
+            f"{reference_model.name} cannot be exported at batch {asked}",
+            found=f"it is one function at batch {shown} only: {why}",
+            wanted=f"batch {sizes[0]}",
+            fix=f"--batch {sizes[0]}; in a recipe export.batch: {sizes[0]}, or leave it out; or export the model again "
+            "with a dynamic batch",
+        )
+    note = f"{reference_model.name} is one function at batch {shown} only ({why}): it is taken at batch {batch}"
+    return dataclasses.replace(_at_batch(reference_model, batch), notes=(*reference_model.notes, note)), batch

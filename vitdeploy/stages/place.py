@@ -24,7 +24,6 @@ from vitdeploy.runtime.host import family
 from vitdeploy.search.high_precision import FloatRestTable, HighPrecision, Raised
 from vitdeploy.search.trials import Mixed
 from vitdeploy.spec import FloatRest, Precision, Task, WeightBits, decode
-from vitdeploy.stages.capability import check_precision
 from vitdeploy.stages.step import (
     CALIBRATE,
     HIGH_PRECISION,
@@ -38,6 +37,7 @@ from vitdeploy.stages.step import (
     Folders,
     Step,
     backend_versions,
+    check_precision,
     graphs_in,
     package_versions,
     read_json,

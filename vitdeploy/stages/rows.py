@@ -43,8 +43,8 @@ from vitdeploy.search.rows import (
 )
 from vitdeploy.spec import FloatRest, PreprocessSpec, Task, decode, encode
 from vitdeploy.stages.calibrate import PARTS_FILE
+from vitdeploy.stages.float_graph import BATCH, float_reference_outputs
 from vitdeploy.stages.place import rest_of
-from vitdeploy.stages.reference_outputs import BATCH, float_reference_outputs
 from vitdeploy.stages.step import (
     MODEL_FILE,
     OPTIMIZE,

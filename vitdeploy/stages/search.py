@@ -53,8 +53,8 @@ from vitdeploy.search.latency import fingerprint, load_table, measure_latencies
 from vitdeploy.search.mixed import Sensitivity, choose_mends, mean_interval, measure_sensitivity, shapes_to_time
 from vitdeploy.search.trials import Mixed, Reached, Trials, answers_of, opened, reached_by
 from vitdeploy.spec import Budget, FloatRest, Task, WeightBits, decode, encode
+from vitdeploy.stages.float_graph import float_reference_outputs
 from vitdeploy.stages.place import FLOAT_REST, FLOAT_REST_FILE, PlaceConfig, place_graph, rest_of
-from vitdeploy.stages.reference_outputs import float_reference_outputs
 from vitdeploy.stages.step import (
     CALIBRATE,
     HIGH_PRECISION,

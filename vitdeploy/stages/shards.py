@@ -6,22 +6,25 @@ import contextlib
 import functools
 import hashlib
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
+from vitdeploy.benchmark.machine import open_lock
 from vitdeploy.data.annotations import InFile
 from vitdeploy.data.decoding import Loaded, decode_each, skippable
-from vitdeploy.data.file_digests import UNREAD, FileDigests
+from vitdeploy.data.file_digests import DIGESTS_FILE, UNREAD, FileDigests
 from vitdeploy.data.folder import Ints, Samples
 from vitdeploy.errors import DataError, ImageError, StorageError
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.spec import encode
 from vitdeploy.stages.answers import ANSWERS_FILE, read_answers
 from vitdeploy.stages.step import Facts, package_versions, read_json, write_json
-from vitdeploy.store.key import artifact_key, canonical_json, code_version
+from vitdeploy.store.key import Identity, canonical_json, code_version
 from vitdeploy.store.store import Artifact, Store
 from vitdeploy.tasks.adapter import Data
 from vitdeploy.tasks.counted import CountedKit, Truth
@@ -30,26 +33,18 @@ from vitdeploy.verification.changes import Counts
 from vitdeploy.verification.records import Answers, Keep, Records, Turn, gather
 
 SUMMARY_FILE, TALLY_FILE, RECORDS_FILE = "summary.json", "tally.json", "records.npz"
+# Of what is stored of a shard: the original's answers, or the counts of an engine against them.
+ShardKind = Literal["shard-answers", "shard-tally"]
 
 
-@dataclass(frozen=True)
-class Identity:
-    """Everything that some answers depend on, as the key of a stage has it: config, digests of files, and versions of
-    what computes them."""
-
-    config: dict[str, object]
-    inputs: dict[str, str]
-    tools: dict[str, str]
-
-    def on(self, adapter: CountedKit, answering: CountedKit, **digests: str) -> Identity:
-        """The same of answers to images with these digests: prepared and counted as the `adapter` says, and kept as
-        that of the `answering` side does."""
-        how = {"images": encode(adapter.setting.images), **adapter.reading, "kept": answering.reading}
-        return Identity(
-            {"artifact": self.config, **how, **digests},
-            self.inputs,
-            {**self.tools, **_shard_tools(type(adapter).__module__)},
-        )
+def shard_identity(
+    kind: ShardKind, by: Identity, adapter: CountedKit, answering: CountedKit, **digests: str
+) -> Identity:
+    """What an artifact, which `by` is the identity of, leaves of images with these digests: prepared and counted as the
+    `adapter` says, and kept as that of the `answering` side does."""
+    how = {"images": encode(adapter.setting.images), **adapter.reading, "kept": answering.reading}
+    tools = {**by.tools, **_shard_tools(type(adapter).__module__)}
+    return Identity(kind, {"artifact": by.config, **how, **digests}, by.inputs, tools)
 
 
 @functools.cache
@@ -106,62 +101,50 @@ class Answered:
         return _read_counts(self.artifact.path)
 
 
-class ShardStore:
-    """A store, for what shards leave."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def answered(self, by: Identity) -> Answered | None:
-        """The answers that are there."""
-        return self.answered_at(_key("shard-answers", by))
-
-    def answered_at(self, key: str) -> Answered | None:
-        """The same by the key of the artifact."""
-        found = self._store.find(key)
-        return None if found is None else _answered(found)
-
-    def keep_answers(
-        self, by: Identity, answers: Answers, unreadable: Ints, adapter: CountedKit, data: Data
-    ) -> Answered:
-        """Store the original's answers to the readable images, which `data` has to evaluate on."""
-
-        def write(out: Path) -> None:
-            answers.save(out / ANSWERS_FILE)
-            count = len(answers)
-            if count:
-                _write_counts(out, adapter.count_all(answers, answers, data))
-            facts = adapter.facts(answers) if count else {}
-            write_json(out / SUMMARY_FILE, {"unreadable": unreadable.tolist(), "count": count, "facts": facts})
-
-        return _answered(self._make("shard-answers", by, write))
-
-    def drop_answers(self, by: Identity) -> None:
-        """Forget answers."""
-        self._store.remove(_key("shard-answers", by))
-
-    def counted(self, by: Identity) -> Counts | None:
-        """The counts that are there."""
-        found = self._store.find(_key("shard-tally", by))
-        return None if found is None else _read_counts(found.path)
-
-    def keep_counts(self, by: Identity, counts: Counts) -> Counts:
-        """Store an engine's counts."""
-        return _read_counts(self._make("shard-tally", by, lambda out: _write_counts(out, counts)).path)
-
-    def holds(self, part: Part, skip_bad: bool) -> bool:
-        """Whether what a shard leaves is there already, and is of use to this evaluation."""
-        if part.original is not None:
-            return self._store.find(_key("shard-tally", part.by)) is not None
-        found = self.answered(part.by)
-        return found is not None and (skip_bad or not len(found.unreadable))
-
-    def _make(self, kind: str, by: Identity, write: Callable[[Path], None]) -> Artifact:
-        return self._store.make(_key(kind, by), kind, by.config, by.inputs, by.tools, write)
+def find_answers(store: Store, by: Identity) -> Answered | None:
+    """The original's answers to a shard, if they are there."""
+    return answers_at(store, by.key)
 
 
-def _key(kind: str, by: Identity) -> str:
-    return artifact_key(kind, by.config, by.inputs, by.tools)
+def answers_at(store: Store, key: str) -> Answered | None:
+    """The same by the key of the artifact."""
+    found = store.find(key)
+    return None if found is None else _answered(found)
+
+
+def keep_answers(
+    store: Store, by: Identity, answers: Answers, unreadable: Ints, adapter: CountedKit, data: Data
+) -> Answered:
+    """Store the original's answers to the readable images, which `data` has to evaluate on."""
+
+    def write(out: Path) -> None:
+        answers.save(out / ANSWERS_FILE)
+        count = len(answers)
+        if count:
+            _write_counts(out, adapter.count_all(answers, answers, data))
+        facts = adapter.facts(answers) if count else {}
+        write_json(out / SUMMARY_FILE, {"unreadable": unreadable.tolist(), "count": count, "facts": facts})
+
+    return _answered(store.make(by, write))
+
+
+def find_counts(store: Store, by: Identity) -> Counts | None:
+    """The counts of an engine, if they are there."""
+    found = store.find(by.key)
+    return None if found is None else _read_counts(found.path)
+
+
+def keep_counts(store: Store, by: Identity, counts: Counts) -> Counts:
+    """Store an engine's counts."""
+    return _read_counts(store.make(by, lambda out: _write_counts(out, counts)).path)
+
+
+def holds(store: Store, part: Part, skip_bad: bool) -> bool:
+    """Whether what a shard leaves is there already, and is of use to this evaluation."""
+    if part.original is not None:
+        return store.find(part.by.key) is not None
+    found = find_answers(store, part.by)
+    return found is not None and (skip_bad or not len(found.unreadable))
 
 
 def _answered(artifact: Artifact) -> Answered:
@@ -209,8 +192,7 @@ def evaluate(
     parts: Sequence[Part],
     adapter: CountedKit,
     kept: Keep,
-    store: ShardStore,
-    digests: Path,
+    store: Store,
     *,
     skip_bad: bool,
     progress: Callable[[int], None] = lambda images: None,
@@ -222,7 +204,6 @@ def evaluate(
 
     Args:
         truth: as of `Data`, of these samples. kept: what the side that answers keeps of an image's outputs.
-        digests: the file of `FileDigests`.
         processes: as of `decode_each`. turn: as of `gather`.
 
     Raises:
@@ -247,13 +228,14 @@ def evaluate(
                 turn=turn,
             )
             progress(len(unreadable))
-            _require_unchanged(samples.pick(part.images), truth, part.content, digests)
+            _require_unchanged(samples.pick(part.images), truth, part.content, store)
             answered = samples.pick(np.delete(part.readable, unreadable))
             data = Data(samples.root, (), answered, "", "", truth=truth)
             if part.original is None:
-                store.keep_answers(part.by, answers, np.array(unreadable, np.int64), adapter, data)
+                keep_answers(store, part.by, answers, np.array(unreadable, np.int64), adapter, data)
             else:
-                store.keep_counts(part.by, adapter.count_all(answers, _original(store, part.original).answers(), data))
+                reference = _original(store, part.original).answers()
+                keep_counts(store, part.by, adapter.count_all(answers, reference, data))
 
 
 def _readable(loaded: Iterator[Loaded | ImageError], count: int, unreadable: list[int] | None) -> Iterator[Loaded]:
@@ -268,10 +250,10 @@ def _readable(loaded: Iterator[Loaded | ImageError], count: int, unreadable: lis
             unreadable.append(index)
 
 
-def _require_unchanged(samples: Samples, truth: Truth | None, content: str, file: Path) -> None:
+def _require_unchanged(samples: Samples, truth: Truth | None, content: str, store: Store) -> None:
     """Raise DataError if these images and labels are not those whose digests are in the keys: the answers would be
     stored as answers to others."""
-    with FileDigests(file) as digests:
+    with FileDigests(store.root / DIGESTS_FILE) as digests:
         if content_digest(samples, digests_of(samples, truth, digests)) == content:
             return
     names = list(samples.names)
@@ -286,8 +268,8 @@ def _require_unchanged(samples: Samples, truth: Truth | None, content: str, file
     )
 
 
-def _original(store: ShardStore, key: str) -> Answered:
-    original = store.answered_at(key)
+def _original(store: Store, key: str) -> Answered:
+    original = answers_at(store, key)
     if original is None:
         raise StorageError(
             "the original's answers to some images are not in the store",
@@ -296,3 +278,28 @@ def _original(store: ShardStore, key: str) -> Answered:
             fix="give the command again; with several machines, set VITDEPLOY_SHARED_STORE on all of them",
         )
     return original
+
+
+# --- Processes of one machine that evaluate side by side: they decode at the same time, and their engines run in turns
+# An engine uses all cores. With fewer threads for each process its sums may be rounded otherwise, and the answers would
+# depend on how many processes there are.
+
+
+@contextlib.contextmanager
+def machine_turn() -> Iterator[None]:
+    """Wait until no other process of this user has its turn on this machine. The lock is the kernel's (flock), so it is
+    released when its process ends, for whatever reason; without such a lock (Windows) nothing waits."""
+    if os.name != "posix":
+        yield
+        return
+    import fcntl
+
+    descriptor = open_lock(Path(tempfile.gettempdir()) / f"vitdeploy-evaluation-{os.getuid()}.lock")
+    try:
+        if descriptor is not None:
+            with contextlib.suppress(OSError):  # not every file system has locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)

@@ -7,8 +7,8 @@ import importlib.util
 import inspect
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,7 +16,7 @@ from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.read import MONITOR_FILE
 from vitdeploy.bundle.sign import SIGNATURE_FILE
 from vitdeploy.data.label_file import read_labels
-from vitdeploy.errors import GraphError, MissingFileError, VitdeployError, quoted
+from vitdeploy.errors import CapabilityError, GraphError, MissingFileError, VitdeployError, quoted
 from vitdeploy.extensions import extension_versions
 from vitdeploy.paths import is_dir, is_file
 from vitdeploy.runtime import backend
@@ -24,7 +24,7 @@ from vitdeploy.runtime.backend import RUNTIME
 from vitdeploy.runtime.flows import PARTS
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.spec import EngineSpec, Precision, decode, encode
-from vitdeploy.store.key import artifact_key, code_version
+from vitdeploy.store.key import Identity, code_version
 
 if TYPE_CHECKING:
     from vitdeploy.graph.io.files import GraphMetadata
@@ -60,11 +60,12 @@ class Step:
     workers, and gives them pieces of it. `usable` tells whether this user may use a stored folder; otherwise the folder
     is made again.
     `about`: numbers of how much work it is, such as that of images, by which plans estimate it; no part of the key.
+    An outline has no `write`, which would keep all images, and all its tools in `packages`.
     """
 
     name: str
     kind: str
-    write: Callable[..., None]
+    write: Callable[..., None] | None
     config: dict[str, Any]
     inputs: tuple[str, ...] = ()
     outside: dict[str, str] = field(default_factory=dict)
@@ -79,52 +80,33 @@ class Step:
     def modules(self) -> frozenset[str]:
         """The modules where the code of `write` begins: its own, and those of the values in its closure, which may be
         of classes that its module does not import, such as a task adapter."""
-        given = inspect.getclosurevars(self.write).nonlocals.values()
-        return frozenset({self.write.__module__, *(getattr(value, "__module__", "") for value in given)})
+        assert self.write is not None, "an outline has its tools"
+        values = inspect.getclosurevars(self.write).nonlocals.values()
+        return frozenset({self.write.__module__, *(getattr(value, "__module__", "") for value in values)})
 
     @property
     def tools(self) -> dict[str, str]:
         """The versions of its packages, that of our own code, and which of it `write` begins with."""
+        if self.write is None:
+            return self.packages
         return {**self.packages, "code": code_version(), "modules": " ".join(sorted(self.modules))}
 
-    def outline(self) -> Outline:
-        """The step without its work."""
-        how = self.measured, self.about, self.usable, self.shared_out
-        return Outline(self.name, self.kind, self.config, self.inputs, self.outside, self.tools, *how)
+    def outline(self) -> Step:
+        """The step without its work: many are kept at a time."""
+        return replace(self, write=None, packages=self.tools)
 
-    def input_digests(self, artifacts: Mapping[str, Artifact]) -> dict[str, str]:
-        """Digests by the kind of the input, or by its full name if there are several of a kind."""
-        return _input_digests(self.inputs, self.outside, {name: artifacts[name].digest for name in self.inputs})
+    def identity(self, made: Mapping[str, Artifact | str]) -> Identity:
+        """What its folder is a function of, with inputs by their kind, or by their full name if there are several of a
+        kind. `made`: of each input its artifact, or the digest of it."""
+        kinds = [name.split()[0] for name in self.inputs]
+        names = [name if kinds.count(kind) > 1 else kind for name, kind in zip(self.inputs, kinds, strict=True)]
+        artifacts = {name: made[of] for name, of in zip(names, self.inputs, strict=True)}
+        inputs = {name: of if isinstance(of, str) else of.digest for name, of in artifacts.items()}
+        return Identity(self.kind, self.config, {**self.outside, **inputs}, self.tools)
 
-    def key(self, artifacts: Mapping[str, Artifact]) -> str:
-        """The key of its folder; `artifacts` holds those of its inputs."""
-        return artifact_key(self.kind, self.config, self.input_digests(artifacts), self.tools)
-
-
-@dataclass(frozen=True)
-class Outline:
-    """What plans need to know of a step: many are kept at a time, where those of steps would keep all their images."""
-
-    name: str
-    kind: str
-    config: Mapping[str, object]
-    inputs: tuple[str, ...]
-    outside: dict[str, str]
-    tools: dict[str, str]
-    measured: bool
-    about: dict[str, int]
-    usable: Callable[[Path], bool]
-    shared_out: bool = False
-
-    def key(self, digests: Mapping[str, str]) -> str:
-        """The key of its folder; `digests` holds those of its inputs, by step."""
-        return artifact_key(self.kind, self.config, _input_digests(self.inputs, self.outside, digests), self.tools)
-
-
-def _input_digests(inputs: Sequence[str], outside: Mapping[str, str], digests: Mapping[str, str]) -> dict[str, str]:
-    kinds = [name.split()[0] for name in inputs]
-    names = [name if kinds.count(kind) > 1 else kind for name, kind in zip(inputs, kinds, strict=True)]
-    return {**outside, **{key: digests[name] for key, name in zip(names, inputs, strict=True)}}
+    def key(self, made: Mapping[str, Artifact | str]) -> str:
+        """The key of its folder; `made`: as of `identity`."""
+        return self.identity(made).key
 
 
 @dataclass(frozen=True)
@@ -196,6 +178,35 @@ def target_tools(target: str) -> dict[str, str]:
     """
     versions = {**package_versions((TARGETS[target].package,)), **backend_versions(target)}
     return {**versions, "host": str(describe_host()), **RUNTIME[target].describe_device()}
+
+
+# --- Whether a target has a precision, by the table of targets alone --------------------------------------------------
+
+
+def check_target(target: str) -> None:
+    """Raise TargetError if no target has that name."""
+    TARGETS[target]
+
+
+def check_engine(name: str) -> None:
+    """Raise TargetError if that is neither a target nor what an engine of one is called."""
+    target = name.rpartition("-")[0]
+    check_target(target if target in TARGETS else name)
+
+
+def check_precision(target: str, precision: str) -> None:
+    """Raise what `compile` would, before any work is done."""
+    check_target(target)
+    if precision not in TARGETS[target].precisions:
+        others = [name for name, row in TARGETS.items() if precision in row.precisions]
+        raise CapabilityError(
+            f"{target} cannot run {precision}",
+            found=precision,
+            wanted=", ".join(TARGETS[target].precisions),
+            fix=f"choose one of these, or another target that has {precision}: {', '.join(others)}"
+            if others
+            else "choose one of these",
+        )
 
 
 # --- The files that stages write --------------------------------------------------------------------------------------

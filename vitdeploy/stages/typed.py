@@ -29,7 +29,6 @@ from vitdeploy.quantization.ranges import range_of
 from vitdeploy.quantization.statistics import Statistics, load_statistics
 from vitdeploy.search.high_precision import high_precision_layers
 from vitdeploy.spec import Precision, PreprocessSpec, WeightBits
-from vitdeploy.stages.capability import check_precision
 from vitdeploy.stages.float_graph import load_float_graph
 from vitdeploy.stages.place import PlaceConfig
 from vitdeploy.stages.search import SearchConfig, find_sensitivity
@@ -43,6 +42,7 @@ from vitdeploy.stages.step import (
     Folders,
     Step,
     backend_versions,
+    check_precision,
     package_versions,
     write_json,
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from vitdeploy.errors import VitdeployError
 
@@ -48,17 +50,42 @@ class Pool(Protocol):
         ...
 
 
-class Executor(Protocol):
+class Executor(ABC):
     """Does pieces of work that do not depend on each other."""
 
+    @abstractmethod
     def pool(self) -> AbstractContextManager[Pool]:
         """A pool, whose processes or connections live as long as the block; leaving it ends what runs."""
-        ...
 
     def map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R | VitdeployError]]:
         """The index of each item with what `function` returns for it, or the error that it raises, as they are
-        finished. `function` is a module's own, and it and its items can be pickled."""
-        ...
+        finished. `function` is a module's own, and it and its items can be pickled. Errors as of `pool`."""
+        with self.pool() as pool:
+            for index, item in enumerate(items):
+                pool.submit(index, function, item)
+            while (done := pool.next()) is not None:
+                yield cast("tuple[int, R | VitdeployError]", done)
+
+
+@dataclass(frozen=True)
+class InPool(Executor):
+    """An executor that does its pieces in a pool that is there already, and has nothing else to do meanwhile."""
+
+    kept: Pool
+
+    @contextlib.contextmanager
+    def pool(self) -> Iterator[Pool]:
+        """As `Executor.pool`; leaving it ends nothing."""
+        yield self.kept
+
+    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R | VitdeployError]]:
+        """As `Executor.map`; pieces that nobody waits for any more are not left to the pool's next user."""
+        try:
+            yield from super().map(function, items)
+        finally:
+            self.kept.drop()
+            while self.kept.next() is not None:
+                pass
 
 
 @dataclass(frozen=True)

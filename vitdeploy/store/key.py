@@ -24,16 +24,22 @@ def canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
 
 
-def artifact_key(kind: str, config: Mapping[str, Any], inputs: Mapping[str, str], tools: Mapping[str, str]) -> str:
-    """The key of the result of stage `kind` for `config`, inputs with these digests, and these tools."""
-    parts = {
-        "format": FORMAT,
-        "kind": kind,
-        "config": dict(config),
-        "inputs": dict(inputs),
-        "tools": dict(tools),
-    }
-    return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
+@dataclass(frozen=True)
+class Identity:
+    """What an artifact is a function of: `kind` of the stage, its `config`, inputs with these digests, and tools with
+    these versions. `key`: SHA-256 over all of it, by which the artifact is found."""
+
+    kind: str
+    config: Mapping[str, Any]
+    inputs: Mapping[str, str]
+    tools: Mapping[str, str]
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.key:
+            parts = {"format": FORMAT, "kind": self.kind, "config": dict(self.config)}
+            parts |= {"inputs": dict(self.inputs), "tools": dict(self.tools)}
+            object.__setattr__(self, "key", hashlib.sha256(canonical_json(parts).encode()).hexdigest())
 
 
 # --- The version of our own code, a part of every key: a digest of the package's files that nobody has to raise -------

@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
+
+from platformdirs import user_cache_path
 
 from vitdeploy.bundle.read import file_sha256, verify_file
 from vitdeploy.errors import DigestError
@@ -33,14 +35,35 @@ from vitdeploy.publish import (
 )
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.spec import DecodeError, FileEntry, decode, encode
-from vitdeploy.store.key import RECORD_FILE, Made, Record, canonical_json
+from vitdeploy.store.key import RECORD_FILE, Identity, Made, Record, canonical_json
 from vitdeploy.store.shared import SharedStore
+
+# --- Where this user's files lie --------------------------------------------------------------------------------------
+
+
+STORE_VARIABLE = "VITDEPLOY_STORE"
+SHARED_VARIABLE = "VITDEPLOY_SHARED_STORE"
+
+
+def store_folder() -> Path:
+    """The root of this user's store: $VITDEPLOY_STORE, or the user's cache folder."""
+    place = os.environ.get(STORE_VARIABLE)
+    return Path(place) if place else user_cache_path("vitdeploy")
+
+
+def shared_store() -> SharedStore | None:
+    """The store that this user shares with other machines: $VITDEPLOY_SHARED_STORE, a URL."""
+    url = os.environ.get(SHARED_VARIABLE)
+    return SharedStore(url) if url else None
+
 
 # --- What a store has made and brought, one line of JSON each, in the order of the ends -------------------------------
 # Each line is appended by one write, so that those of several processes do not mix. Nothing is read from the log to
 # find artifacts: a line that is lost or cut off loses an estimate of a plan.
 
 
+T = TypeVar("T")
+R = TypeVar("R")
 LOG_FILE = "log.jsonl"
 # How much of the end of a log is read: some 10,000 lines.
 MOST_BYTES = 8 << 20
@@ -78,11 +101,18 @@ def append(root: Path, event: Literal["made", "brought"], record: Record) -> Non
         return
     line = canonical_json(encode(Line(event, record.key, record.kind, record.bytes, record.made))) + "\n"
     with contextlib.suppress(OSError):
-        descriptor = os.open(root / LOG_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
+        append_line(root / LOG_FILE, line.encode())
+
+
+def append_line(path: Path, line: bytes, *, flushed: bool = False) -> None:
+    """Append a line, which ends with a newline, to a file by one write; `flushed`: to the disk."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        os.write(descriptor, line)
+        if flushed:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_log(root: Path, most: int = MOST_BYTES) -> Iterator[Line]:
@@ -94,9 +124,14 @@ def read_log(root: Path, most: int = MOST_BYTES) -> Iterator[Line]:
             data = file.read()
     except FileNotFoundError:
         return
+    yield from decoded_lines(Line, data)
+
+
+def decoded_lines(cls: type[T], data: bytes) -> Iterator[T]:
+    """The values in lines of JSON, without lines that are none, such as one that a crash has cut off."""
     for text in data.splitlines():
         with contextlib.suppress(DecodeError, ValueError, RecursionError):
-            yield decode(Line, json.loads(text))
+            yield decode(cls, json.loads(text))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -112,8 +147,6 @@ def read_log(root: Path, most: int = MOST_BYTES) -> Iterator[Line]:
 CLAIM, CLAIM_SECONDS, LOOK_SECONDS = ".claim", 10.0, 0.005
 # Questions to a shared store at a time.
 AT_ONCE = 32
-T = TypeVar("T")
-R = TypeVar("R")
 # What this process or machine has run out of: that says nothing about an entry.
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
@@ -172,67 +205,58 @@ class Store:
     def look(self, key: str) -> Record | None:
         """The record of an artifact that is here, or in the shared store, by what it says: no file of it is read, and
         nothing is brought. Errors as of `find`."""
-        try:
-            text = (self.folder(key) / RECORD_FILE).read_text(encoding="utf-8")
-            record = decode(Record, json.loads(text))
-            if record.key == key:
-                return record
-        except (ValueError, RecursionError):
-            pass
-        except OSError as error:
-            if error.errno in _EXHAUSTED:
-                raise
-        return None if self.shared is None else self.shared.record(key)
+        record = self._record(key)
+        return self.shared.record(key) if record is None and self.shared is not None else record
 
     def _offer(self, made: Artifact) -> None:
         if self.shared is not None:
             text = (made.path / RECORD_FILE).read_text(encoding="utf-8")
             self.shared.offer(made.path, decode(Record, json.loads(text)))
 
+    def _record(self, key: str) -> Record | None:
+        """The record of what is here, whatever its files are."""
+
+        def read() -> Record | None:
+            text = (self.folder(key) / RECORD_FILE).read_text(encoding="utf-8")
+            record = decode(Record, json.loads(text))
+            return record if record.key == key else None
+
+        return _readable(read)
+
     def _here(self, key: str) -> Artifact | None:
-        folder = self.folder(key)
-        if not folder.is_dir():
-            return None
-        try:
-            record = decode(Record, json.loads((folder / RECORD_FILE).read_text(encoding="utf-8")))
-            for entry in record.files:
+        folder, record = self.folder(key), self._record(key)
+
+        def verified() -> Artifact | None:
+            for entry in record.files if record is not None else ():
                 verify_file(folder, entry)
-        except (ValueError, RecursionError, DigestError):  # of JSON, of names, and of what was decoded
-            return None
-        except OSError as error:
-            if error.errno in _EXHAUSTED:
-                raise
-            return None
-        return Artifact(folder, key, files_digest(record.files)) if record.key == key else None
+            return None if record is None else Artifact(folder, key, files_digest(record.files))
+
+        return _readable(verified)
 
     def make(
         self,
-        key: str,
-        kind: str,
-        config: Mapping[str, Any],
-        inputs: Mapping[str, str],
-        tools: Mapping[str, str],
-        write: Callable[[Path], None],
+        by: Identity,
+        write: Callable[[Path], object],
         *,
         name: str = "",
         about: Mapping[str, int] | None = None,
     ) -> Artifact:
-        """Let `write` fill an empty folder, then publish it under `key`. Whoever is first wins, with what is intact.
+        """Let `write` fill an empty folder, then publish it under its key. Whoever is first wins, with what is intact.
 
         Args:
             name, about: for the log; see `Made`.
         """
-        folder, began = self.folder(key), time.monotonic()
+        folder, began = self.folder(by.key), time.monotonic()
         with temporary_folder(folder.parent) as work, storage_errors(self.root):
             write(work)
             files = list_files(work)
-            made_by = made_now(name or kind, time.monotonic() - began, about or {})
-            record = Record(1, key, kind, dict(config), dict(inputs), dict(tools), files, made_by)
+            made_by = made_now(name or by.kind, time.monotonic() - began, about or {})
+            record = Record(1, by.key, by.kind, dict(by.config), dict(by.inputs), dict(by.tools), files, made_by)
             (work / RECORD_FILE).write_text(canonical_json(encode(record)) + "\n", encoding="utf-8")
-            made = self._publish(work, Artifact(folder, key, files_digest(files)))
+            made = self._publish(work, Artifact(folder, by.key, files_digest(files)))
         append(self.root, "made", record)
         self._offer(made)
-        shutil.rmtree(self.unfinished(key), ignore_errors=True)
+        shutil.rmtree(self.unfinished(by.key), ignore_errors=True)
         return made
 
     def _publish(self, work: Path, made: Artifact) -> Artifact:
@@ -281,6 +305,19 @@ class Store:
     def folder(self, key: str) -> Path:
         """Where the artifact with this key lies, if it is here."""
         return self.root / "artifacts" / key[:2] / key
+
+
+def _readable(ask: Callable[[], R | None]) -> R | None:
+    """What `ask` reads; None where that cannot be read, or is not what its record says. Raises only what says nothing
+    about an entry."""
+    try:
+        return ask()
+    except (ValueError, RecursionError, DigestError):  # of JSON, of names, and of what was decoded
+        return None
+    except OSError as error:
+        if error.errno in _EXHAUSTED:
+            raise
+        return None
 
 
 def _claim(folder: Path, judged: tuple[int, int]) -> bool:

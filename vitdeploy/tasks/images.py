@@ -33,7 +33,7 @@ from vitdeploy.paths import shown_name
 from vitdeploy.progress import Counter, Progress
 from vitdeploy.runtime.preprocess import SUFFIXES
 from vitdeploy.spec import PreprocessSpec
-from vitdeploy.store.places import store_folder
+from vitdeploy.store.store import store_folder
 from vitdeploy.tasks.answers import Copies
 
 

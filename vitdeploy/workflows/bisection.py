@@ -15,7 +15,7 @@ from vitdeploy.data.decoding import batches
 from vitdeploy.errors import InputError
 from vitdeploy.graph.io.admit import admit_graph
 from vitdeploy.graph.io.files import get_metadata, graph_spec, load_graph
-from vitdeploy.pipeline.artifact import float_graph, open_bundle
+from vitdeploy.pipeline.early import float_graph, open_bundle
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.ort import OnnxRuntimeRunner

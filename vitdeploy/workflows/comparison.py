@@ -12,8 +12,8 @@ from vitdeploy.benchmark.run import against_last
 from vitdeploy.document.bench import BenchDocument
 from vitdeploy.document.report import Verification
 from vitdeploy.errors import AnswersError
-from vitdeploy.pipeline.foresight import bounds_answers, criterion_of, foresee
 from vitdeploy.pipeline.measure import measure
+from vitdeploy.pipeline.verdict import bounds_answers, criterion_of, foresee
 from vitdeploy.progress import Counter, Progress
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import Budget

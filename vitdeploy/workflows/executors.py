@@ -12,20 +12,20 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar, cast
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from vitdeploy.document.bench import ErrorFacts
 from vitdeploy.errors import InputError, MissingPackageError, VitdeployError, WorkerError, error_with_code
 from vitdeploy.stages.workers import STARTS, Executor, Pool
 from vitdeploy.store.key import code_version
-from vitdeploy.store.places import SHARED_VARIABLE
+from vitdeploy.store.store import SHARED_VARIABLE
 
 # --- Run independent pieces of work in several processes of this machine; `ray_cluster` does it on more machines ------
 
@@ -46,7 +46,7 @@ class Piece:
     starts: int = 0
 
 
-class Processes:
+class Processes(Executor):
     """So many at a time, each in a process of this machine."""
 
     def __init__(self, count: int) -> None:
@@ -60,39 +60,6 @@ class Processes:
             yield pool
         finally:
             pool.close()
-
-    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R | VitdeployError]]:
-        with self.pool() as pool:
-            yield from mapped(pool, function, items)
-
-
-def mapped(pool: Pool, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R | VitdeployError]]:
-    """`Executor.map` with a pool."""
-    for index, item in enumerate(items):
-        pool.submit(index, function, item)
-    while (found := pool.next()) is not None:
-        yield cast("tuple[int, R | VitdeployError]", found)
-
-
-@dataclass(frozen=True)
-class InPool:
-    """An executor that does its pieces in a pool that is there already, and has nothing else to do meanwhile."""
-
-    kept: Pool
-
-    @contextlib.contextmanager
-    def pool(self) -> Iterator[Pool]:
-        """As `Executor.pool`; leaving it ends nothing."""
-        yield self.kept
-
-    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R | VitdeployError]]:
-        """As `Executor.map`; pieces that nobody waits for any more are not left to the pool's next user."""
-        try:
-            yield from mapped(self.kept, function, items)
-        finally:
-            self.kept.drop()
-            while self.kept.next() is not None:
-                pass
 
 
 class _ProcessPool:
@@ -334,7 +301,7 @@ MODE, TOKEN = "RAY_AUTH_MODE", "token"
 
 
 @dataclass(frozen=True)
-class RayCluster:
+class RayCluster(Executor):
     """The cluster at `address` (host:port, or ray://host:port for Ray's client), or one that is started on this machine
     for each pool where it is "". `at_a_time`: how many tasks run at once; None: as many as the cluster has CPUs for."""
 
@@ -358,11 +325,6 @@ class RayCluster:
                 yield pool
             finally:
                 pool.close()
-
-    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R | VitdeployError]]:
-        """As `Executor.map`; errors as those of `pool`."""
-        with self.pool() as pool:
-            yield from mapped(pool, function, items)
 
 
 def _ray(address: str) -> ModuleType:

@@ -31,9 +31,8 @@ from vitdeploy.runtime.monitor_reference import reference_beside
 from vitdeploy.search.latency import PartsTable, in_parts
 from vitdeploy.spec import EngineSpec, GraphSpec, Manifest, Precision
 from vitdeploy.stages.calibrate import splits_rows
-from vitdeploy.stages.capability import check_precision
 from vitdeploy.stages.compile import check_task, compile_graphs
-from vitdeploy.stages.step import MODEL_FILE, TOKENIZER_FILE, graphs_in, known_labels, read_engine
+from vitdeploy.stages.step import MODEL_FILE, TOKENIZER_FILE, check_precision, graphs_in, known_labels, read_engine
 
 
 @dataclass(frozen=True)

@@ -15,27 +15,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.bundle.read import MANIFEST_FILE
+from vitdeploy.bundle.read import MANIFEST_FILE, read_bundle
 from vitdeploy.bundle.write import GOLDEN_BYTES, Golden, write_bundle
 from vitdeploy.errors import AnswersError, MissingPackageError, VitdeployError
 from vitdeploy.graph.half.half import emulate
+from vitdeploy.graph.io.admit import admit_graph
 from vitdeploy.graph.io.files import GraphMetadata, fixed_batch, get_metadata, graph_spec, load_graph, serialised
 from vitdeploy.runtime.canary import wrong_answers
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.flows import FLOWS
-from vitdeploy.runtime.golden import GoldenCheck, check_golden, engine_outputs, largest_difference
+from vitdeploy.runtime.golden import GoldenCheck, check_golden, engine_outputs, largest_difference, read_golden
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise, to_input
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.search.first_layer import SECONDS, first_layer
-from vitdeploy.spec import EngineSpec, GraphSpec, Manifest
+from vitdeploy.spec import EngineSpec, GraphSpec, Manifest, PreprocessSpec
 
 IMAGES, SEED = 4, 0
 # The largest max|a - b| / max|b| of an engine from its graph's own answers. Half precision and INT8 round where the
-# evaluation does not, more than one engine on two machines does (`pipeline.golden.TOLERANCE`). A wrong engine is off by
-# about 1.
+# evaluation does not, more than one engine on two machines does (`pipeline.assemble.TOLERANCE`). A wrong engine is off
+# by about 1.
 TOLERANCE = {"fp32": 1e-3, "fp16": 5e-2}
 ROUNDED = 0.2
 # Where two scores are nearly equal, as most are in noise, rounding decides which comes first, and the answers change by
@@ -174,11 +176,42 @@ def require_seeded(seeded: Seeded, engine: EngineSpec, home: Path) -> GoldenChec
 
 def _located(error: AnswersError, seeded: Seeded, engine: EngineSpec, home: Path) -> AnswersError:
     """The error, with the first layer that differs where it can be found in time."""
-    feeds = [to_input(image[None], seeded.metadata.images, engine.inputs[0]) for image in seeded.pixels]
     with contextlib.suppress(VitdeployError):
-        where = first_layer(load_graph(home / engine.graph), engine, feeds, seeded.tolerance, SECONDS)
-        error.found += f"; {where}" if where else ""
+        graph = load_graph(home / engine.graph)
+        _locate(error, graph, engine, seeded.pixels, seeded.metadata.images, seeded.tolerance)
     return error
+
+
+def locate(error: AnswersError, seconds: float = SECONDS) -> None:
+    """Add to what was found of a bundle's engine where it leaves its own graph, on the golden inputs of the bundle.
+    Nothing is added where that cannot be said: of several graphs, of other inputs than images, of engines of GPUs.
+
+    Raises:
+        VitdeployError: the bundle, or a part of the graph, cannot be read or run.
+    """
+    folder = Path(error.bundle)
+    manifest = read_bundle(folder)
+    engine = next((engine for engine in manifest.engines if engine.artifact == error.engine), None)
+    golden = read_golden(folder, manifest, engine) if engine is not None else None
+    if engine is None or golden is None or manifest.preprocess is None or len(golden.inputs) != 1:
+        return
+    [images] = golden.inputs.values()
+    graph = admit_graph(folder / engine.graph)
+    _locate(error, graph, engine, images, manifest.preprocess, golden.tolerance, seconds)
+
+
+def _locate(
+    error: AnswersError,
+    graph: ir.Model,
+    engine: EngineSpec,
+    images: Array,
+    preprocess: PreprocessSpec,
+    tolerance: float,
+    seconds: float = SECONDS,
+) -> None:
+    feeds = [to_input(image[None], preprocess, engine.inputs[0]) for image in images]
+    if where := first_layer(graph, engine, feeds, tolerance, seconds):
+        error.found += f"; {where}"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
 import time
@@ -16,25 +17,29 @@ from vitdeploy.data.file_digests import DIGESTS_FILE, FileDigests
 from vitdeploy.data.folder import MOST, WINDOW, Ints, Samples, cut, first_of_copies
 from vitdeploy.document.report import Verification
 from vitdeploy.errors import DataError, HostError, StorageError, VitdeployError, error_with_code
-from vitdeploy.pipeline.foresight import bounds_answers, criterion_by
 from vitdeploy.pipeline.run import default_store
+from vitdeploy.pipeline.verdict import bounds_answers, criterion_by
 from vitdeploy.progress import Counter, Progress
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.spec import Budget
 from vitdeploy.stages.answers import explained
 from vitdeploy.stages.shards import (
     Answered,
-    Identity,
     Part,
-    ShardStore,
+    ShardKind,
     content_digest,
     digests_of,
     evaluate,
+    find_answers,
+    find_counts,
+    holds,
+    machine_turn,
     shard_digest,
+    shard_identity,
 )
-from vitdeploy.stages.turns import machine_turn
 from vitdeploy.stages.workers import Executor
-from vitdeploy.store.places import store_folder
+from vitdeploy.store.key import Identity
+from vitdeploy.store.store import store_folder
 from vitdeploy.tasks.adapter import Data, DataChoice, Setting
 from vitdeploy.tasks.answers import Copies
 from vitdeploy.tasks.counted import CountedKit, Listed, Truth
@@ -81,15 +86,13 @@ def do(work: Work) -> None:
     Errors as of `evaluate` and `Portable.runner`.
     """
     store = default_store()
-    shards = ShardStore(store)
-    parts = [part for part in work.parts if not shards.holds(part, work.skip_bad)]
+    parts = [part for part in work.parts if not holds(store, part, work.skip_bad)]
     if not parts:
         return
     adapter, answering = counted_adapter(work.setting), counted_adapter(work.answering)
     assert adapter is not None and answering is not None, "a piece of a task that is counted in shards"
     evaluate(
-        *(_held.predictor(work), work.samples, work.truth, parts),
-        *(adapter, answering.kept, shards, store.root / DIGESTS_FILE),
+        *(_held.predictor(work), work.samples, work.truth, parts, adapter, answering.kept, store),
         skip_bad=work.skip_bad,
         processes=1,
         turn=machine_turn,
@@ -257,8 +260,7 @@ class _Evaluation:
         self._samples = listed.evaluation.pick(self._order)
         cuts = cut(self._samples.names, WINDOW // adapter.finer, MOST // adapter.finer)
         self._shards = [np.arange(shard.start, shard.stop) for shard in cuts]
-        self._whole = default_store()
-        self._store = ShardStore(self._whole)
+        self._store = default_store()
         # Of each shard: the digest in its keys, and what its images are known again by.
         self._digests: list[tuple[str, str]] = self._read_digests()
         self.answered: list[Answered] = []
@@ -266,7 +268,7 @@ class _Evaluation:
     def _read_digests(self) -> list[tuple[str, str]]:
         count = Counter(self._progress, "digests of the images", len(self._samples))
         found = []
-        with FileDigests(self._whole.root / DIGESTS_FILE) as digests:
+        with FileDigests(self._store.root / DIGESTS_FILE) as digests:
             for shard in self._shards:
                 samples = self._samples.pick(shard)
                 of_images = digests_of(samples, self._listed.truth, digests)
@@ -279,15 +281,15 @@ class _Evaluation:
         missing."""
         none = np.zeros(0, np.int64)
         parts = [
-            Part(shard, none, content, self._identity(original, answering, samples=digest))
+            Part(shard, none, content, self._identity("shard-answers", original, answering, samples=digest))
             for shard, (digest, content) in zip(self._shards, self._digests, strict=True)
         ]
         self.answered = self._all(original, answering, parts, self._usable)
 
     def _usable(self, by: Identity) -> Answered | None:
-        found = self._store.answered(by)
+        found = find_answers(self._store, by)
         if found is not None and len(found.unreadable) and not self._skip_bad:
-            self._store.drop_answers(by)  # an unreadable image is an error, which reading it again gives
+            self._store.remove(by.key)  # an unreadable image is an error, which reading it again gives
             return None
         return found
 
@@ -303,27 +305,27 @@ class _Evaluation:
                 shard,
                 each.unreadable,
                 content,
-                self._identity(ours, self._adapter, samples=digest, answers=each.digest),
+                self._identity("shard-tally", ours, self._adapter, samples=digest, answers=each.digest),
                 each.artifact.key,
             )
             for shard, each, (digest, content) in zip(self._shards, self.answered, self._digests, strict=True)
             if each.count
         ]
-        return self._total(self._all(ours, self._adapter, parts, self._store.counted))
+        return self._total(self._all(ours, self._adapter, parts, functools.partial(find_counts, self._store)))
 
-    def _identity(self, subject: Subject, answering: CountedKit, **digests: str) -> Identity:
+    def _identity(self, kind: ShardKind, subject: Subject, answering: CountedKit, **digests: str) -> Identity:
         assert subject.identity is not None
-        return subject.identity().on(self._adapter, answering, **digests)
+        return shard_identity(kind, subject.identity(), self._adapter, answering, **digests)
 
     def _all(
         self, subject: Subject, answering: CountedKit, parts: list[Part], find: Callable[[Identity], F | None]
     ) -> list[F]:
         """What an artifact left of some shards; it runs for those of which nothing is stored."""
-        found = self._whole.side_by_side(find, [part.by for part in parts])
+        found = self._store.side_by_side(find, [part.by for part in parts])
         missing = [i for i, each in enumerate(found) if each is None]
         if missing:
             self._run(subject, answering, [parts[i] for i in missing])
-        for i, each in zip(missing, self._whole.side_by_side(find, [parts[i].by for i in missing]), strict=True):
+        for i, each in zip(missing, self._store.side_by_side(find, [parts[i].by for i in missing]), strict=True):
             found[i] = each
         here = [each for each in found if each is not None]
         if len(here) < len(parts):
@@ -345,7 +347,6 @@ class _Evaluation:
         with Predictor(subject.runner(), self._adapter.setting.images) as predictor:
             evaluate(
                 *(predictor, self._samples, self._listed.truth, parts, self._adapter, answering.kept, self._store),
-                self._whole.root / DIGESTS_FILE,
                 skip_bad=self._skip_bad,
                 progress=count,
             )
@@ -359,7 +360,7 @@ class _Evaluation:
         """Evaluate some shards by an executor, and say which were not."""
         assert subject.identity is not None and subject.portable is not None
         identity = subject.identity()
-        portable = subject.portable.sent(identity, self._whole)
+        portable = subject.portable.sent(identity, self._store)
         size = min(MOST_AT_ONCE, -(-len(parts) // LEAST_PIECES))
         works = []
         for start in range(0, len(parts), size):

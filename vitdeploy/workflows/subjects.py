@@ -35,10 +35,9 @@ from vitdeploy.known_bad.words import in_spite
 from vitdeploy.models.model_folder.hub import is_hub_name
 from vitdeploy.models.names import FUNCTION
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.artifact import default_target, form_of, kind_of, new_folder, open_bundle
-from vitdeploy.pipeline.fitted import fitted
+from vitdeploy.pipeline.early import default_target, form_of, kind_of, new_folder, open_bundle
 from vitdeploy.pipeline.measure import original_candidate
-from vitdeploy.pipeline.setting import engine_setting, graph_setting, reference_setting
+from vitdeploy.pipeline.setting import engine_setting, fitted, graph_setting, reference_setting
 from vitdeploy.runtime.backend import engine_is_code, loads_here
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.engine import make_runner
@@ -49,9 +48,8 @@ from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.values import weight_remarks
 from vitdeploy.spec import EngineSpec, Manifest, encode
 from vitdeploy.stages.reference_model import ReferenceModel, find_reference_model, reference_runner
-from vitdeploy.stages.shards import Identity
 from vitdeploy.stages.step import MODEL_FILE, find_graph, is_ours, package_versions, target_tools
-from vitdeploy.store.key import artifact_key, code_version
+from vitdeploy.store.key import Identity, code_version
 from vitdeploy.store.store import Store
 from vitdeploy.tasks.adapter import Data, Setting
 from vitdeploy.verification.gate import Gate
@@ -76,14 +74,15 @@ def engine_identity(manifest: Manifest, engine: EngineSpec, *, compiled: bool) -
         made = {name for name in files if not name.startswith(graphs)}
         inputs = {name: digest for name, digest in inputs.items() if name not in made}
     code = code_version(everything=compiled)
-    return Identity({"engine": encode(engine)}, inputs, {**target_tools(engine.target), "code": code})
+    tools = {**target_tools(engine.target), "code": code}
+    return Identity("evaluated-engine", {"engine": encode(engine)}, inputs, tools)
 
 
 def original_identity(reference_model: ReferenceModel) -> Identity:
     """The identity of an original."""
     packages = package_versions(("torch", "timm", "transformers", "onnxruntime"))
     tools = {**packages, "host": str(describe_host()), "code": code_version()}
-    return Identity(reference_model.identity(), dict(reference_model.digests), tools)
+    return Identity("evaluated-original", reference_model.identity(), dict(reference_model.digests), tools)
 
 
 # --- What another process, here or elsewhere, makes the runner of a subject of: plain data that can be pickled --------
@@ -134,14 +133,9 @@ class PortableEngine:
     def sent(self, identity: Identity, store: Store) -> PortableEngine:
         if not self.compiled:
             return dataclasses.replace(self, folder=self.folder.absolute())
-        kind = "evaluated-engine"
-        key = artifact_key(kind, identity.config, identity.inputs, identity.tools)
-        if store.find(key) is None:
-            store.make(key, kind, identity.config, identity.inputs, identity.tools, self._copy)
-        return dataclasses.replace(self, key=key)
-
-    def _copy(self, out: Path) -> None:
-        shutil.copytree(self.folder, out, dirs_exist_ok=True)
+        if store.find(identity.key) is None:
+            store.make(identity, lambda out: shutil.copytree(self.folder, out, dirs_exist_ok=True))
+        return dataclasses.replace(self, key=identity.key)
 
     def runner(self, identity: Identity, store: Store) -> Runner:
         folder, engine = self.folder, self.engine
@@ -306,7 +300,7 @@ def find_subjects(
         subjects = _bundle_subjects(bundle, target, work, trust if given else None, compiled=not given)
         return subjects if given else [dataclasses.replace(s, name=str(path)) for s in subjects]
     # Which know recipes and PyTorch too: a bundle's bench needs neither.
-    from vitdeploy.stages.batches import settle_batch
+    from vitdeploy.stages.export import settle_batch
 
     reference_model, batch = settle_batch(find_reference_model(fitted(_named(text, source))))
     return [original_subject(text, reference_model, own=is_hub_name(text), noted=batch is not None)]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import statistics
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vitdeploy.benchmark.protocol import Protocol
@@ -28,10 +27,10 @@ from vitdeploy.recipe.grid import refuse_same_names
 from vitdeploy.recipe.load import load_recipe
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.runtime.host import describe_host
-from vitdeploy.spec import DecodeError, decode, encode
-from vitdeploy.stages.step import ORIGINAL, Outline, package_versions
+from vitdeploy.spec import encode
+from vitdeploy.stages.step import ORIGINAL, Step, package_versions
 from vitdeploy.store.key import canonical_json, code_version
-from vitdeploy.store.store import Line, Store, files_digest, read_log, this_machine
+from vitdeploy.store.store import Line, Store, append_line, decoded_lines, files_digest, read_log, this_machine
 
 # --- The recipes of a sweep, and what each would make -----------------------------------------------------------------
 
@@ -79,7 +78,7 @@ class Outlined:
 
     entry: Entry
     recipe: Recipe
-    plans: tuple[tuple[Outline, ...], ...]
+    plans: tuple[tuple[Step, ...], ...]
     key: str
 
 
@@ -92,7 +91,7 @@ def outline(entry: Entry, recipe: Recipe, jobs: Sequence[Job]) -> Outlined:
     return Outlined(entry, recipe, plans, hashlib.sha256(canonical_json(parts).encode()).hexdigest())
 
 
-def planned_keys(plan: Sequence[Outline]) -> dict[str, str]:
+def planned_keys(plan: Sequence[Step]) -> dict[str, str]:
     """A key for each step, as if none were made: that of an input stands in the place of its digest. Two recipes that
     have one of these keys make the same there."""
     keys: dict[str, str] = {}
@@ -101,7 +100,7 @@ def planned_keys(plan: Sequence[Outline]) -> dict[str, str]:
     return keys
 
 
-def unmeasured(plan: Sequence[Outline]) -> list[Outline]:
+def unmeasured(plan: Sequence[Step]) -> list[Step]:
     """The steps that measure nothing, and neither need what does."""
     left_out: set[str] = set()
     kept = []
@@ -132,7 +131,7 @@ class Costs:
             if anywhere or (line.made.cpu, line.made.cores) == (cpu, cores):
                 self._seen[line.made.name].append(line)
 
-    def of(self, step: Outline) -> tuple[Estimate | None, Estimate | None, int]:
+    def of(self, step: Step) -> tuple[Estimate | None, Estimate | None, int]:
         """The seconds and the bytes of a stage, and of how many such ones; None where there was none."""
         found = [line for line in self._seen[step.name] if _alike(line.made.about, step.about)][-LAST:]
         if not found:
@@ -201,10 +200,7 @@ class FinishedRecipes:
         self._home, self._path = home, home / FINISHED_FILE
         self._known: dict[str, Finished] = {}
         with contextlib.suppress(FileNotFoundError):
-            for line in self._path.read_bytes().splitlines():
-                with contextlib.suppress(DecodeError, ValueError, RecursionError):  # cut off by a crash
-                    found = decode(Finished, json.loads(line))
-                    self._known[found.name] = found
+            self._known = {line.name: line for line in decoded_lines(Finished, self._path.read_bytes())}
 
     def find(self, outlined: Outlined) -> tuple[Report, str | None] | None:
         """The report of a recipe whose bundle is done, with the host that measured it."""
@@ -224,12 +220,7 @@ class FinishedRecipes:
         line = Finished(name, outlined.key, _digests(self._home / name) or {}, host)
         data = b"\n" * self._torn() + canonical_json(encode(line)).encode() + b"\n"
         with storage_errors(self._path):
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-            try:
-                os.write(descriptor, data)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            append_line(self._path, data, flushed=True)
         self._known[name] = line
 
     def _torn(self) -> bool:
@@ -252,7 +243,7 @@ def _digests(bundle: Path) -> dict[str, str] | None:
 
 @dataclass
 class _Stage:
-    step: Outline
+    step: Step
     there: bool
     recipes: dict[str, None] = field(default_factory=dict)
 
@@ -279,13 +270,13 @@ def plan_sweep(
         try:
             outlined = outline(entry, recipe, entry.prepare())
         except VitdeployError as error:
-            rows.append(_with(row, error=ErrorFacts.of(error)))
+            rows.append(replace(row, error=ErrorFacts.of(error)))
             continue
         if resume and finished.find(outlined) is not None:
-            rows.append(_with(row, finished=True))
+            rows.append(replace(row, finished=True))
             continue
         time = measuring(outlined)
-        rows.append(_with(row, seconds=time.seconds, most=time.most))
+        rows.append(replace(row, seconds=time.seconds, most=time.most))
         for plan in outlined.plans:
             asked += len(plan)
             _look(outlined, plan, stages, store)
@@ -294,18 +285,7 @@ def plan_sweep(
     return SweepPlanDocument(1, now(), tuple(rows), planned, _total(asked, planned, rows), describe_host())
 
 
-def _with(
-    row: PlannedRecipe,
-    *,
-    finished: bool = False,
-    error: ErrorFacts | None = None,
-    seconds: float | None = None,
-    most: float | None = None,
-) -> PlannedRecipe:
-    return PlannedRecipe(row.name, row.recipe, finished, error, seconds, most, row.axes)
-
-
-def _look(outlined: Outlined, plan: Sequence[Outline], stages: dict[str, _Stage], store: Store) -> None:
+def _look(outlined: Outlined, plan: Sequence[Step], stages: dict[str, _Stage], store: Store) -> None:
     """Add the stages of a plan, by their keys. For the digest of what is not there stands a word that has its key: two
     stages have one key then where they would make the same of the same."""
     digests: dict[str, str] = {}

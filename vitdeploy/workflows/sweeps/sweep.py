@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import socket
 import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -21,16 +19,14 @@ from vitdeploy.errors import VitdeployError, WorkerError
 from vitdeploy.pipeline.assemble import run_pipeline
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.outcome import now
+from vitdeploy.pipeline.schedule import AtSize, Plan, Scheduler, pooled
 from vitdeploy.progress import Progress, silent
 from vitdeploy.publish import replacing
-from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.stages.step import OUTPUT_NAMES, Step
-from vitdeploy.stages.workers import Executor, Pool
-from vitdeploy.store.key import artifact_key
-from vitdeploy.store.places import shared_store
-from vitdeploy.store.store import Store
-from vitdeploy.workflows.making.making import AtSize, Line, Making
+from vitdeploy.stages.workers import Executor, Pool, Workers
+from vitdeploy.store.key import Identity
+from vitdeploy.store.store import Store, shared_store
 from vitdeploy.workflows.sweeps.entries import (
     Entry,
     FinishedRecipes,
@@ -87,16 +83,16 @@ def measure_there(entry: Entry) -> MeasuredThere:
     those of `measure`."""
     told: list[str] = []
     asked = {"recipe": entry.load().name, "of": uuid.uuid4().hex}
-    key = artifact_key(TRAVELS, asked, {}, {})
+    by = Identity(TRAVELS, asked, {}, {})
     store = Store(entry.store, shared_store())
 
     def write(work: Path) -> None:
         measure(entry, entry.prepare(), work / BUNDLE, told.append)
 
-    store.make(key, TRAVELS, asked, {}, {}, write)
+    store.make(by, write)
     if store.shared is not None:  # from there it is taken
-        store.remove(key)
-    return MeasuredThere(key, tuple(told), socket.gethostname())
+        store.remove(by.key)
+    return MeasuredThere(by.key, tuple(told), socket.gethostname())
 
 
 def bring(found: MeasuredThere, store: Store, out: Path) -> Report:
@@ -132,44 +128,6 @@ OVER = "the time of the sweep was over"
 
 
 @dataclass(frozen=True)
-class Ways:
-    """How a sweep is run.
-
-    `executor` makes the steps that measure nothing ahead of time, those that recipes share once; without one, a recipe
-    is made when it is measured. `seconds`: no recipe is begun that would end later, as far as is known. `resume`: keep
-    the bundles that an earlier sweep has finished. `page` is given the document as it grows.
-    """
-
-    executor: Executor | None = None
-    seconds: float | None = None
-    resume: bool = True
-    page: Callable[[SweepDocument], None] | None = None
-
-
-def sweep(
-    entries: Sequence[Entry], out: Path, ways: Ways, progress: Progress, told: Callable[[str], None]
-) -> SweepDocument:
-    """Run all recipes, with the bundle of each at `out`/<its name>, and return sweep.json.
-
-    A recipe that fails does not end the others. What measures runs alone: on the nodes of the executor that are for
-    it, or, where there are none, one recipe after the other in this process and its children.
-
-    Args:
-        told: called with a line on each recipe that is finished, or failed.
-
-    Raises:
-        InputError: two recipes have one name. Errors of recipes and of the executor propagate.
-    """
-    return _Sweep(entries, load_all(entries), out, ways, progress, told).run()
-
-
-def _lines(outlined: Outlined) -> list[Line]:
-    """What of a recipe can be made before it is measured, at each of its image sizes."""
-    entry, name = outlined.entry, outlined.recipe.name
-    return [Line(entry, AtSize(entry, size), name, unmeasured(plan)) for size, plan in enumerate(outlined.plans)]
-
-
-@dataclass(frozen=True)
 class _Looked:
     """A recipe that is to be measured. `jobs` are kept where it is made and measured at once."""
 
@@ -178,31 +136,45 @@ class _Looked:
     jobs: tuple[Job, ...] | None
 
 
-class _Sweep:
-    def __init__(
-        self,
-        entries: Sequence[Entry],
-        recipes: Sequence[Recipe],
-        out: Path,
-        ways: Ways,
-        progress: Progress,
-        told: Callable[[str], None],
-    ) -> None:
-        self._entries, self._recipes, self._out, self._ways = entries, recipes, out, ways
-        self._progress, self._told = progress, told
-        self._store = Store(entries[0].store, shared_store())
-        self._finished = FinishedRecipes(out)
-        self._rows: dict[int, SweptRecipe] = {}
-        self._begun, self._page_at = time.monotonic(), 0.0
-        self._phase = ("begin", 0, len(entries))
-        self._measured = 0
-        self._making: Making | None = None
+@dataclass
+class Sweep:
+    """Recipes that are run, with the bundle of each at `out`/<its name>.
+
+    `told` is called with a line on each recipe that is finished, or failed. `executor` makes the steps that measure
+    nothing ahead of time, those that recipes share once; without one, a recipe is made when it is measured. `seconds`:
+    no recipe is begun that would end later, as far as is known. `resume`: keep the bundles that an earlier sweep has
+    finished. `page` is given the document as it grows.
+    """
+
+    entries: Sequence[Entry]
+    out: Path
+    progress: Progress
+    told: Callable[[str], None]
+    executor: Executor | None = None
+    seconds: float | None = None
+    resume: bool = True
+    page: Callable[[SweepDocument], None] | None = None
+    _rows: dict[int, SweptRecipe] = field(default_factory=dict, init=False)
+    _begun: float = field(default_factory=time.monotonic, init=False)
+    _page_at: float = field(default=0.0, init=False)
+    _measured: int = field(default=0, init=False)
+    _scheduler: Scheduler | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """InputError: two recipes have one name. Errors of recipes propagate."""
+        self._recipes = load_all(self.entries)
+        self._store = Store(self.entries[0].store, shared_store())
+        self._finished = FinishedRecipes(self.out)
+        self._phase = ("begin", 0, len(self.entries))
 
     def run(self) -> SweepDocument:
-        executor = self._ways.executor
-        pool_of: AbstractContextManager[Pool | None] = executor.pool() if executor else contextlib.nullcontext()
+        """Run all recipes, and return sweep.json; errors of the executor propagate.
+
+        A recipe that fails does not end the others. What measures runs alone: on the nodes of the executor that are for
+        it, or, where there are none, one recipe after the other in this process and its children.
+        """
         self._show(at_once=True)
-        with pool_of as pool:
+        with pooled(Workers(self.executor)) as (_, pool):
             for some in self._parts(pool):
                 looked = [found for index in some if (found := self._look(index, keep=pool is None)) is not None]
                 if pool is not None:
@@ -217,53 +189,58 @@ class _Sweep:
 
     def _parts(self, pool: Pool | None) -> Iterator[range]:
         """Which recipes are made and measured before the next are looked at."""
-        count = len(self._entries)
-        size = 1 if pool is None else count if self._ways.seconds is None else max(AT_ONCE, pool.lonely)
+        count = len(self.entries)
+        size = 1 if pool is None else count if self.seconds is None else max(AT_ONCE, pool.lonely)
         for first in range(0, count, size):
             if not self._over():
                 yield range(first, min(first + size, count))
 
     def _left(self) -> float:
-        return float("inf") if self._ways.seconds is None else self._begun + self._ways.seconds - time.monotonic()
+        return float("inf") if self.seconds is None else self._begun + self.seconds - time.monotonic()
 
     def _over(self) -> bool:
         return self._left() <= 0
 
     def _look(self, index: int, *, keep: bool) -> _Looked | None:
         """A recipe that is to be measured; None if it is finished, or fails by now."""
-        entry, recipe = self._entries[index], self._recipes[index]
-        self._set_phase("look at the recipes", index, len(self._entries))
+        entry, recipe = self.entries[index], self._recipes[index]
+        self._set_phase("look at the recipes", index, len(self.entries))
         try:
             jobs = entry.prepare()
             outlined = outline(entry, recipe, jobs)
         except VitdeployError as error:
             self._failed(index, error)
             return None
-        found = self._finished.find(outlined) if self._ways.resume else None
+        found = self._finished.find(outlined) if self.resume else None
         if found is None:
             return _Looked(index, outlined, jobs if keep else None)
         report, host = found
-        self._told(f"{recipe.name}: finished already, measured {report.created}")
+        self.told(f"{recipe.name}: finished already, measured {report.created}")
         self._row(index, report, host)
         return None
 
     def _make(self, pool: Pool, looked: Sequence[_Looked]) -> list[_Looked]:
         """Make what these need; returns those that have not failed."""
-        if self._making is None:
-            self._making = Making(pool, self._store, self._told, self._over, self._made)
-        self._making.run([line for each in looked for line in _lines(each.outlined)])
+        if self._scheduler is None:
+            self._scheduler = Scheduler(pool, self._store, self._made, "make", self.told)
+        plans = [
+            Plan(each.outlined.entry, AtSize(each.outlined.entry, size), each.outlined.recipe.name, unmeasured(plan))
+            for each in looked
+            for size, plan in enumerate(each.outlined.plans)
+        ]
+        self._scheduler.run(plans, self._over)
         left = []
         for each in looked:
-            error = self._making.errors.get(each.outlined.entry)
+            error = self._scheduler.errors.get(each.outlined.entry)
             if error is None:
                 left.append(each)
             else:
                 self._failed(each.index, error)
         return left
 
-    def _made(self, done: int, total: int) -> None:
-        self._progress("make", done, total)
-        self._set_phase("make", done, total)
+    def _made(self, text: str, done: int, total: int) -> None:
+        self.progress(text, done, total)
+        self._set_phase(text, done, total)
 
     # --- measure ------------------------------------------------------------------------------------------------------
 
@@ -271,10 +248,10 @@ class _Sweep:
         for each in looked:
             if not self._fits(each):
                 continue
-            entry, name = self._entries[each.index], each.outlined.recipe.name
-            self._set_phase(f"measure {name}", len(self._rows), len(self._entries), at_once=True)
+            entry, name = self.entries[each.index], each.outlined.recipe.name
+            self._set_phase(f"measure {name}", len(self._rows), len(self.entries), at_once=True)
             try:
-                report = measure(entry, each.jobs or entry.prepare(), self._out / name, self._told)
+                report = measure(entry, each.jobs or entry.prepare(), self.out / name, self.told)
                 self._done(each, report, None)
             except VitdeployError as error:
                 self._failed(each.index, error)
@@ -286,9 +263,9 @@ class _Sweep:
             while waiting and running < max(1, pool.lonely):
                 each = waiting.popleft()
                 if self._fits(each):
-                    pool.submit(each, measure_there, self._entries[each.index], each.outlined.recipe.name, alone=True)
+                    pool.submit(each, measure_there, self.entries[each.index], each.outlined.recipe.name, alone=True)
                     running += 1
-            self._set_phase(f"measure on {pool.lonely} nodes", len(self._rows), len(self._entries), at_once=True)
+            self._set_phase(f"measure on {pool.lonely} nodes", len(self._rows), len(self.entries), at_once=True)
             if (found := pool.next()) is None:
                 continue
             running -= 1
@@ -300,32 +277,32 @@ class _Sweep:
             self._failed(each.index, found)
             return
         for line in found.told:
-            self._told(line)
+            self.told(line)
         try:
-            self._done(each, bring(found, self._store, self._out / each.outlined.recipe.name), found.host)
+            self._done(each, bring(found, self._store, self.out / each.outlined.recipe.name), found.host)
         except VitdeployError as error:
             self._failed(each.index, error)
 
     def _fits(self, each: _Looked) -> bool:
         """Whether a recipe may be begun: measuring is never cut off."""
-        return self._ways.seconds is None or self._left() >= measuring(each.outlined).seconds
+        return self.seconds is None or self._left() >= measuring(each.outlined).seconds
 
     def _done(self, each: _Looked, report: Report, host: str | None) -> None:
         self._finished.add(each.outlined, host)
         self._measured += 1
-        self._told(f"{each.outlined.recipe.name}: {report.verdict.sentence}")
+        self.told(f"{each.outlined.recipe.name}: {report.verdict.sentence}")
         self._row(each.index, report, host)
 
     # --- the document -------------------------------------------------------------------------------------------------
 
     def _failed(self, index: int, error: VitdeployError) -> None:
-        self._told(f"{self._recipes[index].name}: {error}")
+        self.told(f"{self._recipes[index].name}: {error}")
         self._row(index, None, None, ErrorFacts.of(error))
 
     def _row(self, index: int, report: Report | None, host: str | None, error: ErrorFacts | None = None) -> None:
-        entry, name = self._entries[index], self._recipes[index].name
+        entry, name = self.entries[index], self._recipes[index].name
         self._rows[index] = SweptRecipe(name, str(entry.file), report, error, dict(entry.choices) or None, host)
-        self._progress("measure", len(self._rows), len(self._entries))
+        self.progress("measure", len(self._rows), len(self.entries))
         self._show(at_once=True)
 
     def _set_phase(self, text: str, done: int, total: int, *, at_once: bool = False) -> None:
@@ -334,22 +311,22 @@ class _Sweep:
 
     def _show(self, *, at_once: bool) -> None:
         """Write the page, where one is asked for; to draw it takes a second, so not at every step."""
-        if self._ways.page is not None and (at_once or time.monotonic() > self._page_at + PAGE_SECONDS):
-            self._ways.page(self._document(Running(*self._phase, now(), self._seconds_left())))
+        if self.page is not None and (at_once or time.monotonic() > self._page_at + PAGE_SECONDS):
+            self.page(self._document(Running(*self._phase, now(), self._seconds_left())))
             self._page_at = time.monotonic()
 
     def _seconds_left(self) -> float | None:
         """As the recipes took that were measured; None before any was."""
         if not self._measured:
             return None
-        return (len(self._entries) - len(self._rows)) * (time.monotonic() - self._begun) / self._measured
+        return (len(self.entries) - len(self._rows)) * (time.monotonic() - self._begun) / self._measured
 
     def _document(self, running: Running | None) -> SweepDocument:
-        rows = tuple(self._rows.get(index) or self._not_begun(index, running) for index in range(len(self._entries)))
-        stages = StageCounts(*self._making.counts) if self._making is not None else None
+        rows = tuple(self._rows.get(index) or self._not_begun(index, running) for index in range(len(self.entries)))
+        stages = StageCounts(*self._scheduler.counts) if self._scheduler is not None else None
         return SweepDocument(1, now(), rows, describe_host(), stages, running)
 
     def _not_begun(self, index: int, running: Running | None) -> SweptRecipe:
-        entry, name = self._entries[index], self._recipes[index].name
+        entry, name = self.entries[index], self._recipes[index].name
         why = OVER if running is None else "not measured yet"
         return SweptRecipe(name, str(entry.file), None, None, dict(entry.choices) or None, None, why)

@@ -19,13 +19,13 @@ from vitdeploy.benchmark.machine import MACHINE
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import engine_candidate
 from vitdeploy.errors import CapabilityError, GraphError, VitdeployError
-from vitdeploy.pipeline.foresight import criterion_of, foresee
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.measure import measure, original_candidate
 from vitdeploy.pipeline.outcome import engine_bytes, verified
 from vitdeploy.pipeline.plan import engine_plan, original_step
 from vitdeploy.pipeline.run import run_plan
-from vitdeploy.pipeline.verdict import engine_gate
+from vitdeploy.pipeline.schedule import LoadedRecipe, Plan, Scheduler, pooled
+from vitdeploy.pipeline.verdict import criterion_of, engine_gate, foresee
 from vitdeploy.progress import Progress
 from vitdeploy.search.expected import Expected
 from vitdeploy.search.pruning import Pruning
@@ -45,14 +45,20 @@ from vitdeploy.stages.rows import (
     schedules_step,
 )
 from vitdeploy.stages.search import SCREEN, SCREEN_FILE, Score, raises_precision, read_score, screen_step
-from vitdeploy.stages.step import HIGH_PRECISION, OPTIMIZE, ORIGINAL, REFERENCE, Outline, Step, read_engine, read_json
+from vitdeploy.stages.step import HIGH_PRECISION, OPTIMIZE, ORIGINAL, REFERENCE, Step, read_engine, read_json
 from vitdeploy.stages.workers import HERE, Workers
 from vitdeploy.store.store import Artifact, Store
 from vitdeploy.verification.gate import accuracy_gate, guards
-from vitdeploy.workflows.executors import InPool
-from vitdeploy.workflows.making.making import Ahead, GivenRecipe, Wanted
-from vitdeploy.workflows.tuning.plans import UNCHANGED, VariantSteps, job_of, judged_plan, pruning_plan, scored_plan
-from vitdeploy.workflows.tuning.variants import Variant, float_variants
+from vitdeploy.workflows.tuning.variants import (
+    UNCHANGED,
+    Variant,
+    VariantSteps,
+    float_variants,
+    job_of,
+    judged_plan,
+    pruning_plan,
+    scored_plan,
+)
 from vitdeploy.workflows.tuning.write import NO_TIME, Finalist, LeftOut, Made, Tuned, choose, said, why_not
 
 # The share of a time budget after which no new variant is begun; the rest is for measuring the finalists.
@@ -77,10 +83,10 @@ class Tuner:
     store: Store
     resume: bool
     progress: Progress
-    finished: Callable[[Step | Outline, bool], None]
+    finished: Callable[[Step, bool], None]
     seconds: float | None = None
     workers: Workers = HERE
-    search: GivenRecipe | None = None
+    search: LoadedRecipe | None = None
     note: Callable[[str], None] = lambda text: None
     made: list[Made] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)
@@ -90,7 +96,7 @@ class Tuner:
     _fresh: set[str] = field(default_factory=set)
     _begun: float = field(default_factory=time.monotonic)
     _waited: float = field(default_factory=lambda: MACHINE.waited)
-    _ahead: Ahead | None = None
+    _scheduler: Scheduler | None = None
 
     @property
     def budget(self) -> Budget:
@@ -128,28 +134,26 @@ class Tuner:
     @contextlib.contextmanager
     def _pooled(self) -> Iterator[None]:
         """With the workers that make variants side by side, if there are any."""
-        if self.workers.executor is None or self.search is None:
-            yield
-            return
-        with self.workers.executor.pool() as pool:
-            self.workers = replace(self.workers, executor=InPool(pool))
-            self._ahead = Ahead(
-                pool,
-                self.store,
-                self._run,
-                lambda owner, error: why_not(owner, error) is None,
-                self.note,
-                self.finished,
-                lambda done, total: self.progress("make variants", done, total),
-                resume=self.resume,
-                fresh=self._fresh,
-            )
+        with pooled(self.workers if self.search is not None else HERE) as (workers, pool):
+            if pool is not None:
+                self.workers = workers
+                self._scheduler = Scheduler(
+                    pool,
+                    self.store,
+                    self.progress,
+                    "make variants",
+                    self.note,
+                    resume=self.resume,
+                    fresh=self._fresh,
+                    finished=self.finished,
+                    fatal=lambda owner, error: why_not(owner, error) is None,
+                )
             yield
 
     @property
     def _at_once(self) -> int | None:
         """How many variants are thought of before they are made; None: all."""
-        if self._ahead is None:
+        if self._scheduler is None:
             return 1
         return None if self.seconds is None else AT_ONCE
 
@@ -166,20 +170,20 @@ class Tuner:
 
     def _make_ahead(self, variants: Sequence[Variant], late: Callable[[], bool] | None) -> set[Hashable]:
         """Make what can be made side by side; returns the variants that are there, or have failed."""
-        if self._ahead is None or self.search is None:
+        if self._scheduler is None or self.search is None:
             return set()
-        wanted = []
+        plans = []
         for variant in variants:
-            source, given = VariantSteps(self.search, variant), self._given(variant)
             with contextlib.suppress(VitdeployError):  # which it has when its turn comes, too
-                plan = scored_plan(self.job, variant, self.workers)
-                wanted.append(Wanted(variant, source, variant.name, plan, given))
+                steps = scored_plan(self.job, variant, self.workers)
+                source = VariantSteps(self.search, variant)
+                plans.append(Plan(variant, source, variant.name, steps, self._given(variant)))
         if late is None and self.seconds is None:  # it is going to be asked for, and measures nothing
-            wanted.append(Wanted(PRUNING, VariantSteps(self.search, None), PRUNING, pruning_plan(self.job)))
-        there = self._ahead.make(wanted, late)
-        for each in wanted:
-            error = self._ahead.errors.get(each.owner)
-            if error is not None and why_not(each.owner, error) is None:
+            plans.append(Plan(PRUNING, VariantSteps(self.search, None), PRUNING, pruning_plan(self.job)))
+        there = self._scheduler.run(plans, late)
+        for plan in plans:
+            error = self._scheduler.errors.get(plan.owner)
+            if error is not None and why_not(plan.owner, error) is None:
                 raise error
         return there
 
@@ -295,7 +299,7 @@ class Tuner:
 
     def _known(self, owner: Hashable) -> VitdeployError | None:
         """The error that a worker had, if one had."""
-        return None if self._ahead is None else self._ahead.errors.get(owner)
+        return None if self._scheduler is None else self._scheduler.errors.get(owner)
 
     def _acceptable(self, trial: Schedule | Pruning, plain: Score) -> bool:
         """Acceptable by the budget if it bounds answers; else a trial may change as much as INT8 does."""
@@ -353,12 +357,13 @@ class Tuner:
     def _answered(self, front: Sequence[Made]) -> list[Made]:
         """These with their answers to the evaluation samples."""
         plans = [judged_plan(self.job, made.variant) for made in front]
-        if self._ahead is not None and self.search is not None:
-            wanted = [
-                Wanted(made.variant, VariantSteps(self.search, made.variant), made.variant.name, plan, made.artifacts)
-                for made, plan in zip(front, plans, strict=True)
-            ]
-            self._ahead.make(wanted)
+        if self._scheduler is not None and self.search is not None:
+            self._scheduler.run(
+                [
+                    Plan(made.variant, VariantSteps(self.search, made.variant), made.variant.name, plan, made.artifacts)
+                    for made, plan in zip(front, plans, strict=True)
+                ]
+            )
             for made in front:
                 if (error := self._known(made.variant)) is not None:
                     raise error

@@ -1,13 +1,24 @@
-"""Variants to try: a target, a precision, and further changes of the graph."""
+"""Variants to try: a target, a precision, and further changes of the graph; their steps, and where a search begins."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from vitdeploy.backends import TARGETS
+from vitdeploy.errors import CapabilityError, InputError, RecipeError
+from vitdeploy.pipeline.job import Job
+from vitdeploy.pipeline.plan import engine_plan, judge_plan
+from vitdeploy.pipeline.schedule import LoadedRecipe, prepared
+from vitdeploy.progress import Progress
 from vitdeploy.recipe.recipe import Recipe
+from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.spec import Precision
-from vitdeploy.stages.step import Candidate
+from vitdeploy.stages.rows import pruning_step
+from vitdeploy.stages.search import score_step
+from vitdeploy.stages.step import OPTIMIZE, Candidate, Step
+from vitdeploy.stages.workers import HERE, Workers
 
 FLOATS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
 
@@ -67,3 +78,108 @@ class Variant:
 def float_variants(target: str) -> list[Variant]:
     """A variant for every float precision of the target; the runtime tells whether this machine supports it."""
     return [Variant(target, precision) for precision in FLOATS if precision in TARGETS[target].precisions]
+
+
+# --- What is made of a variant: its steps, and where a worker process has them from -----------------------------------
+
+# The float graph that nothing is merged in and nothing is pruned of, for a variant that has another one itself. Its
+# first word is the kind.
+UNCHANGED = f"{OPTIMIZE} unchanged"
+
+
+def job_of(job: Job, variant: Variant) -> Job:
+    return replace(job, recipe=variant.recipe(job.recipe))
+
+
+def scored_plan(job: Job, variant: Variant, workers: Workers = HERE) -> list[Step]:
+    """From the original to the distance of a variant's answers from those of the float graph: its own, or `UNCHANGED`
+    where its answers are others even in float. `job`: of the search."""
+    own, candidate = job_of(job, variant), variant.candidate
+    reference = UNCHANGED if variant.changes_answers else OPTIMIZE
+    return [*engine_plan(own, [candidate], workers), score_step(candidate, reference, job.data)]
+
+
+def judged_plan(job: Job, variant: Variant) -> list[Step]:
+    """The answers of the original, and of a variant's engine, to the evaluation samples. `job`: of the search."""
+    return judge_plan(job_of(job, variant), [variant.candidate])
+
+
+def pruning_plan(job: Job) -> list[Step]:
+    """What can be pruned of the graph of a search."""
+    return [*engine_plan(job, ()), pruning_step(job.data)]
+
+
+@dataclass(frozen=True)
+class VariantSteps:
+    """A variant of a search, as the source of steps; None: what can be pruned of its graph."""
+
+    search: LoadedRecipe
+    variant: Variant | None
+
+    @property
+    def store(self) -> Path:
+        return self.search.store
+
+    def plan(self) -> list[Step]:
+        [job] = prepared(self.search)
+        if self.variant is None:
+            return pruning_plan(job)
+        return [*scored_plan(job, self.variant), *judged_plan(job, self.variant)]
+
+
+# --- A recipe as the starting point of a search -----------------------------------------------------------------------
+
+
+def begin_search(
+    recipe: Recipe,
+    targets: Sequence[str],
+    bounds: Mapping[str, float | None],
+    store: Path,
+    skip_bad: bool,
+    function: str | None = None,
+    module: Path | None = None,
+) -> LoadedRecipe:
+    """What is searched: the recipe in FP32 for all targets, without anything that the search is to choose; its
+    `high_precision` bounds what may be raised.
+
+    Args:
+        targets: in the place of the recipe's, where there are any.
+        bounds: fields of the budget; None keeps what the recipe says.
+
+    Raises:
+        RecipeError: more than one image size.
+    """
+    if recipe.source.image_sizes is not None:
+        raise RecipeError("the recipe", ["$.source.image_sizes: one size is tuned at a time; give image_size"])
+    budget = recipe.budget.model_copy(update={key: bound for key, bound in bounds.items() if bound is not None})
+    chosen = tuple(targets) or recipe.targets
+    kept = {"budget": budget, "targets": chosen, "high_precision": recipe.high_precision}
+    base = Variant(chosen[0], "fp32").recipe(recipe).model_copy(update=kept)
+    return LoadedRecipe(base.model_dump_json(exclude_unset=True), store, skip_bad, function, module)
+
+
+def prepare_search(search: LoadedRecipe, progress: Progress) -> Job:
+    """The job of a search.
+
+    Raises:
+        RecipeError: an unknown target.
+        InputError: a bound on the accuracy, no labels, and a metric that agreement does not bound.
+        CapabilityError: an encoder-decoder, or a model that takes no images. Errors of `prepare` propagate.
+    """
+    [job] = search.prepare(progress)
+    recipe, task = job.recipe, job.reference_model.task
+    if recipe.budget.max_drop is not None and recipe.data.labels == "none" and task != "classification":
+        raise InputError(
+            "max_drop cannot be proven without labels",
+            found=f"data: {{labels: none}}, for {task}",
+            wanted="labels, or a bound on the agreement with the original",
+            fix="--min-agreement in its place",
+        )
+    if task in FLOWS or job.reference_model.preprocess is None:
+        raise CapabilityError(
+            "only models of images are tuned by this version, and only such of one graph",
+            found=f"the task {task}",
+            wanted="a model of one graph that takes images",
+            fix="vitdeploy run RECIPE makes its engines; `float_parts` and `ignore` say what of them stays in float",
+        )
+    return job

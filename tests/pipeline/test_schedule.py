@@ -6,46 +6,40 @@ import time
 
 import pytest
 
-from tests.workflows.small_plans import FILE, Small
+from tests.pipeline.small_plans import FILE, Small
 from vitdeploy.errors import CapabilityError, DataError, GraphError, WorkerError
 from vitdeploy.pipeline.run import run_plan
+from vitdeploy.pipeline.schedule import Plan, Scheduler, pooled
 from vitdeploy.progress import silent
 from vitdeploy.stages.workers import Workers
 from vitdeploy.store.store import Store, read_log
-from vitdeploy.workflows.executors import InPool, Processes
-from vitdeploy.workflows.making.making import Ahead, Wanted
+from vitdeploy.workflows.executors import Processes
 from vitdeploy.workflows.tuning.variants import Variant
 from vitdeploy.workflows.tuning.write import why_not
 
 
 class Search:
-    """What a search gives to `Ahead`, for small plans in two processes."""
+    """What a search gives to the scheduler, for small plans in two processes."""
 
     def __init__(self, home, *, resume=True):
-        self.store, self.fresh, self.resume = Store(home / "store"), set(), resume
-        self.finished, self.workers = [], Workers()
-
-    def run(self, plan, given):
-        how = {"resume": self.resume, "artifacts": given, "fresh": self.fresh}
-        return run_plan(plan, self.store, progress=silent, **how)
+        self.store, self.fresh, self.resume, self.finished = Store(home / "store"), set(), resume, []
 
     def make(self, smalls, late=None):
         """The owners that are there or failed, and their errors."""
-        with Processes(2).pool() as pool:
-            self.workers = Workers(InPool(pool))
-            ahead = Ahead(
+        with pooled(Workers(Processes(2))) as (workers, pool):
+            scheduler = Scheduler(
                 pool,
                 self.store,
-                self.run,
-                lambda owner, error: why_not(owner, error) is None,
+                silent,
+                "make",
                 lambda text: None,
-                lambda step, reused: self.finished.append((step.name, reused)),
-                lambda done, total: None,
                 resume=self.resume,
                 fresh=self.fresh,
+                finished=lambda step, reused: self.finished.append((step.name, reused)),
+                fatal=lambda owner, error: why_not(owner, error) is None,
             )
-            wanted = [Wanted(each.name, each, each.name, each.plan(self.workers)) for each in smalls]
-            return ahead.make(wanted, late), ahead.errors
+            plans = [Plan(each.name, each, each.name, each.plan(workers)) for each in smalls]
+            return scheduler.run(plans, late), scheduler.errors
 
     def said(self):
         """What each step has written, by its name."""
@@ -112,7 +106,8 @@ def test_what_earlier_searches_have_made_is_reused_if_that_is_wanted(tmp_path, r
     Search(tmp_path).make(smalls(tmp_path, a=""))
     again = Search(tmp_path, resume=resume)
     assert again.make(smalls(tmp_path, a=""))[0] == {"a"}
-    assert again.finished == ([] if resume else [("first", False), ("made a", False), ("last a", False)])
+    made = [(name, False) for name in ("first", "pieces", "made a", "times a", "last a")]
+    assert again.finished == ([] if resume else made)
     assert len(list(read_log(again.store.root))) == (5 if resume else 10)
 
 

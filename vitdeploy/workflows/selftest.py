@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
+import vitdeploy
 from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import BenchCandidate, engine_candidate
@@ -19,13 +20,15 @@ from vitdeploy.compilation.finding import finding_lines
 from vitdeploy.compilation.probe import examine, probe_target
 from vitdeploy.document.bench import Bench, ErrorFacts
 from vitdeploy.document.commands import SelftestDocument, SelftestEngine, SelftestModel, StepFacts, StepStatus
-from vitdeploy.errors import GateError, VitdeployError
+from vitdeploy.errors import GateError, MissingFileError, VitdeployError
 from vitdeploy.pipeline.job import Job, prepare, tool_versions
 from vitdeploy.pipeline.measure import measure, original_candidate
 from vitdeploy.pipeline.outcome import TOOLS, engine_bytes, now, verified
 from vitdeploy.pipeline.plan import engine_plan, judge_plan
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.progress import Progress
+from vitdeploy.recipe.load import load_recipe, validate
+from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.report.html import render_selftest
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.interpreter import module_argv
@@ -35,7 +38,71 @@ from vitdeploy.stages.step import QUANTIZED, Candidate, read_engine
 from vitdeploy.store.store import Artifact, Store
 from vitdeploy.verification.diagnosis import follows
 from vitdeploy.verification.gate import accuracy_gate, proves_nothing
-from vitdeploy.workflows.selftest.cases import Case
+
+# --- The models that a self-test deploys: a small trained one, and a ViT-B/16 whose weights are seeded noise ----------
+
+
+DIGITS = "recipes/digits.yaml"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model by its name; `recipe` says for a target how it is deployed, in FP32.
+
+    `trained`: its accuracy means something, in INT8 too.
+    """
+
+    name: str
+    trained: bool
+    recipe: Callable[[str], Recipe]
+
+
+def default_cases() -> tuple[Case, ...]:
+    return (Case("digits", True, _digits), Case("vit-b16-seeded", False, _vit_base))
+
+
+def _digits(target: str) -> Recipe:
+    """The recipe of `make demo`, for this target.
+
+    Raises:
+        MissingFileError: this is not a checkout, which has the recipe, the checkpoint and the images.
+    """
+    return load_recipe(_root() / DIGITS, (f"targets=[{target}]", "precision=fp32"))
+
+
+def _vit_base(target: str) -> Recipe:
+    """ViT-B/16 at 224 pixels on the images of the digits: what it answers is noise, what it costs is not."""
+    data: dict[str, object] = {
+        "path": str(_root() / "calibration" / "digits"),
+        "labels": "none",
+        "calibration": {"images": 32},
+        "evaluation": {"images": 128},  # enough to prove the guard's 95 % with one changed answer
+    }
+    return validate(
+        {
+            "vitdeploy": 1,
+            "name": "vit-b16-seeded",
+            "source": {"model": "vit_base_patch16_224"},
+            "data": data,
+            "targets": [target],
+            "precision": "fp32",
+        },
+        "vit-b16-seeded",
+    )
+
+
+def _root() -> Path:
+    """The checkout that this package lies in, or the one that the command is run in."""
+    for folder in (Path(vitdeploy.__file__).parents[1], Path.cwd()):
+        if (folder / DIGITS).is_file():
+            return folder
+    raise MissingFileError(
+        f"no {DIGITS} here",
+        found=f"neither beside the package nor in {Path.cwd()}",
+        wanted="a checkout of vitdeploy: the self-test's weights and images are not part of the package",
+        fix="run the command in a checkout of vitdeploy",
+    )
+
 
 # --- The steps of a self-test: each is attempted, and what fails is kept while the rest goes on -----------------------
 
@@ -259,5 +326,5 @@ def _reference(job: Job, target: str) -> BenchCandidate:
     source = job.reference_model.source
     if TARGETS[target].device != "GPU":
         return original_candidate(source)
-    worker = module_argv("vitdeploy.workflows.selftest.torch_worker")
+    worker = *module_argv("vitdeploy.pipeline.reference_worker"), "compiled"
     return BenchCandidate(COMPILED, "torch", "fp16", worker, to_request(source))

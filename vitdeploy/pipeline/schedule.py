@@ -1,0 +1,365 @@
+"""The scheduler: the steps of plans, side by side in a pool of workers; what measures is made here, one by one.
+
+Whoever goes through a plan after that (`run_plan`) takes what is there by its key, and makes what is not: nothing that
+is scheduled changes what comes out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import socket
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol, cast
+
+from vitdeploy.errors import VitdeployError, WorkerError
+from vitdeploy.pipeline.job import Job, prepare
+from vitdeploy.pipeline.plan import make_plan
+from vitdeploy.pipeline.run import run_plan
+from vitdeploy.progress import Progress, silent
+from vitdeploy.recipe.load import validate
+from vitdeploy.stages.step import Step
+from vitdeploy.stages.workers import InPool, Pool, Workers
+from vitdeploy.store.store import Artifact, Store, files_digest, shared_store
+
+# --- Where steps come from, as passed to a worker process: small values that can be pickled ---------------------------
+
+
+class StepSource(Hashable, Protocol):
+    """A worker makes one step after the other of what it comes from, so that `plan` keeps what took seconds to read."""
+
+    @property
+    def store(self) -> Path:
+        """The root of the store."""
+        ...
+
+    def plan(self) -> list[Step]:
+        """The steps in order, as the command has them. Errors of what they come from propagate."""
+        ...
+
+
+class RecipeSource(Hashable, Protocol):
+    """Where jobs come from: `store` as of `StepSource`, `prepare` as `pipeline.job.prepare`."""
+
+    @property
+    def store(self) -> Path: ...
+
+    def prepare(self) -> tuple[Job, ...]: ...
+
+
+@dataclass(frozen=True)
+class LoadedRecipe:
+    """A recipe that was read: `recipe` in JSON, `store`: its root; the others as for `pipeline.job.prepare`."""
+
+    recipe: str
+    store: Path
+    skip_bad: bool
+    function: str | None = None
+    module: Path | None = None
+
+    def prepare(self, progress: Progress = silent) -> tuple[Job, ...]:
+        """Its jobs. Errors of `pipeline.job.prepare` propagate."""
+        code = self.function or (self.module.stem if self.module else None)
+        recipe = validate(json.loads(self.recipe), "the recipe", code)
+        return prepare(recipe, skip_bad=self.skip_bad, progress=progress, function=self.function, module=self.module)
+
+
+@dataclass(frozen=True)
+class AtSize:
+    """A recipe at its image size number `size`, as the source of steps."""
+
+    recipe: RecipeSource
+    size: int = 0
+
+    @property
+    def store(self) -> Path:
+        return self.recipe.store
+
+    def plan(self) -> list[Step]:
+        return make_plan(prepared(self.recipe)[self.size])
+
+
+@functools.lru_cache(maxsize=2)
+def prepared(recipe: RecipeSource) -> tuple[Job, ...]:
+    """The jobs of a recipe, which are kept for the next step of it."""
+    return recipe.prepare()
+
+
+# --- One step as a worker makes it ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StageTask:
+    """The step called `step` of a source. `inputs`: the key of each; `key`: that of the step, by the versions and the
+    machine of the command; `resume`: reuse what is stored."""
+
+    source: StepSource
+    step: str
+    inputs: tuple[tuple[str, str], ...]
+    key: str
+    resume: bool = True
+
+
+@dataclass(frozen=True)
+class StageDone:
+    """`digest` of the artifact; None where this process would make another one, as on another CPU: then nothing was
+    made. `made`: False where it was there already. `host`: where this is."""
+
+    digest: str | None
+    made: bool
+    host: str
+
+
+def make_stage(task: StageTask) -> StageDone:
+    """Make a step, or find it; errors of stages propagate."""
+    plan = task.source.plan()
+    store = Store(task.source.store, shared_store())
+    step = next(step for step in plan if step.name == task.step)
+    artifacts = _inputs(task, plan, step, store)
+    if step.key(artifacts) != task.key:
+        return StageDone(None, False, socket.gethostname())
+    made: list[bool] = []
+    artifacts = run_plan(
+        [step],
+        store,
+        resume=task.resume,
+        progress=silent,
+        artifacts=artifacts,
+        finished=lambda _, reused: made.append(not reused),
+    )
+    return StageDone(artifacts[step.name].digest, made[-1], socket.gethostname())
+
+
+def _needed_for(plan: Sequence[Step], step: Step) -> list[Step]:
+    """The steps of a plan that a step needs, in order, without itself."""
+    needed = set(step.inputs)
+    for other in reversed(plan):
+        needed |= set(other.inputs) if other.name in needed else set()
+    return [other for other in plan if other.name in needed]
+
+
+def _inputs(task: StageTask, plan: list[Step], step: Step, store: Store) -> dict[str, Artifact]:
+    """The folders that a step needs; those that were damaged or removed meanwhile are made again.
+
+    Raises:
+        WorkerError: one that no step of the plan makes is not there.
+    """
+    there = {name: artifact for name, key in task.inputs if (artifact := store.find(key)) is not None}
+    if len(there) == len(task.inputs):
+        return there
+    planned = {other.name for other in plan}
+    if missing := [name for name, _ in task.inputs if name not in there and name not in planned]:
+        raise WorkerError(
+            f"what {step.name} needs is not in the store of {socket.gethostname()}",
+            found=f"no artifact of {', '.join(missing)} that is whole",
+            wanted="a store that all workers share with the command, and that nothing is removed from meanwhile",
+            fix="the same command makes what is missing again",
+        )
+    return run_plan(_needed_for(plan, step), store, resume=True, progress=silent, artifacts=there)
+
+
+# --- The scheduler ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Plan:
+    """Steps to make, in order.
+
+    `owner`: what has failed when one of them has, maybe with other plans; `source`: of the steps, for workers; `shown`:
+    what people call it; `before`: artifacts of steps before these. `digests` of what is there; `keys` of that, and of
+    the steps that were looked for.
+    """
+
+    owner: Hashable
+    source: StepSource
+    shown: str
+    steps: Sequence[Step]
+    before: Mapping[str, Artifact] = field(default_factory=dict)
+    digests: dict[str, str] = field(init=False)
+    keys: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.digests = {name: artifact.digest for name, artifact in self.before.items()}
+        self.keys = {name: artifact.key for name, artifact in self.before.items()}
+
+    @property
+    def ready(self) -> list[Step]:
+        """The steps that are not there, and whose inputs are."""
+        there = self.digests
+        return [step for step in self.steps if step.name not in there and all(name in there for name in step.inputs)]
+
+
+@contextlib.contextmanager
+def pooled(workers: Workers) -> Iterator[tuple[Workers, Pool | None]]:
+    """These workers with one pool for all that they do, and that pool, None without an executor; errors as of
+    `Executor.pool`."""
+    if workers.executor is None:
+        yield workers, None
+        return
+    with workers.executor.pool() as pool:
+        yield replace(workers, executor=InPool(pool)), pool
+
+
+@dataclass
+class Scheduler:
+    """Makes plans. A step is begun when its inputs are there, so that its key is known: of steps with one key one is
+    made, for all plans that need it. One that measures, or whose pieces are shared out to the workers, is made in this
+    process, while no worker has anything else to do; where the plans have outlines alone, it is left out.
+
+    `progress`: `text` names what is made, with how many steps of all are there, and how many there are. `note`: called
+    with a line on what a user should know. `resume`, `fresh`: as for `run_plan`. `finished`: called with each step that
+    was made, or that was found meanwhile, and which of both. `fatal`: whether an error of an owner ends all: then
+    nothing more is begun. `errors`: by owner.
+    """
+
+    pool: Pool
+    store: Store
+    progress: Progress
+    text: str
+    note: Callable[[str], None]
+    resume: bool = True
+    fresh: set[str] = field(default_factory=set)
+    finished: Callable[[Step, bool], None] = lambda step, reused: None
+    fatal: Callable[[Hashable, VitdeployError], bool] = lambda owner, error: False
+    errors: dict[Hashable, VitdeployError] = field(default_factory=dict, init=False)
+    _plans: Sequence[Plan] = field(default=(), init=False)
+    _late: Callable[[], bool] | None = field(default=None, init=False)
+    # By key: the digest of what is there; who waits for what is being made; and what has failed.
+    _there: dict[str, str] = field(default_factory=dict, init=False)
+    _waiting: dict[str, list[tuple[Plan, Step]]] = field(default_factory=dict, init=False)
+    _failed: dict[str, VitdeployError] = field(default_factory=dict, init=False)
+    _other_hosts: set[str] = field(default_factory=set, init=False)
+    _needed: int = field(default=0, init=False)
+    _made: int = field(default=0, init=False)
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """How many steps all plans have needed, how many of these are distinct and there, and how many were made."""
+        return self._needed, len(self._there), self._made
+
+    def run(self, plans: Sequence[Plan], late: Callable[[], bool] | None = None) -> set[Hashable]:
+        """Make these plans, and return the owners of which all is there, or that have failed: see `errors`.
+
+        Args:
+            late: whether nothing more is to be begun; None: never.
+
+        Raises:
+            WorkerError: what is made here has no worker that does it.
+        """
+        self._plans, self._late = plans, late
+        self._needed += sum(len(plan.steps) for plan in plans)
+        begun: set[str] = set()
+        while True:
+            self._make_side_by_side()
+            here = [(plan, step) for plan in plans for step in self._next_here(plan, begun)]
+            if not here:
+                break
+            for plan, step in here:
+                if not self._over() and plan.keys[step.name] not in begun:
+                    begun.add(plan.keys[step.name])
+                    self._make_here(plan, step)
+        left = {plan.owner for plan in plans if any(step.name not in plan.digests for step in plan.steps)}
+        return {plan.owner for plan in plans if plan.owner not in left or plan.owner in self.errors}
+
+    def _over(self) -> bool:
+        late = self._late is not None and self._late()
+        return late or any(self.fatal(owner, error) for owner, error in self.errors.items())
+
+    def _make_side_by_side(self) -> None:
+        for plan in self._plans:
+            self._advance(plan)
+        self._tell()
+        while (done := self.pool.next()) is not None:
+            self._finish(*cast("tuple[str, StageDone | VitdeployError]", done))
+            self._tell()
+            if self._over():
+                for key in self.pool.drop():
+                    self._waiting.pop(str(key))
+
+    def _tell(self) -> None:
+        there = sum(step.name in plan.digests for plan in self._plans for step in plan.steps)
+        self.progress(self.text, there, sum(len(plan.steps) for plan in self._plans))
+
+    def _advance(self, plan: Plan) -> None:
+        """Take what is there, and begin what can be."""
+        for step in plan.steps:
+            if plan.owner in self.errors or step.name in plan.digests or not plan.digests.keys() >= set(step.inputs):
+                continue
+            if new := step.name not in plan.keys:
+                plan.keys[step.name] = step.key(plan.digests)
+            key = plan.keys[step.name]
+            if (digest := self._look(key, step) if new else self._there.get(key)) is not None:
+                plan.digests[step.name] = digest
+            elif new and key in self._failed:
+                self.errors[plan.owner] = self._failed[key]
+            elif new and key in self._waiting:
+                self._waiting[key].append((plan, step))
+            elif new and not (step.measured or step.shared_out or self._over()):
+                self._waiting[key] = [(plan, step)]
+                inputs = tuple((name, plan.keys[name]) for name in step.inputs)
+                task = StageTask(plan.source, step.name, inputs, key, self.resume)
+                self.pool.submit(key, make_stage, task, f"{plan.shown}: {step.name}")
+
+    def _look(self, key: str, step: Step) -> str | None:
+        """The digest of a step that is there already."""
+        ours = key in self.fresh
+        if key not in self._there and (ours or self.resume) and (record := self.store.look(key)) is not None:
+            folder = self.store.folder(key)
+            if (ours and step.measured) or not folder.is_dir() or step.usable(folder):
+                self._there[key] = files_digest(record.files)
+        return self._there.get(key)
+
+    def _finish(self, key: str, done: StageDone | VitdeployError) -> None:
+        waiting = self._waiting.pop(key)
+        if isinstance(done, VitdeployError):
+            self._failed[key] = done
+            for plan, _ in waiting:
+                self.errors.setdefault(plan.owner, done)
+            return
+        if done.digest is None:
+            self._leave(done.host)
+            return
+        self._made += done.made
+        self.fresh.add(key)
+        self._there[key] = done.digest
+        self.finished(waiting[0][1], not done.made)
+        for plan, step in waiting:
+            plan.digests[step.name] = done.digest
+            self._advance(plan)
+
+    def _leave(self, host: str) -> None:
+        """What a node would make otherwise is left to the process that measures, with all that needs it."""
+        if host not in self._other_hosts:
+            self._other_hosts.add(host)
+            self.note(
+                f"{host} has another CPU, driver or release of a package than this machine: what depends on it is made"
+                " where it is measured"
+            )
+
+    def _next_here(self, plan: Plan, begun: set[str]) -> list[Step]:
+        """What is to be made in this process, could be now, and was not begun."""
+        if plan.owner in self.errors or self._over():
+            return []
+        here = [step for step in plan.ready if step.write is not None and (step.measured or step.shared_out)]
+        return [step for step in here if plan.keys[step.name] not in begun]
+
+    def _make_here(self, plan: Plan, step: Step) -> None:
+        """Make a step, with what it needs where that has gone meanwhile."""
+        try:
+            artifacts = run_plan(
+                [*_needed_for(plan.steps, step), step],
+                self.store,
+                resume=self.resume,
+                progress=self.progress,
+                finished=self.finished,
+                artifacts=plan.before,
+                fresh=self.fresh,
+            )
+            self._there[plan.keys[step.name]] = artifacts[step.name].digest
+        except WorkerError:
+            raise  # of what measures, or of pieces that all INT8 needs
+        except VitdeployError as error:
+            self.errors.setdefault(plan.owner, error)
