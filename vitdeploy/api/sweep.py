@@ -25,7 +25,7 @@ from vitdeploy.store.store import store_folder
 from vitdeploy.workflows.executors import executor_of
 from vitdeploy.workflows.sweeps.entries import Entry, load_all
 from vitdeploy.workflows.sweeps.entries import plan_sweep as plan_entries
-from vitdeploy.workflows.sweeps.sweep import Sweep
+from vitdeploy.workflows.sweeps.sweep import RecipeSweep
 
 # --- Many recipes, and one table of what came of them -----------------------------------------------------------------
 
@@ -92,7 +92,7 @@ def sweep(options: Sweep) -> Swept:
     with reporter:
         if options.watch:
             reporter.note(f"the page {home / 'sweep.html'} shows how far it is")
-        document = Sweep(
+        document = RecipeSweep(
             entries,
             home,
             reporter.progress,

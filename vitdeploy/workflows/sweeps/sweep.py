@@ -137,7 +137,7 @@ class _Looked:
 
 
 @dataclass
-class Sweep:
+class RecipeSweep:
     """Recipes that are run, with the bundle of each at `out`/<its name>.
 
     `told` is called with a line on each recipe that is finished, or failed. `executor` makes the steps that measure
