@@ -26,17 +26,20 @@ import pytest
 
 from tests.devices.shop import Shop, releases_of, shop_of
 from tests.faults.devices.model import make_small
+from vitdeploy.api.values import Reporter
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.bundle.read import file_sha256
 from vitdeploy.devices import connection
 from vitdeploy.devices.api import roll_out, standing
 from vitdeploy.devices.call import DevicePatience
+from vitdeploy.devices.command import DeployOptions
 from vitdeploy.devices.rollout import RollOut
 
 SEED = 22
 MOST_COMMANDS = 6
 # Of measurements that are over at once, of devices that are one machine: only what is far slower is said to be slower.
-HOW: dict[str, Any] = {"duration": 0.02, "worse": 100.0, "stages": "1,10%,all", "progress": False}
+HOW: dict[str, Any] = {"duration": 0.02, "worse": 100.0, "stages": "1,10%,all"}
+QUIET = Reporter(quiet=True)
 # Devices that are off are waited for in seconds here; one waits for the measurements of all others.
 PATIENCE = DevicePatience(lost=2.0, first_retry=0.2, queue=6 * 3600.0, answer=1200.0, greeting=600.0, silence=600.0)
 
@@ -69,7 +72,7 @@ class Day:
 
     def deploy(self, name: str) -> tuple[RollOut, int]:
         began = time.monotonic()
-        found = roll_out(self.bundles[name], "label:shop", **HOW)
+        found = roll_out(DeployOptions(self.bundles[name], "label:shop", **HOW), QUIET)
         code = found.error.exit_code if found.error is not None else 0
         fleet, members = found.fleet, found.members
         states = dict(Counter(each.state for each in members))
@@ -119,7 +122,7 @@ class Day:
             _, code = self.deploy("second")
         running = self.shop.running()
         self.expect("the same command brings it to all", set(running.values()) == {self.releases["second"]}, running)
-        counters = {each.counter for fleet in standing("small", progress=False).fleets for each in fleet.members}
+        counters = {each.counter for fleet in standing("small", None, QUIET).fleets for each in fleet.members}
         print(f"moves of the link on each device: {sorted(counters)}")
 
 

@@ -16,6 +16,7 @@ from vitdeploy.api.options import Bench, BenchKeywords, Compile, VerifyOn
 from vitdeploy.api.values import Column, Line, Reporter, Table, reporting
 from vitdeploy.api.verify import Verification, data_choice, noun_of
 from vitdeploy.devices import on_devices, rollout
+from vitdeploy.devices.command import DeployOptions
 from vitdeploy.devices.device_artifact import find_device_artifacts
 from vitdeploy.devices.on_devices import DeviceOutcome
 from vitdeploy.devices.registry import check_deployment, find_devices, read_devices
@@ -157,52 +158,29 @@ def compile_on(on: str, options: Compile, file: Path, out: Path, reporter: Repor
 # --- A bundle on many devices: brought in stages, what runs where, and the way back -----------------------------------
 
 
-def roll_out(
-    bundle: str | Path,
-    on: str,
-    *,
-    name: str | None = None,
-    stages: str | None = None,
-    target: str = "auto",
-    worse: float = 10.0,
-    duration: float = 10.0,
-    trust: str | Path | None = None,
-    progress: bool | Reporter = True,
-) -> RollOut:
-    """Bring a bundle to the registered devices that `on` names, stage by stage.
-
-    Args:
-        name: of the deployment, by default the bundle's.
-        stages: such as "1,10%,all", the default: how many devices have it once each stage is over.
-        target: which engine, as an app that loads the bundle there asks for it.
-        worse: percent by which p99 may be higher than that of the release before.
-        duration: seconds that each of the two releases is measured for, before and after the switch.
-        trust: the bundle must be signed by this public key or certificate (PEM).
-        progress: as for `vitdeploy.export`.
+def roll_out(options: DeployOptions, reporter: Reporter) -> RollOut:
+    """Bring a bundle to registered devices, stage by stage.
 
     Raises:
         UnknownDeviceError: no such device or label. InputError: no such stage or name. Errors of reading the bundle.
     """
-    steps = rollout.parse_stages(rollout.STAGES if stages is None else stages)
-    devices, reporter = find_devices(on), reporting(progress)
+    stages, devices, trust = rollout.parse_stages(options.stages), find_devices(options.on), options.trust
+    limits = {"duration": options.duration, "worse": options.worse / 100}
     with reporter:
-        identity = path_or_none(trust)
-        release = ready(Path(bundle), name, trust=identity, target=target, duration=duration, worse=worse / 100)
-        return rollout.roll_out(release, devices, steps, reporter)
+        release = ready(options.bundle, options.name, trust=trust, target=options.target, **limits)
+        return rollout.roll_out(release, devices, stages, reporter)
 
 
-def roll_back(name: str, on: str, *, target: str = "auto", progress: bool | Reporter = True) -> RollOut:
+def roll_back(name: str, on: str, target: str, reporter: Reporter) -> RollOut:
     """Let the devices that `on` names run the release again that they ran before; errors as `roll_out`."""
-    devices, reporter = find_devices(on), reporting(progress)
+    devices = find_devices(on)
     with reporter:
-        check_deployment(name)
-        return rollout.roll_back(name, devices, target, reporter)
+        return rollout.roll_back(check_deployment(name), devices, target, reporter)
 
 
-def standing(name: str | None = None, on: str | None = None, *, progress: bool | Reporter = True) -> Standing:
+def standing(name: str | None, on: str | None, reporter: Reporter) -> Standing:
     """What is deployed on all registered devices, or on those that `on` names, as they say themselves now."""
     devices = list(read_devices().values()) if on is None else find_devices(on)
-    reporter = reporting(progress)
     with reporter:
         chosen = None if name is None else check_deployment(name)
         return rollout.standing(devices, chosen, reporter)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitdeploy.api.options import DURATION, EXPECT_DIGEST, FIRST_ENGINE, ON, TRUST, Options, option, required
+from vitdeploy.api.options import DURATION, FIRST_ENGINE, ON, TRUST, Options, Pinned, option, required
 from vitdeploy.api.values import Line, require_pinned
 from vitdeploy.cli.options import Console, command_line, command_of
 from vitdeploy.devices.advice import diagnose
@@ -43,7 +43,7 @@ def command() -> None:
 
 
 @dataclass(frozen=True)
-class RollOut(Options):
+class DeployOptions(Options):
     bundle: Path = field(metadata=required(place="one", complete="models"))
     on: str = field(metadata=required(ON, help=NAMES))
     stages: str = option(
@@ -59,11 +59,10 @@ class RollOut(Options):
         10.0, DURATION, help="Seconds that each release is measured for, before and after the switch."
     )
     trust: Path | None = option(None, TRUST)
-    expect_digest: str | None = option(None, EXPECT_DIGEST)
 
 
-@command_of(RollOut, name="deploy", parent=command)
-def deploy(console: Console, options: RollOut) -> None:
+@command_of(DeployOptions, Pinned, name="deploy", parent=command)
+def deploy(console: Console, options: DeployOptions, pinned: Pinned) -> None:
     """Bring a BUNDLE to devices in stages, and stop where it fails.
 
     On each device of a stage its files are checked by their digests, its golden answers compared, and its p99 measured
@@ -73,9 +72,8 @@ def deploy(console: Console, options: RollOut) -> None:
 
     Apps load ~/.local/share/vitdeploy/deployed/NAME/current there.
     """
-    how = dict(vars(options))
-    require_pinned(how.pop("expect_digest"), [options.bundle])
-    _finish(console, wing("devices.api").roll_out(how.pop("bundle"), how.pop("on"), **how, progress=console))
+    require_pinned(pinned.expect_digest, [options.bundle])
+    _finish(console, wing("devices.api").roll_out(options, console))
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ def rollback(console: Console, options: RollBack) -> None:
 
     It is kept there, so nothing is sent; it must still give its golden answers.
     """
-    _finish(console, wing("devices.api").roll_back(**vars(options), progress=console))
+    _finish(console, wing("devices.api").roll_back(options.name, options.on, options.target, console))
 
 
 def _finish(console: Console, found: Any) -> None:
@@ -114,7 +112,7 @@ def status(console: Console, options: Status) -> None:
 
     Of devices that are off, the last that was known is shown.
     """
-    found = wing("devices.api").standing(options.name, options.on, progress=console)
+    found = wing("devices.api").standing(options.name, options.on, console)
     console.finish(found.document, found.lines(), None)
 
 
