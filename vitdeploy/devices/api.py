@@ -25,7 +25,7 @@ from vitdeploy.devices.spread import kinds_of
 from vitdeploy.document.bench import DeviceBench
 from vitdeploy.errors import UnknownDeviceError
 from vitdeploy.known_bad.find import check_ids
-from vitdeploy.spec import Budget, Manifest, encode
+from vitdeploy.spec import Manifest, encode
 from vitdeploy.workflows.placement import bundle_of, chosen_row_parts, place_graphs
 from vitdeploy.workflows.seeded import AnswersTold, compared_there, golden_folder, seeded_answers
 
@@ -106,16 +106,8 @@ def verify_on(on: str, options: VerifyOn) -> list[DeviceOutcome[Verification]]:
         theirs = find(options.against)[0]
         devices = find_devices(on)
         ours = find_device_artifacts(name, target=target, work=Path(work), trust=trust)[0]
-        outcomes = on_devices.verify_on(
-            ours,
-            theirs,
-            data_choice(chosen, ours.setting, options),
-            devices,
-            skip_bad=options.skip_bad,
-            budget=Budget(max_drop=options.max_drop, min_agreement=options.min_agreement),
-            reporter=reporter,
-            accepted=options.accept_known_bad,
-        )
+        choice = data_choice(chosen, ours.setting, options)
+        outcomes = on_devices.verify_on(ours, theirs, choice, devices, options, reporter)
     return [each.of(lambda found: Verification(found, noun_of(chosen))) for each in outcomes]
 
 
@@ -141,16 +133,7 @@ def compile_on(on: str, options: Compile, file: Path, out: Path, reporter: Repor
         seeded = seeded_answers(placed / f"{next(iter(graphs.graphs))}.onnx", target)
         golden = {} if seeded.why or accepted else golden_folder(seeded, target, Path(folder) / "golden")
         engine = on_devices.compile_on(
-            str(file),
-            graphs,
-            batch,
-            devices[0],
-            made,
-            build=options.build,
-            accepted=accepted,
-            parts=parts,
-            golden=golden,
-            reporter=reporter,
+            str(file), graphs, devices[0], made, options, golden=golden, reporter=reporter, parts=parts
         )
         return bundle_of(graphs, engine, made, out), compared_there(seeded, devices[0].name, bool(golden))
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, NoReturn, TypeAlias, TypeVar
 
+from vitdeploy.api.options import Compile, VerifyOn
 from vitdeploy.api.values import Reporter
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import against_last
-from vitdeploy.compilation.build_options import BuildOptions
 from vitdeploy.devices.agent.documents import DeviceProbe, JobResult, PlacedArtifact
 from vitdeploy.devices.client import Client
 from vitdeploy.devices.device_artifact import DeviceArtifact, placed_shipment
@@ -231,21 +231,19 @@ def verify_on(
     theirs: Subject,
     choice: DataChoice,
     devices: Sequence[Device],
-    *,
-    skip_bad: bool,
-    budget: Budget,
+    options: VerifyOn,
     reporter: Reporter,
-    accepted: Sequence[str] = (),
 ) -> list[DeviceOutcome[Verification]]:
-    """Compare the artifact, run on each device, with `theirs`, which runs here, once; `accepted` as in `bench_on`."""
+    """Compare the artifact, run on each device, with `theirs`, which runs here, once."""
+    budget = Budget(max_drop=options.max_drop, min_agreement=options.min_agreement)
     placed, files = device_artifact.shipment.placed, entries(device_artifact.shipment.files)
     ours = Subject(device_artifact.name, placed.precision, device_artifact.setting, True, _not_here, _not_here)
-    trial = Trial(ours, theirs, choice, skip_bad=skip_bad, progress=reporter.progress)
+    trial = Trial(ours, theirs, choice, skip_bad=options.skip_bad, progress=reporter.progress)
     for text in trial.foresee(budget):
         reporter.note(text)
     sent = {graph.part: device_artifact.shipment.files[graph.file] for graph in placed.graphs}
     graphs = {part: graph_spec(load_graph(file), file.name) for part, file in sent.items()}
-    suspects = suspects_of(device_artifact.shipment, (*accepted, *device_artifact.accepted))
+    suspects = suspects_of(device_artifact.shipment, (*options.accept_known_bad, *device_artifact.accepted))
 
     def work(client: Client) -> tuple[Subject, Answers]:
         for error in known_there(client, [suspects]).values():
@@ -273,12 +271,10 @@ def _not_here(*arguments: object) -> NoReturn:
 def compile_on(
     name: str,
     graphs: PlacedGraphs,
-    batch: int | None,
     device: Device,
     folder: Path,
+    options: Compile,
     *,
-    build: BuildOptions | None,
-    accepted: Sequence[str],
     golden: Mapping[str, Path],
     reporter: Reporter,
     parts: Sequence[int] | None = None,
@@ -294,13 +290,14 @@ def compile_on(
         TargetError: a fixed batch that is another one.
         VitdeployError: the device cannot be reached, or cannot make it.
     """
-    graphs.check_build(build)
+    graphs.check_build(options.build)
+    batch = options.batch or graphs.batch
     for graph, spec in graphs.graphs.values():
-        check_batch(graph, spec, batch or graphs.batch)
+        check_batch(graph, spec, batch)
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as split:
         sent = graphs if parts is None else graphs.in_parts(parts, Path(split))
-        shipment = placed_shipment(name, sent, batch or graphs.batch, golden)
-        job, files = make_job("compile", [shipment], {} if build is None else {"build": encode(build)})
+        shipment = placed_shipment(name, sent, batch, golden)
+        job, files = make_job("compile", [shipment], {} if options.build is None else {"build": encode(options.build)})
         (outcome,) = on_all([device], lambda client: client.run(job, files, folder), reporter)
     if outcome.error is not None:
         raise outcome.error
@@ -310,7 +307,9 @@ def compile_on(
         spec = graph_spec(load_graph(graphs.folder / f"{part.part}.onnx"), part.graph)
         check_named(device.name, part.inputs, spec.inputs)
         check_named(device.name, part.outputs, spec.outputs)
-    taken = accepted_of(engine, {part: graphs.folder / f"{part}.onnx" for part in graphs.graphs}, name, accepted)
+    taken = accepted_of(
+        engine, {part: graphs.folder / f"{part}.onnx" for part in graphs.graphs}, name, options.accept_known_bad
+    )
     for part in engine.parts or (engine,):
         _bring_graph(graphs, part, folder)
     assert all((folder / file).is_file() for file in product_files(engine))

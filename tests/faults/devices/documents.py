@@ -231,6 +231,7 @@ def _answering(stack: contextlib.ExitStack, said: dict[str, bytes]) -> None:
 
 
 def _compiled(device: Any, graph: Path, work: Path, said: dict[str, bytes]) -> Kind:
+    from vitdeploy.api.options import Compile
     from vitdeploy.api.values import Reporter
     from vitdeploy.bundle.read import read_bundle
     from vitdeploy.devices.on_devices import compile_on
@@ -247,8 +248,7 @@ def _compiled(device: Any, graph: Path, work: Path, said: dict[str, bytes]) -> K
         made.mkdir()
         out.mkdir()
         engine = compile_on(
-            *("small", graphs, None, device, made),
-            **{"build": None, "accepted": (), "golden": {}, "reporter": Reporter(quiet=True)},
+            "small", graphs, device, made, Compile(graph, TARGET), golden={}, reporter=Reporter(quiet=True)
         )
         bundle_of(graphs, engine, made, out)
         read_bundle(out)
