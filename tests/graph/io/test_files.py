@@ -14,6 +14,7 @@ from vitdeploy.graph.io.admit import admit_graph
 from vitdeploy.graph.io.files import (
     METADATA_KEY,
     GraphMetadata,
+    admitted_metadata,
     fixed_batch,
     get_metadata,
     graph_spec,
@@ -272,3 +273,14 @@ def test_a_tensor_without_a_shape_is_refused():
     graph.output[0].name = "y"
     with pytest.raises(GraphError, match="x has no declared type and shape"):
         graph_spec(ir.from_proto(helper.make_model(graph)), "model.onnx")
+
+
+@pytest.mark.parametrize("name", ["decoder_step", "text_tower", "model"])
+def test_graphs_beside_one_of_several_are_admitted_with_it(tmp_path, sequence_export, name):
+    """Whatever may be taken for a part of the model: only then can it be parsed without a check."""
+    for file in sequence_export.glob("*.onnx"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    assert admitted_metadata(tmp_path / "encoder.onnx").task == "sequence"
+    (tmp_path / f"{name}.onnx").write_bytes(b"\x08garbage" * 50)
+    with pytest.raises(GraphError, match=rf"{name}\.onnx is not a valid ONNX file"):
+        admitted_metadata(tmp_path / "encoder.onnx")

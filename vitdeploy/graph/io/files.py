@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from vitdeploy.graph.io.inputs import (
 from vitdeploy.graph.io.outputs import task_of
 from vitdeploy.graph.values import weight_bytes
 from vitdeploy.paths import is_file
-from vitdeploy.runtime.flows import FLOWS
+from vitdeploy.runtime.flows import FLOWS, PARTS
 from vitdeploy.spec import (
     INVERSE_ASSUMED,
     MASKS_ASSUMED,
@@ -208,13 +209,13 @@ def get_metadata(model: ir.Model, source: str) -> GraphMetadata:
 
 
 def admitted_metadata(file: Path) -> GraphMetadata:
-    """The metadata of a graph that a user names, which is admitted, and so are those beside it that are parts of the
-    same model; errors as `admit_graph` and `get_metadata`."""
+    """The metadata of a graph that a user names, which is admitted; of a model of several graphs so are all beside it
+    that may be taken for its parts. Errors as `admit_graph` and `get_metadata`."""
     metadata = get_metadata(admit_graph(file), str(file))
-    for name in FLOWS[metadata.task].parts if metadata.task in FLOWS else ():
-        part = file.with_name(f"{name}.onnx")
-        if part != file and is_file(part):
-            admit_graph(part)
+    if metadata.task in FLOWS:
+        for name in sorted({"model", *itertools.chain(*PARTS)} - {file.stem}):
+            if is_file(part := file.with_name(f"{name}.onnx")):
+                admit_graph(part)
     return metadata
 
 
