@@ -1,4 +1,4 @@
-"""Accuracy of a page: the plot against latency, and what is proven class by class."""
+"""The plot of accuracy against latency."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from vitdeploy.document.report import ORIGINAL, Judgement, Report
+from vitdeploy.document.report import ORIGINAL, Judgement
 from vitdeploy.report import figures, measures, text
 from vitdeploy.report.figures import Plot, both_variants
 from vitdeploy.report.page import colours
-from vitdeploy.verification.classes import Drops
 from vitdeploy.verification.comparison import Comparison
-
-# --- The plot of accuracy against latency -----------------------------------------------------------------------------
-
 
 _KEY_ROW = 19.0  # pixels
 _KEY_COLUMNS = 3  # of the wide variant
@@ -221,34 +217,3 @@ def _level_line(axes: Axes, value: float) -> figures.Line:
     """The dashed line at the original's level, in pixels."""
     (left, y), (right, _) = axes.transData.transform([(limit, value) for limit in axes.get_xlim()])
     return (float(left), float(y)), (float(right), float(y))
-
-
-# --- Class by class: which are confused, and which provably lose ------------------------------------------------------
-
-
-# A phone has room for this many digits in a row of the matrix.
-PHONE_DIGITS = 32
-# Classes that a sentence names.
-NAMED_CLASSES = 5
-LONGEST_NAME, UPRIGHT_NAME = 18, 3  # letters of a class above its column, at all and without being turned
-
-
-def class_engines(report: Report) -> list[str]:
-    """The shipped or recommended engines whose answers are known class by class, the recommended first."""
-    found = report.answers
-    if found is None or found.confusion is None or found.classes is None:
-        return []
-    return [name for name in report.focus if name in found.changed]
-
-
-def class_headline(classes: Drops, artifact: str) -> str:
-    """The classes that lose, if the intervals of all classes together prove it."""
-    lost = classes.lost[artifact]
-    if not lost.classes:
-        return f"No class provably loses accuracy ({text.count(classes.classes, 'class', 'classes')} together, 95 %)."
-    parts = [
-        f"{each.name} {text.number(each.drop)} points ({text.interval(each.drop_ci95)})"
-        for each in lost.worst[:NAMED_CLASSES]
-    ]
-    more = f"; and {lost.classes - NAMED_CLASSES} more" if lost.classes > NAMED_CLASSES else ""
-    return f"Provably lost: {'; '.join(parts)}{more}."

@@ -80,7 +80,13 @@ def _plots(report: Judgement) -> list[Plot]:
 def _changed(page: RunPage) -> list[Report]:
     """The report, if it says what changed."""
     counts = page.report.answers.changed if page.report.answers else {}
-    return [page.report] if counts or examples.examples(page.report, page.images)[0] else []
+    return [page.report] if counts or examples.examples(page.report, True) else []
+
+
+def _others(page: RunPage, beside_changed: bool) -> list[object]:
+    """The examples whose answer did not change, where others did, or where none did."""
+    unlike = bool(examples.examples(page.report, True)) != beside_changed
+    return [] if unlike else _some(examples.examples(page.report, False))
 
 
 def _outputs(report: Report) -> list[tuple[str, tensors.OutputFacts]]:
@@ -109,7 +115,7 @@ RUN: tuple[Section[RunPage], ...] = (
     Section("outputs", "Output by output", lambda page: _some(_outputs(page.report)), "outputs.html.jinja"),
     Section("sizes", "Image sizes", lambda page: _some(page.report.sizes), "sizes.html.jinja"),
     Section("changed", "{view.data.nouns} whose answer changed", _changed, "changed.html.jinja"),
-    Section("classes", "Class by class", lambda page: _some(accuracy.class_engines(page.report)), "classes.html.jinja"),
+    Section("classes", "Class by class", lambda page: _some(examples.class_engines(page.report)), "classes.html.jinja"),
     Section(
         "reliability", "{view.title}", lambda page: _some(context.reliability_plot(page.report)), "plot.html.jinja"
     ),
@@ -122,7 +128,10 @@ RUN: tuple[Section[RunPage], ...] = (
         lambda page: quantization.engines_with_costs(page.report),
         "costs.html.jinja",
     ),
-    Section("examples", "{view.which} {view.noun}s", examples.examples_view, "examples.html.jinja"),
+    Section("examples", "Other {document.report.data.noun}s", lambda page: _others(page, True), "examples.html.jinja"),
+    Section(
+        "examples", "Example {document.report.data.noun}s", lambda page: _others(page, False), "examples.html.jinja"
+    ),
     Section("attention", "Where the model looks", lambda page: _some(page.report.attention), "attention.html.jinja"),
     Section("details", "How it was made and measured", lambda page: [page.report], "details.html.jinja"),
 )
@@ -285,7 +294,6 @@ def _filters() -> dict[str, Callable[..., object]]:
         "badge": table.gate,
         "reasons": _reasons,
         "measured": measures.cell,
-        "examples": lambda page: examples.examples(page.report, page.images),
         "quote": quote,
         "signed": _signed,
         "soft_breaks": _soft_breaks,

@@ -32,8 +32,8 @@ class Section(Generic[Document]):
     """A row of a page's table.
 
     `views` gives what the template shows as `view`, most often a part of the document: nothing where the document has
-    nothing of the kind, several where `anchor` counts them by "{number}". In `title` the attributes of the view may
-    stand, as "{view.artifact}". `css`: a class of the section.
+    nothing of the kind, several where `anchor` counts them by "{number}". In `title` attributes of the view and of the
+    document may stand, as "{view.artifact}". `css`: a class of the section.
     """
 
     anchor: str

@@ -6,8 +6,8 @@ from vitdeploy.document.engine import EngineFacts
 from vitdeploy.document.report import ORIGINAL, Report
 from vitdeploy.report import measures, quantization, table, text
 from vitdeploy.report import page as notes
-from vitdeploy.report.accuracy import class_headline
 from vitdeploy.report.context import calibration_words
+from vitdeploy.report.examples import class_headline
 from vitdeploy.runtime.host import name_host
 from vitdeploy.spec import bound_words
 from vitdeploy.tasks.answers import ChangedCounts
