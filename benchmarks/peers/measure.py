@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.benchmark.results import BenchRun, Entry, Round
+from vitdeploy.benchmark.results import BenchRun, Measurements, Round
 from vitdeploy.benchmark.run import BenchCandidate, run_benchmark
 from vitdeploy.benchmark.summary import block_medians, rows
 from vitdeploy.spec import encode
@@ -73,7 +73,7 @@ def _protocol(scenario: Scenario, rounds: int, threads: int) -> Protocol:
     return Protocol((scenario.mode,), (scenario.batch,), duration=0.0, min_rounds=rounds, threads=threads, processes=1)
 
 
-def _encoded(entry: Entry, scenario: Scenario) -> dict[str, Any]:
+def _encoded(entry: Measurements, scenario: Scenario) -> dict[str, Any]:
     blocks = [
         {"latencies_ms": [round(value, 5) for value in block.latencies_ms.tolist()], "seconds": block.seconds}
         for block in entry.rounds[scenario.mode]
@@ -108,7 +108,7 @@ def _bench_run(scenario: Scenario, session: Mapping[str, Any], threads: int) -> 
             for block in found["rounds"]
         ]
         facts = found["provider"], found["load_seconds"], found["first_inference_ms"]
-        entries.append(Entry(name, "", "", *facts, rounds={scenario.mode: blocks}))
+        entries.append(Measurements(name, "", "", *facts, rounds={scenario.mode: blocks}))
     protocol = _protocol(scenario, session["rounds"], threads)
     return BenchRun(protocol, tuple(entries), session["load_average"], session["cpus"])
 

@@ -16,7 +16,7 @@ from vitdeploy.benchmark.evidence import (
     ratio_of_medians,
     ratio_of_rounds,
 )
-from vitdeploy.benchmark.results import Machine, Round
+from vitdeploy.benchmark.results import BlockMachine, Round
 from vitdeploy.verification.intervals import log_ratio, student
 
 
@@ -138,7 +138,7 @@ def test_influences_of_rounds_are_those_on_the_trimmed_mean():
 
 def test_what_others_used_is_a_bias_of_the_artifact_that_lost_more():
     def disturbed(waited):
-        machine = Machine(0.2, 0.4, 0.0, None, None, None, None, 0.0, waited)
+        machine = BlockMachine(0.2, 0.4, 0.0, None, None, None, None, 0.0, waited)
         return [Round(1, np.array([ms, ms, 90.0]), 0.5, 0, machine=machine) for ms in (1.0, 1.1, 0.9, 1.0)]
 
     first, second = disturbed(0.01), disturbed(0.02)

@@ -10,7 +10,7 @@ from tests.documents import ratio_of
 from vitdeploy.benchmark.evidence import quiet, quiet_together, unrest
 from vitdeploy.benchmark.load import Others, Patience, watched
 from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.benchmark.results import BenchRun, Entry, Machine, Round
+from vitdeploy.benchmark.results import BenchRun, BlockMachine, Measurements, Round
 from vitdeploy.benchmark.run import BenchCandidate, expected, spelt
 from vitdeploy.benchmark.summary import block_medians, judged, rows
 from vitdeploy.pipeline.measure import NOT_DECIDED, ratios, summarise, undecided
@@ -22,7 +22,7 @@ OWN, ALL = 0.95, 1.0
 
 
 def machine(own=OWN, others=0.0, stolen=0.0, waited=0.0, slept=0.0):
-    return Machine(own, others, stolen, None, None, None, None, slept, waited)
+    return BlockMachine(own, others, stolen, None, None, None, None, slept, waited)
 
 
 def block(ms=10.0, process=0, seconds=0.5, queries=30, **load):
@@ -30,7 +30,7 @@ def block(ms=10.0, process=0, seconds=0.5, queries=30, **load):
 
 
 def entry(name, blocks, **fields):
-    return Entry(name, "openvino-cpu", "fp32", "CPU", 1.0, 1.0, {"single": blocks}, affinity=CPUS, **fields)
+    return Measurements(name, "openvino-cpu", "fp32", "CPU", 1.0, 1.0, {"single": blocks}, affinity=CPUS, **fields)
 
 
 def bench_run(*entries, protocol=PROTOCOL):
@@ -67,7 +67,7 @@ def test_latency_decides_nothing():
 
 
 def test_a_system_that_tells_of_nobody_else_shows_it_in_the_cpu_time():
-    unknown = [Machine(own, None, None, None, None, None, None, 0.0) for own in (0.95, 0.96, 0.94, 0.6)]
+    unknown = [BlockMachine(own, None, None, None, None, None, None, 0.0) for own in (0.95, 0.96, 0.94, 0.6)]
     blocks = [Round(1, np.ones(9), 0.5, machine=each) for each in unknown]
     assert quiet(blocks, 2) == [True, True, True, False]
     assert quiet([Round(1, np.ones(9), 0.5)], 2) == [True]

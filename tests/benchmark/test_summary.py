@@ -10,12 +10,12 @@ import pytest
 from vitdeploy.benchmark import summary
 from vitdeploy.benchmark.evidence import percentile_interval
 from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.benchmark.results import BenchRun, Entry, Machine, Round
+from vitdeploy.benchmark.results import BenchRun, BlockMachine, Measurements, Round
 from vitdeploy.spec import encode
 
 SINGLE = [np.arange(1.0, 61.0), np.arange(61.0, 101.0)]
 OFFLINE = [np.full(10, 50.0), np.full(10, 150.0)]
-CALM = Machine(1.0, 0.0, 0.0, None, None, None, None, 0.0)
+CALM = BlockMachine(1.0, 0.0, 0.0, None, None, None, None, 0.0)
 LONG = [np.full(400, 10.0), np.full(400, 10.1)]
 
 
@@ -31,7 +31,7 @@ def make_run(rounds, load_average=0.5, cpus=2, **fields):
         name: [each if isinstance(each, Round) else make_round(protocol.batch_of(name), each) for each in blocks]
         for name, blocks in rounds.items()
     }
-    entry = Entry("openvino-cpu-int8", "openvino-cpu", "int8", "CPU", 1.5, 20.0, measured, **fields)
+    entry = Measurements("openvino-cpu-int8", "openvino-cpu", "int8", "CPU", 1.5, 20.0, measured, **fields)
     return BenchRun(protocol, (entry,), load_average, cpus)
 
 

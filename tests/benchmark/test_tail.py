@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.benchmark.results import BenchRun, Entry, Round
+from vitdeploy.benchmark.results import BenchRun, Measurements, Round
 from vitdeploy.benchmark.tail import Tail, p99_ms, tail_of
 
 PROTOCOL = Protocol(("single",), (1,), duration=10.0, max_extension=1)
@@ -19,7 +19,7 @@ def entry(name, drawn, slower=1.0, tail=1.0, queries=100):
             times = slower * np.exp(own + drawn.normal(0, 0.02, queries))
             times[drawn.random(queries) < 0.03] *= tail
             rounds.append(Round(1, times, float(times.sum() / 1e3) * 1.0001, process))
-    return Entry(name, "openvino-cpu", "int8", "CPU", 0.1, 1.0, {"single": rounds})
+    return Measurements(name, "openvino-cpu", "int8", "CPU", 0.1, 1.0, {"single": rounds})
 
 
 def measured(seed, **how):
@@ -64,6 +64,6 @@ def test_what_nobody_can_say_is_said():
 
 def test_one_process_of_few_queries_is_enough_for_a_number():
     rounds = [Round(1, np.array([1.0 + number]), 1.0, 0) for number in range(3)]
-    entries = tuple(Entry(name, "x", "int8", "CPU", 0.1, 1.0, {"single": rounds}) for name in ("new", "current"))
+    entries = tuple(Measurements(name, "x", "int8", "CPU", 0.1, 1.0, {"single": rounds}) for name in ("new", "current"))
     tail = tail_of(BenchRun(Protocol(("single",), (1,)), entries, 0.0, 2), "new", "current")
     assert (tail.ratio, tail.queries) == (1.0, 3) and tail.low < 1 < tail.high

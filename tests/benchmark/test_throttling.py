@@ -9,7 +9,7 @@ from tests.benchmark.test_quiet import bench_run, block, entry
 from vitdeploy.benchmark.evidence import quiet, undisturbed
 from vitdeploy.benchmark.machine import Reading, Throttle, clock_limit_mhz, firmware_bits, slowed_between
 from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.benchmark.results import Machine, Round, mostly_slowed
+from vitdeploy.benchmark.results import BlockMachine, Round, mostly_slowed
 from vitdeploy.benchmark.summary import judged, rows
 
 # Paths of Raspberry Pi OS: on a Raspberry Pi 4, and on a 5.
@@ -106,7 +106,7 @@ def test_a_machine_without_any_of_it_says_nothing(tmp_path):
 def hot(**fields):
     calm = {"own_seconds": 0.95, "other_seconds": 0.0, "stolen_seconds": 0.0, "joules": None, "mhz": None}
     rest = {"celsius": None, "throttles": None, "suspended_seconds": 0.0, "waited_seconds": 0.0}
-    return Machine(**{**calm, **rest, **fields})
+    return BlockMachine(**{**calm, **rest, **fields})
 
 
 def measured(machines, ms=10.0):

@@ -13,7 +13,7 @@ from vitdeploy.errors import AnswersError, GateError, MissingPackageError, Stora
 from vitdeploy.history.api import read_history, record, recorded
 from vitdeploy.history.files import append, read_rows
 from vitdeploy.history.row import open_place
-from vitdeploy.known_bad.entries import Table
+from vitdeploy.known_bad.entries import KnownBadTable
 from vitdeploy.spec import decode
 
 MODEL = "vit_w32d2h2_patch8_32"
@@ -138,7 +138,7 @@ def test_a_canary_of_a_bundle_brings_an_entry_for_the_table_of_runtimes(run, mon
     done = run("history", "canaries", "-o", "canaries.html")
     assert "wrong answers: onnxruntime " in done.stdout and "--json has an entry for the table" in done.stdout
     (found,) = run("history", "canaries", "--json").document["canaries"]
-    (entry,) = decode(Table, {"format": 1, "entries": [found["proposal"]]}).entries
+    (entry,) = decode(KnownBadTable, {"format": 1, "entries": [found["proposal"]]}).entries
     assert entry.runtime == "onnxruntime" and {"MatMul", "Softmax"} & set(entry.pattern.operators)
     assert "Wrong answers</h2>" in (run.folder / "canaries.html").read_text()
 

@@ -7,7 +7,7 @@ from tests.history.made import ARTIFACT, MEASURED, START, bench_rows, machine, s
 from vitdeploy.errors import AnswersError
 from vitdeploy.history.canaries import canaries_of
 from vitdeploy.history.of_documents import MeasuredArtifact, row_of_canary
-from vitdeploy.known_bad.entries import Table
+from vitdeploy.known_bad.entries import KnownBadTable
 from vitdeploy.spec import decode
 
 GRAPH = json.dumps({"graph": {"operators": ["MatMul", "Softmax"], "opset": 20}})
@@ -30,7 +30,7 @@ def test_a_release_that_is_wrong_alone_is_told_and_proposed():
         f"openvino 2026.3.0 gave wrong answers with vit {ARTIFACT} on a CPU; "
         "nothing else ran right with this release here."
     )
-    (entry,) = decode(Table, {"format": 1, "entries": [found.proposal]}).entries
+    (entry,) = decode(KnownBadTable, {"format": 1, "entries": [found.proposal]}).entries
     assert (entry.runtime, entry.device, entry.versions) == ("openvino", "CPU", "==2026.3.0")
     assert entry.pattern.operators == entry.pattern.beside == ("MatMul", "Softmax") and entry.pattern.opset == 20
     assert entry.precisions == ("fp32",) and entry.isa == () and entry.id == "openvino-2026.3.0-vit-fp32"

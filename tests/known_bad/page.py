@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vitdeploy.known_bad.words import entry_table
+from vitdeploy.known_bad.find import entry_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "known-bad.md"
 BEGIN, END = "<!-- entries -->\n", "<!-- end -->\n"

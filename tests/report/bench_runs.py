@@ -3,7 +3,7 @@
 import numpy as np
 
 from vitdeploy.benchmark.protocol import Protocol, parse_scenario
-from vitdeploy.benchmark.results import BenchRun, Entry, Round
+from vitdeploy.benchmark.results import BenchRun, Measurements, Round
 from vitdeploy.benchmark.summary import block_medians, rows, samples
 from vitdeploy.document.bench import Bench, ProtocolFacts, Ratio
 from vitdeploy.spec import encode
@@ -19,7 +19,7 @@ def bench(names, scenarios=("single", "offline"), drift=0.0, slow=None, rounds=6
     generator = np.random.default_rng(0)
     protocol = Protocol(scenarios, duration=0.0, min_rounds=rounds, processes=processes)
     entries = [
-        Entry(
+        Measurements(
             name, "onnxruntime-cpu", "int8", "CPUExecutionProvider", 0.3, 4.0, {scenario: [] for scenario in scenarios}
         )
         for name in names

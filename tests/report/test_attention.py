@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from vitdeploy.report import attention
-from vitdeploy.report.attention import Panel, attention_picture, picture_size
+from vitdeploy.report.attention import MapPanel, attention_picture, picture_size
 
 
 def decode(picture):
@@ -37,7 +37,7 @@ def patch(pixels, row, column, grid):
 @pytest.mark.parametrize(("panels", "shape"), [(2, (32, 32, 1)), (6, (32, 64, 3)), (15, (48, 32, 3))])
 def test_the_picture_has_the_size_that_is_said(panels, shape):
     image = np.full(shape, 90, np.uint8)
-    picture = attention_picture(image, [Panel("a")] * panels, "b", "c")
+    picture = attention_picture(image, [MapPanel("a")] * panels, "b", "c")
     assert decode(picture).size == picture_size(image, panels)
 
 
@@ -45,7 +45,7 @@ def test_the_strongest_patch_is_the_lightest_whatever_the_image_below_it():
     image = np.zeros((32, 32, 3), np.uint8)
     image[:, 16:] = 255
     weights = np.array([[0.4, 0.1], [0.0, 0.05]])  # the strongest on black, the weak ones on white
-    picture = decode(attention_picture(image, [Panel("image"), Panel("map", map=weights)], "b", "c"))
+    picture = decode(attention_picture(image, [MapPanel("image"), MapPanel("map", map=weights)], "b", "c"))
     plain, shown = tile(picture, 0, 2), tile(picture, 1, 2)
     assert patch(plain, 0, 0, (2, 2)) == pytest.approx([0, 0, 0], abs=2)
     assert patch(plain, 0, 1, (2, 2)) == pytest.approx([255, 255, 255], abs=2)
@@ -58,13 +58,15 @@ def test_the_strongest_patch_is_the_lightest_whatever_the_image_below_it():
 def test_a_map_without_any_attention_is_the_darkest_colour():
     image = np.full((32, 32, 1), 128, np.uint8)
     weights = np.array([[0.0, 1.0], [0.0, 0.0]])
-    picture = decode(attention_picture(image, [Panel("a", map=weights), Panel("b", map=np.zeros((2, 2)))], "b", "c"))
+    picture = decode(
+        attention_picture(image, [MapPanel("a", map=weights), MapPanel("b", map=np.zeros((2, 2)))], "b", "c")
+    )
     assert patch(tile(picture, 1, 2), 0, 1, (2, 2)) == pytest.approx(patch(tile(picture, 0, 2), 0, 0, (2, 2)), abs=2)
 
 
 def test_a_box_is_drawn_where_it_is():
     image = np.full((40, 40, 3), 90, np.uint8)
-    picture = decode(attention_picture(image, [Panel("a", box=(10, 10, 30, 20)), Panel("b")], "b", "c"))
+    picture = decode(attention_picture(image, [MapPanel("a", box=(10, 10, 30, 20)), MapPanel("b")], "b", "c"))
     with_box, without = tile(picture, 0, 2), tile(picture, 1, 2)
     rows, columns = np.nonzero(np.abs(with_box - without).max(axis=2) > 20)
     side = with_box.shape[0] / 40
@@ -74,7 +76,7 @@ def test_a_box_is_drawn_where_it_is():
 
 def test_names_of_any_length_and_script_are_drawn_and_markup_is_not_read():
     image = np.full((32, 32, 3), 90, np.uint8)
-    panel = Panel("$\\frac{1}{2}$ 猫 " * 20, "\x1b[31m\ud800" * 30)
+    panel = MapPanel("$\\frac{1}{2}$ 猫 " * 20, "\x1b[31m\ud800" * 30)
     one, two = (attention_picture(image, [panel], "x" * 500, "$" * 500) for _ in range(2))
     assert decode(one).size == picture_size(image, 1)
     assert one == two

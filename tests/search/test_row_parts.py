@@ -8,7 +8,7 @@ import pytest
 import vitdeploy
 from vitdeploy.api.inspect import inspect
 from vitdeploy.api.values import Reporter
-from vitdeploy.benchmark.results import BenchRun, Entry, Round
+from vitdeploy.benchmark.results import BenchRun, Measurements, Round
 from vitdeploy.cli.options import rows as parts_of_text
 from vitdeploy.data.folder import split
 from vitdeploy.devices import on_devices as rows_there
@@ -95,7 +95,7 @@ def answered(milliseconds, left_out=()):
     protocol = alternatives.in_turns()
     noise = np.random.default_rng(0).uniform(0.99, 1.01, (protocol.rounds, 3))
     entries = tuple(
-        Entry(
+        Measurements(
             name, "openvino-cpu", "int8", "CPU", 0.5, 3.0,
             {"single": tuple(Round(1, np.array([ms * each[i]]), 0.25, k // 4) for k, each in enumerate(noise))},
         )

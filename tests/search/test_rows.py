@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from vitdeploy.benchmark.evidence import ratio_of_rounds
-from vitdeploy.benchmark.results import Machine, Round
+from vitdeploy.benchmark.results import BlockMachine, Round
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.graph.passes.rows import align_rows
@@ -79,7 +79,7 @@ def test_the_best_is_the_fastest_that_is_surely_faster(times, best):
 @pytest.mark.parametrize("others", [1, 2, 4])
 def test_each_of_several_intervals_is_wider_so_that_all_hold_at_95_percent(others):
     """Bonferroni: each of k is left out with 5 % / k; what others used of the machine widens each by as much."""
-    for machine, bias in ((None, 0.0), (Machine(0.2, 0.1, 0.0, None, None, None, None, 0.0, 0.01), 0.04)):
+    for machine, bias in ((None, 0.0), (BlockMachine(0.2, 0.1, 0.0, None, None, None, None, 0.0, 0.01), 0.04)):
         plain, *several = found = measured({197 + 8 * i: 30.0 + i for i in range(others + 1)}, machine=machine)
         timings = alternatives.timings_of(found)
         assert timings[0] == alternatives.Timing(tuple(block.latencies_ms[0] for block in plain), 1.0, 1.0, 1.0)

@@ -23,7 +23,7 @@ from vitdeploy.spec import RESIZING, PreprocessSpec, encode
 from vitdeploy.stages.step import check_target, find_graph, graphs_in
 
 if TYPE_CHECKING:
-    from vitdeploy.lint.findings import Finding
+    from vitdeploy.lint.view import LintFinding
 
 
 # --- Describe the content of a bundle or an ONNX file -----------------------------------------------------------------
@@ -102,8 +102,7 @@ def _known_bad(graphs: Mapping[str, Path]) -> tuple[dict[str, Any], list[str]]:
     A device install has no package that reads graphs; then a line says so."""
     try:
         from vitdeploy.graph.io.admit import admit_graph
-        from vitdeploy.known_bad.find import matches
-        from vitdeploy.known_bad.words import described, match_lines, releases
+        from vitdeploy.known_bad.find import described, match_lines, matches, releases
     except ModuleNotFoundError as error:
         return {}, [f"graphs are not compared with runtimes known to be wrong: {error.name} is not installed here"]
     document, lines = {}, []
@@ -143,7 +142,7 @@ TARGET = "tensorrt"
 SHOWN_NODES = 4
 
 
-def lint_graphs(path: Path, target: str, version: str | None) -> tuple[dict[str, Any], list[str], list[Finding]]:
+def lint_graphs(path: Path, target: str, version: str | None) -> tuple[dict[str, Any], list[str], list[LintFinding]]:
     """(document, lines, findings of all graphs) for a graph, a folder of graphs or a bundle, whose digests are checked.
 
     Raises:
@@ -192,9 +191,9 @@ def _graphs(path: Path) -> dict[str, Path]:
     return placed or {name: path / graph.file for name, graph in manifest.graphs.items()}
 
 
-def _lines(findings: Sequence[Finding], versions: Sequence[str]) -> list[str]:
+def _lines(findings: Sequence[LintFinding], versions: Sequence[str]) -> list[str]:
     """One paragraph for each rule and fix: what was found at which nodes, what is wanted, the fix."""
-    groups: dict[tuple[str, ...], list[Finding]] = {}
+    groups: dict[tuple[str, ...], list[LintFinding]] = {}
     for finding in findings:
         key = (finding.rule, finding.severity, finding.wanted, finding.fix, *finding.versions)
         groups.setdefault(key, []).append(finding)

@@ -12,7 +12,16 @@ from itertools import pairwise
 import numpy as np
 
 from vitdeploy.benchmark.protocol import Protocol, parse_scenario
-from vitdeploy.benchmark.results import BenchRun, Entry, Machine, Round, Values, nearest_rank, queries_needed, reasons
+from vitdeploy.benchmark.results import (
+    BenchRun,
+    BlockMachine,
+    Measurements,
+    Round,
+    Values,
+    nearest_rank,
+    queries_needed,
+    reasons,
+)
 
 # --- Which blocks were measured while nobody else used the machine, and while it did not throttle ---------------------
 # The kernel's accounting of the load and of the clock decides, never a latency: dropping slow blocks would make every
@@ -44,7 +53,7 @@ class Unrest:
         return self.suspended or max(self.others + self.stolen, self.waited) > TAKEN_SHARE
 
 
-def unrest(machine: Machine, seconds: float, cpus: int) -> Unrest:
+def unrest(machine: BlockMachine, seconds: float, cpus: int) -> Unrest:
     """What others used of a block of `seconds`; 0 for what the kernel does not report."""
     others = beyond_noise(machine.other_seconds or 0.0, cpus)
     # Threads of one process that are more than its CPUs wait for each other: of a wait, only what others ran explains.
@@ -129,13 +138,13 @@ def undelayed(block: Round, cpus: int) -> float:
     return max(0.0, block.seconds - waited - stolen)
 
 
-def quiet_together(entries: Sequence[Entry], scenario: str) -> list[int]:
+def quiet_together(entries: Sequence[Measurements], scenario: str) -> list[int]:
     """The rounds of a scenario, by number, that were quiet for all these artifacts."""
     found = [quiet(entry.rounds[scenario], len(entry.affinity)) for entry in entries]
     return [number for number, each in enumerate(zip(*found, strict=True)) if all(each)]
 
 
-def in_common(entries: Sequence[Entry]) -> list[Entry]:
+def in_common(entries: Sequence[Measurements]) -> list[Measurements]:
     """These artifacts with the rounds that all were measured in: one that is beaten leaves a run before the others."""
     counts = {name: min(len(entry.rounds[name]) for entry in entries) for name in entries[0].rounds}
     return [
@@ -153,14 +162,14 @@ def enough(protocol: Protocol, numbers: Sequence[int], rounds: Sequence[Round]) 
     return len(numbers) >= max(1.0, wanted) and len(processes) >= several
 
 
-def usable(protocol: Protocol, entry: Entry, scenario: str) -> list[Round]:
+def usable(protocol: Protocol, entry: Measurements, scenario: str) -> list[Round]:
     """The blocks that an artifact's own numbers come from: the quiet ones, or all if these are too few. A scenario that
     is
     one long run is kept whole: its queue, or its heat, depends on everything before."""
     return together(protocol, [entry], scenario)[0]
 
 
-def together(protocol: Protocol, entries: Sequence[Entry], scenario: str) -> list[list[Round]]:
+def together(protocol: Protocol, entries: Sequence[Measurements], scenario: str) -> list[list[Round]]:
     """As `usable`, for several artifacts: the blocks of the same rounds of each."""
     every = [entry.rounds[scenario] for entry in entries]
     if not parse_scenario(scenario).spread:
@@ -416,7 +425,7 @@ OVERLOADED = 0.98
 QUARTERS = 4
 
 
-def flags(bench_run: BenchRun, entry: Entry, scenario: str, percents: Sequence[float]) -> list[str]:
+def flags(bench_run: BenchRun, entry: Measurements, scenario: str, percents: Sequence[float]) -> list[str]:
     """The flags of one candidate, whose latency is that of `scenario`; docs/measuring.md says what each means."""
     rounds = usable(bench_run.protocol, entry, scenario)
     used = [block for name in entry.rounds for block in usable(bench_run.protocol, entry, name)]
@@ -437,7 +446,7 @@ def flags(bench_run: BenchRun, entry: Entry, scenario: str, percents: Sequence[f
     return [name for name, holds in found.items() if holds]
 
 
-def falls_back(entry: Entry) -> bool:
+def falls_back(entry: Measurements) -> bool:
     """Whether it ran on another provider than when it was built."""
     return bool(entry.made_for) and entry.provider != entry.made_for
 
@@ -446,7 +455,7 @@ def _slept(block: Round) -> bool:
     return block.machine is not None and block.machine.suspended_seconds > SUSPENDED_SECONDS
 
 
-def taken_by_others(entry: Entry, rounds: Sequence[Round]) -> float | None:
+def taken_by_others(entry: Measurements, rounds: Sequence[Round]) -> float | None:
     """The share of its CPUs' time that other processes and other virtual machines used; None if unknown."""
     seconds, taken = 0.0, 0.0
     for block in rounds:
@@ -477,7 +486,7 @@ def _unstable(rounds: Sequence[Round]) -> bool:
     return clustered(medians, [block.process for block in filled]).reach > UNSTABLE
 
 
-def _contended(bench_run: BenchRun, entry: Entry) -> bool:
+def _contended(bench_run: BenchRun, entry: Measurements) -> bool:
     """Whether so many blocks were disturbed that the quiet ones cannot stand for all; for a scenario that is one long
     run, whose blocks all count, whether others used more than the allowed share."""
     for name, rounds in entry.rounds.items():
@@ -503,7 +512,7 @@ def _numbers(holds: Sequence[bool]) -> list[int]:
     return [number for number, each in enumerate(holds) if each]
 
 
-def load_disturbs(bench_run: BenchRun, entry: Entry) -> bool:
+def load_disturbs(bench_run: BenchRun, entry: Measurements) -> bool:
     """Whether the load at the start was above the number of CPUs, if the system does not report who uses them."""
     every = [block for blocks in entry.rounds.values() for block in blocks]
     unknown = taken_by_others(entry, every) is None
@@ -517,7 +526,7 @@ def _slows_down(rounds: Sequence[Round]) -> bool:
     return quarter > 0 and bool(np.median(clocks[-quarter:]) < (1 - THROTTLED) * np.median(clocks[:quarter]))
 
 
-def _throttles(machines: Sequence[Machine]) -> bool:
+def _throttles(machines: Sequence[BlockMachine]) -> bool:
     counts = [machine.throttles for machine in machines if machine.throttles is not None]
     return any(after > before for before, after in pairwise(counts))
 

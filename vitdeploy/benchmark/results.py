@@ -22,7 +22,7 @@ Values = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Machine:
+class BlockMachine:
     """What the machine did during one block; None for what it does not report.
 
     own_seconds, other_seconds, stolen_seconds: CPU time of the measuring process, of all others on the CPUs that it may
@@ -64,7 +64,7 @@ class Round:
     process: int = 0
     busy_seconds: float = 0.0
     waiting_ms: tuple[float, ...] = ()
-    machine: Machine | None = None
+    machine: BlockMachine | None = None
     begun_seconds: float = 0.0
 
     @property
@@ -73,7 +73,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Entry:
+class Measurements:
     """The measurements of one candidate; `rounds` has one list per scenario.
 
     `load_seconds` (from the request to a loaded runner, with the import of the runtime), `first_inference_ms` and
@@ -109,7 +109,7 @@ class BenchRun:
     """
 
     protocol: Protocol
-    entries: tuple[Entry, ...]
+    entries: tuple[Measurements, ...]
     load_average: float | None
     cpus: int
     context: Context | None = None
@@ -264,7 +264,7 @@ def throttled(rounds: Sequence[Round], spread: bool) -> Throttled | None:
     return Throttled(len(found), len(rounds), False, tuple(text for text, _ in counted.most_common(MOST_REASONS)))
 
 
-def mostly_slowed(entries: Sequence[Entry], scenario: str) -> bool:
+def mostly_slowed(entries: Sequence[Measurements], scenario: str) -> bool:
     """Whether the machine throttled in most blocks of one of these artifacts."""
     found = [reasons(entry.rounds[scenario]) for entry in entries]
     return any(2 * sum(map(bool, each)) > len(each) for each in found)

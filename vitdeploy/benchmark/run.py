@@ -27,7 +27,7 @@ from vitdeploy.benchmark.protocol import (
     Protocol,
     parse_scenario,
 )
-from vitdeploy.benchmark.results import BenchRun, Entry, Machine, Round, mostly_slowed
+from vitdeploy.benchmark.results import BenchRun, BlockMachine, Measurements, Round, mostly_slowed
 from vitdeploy.runtime.host import require_real_times
 from vitdeploy.runtime.interpreter import module_argv
 from vitdeploy.spec import EngineSpec, encode
@@ -140,13 +140,13 @@ class Meter:
         process: int,
         order: Sequence[int],
         scenarios: Sequence[str],
-    ) -> list[Entry]:
+    ) -> list[Measurements]:
         """Measure one process of each candidate in these scenarios. They are loaded in `order`.
 
         "server" and "sustain" are one long run, and so are measured in the first process only.
         """
         protocol = self._protocol
-        loaded: dict[int, Entry] = {}
+        loaded: dict[int, Measurements] = {}
         for index in order:
             self._progress(f"{candidates[index].artifact}: load and warm up", self._done, self._total)
             loaded[index] = _load(candidates[index], workers[index], protocol)
@@ -166,7 +166,9 @@ class Meter:
             _measure_stages(candidates, entries, workers, protocol)
         return entries
 
-    def _rounds_of(self, entries: Sequence[Entry], workers: Sequence[WorkerProcess], name: str, process: int) -> None:
+    def _rounds_of(
+        self, entries: Sequence[Measurements], workers: Sequence[WorkerProcess], name: str, process: int
+    ) -> None:
         """The rounds of one process, and as many more as others disturbed."""
         wanted = self._protocol.rounds_in(name, process) if self._looks else self._protocol.rounds_of(process)
         for _ in range(wanted):
@@ -188,21 +190,21 @@ class Meter:
             return (process + 1) * self._protocol.rounds_of(process)
         return self._protocol.rounds * (process // self._protocol.starts + 1)
 
-    def _disturbed(self, entries: Sequence[Entry], name: str, wanted: int) -> bool:
+    def _disturbed(self, entries: Sequence[Measurements], name: str, wanted: int) -> bool:
         """Whether some of the compared artifacts have too few quiet rounds in this process."""
         return any(len(quiet_together(each, name)) < wanted for each in self._compared(entries))
 
-    def _share_of_quiet(self, entries: Sequence[Entry], name: str) -> float:
+    def _share_of_quiet(self, entries: Sequence[Measurements], name: str) -> float:
         quiet = min(len(quiet_together(each, name)) for each in self._compared(entries))
         return quiet / len(entries[0].rounds[name])
 
-    def _compared(self, entries: Sequence[Entry]) -> list[list[Entry]]:
+    def _compared(self, entries: Sequence[Measurements]) -> list[list[Measurements]]:
         named = {entry.artifact: entry for entry in entries}
         return [[named[a], named[b]] for a, b in self._pairs if a in named and b in named] or [list(entries)]
 
     def _round(
         self,
-        entries: Sequence[Entry],
+        entries: Sequence[Measurements],
         workers: Sequence[WorkerProcess],
         name: str,
         process: int,
@@ -219,7 +221,7 @@ class Meter:
             entries[index].rounds[name].append(self._block(workers[index], command, process))
             self._tell(f"{entries[index].artifact}: {name}, round {number} of {of}")
 
-    def _sustain(self, entries: Sequence[Entry], workers: Sequence[WorkerProcess], name: str) -> None:
+    def _sustain(self, entries: Sequence[Measurements], workers: Sequence[WorkerProcess], name: str) -> None:
         """One artifact after the other, without a pause: heat has no time to leave."""
         bins = self._protocol.blocks(name)
         for entry, worker in zip(entries, workers, strict=True):
@@ -238,8 +240,12 @@ class Meter:
             process,
             answer["busy_seconds"],
             tuple(age / 1e6 for age in answer["waiting_ns"]),
-            Machine(
-                **{each.name: answer[each.name] for each in dataclasses.fields(Machine) if each.name != "throttled"},
+            BlockMachine(
+                **{
+                    each.name: answer[each.name]
+                    for each in dataclasses.fields(BlockMachine)
+                    if each.name != "throttled"
+                },
                 throttled=tuple(answer["throttled"]),
             ),
             begun,
@@ -250,12 +256,12 @@ class Meter:
         self._progress(text, self._done, self._total)
 
 
-def _load(candidate: BenchCandidate, worker: WorkerProcess, protocol: Protocol) -> Entry:
+def _load(candidate: BenchCandidate, worker: WorkerProcess, protocol: Protocol) -> Measurements:
     request = {**candidate.request, "threads": protocol.threads}
     answer = worker.ask(
         {"do": "load", "request": request, "batches": protocol.batches(protocol.scenarios)}, protocol.timeout
     )
-    return Entry(
+    return Measurements(
         candidate.artifact,
         candidate.target,
         candidate.precision,
@@ -292,7 +298,10 @@ def _warm_up(worker: WorkerProcess, batch: int, protocol: Protocol, *, steady: b
 
 
 def _measure_stages(
-    candidates: Sequence[BenchCandidate], entries: Sequence[Entry], workers: Sequence[WorkerProcess], protocol: Protocol
+    candidates: Sequence[BenchCandidate],
+    entries: Sequence[Measurements],
+    workers: Sequence[WorkerProcess],
+    protocol: Protocol,
 ) -> None:
     """The stages of those that take images, and the parts of those of several graphs, also in turns."""
     for number in range(STAGE_ROUNDS):
@@ -367,7 +376,7 @@ def run_benchmark(
         meter = Meter(protocol, len(candidates), tell, pairs, looks=still_open is not None)
         meter.wait()
         load_average, cpus = _load_average(), os.cpu_count() or 1
-        entries: list[Entry] = []
+        entries: list[Measurements] = []
         measured = list(candidates)
         for process in range(protocol.most_sessions * protocol.starts):
             if process == 0:
@@ -453,7 +462,7 @@ def _load_average() -> float | None:
         return None
 
 
-def _unsettled(entries: Sequence[Entry], protocol: Protocol, pairs: Pairs, meter: Meter) -> list[str]:
+def _unsettled(entries: Sequence[Measurements], protocol: Protocol, pairs: Pairs, meter: Meter) -> list[str]:
     """The scenarios in which some pair's ratio is not narrow yet, and that may be measured again."""
     named = {entry.artifact: entry for entry in entries}
     return [
@@ -465,7 +474,7 @@ def _unsettled(entries: Sequence[Entry], protocol: Protocol, pairs: Pairs, meter
     ]
 
 
-def _joined(before: Sequence[Entry], now: Sequence[Entry]) -> list[Entry]:
+def _joined(before: Sequence[Measurements], now: Sequence[Measurements]) -> list[Measurements]:
     """The entries with the measurements of one more process of each that was measured again."""
     if not before:
         return list(now)
@@ -473,7 +482,7 @@ def _joined(before: Sequence[Entry], now: Sequence[Entry]) -> list[Entry]:
     return [_continued(old, named[old.artifact]) if old.artifact in named else old for old in before]
 
 
-def _continued(old: Entry, new: Entry) -> Entry:
+def _continued(old: Measurements, new: Measurements) -> Measurements:
     return dataclasses.replace(
         old,
         rounds={name: old.rounds[name] + new.rounds[name] for name in old.rounds},
@@ -491,7 +500,7 @@ SURVEY_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedTime:
     """Seconds: on a quiet machine whose ratios are clear at once, and at most. Slow answers and large models add to
     both."""
 
@@ -507,7 +516,7 @@ class Expected:
 
 def expected(
     candidates: Sequence[BenchCandidate], protocol: Protocol, *, context: bool = False, looks: bool = False
-) -> Expected:
+) -> ExpectedTime:
     """How long a bench of these takes; with `context`, including what is measured after it; with `looks`, of one that
     may end with its first process."""
     count = len(candidates)
@@ -523,7 +532,7 @@ def expected(
     slow = sum(loads) + count * len(protocol.batches(protocol.scenarios)) * WARMUP_LIMIT * protocol.warmup
     stages = STAGE_ROUNDS * protocol.block_seconds * sum(each.has_stages for each in candidates)
     survey = SURVEY_SECONDS * (2 + count) if context else 0.0
-    return Expected(
+    return ExpectedTime(
         blocks + (1 if looks else protocol.starts) * start + stages + survey,
         most + protocol.most_sessions * protocol.starts * slow + stages + survey + protocol.duration,
     )

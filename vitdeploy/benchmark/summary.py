@@ -37,7 +37,7 @@ from vitdeploy.benchmark.protocol import parse_scenario
 from vitdeploy.benchmark.results import (
     DEFAULT,
     BenchRun,
-    Entry,
+    Measurements,
     Percentile,
     Round,
     Throttled,
@@ -227,7 +227,7 @@ def rows(bench_run: BenchRun, percents: Sequence[float] = DEFAULT) -> list[Row]:
     return [_row(bench_run, entry, percents) for entry in bench_run.entries]
 
 
-def _row(bench_run: BenchRun, entry: Entry, percents: Sequence[float]) -> Row:
+def _row(bench_run: BenchRun, entry: Measurements, percents: Sequence[float]) -> Row:
     single, offline = bench_run.protocol.latency_scenario, _throughput_scenario(bench_run)
     rounds, batches = (usable(bench_run.protocol, entry, name) for name in (single, offline))
     latencies, throughput = _latencies(rounds), _throughput(batches)
@@ -262,7 +262,7 @@ def _row(bench_run: BenchRun, entry: Entry, percents: Sequence[float]) -> Row:
     )
 
 
-def _scenario(bench_run: BenchRun, entry: Entry, name: str, percents: Sequence[float]) -> ScenarioResult:
+def _scenario(bench_run: BenchRun, entry: Measurements, name: str, percents: Sequence[float]) -> ScenarioResult:
     """The numbers of one scenario; "server" and "sustain" have some of their own in addition to the common ones."""
     rounds = usable(bench_run.protocol, entry, name)
     latencies, counted, scenario = _latencies(rounds), _with_unanswered(rounds), parse_scenario(name)
@@ -290,7 +290,7 @@ def _scenario(bench_run: BenchRun, entry: Entry, name: str, percents: Sequence[f
     return found
 
 
-def _throttled(bench_run: BenchRun, entry: Entry, name: str) -> Throttled | None:
+def _throttled(bench_run: BenchRun, entry: Measurements, name: str) -> Throttled | None:
     """Of the blocks in which the machine throttled, with whether they are left out (see `usable`)."""
     every = entry.rounds[name]
     found = throttled(every, parse_scenario(name).spread)
@@ -298,7 +298,7 @@ def _throttled(bench_run: BenchRun, entry: Entry, name: str) -> Throttled | None
     return None if found is None else dataclasses.replace(found, left_out=left_out)
 
 
-def _blocks(entry: Entry, rounds: Sequence[Round]) -> Blocks:
+def _blocks(entry: Measurements, rounds: Sequence[Round]) -> Blocks:
     return Blocks(
         tuple(round(block.begun_seconds, 3) for block in rounds),
         tuple(block.process for block in rounds),
@@ -320,7 +320,7 @@ def _stages(stages: Mapping[str, Sequence[float]]) -> StageTimes | None:
     )
 
 
-def _energy(entry: Entry, rounds: Sequence[Round]) -> Energy:
+def _energy(entry: Measurements, rounds: Sequence[Round]) -> Energy:
     joules = [block.machine.joules if block.machine is not None else None for block in rounds]
     known = [each for each in joules if each is not None]
     images = sum(block.batch * block.latencies_ms.size for block in rounds)
@@ -328,7 +328,7 @@ def _energy(entry: Entry, rounds: Sequence[Round]) -> Energy:
     return Energy(entry.energy, sum(known) / images if complete else None)
 
 
-def _machine(entry: Entry, rounds: Sequence[Round]) -> MachineUse:
+def _machine(entry: Measurements, rounds: Sequence[Round]) -> MachineUse:
     machines = [block.machine for block in rounds if block.machine is not None]
     seconds = sum(block.seconds for block in rounds)
     return MachineUse(
@@ -416,7 +416,7 @@ COOL_DOWN = "let it cool down or give it more power (`vitdeploy doctor` says of 
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedRatio:
     """The ratio of two artifacts in one scenario, and the reason if its interval is unreliable.
 
     over_ms, under_ms: numerator and denominator, the latencies at the machine's usual speed in these rounds. Of an
@@ -437,7 +437,7 @@ class Judged:
         return not self.reason
 
 
-def judged(bench_run: BenchRun, a: str, b: str, scenario: str) -> Judged:
+def judged(bench_run: BenchRun, a: str, b: str, scenario: str) -> JudgedRatio:
     """The latency of `a` over that of `b`, from the rounds in which neither was disturbed."""
     named = {entry.artifact: entry for entry in bench_run.entries}
     one, other = in_common((named[a], named[b]))
@@ -451,13 +451,15 @@ def judged(bench_run: BenchRun, a: str, b: str, scenario: str) -> Judged:
         or _apart(ratio, [usable(bench_run.protocol, entry, scenario) for entry in pair])
     )
     level = _level(rounds)
-    found = Judged(ratio, reason, math.exp(level + ratio.log / 2), math.exp(level - ratio.log / 2))
+    found = JudgedRatio(ratio, reason, math.exp(level + ratio.log / 2), math.exp(level - ratio.log / 2))
     if not reason or _fallback(pair) or not parse_scenario(scenario).spread:
         return found
     return _bounded(found, bench_run, pair, scenario)
 
 
-def _bounded(found: Judged, bench_run: BenchRun, pair: tuple[Entry, Entry], scenario: str) -> Judged:
+def _bounded(
+    found: JudgedRatio, bench_run: BenchRun, pair: tuple[Measurements, Measurements], scenario: str
+) -> JudgedRatio:
     """With what holds beside others.
 
     Contention slows one artifact more than another, and no interval over such rounds holds the truth. What it cannot do
@@ -541,7 +543,7 @@ def _level(rounds: Sequence[Sequence[Round]]) -> float:
     return clustered(middle, [block.process for block in rounds[0]]).log
 
 
-def alone_reason(bench_run: BenchRun, entry: Entry) -> str:
+def alone_reason(bench_run: BenchRun, entry: Measurements) -> str:
     """Why the measurements of one artifact, compared with no other, are unreliable; empty if they are reliable."""
     return _fallback([entry]) or _disturbed(bench_run, [entry], bench_run.protocol.latency_scenario)
 
@@ -551,14 +553,14 @@ def disturbed_reason(bench_run: BenchRun) -> str:
     return _disturbed(bench_run, in_common(bench_run.entries), bench_run.protocol.latency_scenario)
 
 
-def _fallback(entries: Sequence[Entry]) -> str:
+def _fallback(entries: Sequence[Measurements]) -> str:
     for entry in entries:
         if falls_back(entry):
             return f"it ran on {entry.provider}, and {MADE_FOR} {entry.made_for}: compile it on this machine"
     return ""
 
 
-def _disturbed(bench_run: BenchRun, entries: Sequence[Entry], scenario: str) -> str:
+def _disturbed(bench_run: BenchRun, entries: Sequence[Measurements], scenario: str) -> str:
     """Too few rounds were quiet for all."""
     numbers, every = quiet_together(entries, scenario), entries[0].rounds[scenario]
     if enough(bench_run.protocol, numbers, every):

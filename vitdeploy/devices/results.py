@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from vitdeploy.benchmark.context import LONGEST_NAME, MOST_FUSED, Context
 from vitdeploy.benchmark.protocol import Protocol, parse_scenario
-from vitdeploy.benchmark.results import BenchRun, Entry, Machine
+from vitdeploy.benchmark.results import BenchRun, BlockMachine, Measurements
 from vitdeploy.benchmark.summary import StageTimes
 from vitdeploy.bundle.read import ENGINE_OPTIONS
 from vitdeploy.compilation.backend import COMPILE
@@ -246,7 +246,7 @@ def check_run(device: str, document: Any, protocol: Protocol, names: list[str]) 
     return cleaned
 
 
-def _check_entry(device: str, entry: Entry, protocol: Protocol) -> None:
+def _check_entry(device: str, entry: Measurements, protocol: Protocol) -> None:
     times = [entry.load_seconds, entry.first_inference_ms / 1e3]
     times += [] if entry.warm_load_seconds is None else [entry.warm_load_seconds]
     if sorted(entry.rounds) != sorted(protocol.scenarios):
@@ -283,7 +283,7 @@ def _check_entry(device: str, entry: Entry, protocol: Protocol) -> None:
         raise refuse(device, "times of other stages, or of none", ", ".join(entry.stages_ms), ", ".join(sorted(STAGES)))
 
 
-# Of a block, by the field of `Machine`; what is not read is None. Differences of clocks may be slightly below 0.
+# Of a block, by the field of `BlockMachine`; what is not read is None. Differences of clocks may be slightly below 0.
 POSSIBLE = {
     **dict.fromkeys(
         ("own_seconds", "other_seconds", "stolen_seconds"), (-LONGEST_SECONDS, MOST_CPUS * LONGEST_SECONDS)
@@ -297,7 +297,7 @@ POSSIBLE = {
 }
 
 
-def _check_machine(device: str, machine: Machine) -> None:
+def _check_machine(device: str, machine: BlockMachine) -> None:
     for name, (least, most) in POSSIBLE.items():
         value = getattr(machine, name)
         if value is not None and not least <= value <= most:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from vitdeploy.backends import TARGETS
 from vitdeploy.document.history import CanaryFacts
 from vitdeploy.history.row import ResultRow
-from vitdeploy.known_bad.entries import Device, Entry, Pattern
+from vitdeploy.known_bad.entries import Device, KnownBadEntry, Pattern
 from vitdeploy.spec import encode
 
 # Of the document of a canary: {"operators": ["Add", ...], "opset": 20}, of the engine's graph.
@@ -100,7 +100,7 @@ def _proposal(
     machines = _and(list(dict.fromkeys(map(_machine, rows))))
     seen = f"{last.runtime_version} wrong: {last.error}; {machines}, {last.time:%Y-%m-%d}"
     try:
-        entry = Entry(
+        entry = KnownBadEntry(
             id=re.sub(
                 r"[^a-z0-9.]+", "-", f"{last.runtime}-{last.runtime_version}-{last.model}-{last.precision}".lower()
             ),

@@ -73,7 +73,7 @@ class Pattern:
 
 
 @dataclass(frozen=True)
-class Entry:
+class KnownBadEntry:
     """One way in which a runtime is wrong.
 
     runtime: the package of a target in `backends.TARGETS`; device: where it computes, "any" where it is not what
@@ -110,11 +110,11 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Table:
+class KnownBadTable:
     """`format` is TABLE_FORMAT; no two `entries` have one id."""
 
     format: Literal[1]
-    entries: tuple[Entry, ...]
+    entries: tuple[KnownBadEntry, ...]
 
     def __post_init__(self) -> None:
         ids = [entry.id for entry in self.entries]
@@ -123,7 +123,7 @@ class Table:
 
 
 @functools.cache
-def table() -> tuple[Entry, ...]:
+def table() -> tuple[KnownBadEntry, ...]:
     """The entries of the table that comes with vitdeploy; errors as `read_table`."""
     return read_table(TABLE_FILE)
 
@@ -134,7 +134,7 @@ def digest_of(runtime: str) -> str:
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
 
 
-def read_table(file: Path) -> tuple[Entry, ...]:
+def read_table(file: Path) -> tuple[KnownBadEntry, ...]:
     """The entries of a table.
 
     Raises:
@@ -142,7 +142,7 @@ def read_table(file: Path) -> tuple[Entry, ...]:
             pass.
     """
     try:
-        return decode(Table, json.loads(file.read_text(encoding="utf-8"))).entries
+        return decode(KnownBadTable, json.loads(file.read_text(encoding="utf-8"))).entries
     except DecodeError as error:
         found = "; ".join(error.problems[:3])
     except (OSError, ValueError) as error:

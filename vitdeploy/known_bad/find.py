@@ -6,18 +6,18 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 
 from vitdeploy.errors import InputError, KnownBadError
 from vitdeploy.graph.io.admit import admit_graph
 from vitdeploy.graph.io.files import METADATA_KEY, get_metadata, load_graph
-from vitdeploy.known_bad.entries import REFUSED, AttributeRule, Entry, Pattern, table
+from vitdeploy.known_bad.entries import DONE, REFUSED, AttributeRule, KnownBadEntry, Pattern, table
 from vitdeploy.known_bad.matchers import FUNCTIONS
 from vitdeploy.known_bad.platform import Platform, entries_for, holds_for, platform_of
-from vitdeploy.lint.findings import Finding, Severity
-from vitdeploy.lint.view import View, label, prepare
-from vitdeploy.spec import EngineSpec
+from vitdeploy.lint.view import GraphView, LintFinding, Severity, label, prepare
+from vitdeploy.spec import EngineSpec, encode
 
 # --- Which entries of the table a graph shows, and the refusal of an engine that one of them is about -----------------
 
@@ -31,7 +31,7 @@ OPTION = "--accept-known-bad"
 class Match:
     """An entry that a graph shows, at `nodes`."""
 
-    entry: Entry
+    entry: KnownBadEntry
     nodes: tuple[str, ...]
 
     @property
@@ -41,7 +41,7 @@ class Match:
         return ", ".join(self.nodes[:SHOWN_NODES]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def matches(model: ir.Model, entries: Iterable[Entry] | None = None) -> list[Match]:
+def matches(model: ir.Model, entries: Iterable[KnownBadEntry] | None = None) -> list[Match]:
     """The entries, of all or of these, whose pattern a graph shows; the model is left as it is.
 
     Raises:
@@ -60,7 +60,7 @@ def matches_on(model: ir.Model, platform: Platform) -> list[Match]:
     return matches(model, entries_for(platform))
 
 
-def _nodes(pattern: Pattern, view: View) -> list[ir.Node]:
+def _nodes(pattern: Pattern, view: GraphView) -> list[ir.Node]:
     if pattern.matcher is not None:
         return list(FUNCTIONS[pattern.matcher](view))
     kinds = {node.op_type for node in view.nodes}
@@ -162,7 +162,7 @@ def _platform(engine: EngineSpec, part: EngineSpec) -> Platform:
 RUNTIME = "tensorrt"
 
 
-def known_findings(model: ir.Model, versions: Sequence[str]) -> list[Finding]:
+def known_findings(model: ir.Model, versions: Sequence[str]) -> list[LintFinding]:
     """A finding for each node that shows an entry about one of these releases: an error where every engine of the graph
     would be refused, a warning where it depends on the precision or the GPU.
 
@@ -173,7 +173,7 @@ def known_findings(model: ir.Model, versions: Sequence[str]) -> list[Finding]:
     asked = [entry for entry in table() if entry.runtime == RUNTIME and releases[entry.id]]
     precision = _precision(model)
     return [
-        Finding(
+        LintFinding(
             entry.id,
             _severity(entry, precision),
             node,
@@ -191,6 +191,57 @@ def _precision(model: ir.Model) -> str | None:
     return get_metadata(model, "the graph").precision if METADATA_KEY in model.metadata_props else None
 
 
-def _severity(entry: Entry, precision: str | None) -> Severity:
+def _severity(entry: KnownBadEntry, precision: str | None) -> Severity:
     sure = not entry.isa and not entry.without and (not entry.precisions or precision in entry.precisions)
     return "error" if entry.action in REFUSED and sure else "warning"
+
+
+# --- Entries of the table as a person, or a JSON document, is told of them --------------------------------------------
+
+
+def releases(entry: KnownBadEntry) -> str:
+    """Which releases an entry is about, on what: "openvino <2025.4 on a CPU"."""
+    where = ["on any device" if entry.device == "any" else f"on a {entry.device}"]
+    where += [f"with {', '.join(entry.isa)}"] if entry.isa else []
+    where += [f"without {', '.join(entry.without)}"] if entry.without else []
+    where += [f"in {' or '.join(entry.precisions)}"] if entry.precisions else []
+    return f"{entry.runtime} {entry.versions or 'of every release'} {' '.join(where)}"
+
+
+def match_lines(match: Match, done: str = "") -> list[str]:
+    """What goes wrong, where, and the way out; `done` says what was done about it, where that is not the usual."""
+    entry = match.entry
+    return [
+        f"{entry.id}  {done or DONE[entry.action]}: {releases(entry)}: {entry.wrong}",
+        f"        at:      {match.shown}",
+        f"        way out: {entry.way_out}",
+        f"        source:  {' '.join(entry.sources)}",
+    ]
+
+
+def described(match: Match) -> dict[str, Any]:
+    """The entry, without its pattern, and the nodes that show it."""
+    entry = {key: value for key, value in encode(match.entry).items() if key != "pattern"}
+    return {**entry, "nodes": list(match.nodes)}
+
+
+def entry_table() -> str:
+    """All entries in Markdown, as the documentation has them."""
+    rows = []
+    for entry in table():
+        sources = ", ".join(f"[{index}]({_link(source)})" for index, source in enumerate(entry.sources, 1))
+        cells = (f"`{entry.id}`", releases(entry), entry.wrong, DONE[entry.action], entry.way_out, sources)
+        rows.append(f"| {' | '.join((*cells, entry.reproduced))} |")
+    head = ("entry", "release and device", "what goes wrong", "vitdeploy", "way out", "sources", "reproduced")
+    return "\n".join([f"| {' | '.join(head)} |", "|" + "---|" * len(head), *rows])
+
+
+def in_spite(artifact: str, accepted: Sequence[str]) -> list[str]:
+    """Remarks on an engine whose runtime is known to compute such a graph wrongly, which was accepted."""
+    wrong = {entry.id: entry.wrong for entry in table()}
+    return [f"{artifact} was compiled in spite of {each}: {wrong.get(each, 'unknown')}." for each in accepted]
+
+
+def _link(source: str) -> str:
+    """An address, or a page of the documentation as its pages name it."""
+    return source.removeprefix("docs/")

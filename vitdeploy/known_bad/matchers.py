@@ -10,9 +10,9 @@ import onnx_ir as ir
 from vitdeploy.graph.analysis.attention import Attention, find_attentions
 from vitdeploy.graph.values import array_of, dim, is_constant, producer, rank_of, scalar_of
 from vitdeploy.known_bad.entries import Matcher
-from vitdeploy.lint.view import View, is_weight
+from vitdeploy.lint.view import GraphView, is_weight
 
-Match = Callable[[View], Iterator[ir.Node]]
+Match = Callable[[GraphView], Iterator[ir.Node]]
 # Heads and tokens of [batch, tokens, heads, channels] exchanged, and windows of [batch, rows, height, columns, width,
 # channels].
 _SPLIT_HEADS = [0, 2, 1, 3]
@@ -21,7 +21,7 @@ _WINDOWS = [0, 1, 3, 2, 4, 5]
 _LAYERS = frozenset({"Conv", "Gemm", "LayerNormalization", "MatMul", "RMSNormalization", "Softmax"})
 
 
-def antialiased_reduction(view: View) -> Iterator[ir.Node]:
+def antialiased_reduction(view: GraphView) -> Iterator[ir.Node]:
     """A Resize with antialias that may make an axis smaller: where all grow, antialias changes nothing."""
     for node in view.of("Resize"):
         if node.attributes.get_int("antialias", 0) and not _grows(node):
@@ -37,14 +37,14 @@ def _grows(node: ir.Node) -> bool:
     return bool(sizes) and all(old is not None and new is not None and new >= old for old, new in sizes)
 
 
-def attention_over_free_lengths(view: View) -> Iterator[ir.Node]:
+def attention_over_free_lengths(view: GraphView) -> Iterator[ir.Node]:
     """Attention in a graph where an axis of an input other than the leading one is open."""
     inputs = (value.shape for value in view.model.graph.inputs if value.shape is not None)
     if any(not isinstance(size, int) for shape in inputs for size in list(shape)[1:]):
         yield from (each.softmax for each in find_attentions(view.model))
 
 
-def auto_pad_of_free_size(view: View) -> Iterator[ir.Node]:
+def auto_pad_of_free_size(view: GraphView) -> Iterator[ir.Node]:
     """A ConvTranspose that leaves its pads to the runtime, of an input with an open size."""
     for node in view.of("ConvTranspose"):
         automatic = str(node.attributes.get_string("auto_pad", "NOTSET")).startswith("SAME")
@@ -53,7 +53,7 @@ def auto_pad_of_free_size(view: View) -> Iterator[ir.Node]:
             yield node
 
 
-def tokens_as_many_as_heads(view: View) -> Iterator[ir.Node]:
+def tokens_as_many_as_heads(view: GraphView) -> Iterator[ir.Node]:
     """A Transpose of as many tokens as heads in a graph with attention: it leaves the shape as it is."""
     if not find_attentions(view.model):
         return
@@ -63,7 +63,7 @@ def tokens_as_many_as_heads(view: View) -> Iterator[ir.Node]:
             yield node
 
 
-def windowed_attention(view: View) -> Iterator[ir.Node]:
+def windowed_attention(view: GraphView) -> Iterator[ir.Node]:
     """Attention with a position bias in a graph that cuts its image into windows (arXiv 2103.14030, section 3.2)."""
     if any(_order(node) == _WINDOWS for node in view.of("Transpose")):
         yield from (each.softmax for each in find_attentions(view.model) if _has_bias(each))
@@ -77,7 +77,7 @@ def _has_bias(attention: Attention) -> bool:
     return any(node.op_type == "Add" for node in attention.between)
 
 
-def constant_keys_or_values(view: View) -> Iterator[ir.Node]:
+def constant_keys_or_values(view: GraphView) -> Iterator[ir.Node]:
     """Attention whose keys or values no input enters, as where the first queries of a decoder are learned."""
     for node in view.of("Softmax"):
         scores = next((each for each in _until_layers(node.inputs[0], past="MatMul") if each.op_type == "MatMul"), None)
@@ -92,7 +92,7 @@ def _is_constant_operand(product: ir.Node) -> bool:
     return (rank_of(operand) or 0) > 2 and is_weight(operand)
 
 
-def rotary_attention(view: View) -> Iterator[ir.Node]:
+def rotary_attention(view: GraphView) -> Iterator[ir.Node]:
     """Attention whose queries are turned by their positions: x cos + rotate(x) sin (arXiv 2104.09864, equation 34)."""
     yield from (each.softmax for each in find_attentions(view.model) if _is_turned(each.query))
 
@@ -138,7 +138,7 @@ def _until_layers(value: ir.Value | None, past: str = "") -> Iterator[ir.Node]:
         queue.extend(node.inputs)
 
 
-def scaled_queries_and_keys(view: View) -> Iterator[ir.Node]:
+def scaled_queries_and_keys(view: GraphView) -> Iterator[ir.Node]:
     """Attention that multiplies queries and keys by a number each, as exporters write PyTorch's
     `scaled_dot_product_attention`."""
     for each in find_attentions(view.model):
@@ -151,12 +151,12 @@ def _scaled(value: ir.Value) -> bool:
     return node is not None and any(scalar_of(each) is not None for each in node.inputs)
 
 
-def mean_over_axes_of_an_input(view: View) -> Iterator[ir.Node]:
+def mean_over_axes_of_an_input(view: GraphView) -> Iterator[ir.Node]:
     """A ReduceMean that is given its axes as an input, as from opset 18 on."""
     yield from (node for node in view.of("ReduceMean") if len(node.inputs) > 1 and node.inputs[1] is not None)
 
 
-def unequal_axis_pads(view: View) -> Iterator[ir.Node]:
+def unequal_axis_pads(view: GraphView) -> Iterator[ir.Node]:
     """A convolution of an image that pads both ends of an axis alike, and its two axes not alike."""
     for node in view.of("Conv"):
         pads = [int(size) for size in node.attributes.get_ints("pads", ()) or ()]
@@ -164,7 +164,7 @@ def unequal_axis_pads(view: View) -> Iterator[ir.Node]:
             yield node
 
 
-def vector_behind_scores(view: View) -> Iterator[ir.Node]:
+def vector_behind_scores(view: GraphView) -> Iterator[ir.Node]:
     """A sum or product whose first operand is a product of two activations, or comes of one, and whose second operand
     is a vector along its last axis, as a mask of keys."""
     for node in view.of("Add", "Mul"):

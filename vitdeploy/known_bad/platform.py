@@ -14,7 +14,7 @@ from packaging.version import InvalidVersion, Version
 
 from vitdeploy.backends import TARGETS, Target
 from vitdeploy.errors import HostError
-from vitdeploy.known_bad.entries import Device, Entry, table
+from vitdeploy.known_bad.entries import Device, KnownBadEntry, table
 from vitdeploy.runtime.backend import RUNTIME
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.spec import EngineSpec
@@ -93,18 +93,18 @@ def instruction_sets(facts: Mapping[str, str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def for_target(target: str) -> Sequence[Entry]:
+def for_target(target: str) -> Sequence[KnownBadEntry]:
     """The entries about the runtime and the kind of device of a target, of whatever release, on whatever machine;
     errors as `entries.table`."""
     row = TARGETS[target]
     return [entry for entry in table() if _is_about(entry, row.package, _device(row))]
 
 
-def _is_about(entry: Entry, runtime: str, device: str | None) -> bool:
+def _is_about(entry: KnownBadEntry, runtime: str, device: str | None) -> bool:
     return entry.runtime == runtime and (entry.device == "any" or device in (None, entry.device))
 
 
-def concerns(entry: Entry, platform: Platform) -> bool:
+def concerns(entry: KnownBadEntry, platform: Platform) -> bool:
     """Whether an entry is about this platform, whatever the graph."""
     return (
         _is_about(entry, platform.runtime, platform.device)
@@ -123,6 +123,6 @@ def holds_for(versions: str, version: str | None) -> bool:
         return True
 
 
-def entries_for(platform: Platform) -> Sequence[Entry]:
+def entries_for(platform: Platform) -> Sequence[KnownBadEntry]:
     """The entries about a platform; errors as `entries.table`."""
     return [entry for entry in table() if concerns(entry, platform)]

@@ -12,10 +12,9 @@ from functools import partial
 import onnx_ir as ir
 
 from vitdeploy.graph.values import scalar_of
-from vitdeploy.lint.findings import Hit, Rule
 from vitdeploy.lint.fusible import Fusible, find_fusible
 from vitdeploy.lint.support import Support
-from vitdeploy.lint.view import QDQ, View, label, shape_text, type_name
+from vitdeploy.lint.view import QDQ, GraphView, Hit, Rule, label, shape_text, type_name
 
 FLOAT16, BFLOAT16, INT8 = ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.INT8
 HALF_HEADS = range(16, 257, 8)
@@ -90,14 +89,14 @@ _OBSTACLES: tuple[Callable[[Fusible], str | None], ...] = (
 )
 
 
-def _obstacle(what: Callable[[Fusible], str | None], view: View, support: Support) -> Iterator[Hit]:
+def _obstacle(what: Callable[[Fusible], str | None], view: GraphView, support: Support) -> Iterator[Hit]:
     for each in find_fusible(view):
         found = what(each)
         if found is not None:
             yield Hit(label(each.softmax), found)
 
 
-def _fused(view: View, support: Support) -> Iterator[Hit]:
+def _fused(view: GraphView, support: Support) -> Iterator[Hit]:
     for each in find_fusible(view):
         if not any(what(each) for what in _OBSTACLES):
             found = f"{type_name(each.dtype)}, heads of {each.head} channels, scores of {_tokens(each)}"

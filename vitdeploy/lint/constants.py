@@ -10,9 +10,8 @@ import onnx_ir as ir
 
 from vitdeploy.graph.analysis.rows import MOVES
 from vitdeploy.graph.values import array_of
-from vitdeploy.lint.findings import Hit, rule
 from vitdeploy.lint.support import Support
-from vitdeploy.lint.view import View, type_name
+from vitdeploy.lint.view import GraphView, Hit, rule, type_name
 
 _HALF = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 _FLOATS = _HALF | {ir.DataType.FLOAT}
@@ -26,7 +25,7 @@ _BOUNDS = frozenset({"Clip", "Max", "Min", "Pad"})
     "constants within the range of their type (float16: 65,504)",
     "keep what reads it in float, or scale the residual stream by a power of two",
 )
-def _overflowed(view: View, support: Support) -> Iterator[Hit]:
+def _overflowed(view: GraphView, support: Support) -> Iterator[Hit]:
     for value in view.model.graph.initializers.values():
         array = _floats(value, _HALF)
         if array is None:
@@ -55,7 +54,7 @@ def _masks(node: ir.Node) -> bool:
 
 
 @rule("TRT602", "error", "constants that are numbers", "find the step that made it: the checkpoint, a fold or a cast")
-def _not_numbers(view: View, support: Support) -> Iterator[Hit]:
+def _not_numbers(view: GraphView, support: Support) -> Iterator[Hit]:
     for value in view.model.graph.initializers.values():
         array = _floats(value, _FLOATS)
         count = int(np.isnan(array).sum()) if array is not None else 0

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from vitdeploy.graph.analysis.rows import MOVES, climb
 from vitdeploy.graph.values import dim, rank_of
 from vitdeploy.lint.quantizers import quantized_type
-from vitdeploy.lint.view import QDQ, View, is_weight
+from vitdeploy.lint.view import QDQ, GraphView, is_weight
 
 # On the ways from the first product to the softmax, and from there to the second.
 _SCORES = QDQ | MOVES | {"Add", "Cast", "Div", "Mul", "Sub", "Tanh", "Where"}
@@ -78,7 +78,7 @@ def _type_ahead(value: ir.Value) -> ir.DataType | None:
     return next((quantized_type(use.node) for use in uses if use.node.op_type == "QuantizeLinear"), None)
 
 
-def find_fusible(view: View) -> list[Fusible]:
+def find_fusible(view: GraphView) -> list[Fusible]:
     """All attentions of the main graph: a product of two computed tensors, a softmax over its rows, another product."""
     found = []
     for softmax in view.of("Softmax"):

@@ -14,9 +14,8 @@ import onnx_ir as ir
 from vitdeploy.errors import GraphError
 from vitdeploy.lint import attention, constants, operators, quantized_layers, quantizers, strong_typing
 from vitdeploy.lint import profiles as shapes
-from vitdeploy.lint.findings import Finding, Rule
 from vitdeploy.lint.support import VERSIONS, support_of
-from vitdeploy.lint.view import prepare
+from vitdeploy.lint.view import LintFinding, Rule, prepare
 from vitdeploy.runtime.profiles import Profile
 
 RULES: tuple[Rule, ...] = (
@@ -35,7 +34,7 @@ SHOWN_FINDINGS = 5
 
 def lint(
     model: ir.Model, versions: Sequence[str] = VERSIONS, profiles: Sequence[Profile] | None = None
-) -> list[Finding]:
+) -> list[LintFinding]:
     """All findings, errors first, then in the order of the rules and of the graph. The model is left as it is.
 
     Args:
@@ -56,13 +55,13 @@ def lint(
                 key = (rule, hit.node, hit.found, hit.wanted or rule.wanted, hit.fix or rule.fix)
                 found.setdefault(key, []).extend(name for name in names if name not in found[key])
     findings = [
-        Finding(rule.code, rule.severity, node, what, wanted, fix, tuple(names))
+        LintFinding(rule.code, rule.severity, node, what, wanted, fix, tuple(names))
         for (rule, node, what, wanted, fix), names in found.items()
     ]
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
-def refuse(findings: Sequence[Finding], name: str = "the graph") -> None:
+def refuse(findings: Sequence[LintFinding], name: str = "the graph") -> None:
     """Raise if there is an error among the findings of the graph called `name`.
 
     Raises:
@@ -81,7 +80,7 @@ def refuse(findings: Sequence[Finding], name: str = "the graph") -> None:
     )
 
 
-def counts(findings: Sequence[Finding]) -> dict[str, int]:
+def counts(findings: Sequence[LintFinding]) -> dict[str, int]:
     """The number of findings of each severity."""
     found = Counter(finding.severity for finding in findings)
     return {severity: found[severity] for severity in SEVERITIES}  # type: ignore[index]

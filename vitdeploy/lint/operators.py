@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from vitdeploy.graph.values import rank_of
-from vitdeploy.lint.findings import Hit, rule
 from vitdeploy.lint.restrictions import RESTRICTIONS
 from vitdeploy.lint.support import Support
-from vitdeploy.lint.view import QDQ, View, label, listed, type_name
+from vitdeploy.lint.view import QDQ, GraphView, Hit, label, listed, rule, type_name
 
 UINT8, DOUBLE = ir.DataType.UINT8, ir.DataType.DOUBLE
 GRAPH = "the graph"
@@ -30,7 +29,7 @@ _BRANCHES = frozenset({"If", "Loop", "Scan"})
     "convert the graph to such an opset, or export it with --opset",
     by_release=True,
 )
-def _opset(view: View, support: Support) -> Iterator[Hit]:
+def _opset(view: GraphView, support: Support) -> Iterator[Hit]:
     known = support.opsets
     if view.opset not in known:
         yield Hit(GRAPH, f"opset {view.opset}", f"opset {known.start} to {known.stop - 1}")
@@ -43,7 +42,7 @@ def _opset(view: View, support: Support) -> Iterator[Hit]:
     "write the lowest IR version that holds the opset, as vitdeploy does",
     by_release=True,
 )
-def _ir_version(view: View, support: Support) -> Iterator[Hit]:
+def _ir_version(view: GraphView, support: Support) -> Iterator[Hit]:
     if view.model.ir_version > support.ir_version:
         yield Hit(GRAPH, f"IR version {view.model.ir_version}", f"IR version {support.ir_version} at most")
 
@@ -54,7 +53,7 @@ def _ir_version(view: View, support: Support) -> Iterator[Hit]:
     "operators of ai.onnx; plugins are not looked for",
     "give the graph as it was before another runtime's optimizer or quantizer rewrote it",
 )
-def _domains(view: View, support: Support) -> Iterator[Hit]:
+def _domains(view: GraphView, support: Support) -> Iterator[Hit]:
     for node in view.model.graph.all_nodes():
         if node.domain:
             yield Hit(label(node), f"{node.domain}.{node.op_type}")
@@ -67,14 +66,14 @@ def _domains(view: View, support: Support) -> Iterator[Hit]:
     "write it with other operators, or take a release that has it",
     by_release=True,
 )
-def _operators(view: View, support: Support) -> Iterator[Hit]:
+def _operators(view: GraphView, support: Support) -> Iterator[Hit]:
     for node in view.model.graph.all_nodes():
         if not node.domain and support.types(node.op_type) is None:
             yield Hit(label(node), node.op_type)
 
 
 @rule("TRT105", "error", "a type that the parser takes for that operator", "cast in front of it", by_release=True)
-def _types(view: View, support: Support) -> Iterator[Hit]:
+def _types(view: GraphView, support: Support) -> Iterator[Hit]:
     for node in view.nodes:
         taken = support.types(node.op_type)
         for value in _data(node) if taken is not None else ():
@@ -99,7 +98,7 @@ def _data(node: ir.Node) -> list[ir.Value]:
     "fold constants and write the operator within them: `vitdeploy export GRAPH` does so where it can",
     by_release=True,
 )
-def _restrictions(view: View, support: Support) -> Iterator[Hit]:
+def _restrictions(view: GraphView, support: Support) -> Iterator[Hit]:
     for node in view.nodes:
         restriction = RESTRICTIONS.get(node.op_type)
         for found, wanted in restriction(node, support) if restriction is not None else ():
@@ -112,7 +111,7 @@ def _restrictions(view: View, support: Support) -> Iterator[Hit]:
     "types that ONNX allows for that operator at the graph's opset",
     "raise the opset, or cast in front of it",
 )
-def _outside_onnx(view: View, support: Support) -> Iterator[Hit]:
+def _outside_onnx(view: GraphView, support: Support) -> Iterator[Hit]:
     for node in view.nodes:
         for value, parameter in view.typed_inputs(node):
             if f"tensor({type_name(value.dtype)})" in parameter.types:
@@ -132,7 +131,7 @@ def _outside_onnx(view: View, support: Support) -> Iterator[Hit]:
     "uint8 only as an input that Casts to float or float16 alone read, or as an output of a Cast",
     "let a Cast to float or float16 read the input, and all others read that; vitdeploy does so where it compiles",
 )
-def _uint8(view: View, support: Support) -> Iterator[Hit]:
+def _uint8(view: GraphView, support: Support) -> Iterator[Hit]:
     """Tensors where uint8 begins; quantizers have a rule of their own."""
     for value in view.values:
         readers, producer = [use.node for use in value.uses()], value.producer()
@@ -151,14 +150,14 @@ def _uint8(view: View, support: Support) -> Iterator[Hit]:
 
 
 @rule("TRT111", "error", f"tensors of at most {MOST_AXES} axes", "join axes in a Reshape")
-def _ranks(view: View, support: Support) -> Iterator[Hit]:
+def _ranks(view: GraphView, support: Support) -> Iterator[Hit]:
     for value in view.values:
         if (rank_of(value) or 0) > MOST_AXES:
             yield Hit(str(value.name), f"{rank_of(value)} axes")
 
 
 @rule("TRT109", "warning", "float: the parser makes float of double", "write the tensor in float")
-def _double(view: View, support: Support) -> Iterator[Hit]:
+def _double(view: GraphView, support: Support) -> Iterator[Hit]:
     for value in view.values:
         if value.dtype == DOUBLE:
             yield Hit(str(value.name), "double")
@@ -170,7 +169,7 @@ def _double(view: View, support: Support) -> Iterator[Hit]:
     "a graph without branches and loops: what is inside is judged by operator only",
     "normalise the graph, which removes branches with a constant condition",
 )
-def _branches(view: View, support: Support) -> Iterator[Hit]:
+def _branches(view: GraphView, support: Support) -> Iterator[Hit]:
     for node in view.of(*sorted(_BRANCHES)):
         yield Hit(label(node), node.op_type)
 

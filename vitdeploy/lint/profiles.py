@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from vitdeploy.lint.findings import Hit, rule
 from vitdeploy.lint.support import Support
-from vitdeploy.lint.view import View, shape_text
+from vitdeploy.lint.view import GraphView, Hit, rule, shape_text
 from vitdeploy.runtime.profiles import Range
 
 
@@ -24,7 +23,7 @@ def _free(value: ir.Value) -> list[int]:
     "export a graph for each image size: kernels for a range of sizes are slower, and attention in int8 needs a known "
     "length",
 )
-def _inner_axes(view: View, support: Support) -> Iterator[Hit]:
+def _inner_axes(view: GraphView, support: Support) -> Iterator[Hit]:
     for value in view.model.graph.inputs:
         inner = [axis for axis in _free(value) if axis]
         if inner:
@@ -34,7 +33,7 @@ def _inner_axes(view: View, support: Support) -> Iterator[Hit]:
 @rule(
     "TRT502", "error", "a profile entry for each input with a dynamic axis", "give its smallest, best and largest shape"
 )
-def _without_profile(view: View, support: Support) -> Iterator[Hit]:
+def _without_profile(view: GraphView, support: Support) -> Iterator[Hit]:
     if view.profiles is None:
         return
     for value in view.model.graph.inputs:
@@ -48,7 +47,7 @@ def _without_profile(view: View, support: Support) -> Iterator[Hit]:
 
 
 @rule("TRT503", "error", "1 <= smallest <= best <= largest along each axis", "put the three shapes in order")
-def _out_of_order(view: View, support: Support) -> Iterator[Hit]:
+def _out_of_order(view: GraphView, support: Support) -> Iterator[Hit]:
     for where, _, found in _entries(view):
         for axis, sizes in enumerate(zip(found.smallest, found.best, found.largest, strict=False)):
             if not 1 <= sizes[0] <= sizes[1] <= sizes[2]:
@@ -58,7 +57,7 @@ def _out_of_order(view: View, support: Support) -> Iterator[Hit]:
 @rule(
     "TRT504", "error", "profiles of the graph's inputs that keep their fixed sizes", "give the graph's own size there"
 )
-def _contradictions(view: View, support: Support) -> Iterator[Hit]:
+def _contradictions(view: GraphView, support: Support) -> Iterator[Hit]:
     inputs = {str(value.name): value for value in view.model.graph.inputs}
     for where, name, found in _entries(view):
         value = inputs.get(name)
@@ -77,7 +76,7 @@ def _contradictions(view: View, support: Support) -> Iterator[Hit]:
                 break
 
 
-def _entries(view: View) -> Iterator[tuple[str, str, Range]]:
+def _entries(view: GraphView) -> Iterator[tuple[str, str, Range]]:
     """(how to call it, input, shapes) of each entry of each profile."""
     for index, profile in enumerate(view.profiles or ()):
         for name, found in profile.items():

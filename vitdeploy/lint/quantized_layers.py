@@ -8,11 +8,10 @@ import onnx_ir as ir
 
 from vitdeploy.graph.analysis.rows import MOVES, climb
 from vitdeploy.graph.values import is_constant
-from vitdeploy.lint.findings import Hit, rule
 from vitdeploy.lint.fusible import find_fusible
 from vitdeploy.lint.quantizers import quantized_type
 from vitdeploy.lint.support import Support
-from vitdeploy.lint.view import PRODUCTS, QDQ, View, is_weight, label, type_name
+from vitdeploy.lint.view import PRODUCTS, QDQ, GraphView, Hit, is_weight, label, rule, type_name
 
 INT8, FP8 = ir.DataType.INT8, ir.DataType.FLOAT8E4M3FN
 # Types of weights with activations in half precision.
@@ -31,7 +30,7 @@ def _behind(value: ir.Value | None) -> tuple[ir.Node | None, list[ir.Node]]:
 
 
 @rule("TRT311", "error", "int8 or float8e4m3fn in one region, not both", "quantize the region to one of the two")
-def _mixed(view: View, support: Support) -> Iterator[Hit]:
+def _mixed(view: GraphView, support: Support) -> Iterator[Hit]:
     for node in view.of(*sorted(PRODUCTS)):
         sources = [_behind(value)[0] for value in node.inputs[:2]]
         types = [quantized_type(source) for source in sources if source is not None]
@@ -53,7 +52,7 @@ def _mixed(view: View, support: Support) -> Iterator[Hit]:
     "nothing between DequantizeLinear and the product",
     "write constants transposed and scales in the compute type; put layout and factors in front of QuantizeLinear",
 )
-def _between(view: View, support: Support) -> Iterator[Hit]:
+def _between(view: GraphView, support: Support) -> Iterator[Hit]:
     for node in view.of(*sorted(PRODUCTS)):
         for value in node.inputs[:2]:
             source, way = _behind(value)
@@ -68,7 +67,7 @@ def _between(view: View, support: Support) -> Iterator[Hit]:
     "both operands of a product quantized, or none",
     "quantize the other operand too, or leave the layer in float: it is computed in float as it is",
 )
-def _half_quantized(view: View, support: Support) -> Iterator[Hit]:
+def _half_quantized(view: GraphView, support: Support) -> Iterator[Hit]:
     for node in view.of(*sorted(PRODUCTS)):
         types = [quantized_type(source) if (source := _behind(value)[0]) else None for value in node.inputs[:2]]
         if (types[0] is None) != (types[1] is None) and not WEIGHT_ONLY & set(types):
@@ -81,7 +80,7 @@ def _half_quantized(view: View, support: Support) -> Iterator[Hit]:
     "no quantizer at a linear's output, which is dequantized in the kernel",
     "remove the pair: the next product's input has its own",
 )
-def _output_quantizers(view: View, support: Support) -> Iterator[Hit]:
+def _output_quantizers(view: GraphView, support: Support) -> Iterator[Hit]:
     """A quantizer at a linear's output that is not the quantizer of a product's input."""
     for quantizer in view.of("QuantizeLinear"):
         linear = _linear_behind(quantizer.inputs[0])
@@ -119,7 +118,7 @@ def _readers(value: ir.Value) -> Iterator[ir.Node]:
     "no quantizers at the operands of residual additions",
     "remove them: they cost the stream's accuracy and save no product",
 )
-def _residuals(view: View, support: Support) -> Iterator[Hit]:
+def _residuals(view: GraphView, support: Support) -> Iterator[Hit]:
     masks = {node for attention in find_fusible(view) for node in attention.between}
     for node in view.of("Add", "Sum"):
         if node in masks or any(is_weight(value) for value in node.inputs):

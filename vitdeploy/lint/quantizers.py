@@ -9,14 +9,13 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.graph.values import array_of, dim, rank_of
-from vitdeploy.lint.findings import Hit, rule
 from vitdeploy.lint.support import QUANTIZED, Support
-from vitdeploy.lint.view import PRODUCTS, View, is_weight, label, type_name
+from vitdeploy.lint.view import PRODUCTS, GraphView, Hit, is_weight, label, rule, type_name
 
 _BLOCKED = QUANTIZED - {ir.DataType.INT8}
 
 
-def quantizers(view: View) -> Iterator[ir.Node]:
+def quantizers(view: GraphView) -> Iterator[ir.Node]:
     return view.of("QuantizeLinear", "DequantizeLinear")
 
 
@@ -55,7 +54,7 @@ def _axis(node: ir.Node) -> int | None:
     "symmetric quantization: zero points that are constant and 0",
     "quantize symmetrically: `vitdeploy quantize --target tensorrt`",
 )
-def _zero_points(view: View, support: Support) -> Iterator[Hit]:
+def _zero_points(view: GraphView, support: Support) -> Iterator[Hit]:
     for node in quantizers(view):
         zero = _zero_point(node)
         if zero is None:
@@ -77,7 +76,7 @@ def _zero_points(view: View, support: Support) -> Iterator[Hit]:
     "int8 or float8e4m3fn (int4 and float4e2m1 for weights)",
     "quantize to int8 with an int8 zero point of 0",
 )
-def _quantized_types(view: View, support: Support) -> Iterator[Hit]:
+def _quantized_types(view: GraphView, support: Support) -> Iterator[Hit]:
     for node in quantizers(view):
         dtype = quantized_type(node)
         if dtype is None or dtype in QUANTIZED:
@@ -95,7 +94,7 @@ def _quantized_types(view: View, support: Support) -> Iterator[Hit]:
     "one scale for a computed tensor; several for weights alone",
     "take the largest of the scales, and fold the channels' ratios into the weights",
 )
-def _channels_of_activations(view: View, support: Support) -> Iterator[Hit]:
+def _channels_of_activations(view: GraphView, support: Support) -> Iterator[Hit]:
     for node in quantizers(view):
         count = _scales(node)
         if count is not None and count > 1 and not is_weight(node.inputs[0]):
@@ -109,7 +108,7 @@ def _channels_of_activations(view: View, support: Support) -> Iterator[Hit]:
     "quantize the weights along that axis",
     by_release=True,
 )
-def _axes(view: View, support: Support) -> Iterator[Hit]:
+def _axes(view: GraphView, support: Support) -> Iterator[Hit]:
     for node in quantizers(view):
         count, axes, scale_axes = _scales(node), rank_of(node.inputs[0]), rank_of(node.inputs[1])
         if count is None or count == 1 or axes is None:
@@ -160,7 +159,7 @@ def _channel_axis(product: ir.Node, index: int, axes: int) -> int | None:
     "scales that are 0 in half precision have underflowed: raise them to the "
     "smallest that the type holds, or leave the layer in float",
 )
-def _scale_values(view: View, support: Support) -> Iterator[Hit]:
+def _scale_values(view: GraphView, support: Support) -> Iterator[Hit]:
     for node in quantizers(view):
         array = array_of(node.inputs[1])
         if array is None:
@@ -172,7 +171,7 @@ def _scale_values(view: View, support: Support) -> Iterator[Hit]:
 
 
 @rule("TRT306", "error", "scales in the type of what is quantized", "write the scale in the compute type")
-def _scale_types(view: View, support: Support) -> Iterator[Hit]:
+def _scale_types(view: GraphView, support: Support) -> Iterator[Hit]:
     for node in view.of("QuantizeLinear"):
         types = [value.dtype if value is not None else None for value in node.inputs[:2]]
         if None not in types and types[0] != types[1]:

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
-from vitdeploy.lint.findings import Hit, rule
 from vitdeploy.lint.support import Support
-from vitdeploy.lint.view import QDQ, View, label, type_name
+from vitdeploy.lint.view import QDQ, GraphView, Hit, label, rule, type_name
 
 _NORMS = frozenset(
     {"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization"}
@@ -25,7 +24,7 @@ _NORMS = frozenset(
     "operands of one type",
     "write constants in the type of the other operand, or Cast at the border of the FP32 island",
 )
-def _operands(view: View, support: Support) -> Iterator[Hit]:
+def _operands(view: GraphView, support: Support) -> Iterator[Hit]:
     for node in view.nodes:
         if node.op_type in _NORMS | QDQ:  # which have rules of their own
             continue
@@ -44,7 +43,7 @@ def _operands(view: View, support: Support) -> Iterator[Hit]:
     "write scale and bias in the input's type, or Cast the input to float and the result back",
     by_release=True,
 )
-def _norms(view: View, support: Support) -> Iterator[Hit]:
+def _norms(view: GraphView, support: Support) -> Iterator[Hit]:
     """BatchNormalization of several types came with 10.7."""
     for node in view.of(*sorted(_NORMS - {"BatchNormalization"} if support.release >= (10, 7) else _NORMS)):
         values = [value for value in node.inputs if value is not None and value.dtype is not None]
@@ -53,7 +52,7 @@ def _norms(view: View, support: Support) -> Iterator[Hit]:
 
 
 @rule("TRT203", "error", "base and exponent of one type", "write the exponent in the base's type", by_release=True)
-def _powers(view: View, support: Support) -> Iterator[Hit]:
+def _powers(view: GraphView, support: Support) -> Iterator[Hit]:
     """Exponents of another type: integer ones came with 10.8."""
     for node in view.of("Pow"):
         base, exponent = (value.dtype if value is not None else None for value in node.inputs)
@@ -69,7 +68,7 @@ def _powers(view: View, support: Support) -> Iterator[Hit]:
     "outputs of the type that the graph declares",
     "Cast in front of the output, or declare the type that is computed",
 )
-def _outputs(view: View, support: Support) -> Iterator[Hit]:
+def _outputs(view: GraphView, support: Support) -> Iterator[Hit]:
     for value in view.model.graph.outputs:
         declared = view.declared[str(value.name)]
         if value.dtype is not None and declared is not None and value.dtype != declared:

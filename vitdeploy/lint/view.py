@@ -1,11 +1,12 @@
-"""A graph prepared for rules: a copy with constants as initializers, and with every type and shape inferred."""
+"""A graph prepared for rules: a copy with constants as initializers, and with every type and shape inferred; and the
+rules themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import onnx
 import onnx_ir as ir
@@ -14,6 +15,7 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass
 from vitdeploy.graph.analysis.rows import MOVES, climb
 from vitdeploy.graph.shapes.infer import Inference
 from vitdeploy.graph.values import is_constant
+from vitdeploy.lint.support import Support
 from vitdeploy.runtime.profiles import Profile
 
 QDQ = frozenset({"QuantizeLinear", "DequantizeLinear"})
@@ -22,7 +24,7 @@ PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 @dataclass(frozen=True)
-class View:
+class GraphView:
     """`declared` are the types that the file gives its outputs; in `model` they have the types that are computed.
 
     `profiles` is None if nobody asks about profiles.
@@ -63,7 +65,7 @@ class View:
                 yield value, parameter
 
 
-def prepare(model: ir.Model, profiles: Sequence[Profile] | None = None) -> View:
+def prepare(model: ir.Model, profiles: Sequence[Profile] | None = None) -> GraphView:
     """A view of a copy of `model`. Weights are shared, and stay on disk until a rule reads them."""
     copy = model.clone()
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
@@ -72,7 +74,7 @@ def prepare(model: ir.Model, profiles: Sequence[Profile] | None = None) -> View:
         if value.producer() is not None:
             value.type = None
     Inference(copy)
-    return View(copy, declared, profiles)
+    return GraphView(copy, declared, profiles)
 
 
 def label(node: ir.Node) -> str:
@@ -101,3 +103,55 @@ def is_weight(value: ir.Value | None) -> bool:
     end, way = climb(value, MOVES | QDQ | {"Cast"})
     others = [other for node in way for other in node.inputs[1:] if other is not None]
     return is_constant(end) and all(is_constant(other) for other in others)
+
+
+# --- Rules, which are pure functions over a prepared graph, and their findings, one per node (or tensor) and rule -----
+
+
+# error: TensorRT would refuse the graph, or compute something else; warning: slower, or unfused; note: good to know.
+Severity = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True)
+class LintFinding:
+    """`rule` is its stable code, `node` the name of a node or tensor, `versions` the releases that it holds for."""
+
+    rule: str
+    severity: Severity
+    node: str
+    found: str
+    wanted: str
+    fix: str
+    versions: tuple[str, ...]
+
+
+class Hit(NamedTuple):
+    """A rule's finding at one node or tensor. `wanted` and `fix` are more specific than those of the rule."""
+
+    node: str
+    found: str
+    wanted: str = ""
+    fix: str = ""
+
+
+Check = Callable[[GraphView, Support], Iterable[Hit]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule that `check` applies to a graph. `wanted` and `fix` are the defaults of its findings.
+
+    `by_release`: whether the releases differ in it; if not, `check` is called once for all.
+    """
+
+    code: str
+    severity: Severity
+    wanted: str
+    fix: str
+    check: Check
+    by_release: bool = False
+
+
+def rule(code: str, severity: Severity, wanted: str, fix: str, *, by_release: bool = False) -> Callable[[Check], Rule]:
+    """Makes a rule of the check that it decorates."""
+    return lambda check: Rule(code, severity, wanted, fix, check, by_release)

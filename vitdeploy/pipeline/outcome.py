@@ -29,7 +29,7 @@ from vitdeploy.document.report import (
 )
 from vitdeploy.document.verified import Verified, decode_verified
 from vitdeploy.exporter.parity import unproven_told
-from vitdeploy.known_bad.words import in_spite
+from vitdeploy.known_bad.find import in_spite
 from vitdeploy.pipeline.job import Job, tool_versions
 from vitdeploy.pipeline.plan import candidates, report_answers
 from vitdeploy.pipeline.verdict import Judged, Verdict, criterion_of, decide, engine_gate, keeps_answers

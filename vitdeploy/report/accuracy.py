@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from vitdeploy.document.report import ORIGINAL, Judgement
-from vitdeploy.report import figures, measures, text
+from vitdeploy.report import figures, table, text
 from vitdeploy.report.figures import Plot, both_variants
 from vitdeploy.report.page import colours
 from vitdeploy.verification.comparison import Comparison
@@ -64,7 +64,7 @@ def accuracy_plot(report: Judgement) -> Plot | None:
     points = accuracy_points(report)
     if not points:
         return None
-    metric = measures.metric(report)
+    metric = table.metric(report)
     measure = "Agreement with the original" if metric is None else text.capital(metric.words)
     facts = "; ".join(
         f"{point.artifact}: {text.number(point.value)} % at {text.significant(point.latency)} ms" for point in points

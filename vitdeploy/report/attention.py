@@ -42,7 +42,7 @@ _STYLE = {
 
 
 @dataclass(frozen=True)
-class Panel:
+class MapPanel:
     """One tile: the image, under `map` where there is one.
 
     map: float [rows, columns], not negative; colours go from 0 to its largest value.
@@ -62,7 +62,7 @@ def picture_size(image: npt.NDArray[np.uint8], panels: int) -> tuple[int, int]:
     return SCALE * width, SCALE * (HEAD + rows * (TITLE + tile + GAP) + FOOT)
 
 
-def attention_picture(image: npt.NDArray[np.uint8], panels: Sequence[Panel], heading: str, subheading: str) -> bytes:
+def attention_picture(image: npt.NDArray[np.uint8], panels: Sequence[MapPanel], heading: str, subheading: str) -> bytes:
     """A PNG of `picture_size`. image: uint8 [height, width, 1 or 3], as the model sees it."""
     columns, _, tile = _layout(image, len(panels))
     width, height = (side / SCALE for side in picture_size(image, len(panels)))
@@ -119,7 +119,7 @@ def _layout(image: npt.NDArray[np.uint8], panels: int) -> tuple[int, int, int]:
     return columns, -(-panels // columns), max(24, round(TILE * height / width))
 
 
-def _draw(axes: Axes, image: npt.NDArray[np.uint8], grey: npt.NDArray[np.float64], panel: Panel) -> None:
+def _draw(axes: Axes, image: npt.NDArray[np.uint8], grey: npt.NDArray[np.float64], panel: MapPanel) -> None:
     height, width = grey.shape
     axes.set_axis_off()
     extent = (0, width, height, 0)

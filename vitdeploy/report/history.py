@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from vitdeploy.document.history import ChangeFacts, HistoryDocument, PointFacts, SeriesFacts
 from vitdeploy.report import figures, text
 from vitdeploy.report.figures import Plot, both_variants
-from vitdeploy.report.measures import Cell
+from vitdeploy.report.table import Cell
 
 # The latest results of a series that its table has; the plot has all.
 MOST_ROWS = 20

@@ -29,7 +29,6 @@ from vitdeploy.report import (
     context,
     examples,
     history,
-    measures,
     quantization,
     summary,
     sweep,
@@ -48,7 +47,6 @@ TEMPLATES = (Path(__file__).parent / "templates",)
 # Their public functions are filters of templates, and their constants are globals.
 MODULES: tuple[ModuleType, ...] = (
     text,
-    measures,
     notes,
     table,
     tensors,
@@ -293,7 +291,7 @@ def _filters() -> dict[str, Callable[..., object]]:
         "host": name_host,
         "badge": table.gate,
         "reasons": _reasons,
-        "measured": measures.cell,
+        "measured": table.cell,
         "quote": quote,
         "signed": _signed,
         "soft_breaks": _soft_breaks,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from vitdeploy.document.engine import EngineFacts
 from vitdeploy.document.report import ORIGINAL, Report
-from vitdeploy.report import measures, quantization, table, text
 from vitdeploy.report import page as notes
+from vitdeploy.report import quantization, table, text
 from vitdeploy.report.context import calibration_words
 from vitdeploy.report.examples import class_headline
 from vitdeploy.runtime.host import name_host
@@ -59,7 +59,7 @@ def _answers(report: Report, engine: EngineFacts) -> str:
     verify = engine.verify
     cell = table.agreement(verify)
     words = f"{cell.value} % as the original ({cell.note})"
-    metric = measures.metric(report)
+    metric = table.metric(report)
     if metric is None or verify.drop is None:
         return f"{words}; no labels, so nothing is known of accuracy"
     drop = f"drop {text.number(verify.drop)} points ({text.interval(verify.drop_ci95)})"

@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from vitdeploy.backends import TARGETS
 from vitdeploy.document.report import Report
 from vitdeploy.document.sweep import SweepDocument, SweptRecipe, TuneDocument, VariantFacts
-from vitdeploy.report import figures, measures, table, text
+from vitdeploy.report import figures, table, text
 from vitdeploy.report.figures import Plot, both_variants
 from vitdeploy.report.page import colours, series_colour
 from vitdeploy.report.table import Badge
@@ -54,7 +54,7 @@ def sweep_plots(document: SweepDocument) -> list[Plot]:
     """For each device: agreement with its own original against latency, of every engine; and each metric against
     latency."""
     reports = [each.report for each in document.recipes]
-    metrics = {found.title: found.words for report in reports if report and (found := measures.metric(report))}
+    metrics = {found.title: found.words for report in reports if report and (found := table.metric(report))}
     asked = [("Agreement with its original", None), *((text.capital(words), title) for title, words in metrics.items())]
     return [plot for measure, metric in asked for plot in _plots(document, measure, metric)]
 
@@ -67,7 +67,7 @@ def _points(document: SweepDocument, metric: str | None) -> list[PlacedEngine]:
         report = recipe.report
         if report is None:
             continue
-        known = measures.metric(report)
+        known = table.metric(report)
         results, others = report.results, metric is not None and (known is None or known.title != metric)
         for name in report.artifacts:
             number += 1

@@ -18,7 +18,7 @@ from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.admit import admit
 from vitdeploy.graph.io.files import get_metadata
 from vitdeploy.publish import storage_errors, sync_folder, temporary_folder
-from vitdeploy.report.attention import Panel, attention_picture, picture_size
+from vitdeploy.report.attention import MapPanel, attention_picture, picture_size
 from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.preprocess import Pixels, load_image
 from vitdeploy.runtime.runner import Array
@@ -120,7 +120,7 @@ def _float_graph(bundle: Path, manifest: Manifest) -> ir.Model:
 
 def _token_panels(
     views: AttentionViews, instrumented: InstrumentedOutputs, labels: Sequence[str] | None
-) -> list[Panel]:
+) -> list[MapPanel]:
     heads = instrumented.heads
     maps = {
         f"Rollout over {len(views.blocks)} attentions": instrumented.flow(views),
@@ -129,7 +129,7 @@ def _token_panels(
     }
     logits = instrumented.outputs.get("logits")
     note = _certain(classify(logits, labels, 1).top[0]) if logits is not None else ""
-    panels = [Panel("What the model sees", note)]
+    panels = [MapPanel("What the model sees", note)]
     return panels + [
         _panel(title, to_grid(read_by(weights, views.rows), views.grid)) for title, weights in maps.items()
     ]
@@ -142,7 +142,7 @@ def _object_panels(
     pixels: Pixels,
     labels: Sequence[str] | None,
     image: Path,
-) -> list[Panel]:
+) -> list[MapPanel]:
     maps = to_grid(instrumented.heads.mean(axis=0), views.grid)
     found = _best_objects(instrumented.outputs, views.last.queries, head, pixels, labels)
     if not found:
@@ -151,7 +151,7 @@ def _object_panels(
             found=f"no object with a score above {head.threshold:g}",
             wanted="an image with objects that the model knows",
         )
-    panels = [Panel("What the model sees", f"{len(found)} best of the detected objects")]
+    panels = [MapPanel("What the model sees", f"{len(found)} best of the detected objects")]
     return panels + [replace(_panel(_certain(each), maps[query]), box=each.box) for query, each in found.items()]
 
 
@@ -173,12 +173,12 @@ def _certain(answer: ClassScore | Detection) -> str:
     return f"{answer.label}, {100 * answer.score:.1f} %"
 
 
-def _panel(title: str, grid: Floats) -> Panel:
+def _panel(title: str, grid: Floats) -> MapPanel:
     share, most = 100 * grid.sum(), 100 * grid.max()
     note = f"at most {most:.1f} % on one patch"
     if share < 99.95:  # the rest goes to the class token and its kind
         note = f"{share:.0f} % on patches, at most {most:.1f} % on one"
-    return Panel(title, note, grid)
+    return MapPanel(title, note, grid)
 
 
 def _write(output: Path, picture: bytes) -> None:

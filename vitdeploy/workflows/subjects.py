@@ -31,7 +31,7 @@ from vitdeploy.graph.io.files import (
     serialised,
 )
 from vitdeploy.graph.io.meanings import OUTPUTS
-from vitdeploy.known_bad.words import in_spite
+from vitdeploy.known_bad.find import in_spite
 from vitdeploy.models.model_folder.hub import is_hub_name
 from vitdeploy.models.names import FUNCTION
 from vitdeploy.models.source import Source

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.benchmark.run import BenchCandidate, Expected, expected
+from vitdeploy.benchmark.run import BenchCandidate, ExpectedTime, expected
 from vitdeploy.bundle.read import file_sha256
 from vitdeploy.document.bench import ErrorFacts
 from vitdeploy.document.report import Report, read_report
@@ -160,7 +160,7 @@ def added(estimates: Sequence[Estimate]) -> Estimate | None:
     )
 
 
-def measuring(outlined: Outlined) -> Expected:
+def measuring(outlined: Outlined) -> ExpectedTime:
     """How long the bench of a recipe takes, at all its image sizes."""
     bench = outlined.recipe.bench
     protocol = Protocol(scenarios=bench.scenarios, batch=bench.batch, duration=bench.duration)
@@ -170,7 +170,7 @@ def measuring(outlined: Outlined) -> Expected:
         requests: dict[str, dict[str, dict[str, str]]] = {ORIGINAL: {}, **{name: {"engine": {}} for name in engines}}
         candidates = [BenchCandidate(name, "", "", (), request) for name, request in requests.items()]
         found.append(expected(candidates, protocol, context=True))
-    return Expected(sum(each.seconds for each in found), sum(each.most for each in found))
+    return ExpectedTime(sum(each.seconds for each in found), sum(each.most for each in found))
 
 
 # --- Which recipes of a sweep are done: a file beside their bundles, by which the same command goes on ----------------
