@@ -19,8 +19,7 @@ from vitdeploy.bundle.read import SIZES_FOLDER
 from vitdeploy.exporter.parity import unproven_told
 from vitdeploy.extensions import wing
 from vitdeploy.graph.passes.optimize import OptimizeOptions
-from vitdeploy.known_bad.find import check_ids, engine_matches
-from vitdeploy.known_bad.find import described, match_lines
+from vitdeploy.known_bad.find import check_ids, described, engine_matches, match_lines
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.job import at_size, at_sizes, export_config_of, overrides_of, source_of
 from vitdeploy.recipe.load import load_recipe

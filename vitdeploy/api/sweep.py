@@ -10,7 +10,7 @@ from typing import Any
 from vitdeploy.api.calls import takes
 from vitdeploy.api.options import Sweep
 from vitdeploy.api.values import Column, Line, Reporter, Shown, Table, reporting, unnamed_folder
-from vitdeploy.benchmark.run import Expected, spelt
+from vitdeploy.benchmark.run import ExpectedTime, spelt
 from vitdeploy.document.bench import ErrorFacts
 from vitdeploy.document.report import Report
 from vitdeploy.document.sweep import Estimate, PlannedStage, SweepDocument, SweepPlanDocument
@@ -349,5 +349,5 @@ def _of_recipes(document: SweepPlanDocument) -> str:
     done, failing = sum(each.finished for each in document.recipes), sum(bool(each.error) for each in document.recipes)
     said = f"recipes: {count}, {done} finished already, {count - done - failing} to measure"
     if count - done - failing:
-        said += f", {Expected(document.total.measuring, document.total.measuring_most)}"
+        said += f", {ExpectedTime(document.total.measuring, document.total.measuring_most)}"
     return said

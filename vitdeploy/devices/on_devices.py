@@ -28,9 +28,8 @@ from vitdeploy.document.report import Verification
 from vitdeploy.errors import CapabilityError, KnownBadError, VitdeployError
 from vitdeploy.graph.io.files import graph_spec, load_graph
 from vitdeploy.known_bad.entries import REFUSED
-from vitdeploy.known_bad.find import Match, accepted_of, matches, refuse_known_bad
+from vitdeploy.known_bad.find import Match, accepted_of, in_spite, matches, refuse_known_bad
 from vitdeploy.known_bad.platform import concerns, for_target, platform_there
-from vitdeploy.known_bad.find import in_spite
 from vitdeploy.pipeline.early import new_folder
 from vitdeploy.pipeline.measure import summarise, work_of
 from vitdeploy.runtime.values import weight_remarks
