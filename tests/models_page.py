@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.parity import FAMILIES, OPTIONAL, ROWS, Row, family_of, read_records
-from vitdeploy.models.catalog import Entry, entries
+from vitdeploy.models.catalog import CatalogEntry, entries
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "models.md"
@@ -111,7 +111,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def family_lines(records: Mapping[Row, Sequence[Mapping[str, Any]]]) -> Iterable[Sequence[str]]:
     """One line for each family that has built-in names."""
-    members: dict[str, list[Entry]] = {}
+    members: dict[str, list[CatalogEntry]] = {}
     for entry in entries():
         members.setdefault(family_of(entry.name), []).append(entry)
     for family in (name for name in FAMILIES if name in members):
@@ -147,7 +147,7 @@ def _between(values: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _inputs(found: Sequence[Entry]) -> str:
+def _inputs(found: Sequence[CatalogEntry]) -> str:
     if found[0].task == "sequence":
         return "tokens"
     return ", ".join(f"{height}x{width}" for height, width in sorted({entry.image_size for entry in found}))

@@ -55,7 +55,7 @@ class GraphParity(Parity):
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReferenceAnswers:
     """uint8 pixels [batch, height, width, channels], what the original gives for them, by output, and the indices that
     its `torch.topk` took."""
 
@@ -77,7 +77,7 @@ def check_parity(
     return check_graph(graph, ask(reference, preprocess, fixed_batch), preprocess)
 
 
-def ask(reference: Runner, preprocess: PreprocessSpec, fixed_batch: int | None) -> list[Asked]:
+def ask(reference: Runner, preprocess: PreprocessSpec, fixed_batch: int | None) -> list[ReferenceAnswers]:
     """The first half of `check_parity`: what the original says, so that it can go before the graph is loaded.
 
     Raises:
@@ -100,16 +100,16 @@ def ask(reference: Runner, preprocess: PreprocessSpec, fixed_batch: int | None) 
                 wanted="every batch size" if fixed_batch is None else f"batch {batch}",
                 fix=FREE_BATCH,
             ) from error
-        asked.append(Asked(pixels, outputs, choices.taken))
+        asked.append(ReferenceAnswers(pixels, outputs, choices.taken))
     _refuse_random(reference, asked[0], preprocess)
     return asked
 
 
-def _refuse_random(reference: Runner, asked: Asked, preprocess: PreprocessSpec) -> None:
+def _refuse_random(reference: Runner, asked: ReferenceAnswers, preprocess: PreprocessSpec) -> None:
     refuse_two_answers(reference.infer(_feed(reference.inputs[0], asked, preprocess)), asked.outputs)
 
 
-def _feed(tensor: TensorSpec, asked: Asked, preprocess: PreprocessSpec) -> dict[str, np.ndarray]:
+def _feed(tensor: TensorSpec, asked: ReferenceAnswers, preprocess: PreprocessSpec) -> dict[str, np.ndarray]:
     return {tensor.name: asked.pixels if tensor.dtype == "uint8" else normalise(asked.pixels, preprocess)}
 
 
@@ -125,7 +125,7 @@ def refuse_two_answers(second: Mapping[str, np.ndarray], first: Mapping[str, np.
         )
 
 
-def check_graph(graph: Path, asked: Sequence[Asked], preprocess: PreprocessSpec) -> list[Parity]:
+def check_graph(graph: Path, asked: Sequence[ReferenceAnswers], preprocess: PreprocessSpec) -> list[Parity]:
     """The second half of `check_parity`; errors as there."""
     rows, unproven = [], all_but_constant([each.outputs for each in asked])
     with OnnxRuntimeRunner(graph, name="the exported graph") as runner:
@@ -149,7 +149,7 @@ def check_graph(graph: Path, asked: Sequence[Asked], preprocess: PreprocessSpec)
 
 
 def _at_the_choice(
-    graph: Path, asked: Sequence[Asked], feeds: Sequence[Mapping[str, np.ndarray]], rows: list[Parity]
+    graph: Path, asked: Sequence[ReferenceAnswers], feeds: Sequence[Mapping[str, np.ndarray]], rows: list[Parity]
 ) -> list[Parity]:
     """The rows of what the graph gives for the choices that the original made among scores; `rows` where it would make
     others though nothing ties."""

@@ -40,7 +40,7 @@ _INITIAL = {Tensor.uniform_, Tensor.normal_, nn.init.uniform_, nn.init.normal_, 
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogEntry:
     """One row of the list: a built-in name with its family, its parameters and its default image size (h, w)."""
 
     name: str
@@ -178,14 +178,14 @@ def unrecognised(state: Mapping[str, Tensor], source: str) -> CheckpointError:
     )
 
 
-def entries(pattern: str = "*") -> Iterator[Entry]:
+def entries(pattern: str = "*") -> Iterator[CatalogEntry]:
     """The built-in names that match an fnmatch pattern. Parameters are counted without allocating them."""
     for family in families():
         for name, config in family.names.items():
             if fnmatchcase(name, pattern):
                 signature = family.describe(config)
                 count = family.parameters.get(name) or _parameters(family, config)
-                yield Entry(name, family.name, family.paper, count, signature.task, signature.image_size)
+                yield CatalogEntry(name, family.name, family.paper, count, signature.task, signature.image_size)
 
 
 def _parameters(family: Family, config: Any) -> int:

@@ -103,7 +103,7 @@ RATIO = 0.02  # a width of whole numbers is a ratio only nearly
 
 
 @dataclass(frozen=True)
-class Claim:
+class _Claim:
     """A key's value in the config, and the value that the weights have instead, as JSON values.
 
     `mend`: how to fix the config, for people; "" if only another file would do.
@@ -137,9 +137,9 @@ def check_config(config: Mapping[str, Any], found: Recognised, where: str) -> No
     )
 
 
-def _keyed(key: str, said: Any, found: Any, within: str = "") -> Claim:
+def _keyed(key: str, said: Any, found: Any, within: str = "") -> _Claim:
     pair = f'"{key}": {_json(found)}'
-    return Claim(key, said, found, f'"{within}": {{{pair}}}' if within else pair)
+    return _Claim(key, said, found, f'"{within}": {{{pair}}}' if within else pair)
 
 
 def _equal(said: Any, found: Any) -> bool:
@@ -154,7 +154,7 @@ def _json(value: Any) -> str:
     return json.dumps(round(value, 4) if isinstance(value, float) else value)
 
 
-def _claims(config: Mapping[str, Any], found: Recognised) -> Iterator[Claim]:
+def _claims(config: Mapping[str, Any], found: Recognised) -> Iterator[_Claim]:
     family, own = catalog.family_named(found.family), found.config
     if "model_type" in config:
         yield from _of_transformers(config, family, own)
@@ -163,7 +163,7 @@ def _claims(config: Mapping[str, Any], found: Recognised) -> Iterator[Claim]:
     yield from _of_classes(config, family, own)
 
 
-def _of_classes(config: Mapping[str, Any], family: Family, own: Any) -> Iterator[Claim]:
+def _of_classes(config: Mapping[str, Any], family: Family, own: Any) -> Iterator[_Claim]:
     signature = family.describe(own)
     if signature.task == "features":
         return
@@ -171,10 +171,10 @@ def _of_classes(config: Mapping[str, Any], family: Family, own: Any) -> Iterator
     names = counted(config)
     if names is not None and names[1] != classes:
         key = names[0]
-        yield Claim(f"classes by {key}", names[1], classes, f"no {'id2label, no label2id' if '2' in key else key}")
+        yield _Claim(f"classes by {key}", names[1], classes, f"no {'id2label, no label2id' if '2' in key else key}")
 
 
-def _of_transformers(config: Mapping[str, Any], family: Family, own: Any) -> Iterator[Claim]:
+def _of_transformers(config: Mapping[str, Any], family: Family, own: Any) -> Iterator[_Claim]:
     values = vision_part(config)
     for key, value in family.transformers_keys(values, own).items():
         said, within = (values, "vision_config") if values is not config and key not in ABOVE else (config, "")
@@ -185,7 +185,7 @@ def _of_transformers(config: Mapping[str, Any], family: Family, own: Any) -> Ite
         yield _keyed("architectures", [name], [name.partition("ForImageClassification")[0] + "Model"])
 
 
-def _of_timm(config: Mapping[str, Any], family: Family, own: Any) -> Iterator[Claim]:
+def _of_timm(config: Mapping[str, Any], family: Family, own: Any) -> Iterator[_Claim]:
     arguments = config.get("model_args")
     arguments = arguments if isinstance(arguments, Mapping) else {}
     table = family.timm_arguments
@@ -195,13 +195,13 @@ def _of_timm(config: Mapping[str, Any], family: Family, own: Any) -> Iterator[Cl
     named = named_config(name)
     if type(named) is type(own):
         implied = [(key, field) for key, field in table.items() if key != "in_chans" and arguments.get(key) is None]
-        yield from (Claim(f"{name} has {key}", getattr(named, field), getattr(own, field)) for key, field in implied)
+        yield from (_Claim(f"{name} has {key}", getattr(named, field), getattr(own, field)) for key, field in implied)
     size = stated_size(config)
     if size is not None and family.tells_size(own):
         # The argument counts before the evaluation's size.
         key = "img_size" if arguments.get("img_size") else "input_size"
         built = family.image_size(own)
-        yield Claim(key, list(size), list(built or ()), f'"model_args": {{"img_size": {_json(built)}}}')
+        yield _Claim(key, list(size), list(built or ()), f'"model_args": {{"img_size": {_json(built)}}}')
     classes = arguments.get("num_classes", config.get("num_classes"))
     if classes is not None and family.num_classes(own) is not None:
         within = "model_args" if "num_classes" in arguments else ""

@@ -222,7 +222,7 @@ def sine_positions(height: int, width: int, channels: int) -> Tensor:
     return torch.cat([y, x], dim=2).reshape(1, height * width, channels)
 
 
-class Attention(nn.Module):
+class _Attention(nn.Module):
     """Multi-head attention: softmax(Q K^T / sqrt(e)) V, heads side by side, then one output linear."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -249,7 +249,7 @@ class Attention(nn.Module):
 class EncoderLayer(nn.Module):
     def __init__(self, config: DETRConfig) -> None:
         super().__init__()
-        self.self_attn = Attention(config.width, config.heads)
+        self.self_attn = _Attention(config.width, config.heads)
         self.norm1 = nn.LayerNorm(config.width)
         self.mlp = MLP(config.width, config.hidden, "relu")
         self.norm2 = nn.LayerNorm(config.width)
@@ -263,9 +263,9 @@ class EncoderLayer(nn.Module):
 class DecoderLayer(nn.Module):
     def __init__(self, config: DETRConfig) -> None:
         super().__init__()
-        self.self_attn = Attention(config.width, config.heads)
+        self.self_attn = _Attention(config.width, config.heads)
         self.norm1 = nn.LayerNorm(config.width)
-        self.cross_attn = Attention(config.width, config.heads)
+        self.cross_attn = _Attention(config.width, config.heads)
         self.norm2 = nn.LayerNorm(config.width)
         self.mlp = MLP(config.width, config.hidden, "relu")
         self.norm3 = nn.LayerNorm(config.width)
@@ -291,7 +291,7 @@ class BoxHead(nn.Module):
 
 
 @dataclass
-class Decoded:
+class _Decoded:
     """Inputs of the heads: the backbone's `features` by stage, the last of them `projected` to [b, d, height, width],
     the encoder's `memory` [b, n, d] and the decoder's `objects` [b, q, d]."""
 
@@ -332,14 +332,14 @@ class DETR(nn.Module):
             if isinstance(module, MLP):
                 nn.init.xavier_uniform_(module.fc1.weight)
                 nn.init.xavier_uniform_(module.fc2.weight)
-            elif isinstance(module, Attention):
+            elif isinstance(module, _Attention):
                 for linear in (module.query, module.key, module.value):
                     nn.init.xavier_uniform_(linear.weight, gain=2**-0.5)
                 nn.init.xavier_uniform_(module.out.weight)
                 for linear in (module.query, module.key, module.value, module.out):
                     nn.init.zeros_(linear.bias)
 
-    def decode(self, image: Tensor) -> Decoded:
+    def decode(self, image: Tensor) -> _Decoded:
         features = self.backbone(image)
         projected = self.input_proj(features[-1])
         memory = projected.flatten(2).transpose(1, 2)
@@ -353,7 +353,7 @@ class DETR(nn.Module):
         objects = torch.zeros_like(queries)
         for layer in self.decoder:
             objects = layer(objects, queries, memory, placed_memory)
-        return Decoded(features, projected, memory, self.decoder_norm(objects))
+        return _Decoded(features, projected, memory, self.decoder_norm(objects))
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         objects = self.decode(image).objects

@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitdeploy.models.architectures.layers import MLP
+from vitdeploy.models.architectures.layers import MLP, PatchEmbedding
 
 Border: TypeAlias = Literal["timm", "torchvision", "transformers"]
 
@@ -165,16 +165,15 @@ def shift_mask(stage: Stage) -> npt.NDArray[np.float32]:
     return np.where(region[:, :, None] == region[:, None, :], 0, MASKED).astype(np.float32)
 
 
-class PatchEmbedding(nn.Module):
+class _NormedPatches(PatchEmbedding):
     """Non-overlapping patches, each projected to the model's width and normalised (section 3.1)."""
 
     def __init__(self, config: SwinConfig) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(config.in_channels, config.width, config.patch_size, stride=config.patch_size)
+        super().__init__(config.in_channels, config.width, config.patch_size)
         self.norm = nn.LayerNorm(config.width) if config.patch_norm else nn.Identity()
 
     def forward(self, image: Tensor) -> Tensor:
-        return self.norm(self.proj(image).flatten(2).transpose(1, 2))  # [b, c, H, W] -> [b, n, d]
+        return self.norm(super().forward(image))
 
 
 class PatchMerging(nn.Module):
@@ -326,7 +325,7 @@ class SwinTransformer(nn.Module):
         super().__init__()
         self.config = config
         stages = config.stages
-        self.patch_embed = PatchEmbedding(config)
+        self.patch_embed = _NormedPatches(config)
         self.layers = nn.Sequential(
             *(SwinStage(stage, before, config) for stage, before in zip(stages, (None, *stages), strict=False))
         )

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitdeploy.models.architectures.layers import sinusoidal
+from vitdeploy.models.architectures.layers import MLP, sinusoidal
 
 # What is added to the score of a masked token. Its softmax is exactly 0 in float16, float32 and float64 alike, and a
 # row with nothing but masked tokens stays finite, which minus infinity would turn into NaN.
@@ -108,7 +108,7 @@ def causal_mask(length: int, like: Tensor) -> Tensor:
     return torch.full((length, length), MASKED, dtype=like.dtype, device=like.device).triu(1)
 
 
-class SplitHeads(nn.Module):
+class _SplitHeads(nn.Module):
     """The output of `parts` linears side by side, split into heads: [b, n, parts * d] -> that many [b, h, n, e]."""
 
     def __init__(self, heads: int) -> None:
@@ -121,13 +121,13 @@ class SplitHeads(nn.Module):
         return x.unflatten(2, (parts, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
 
-class SelfAttention(nn.Module):
+class _SelfAttention(nn.Module):
     """Multi-head attention of a sequence to itself and, with `past`, to the cached tokens before it."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.qkv = nn.Linear(width, 3 * width)
-        self.split = SplitHeads(heads)
+        self.split = _SplitHeads(heads)
         self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor, mask: Tensor | None, past: Pair | None = None) -> tuple[Tensor, KeyValue]:
@@ -139,14 +139,14 @@ class SelfAttention(nn.Module):
         return self.proj(mixed.transpose(1, 2).flatten(2)), KeyValue(key, value)
 
 
-class CrossAttention(nn.Module):
+class _CrossAttention(nn.Module):
     """Multi-head attention of the target to the encoder's memory."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.query = nn.Linear(width, width)
         self.key_value = nn.Linear(width, 2 * width)
-        self.split = SplitHeads(heads)
+        self.split = _SplitHeads(heads)
         self.proj = nn.Linear(width, width)
 
     def read(self, memory: Tensor) -> KeyValue:
@@ -159,23 +159,13 @@ class CrossAttention(nn.Module):
         return self.proj(mixed.transpose(1, 2).flatten(2))
 
 
-class MLP(nn.Module):
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(width, hidden)
-        self.fc2 = nn.Linear(hidden, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.relu(self.fc1(x)))
-
-
-class EncoderBlock(nn.Module):
+class _EncoderBlock(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.pre_norm = config.pre_norm
-        self.self_attention = SelfAttention(config.width, config.heads)
+        self.self_attention = _SelfAttention(config.width, config.heads)
         self.norm1 = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
-        self.mlp = MLP(config.width, config.hidden)
+        self.mlp = MLP(config.width, config.hidden, "relu")
         self.norm2 = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
@@ -186,15 +176,15 @@ class EncoderBlock(nn.Module):
         return self.norm2(x + self.mlp(x))
 
 
-class DecoderBlock(nn.Module):
+class _DecoderBlock(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.pre_norm = config.pre_norm
-        self.self_attention = SelfAttention(config.width, config.heads)
+        self.self_attention = _SelfAttention(config.width, config.heads)
         self.norm1 = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
-        self.cross_attention = CrossAttention(config.width, config.heads)
+        self.cross_attention = _CrossAttention(config.width, config.heads)
         self.norm2 = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
-        self.mlp = MLP(config.width, config.hidden)
+        self.mlp = MLP(config.width, config.hidden, "relu")
         self.norm3 = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
 
     def forward(
@@ -242,8 +232,8 @@ class Transformer(nn.Module):
             self.source_embedding = nn.Embedding(config.source_vocabulary, config.width)
             self.target_embedding = nn.Embedding(config.target_vocabulary, config.width)
         self.generator = Generator(config)
-        self.encoder = nn.ModuleList(EncoderBlock(config) for _ in range(config.encoder_depth))
-        self.decoder = nn.ModuleList(DecoderBlock(config) for _ in range(config.decoder_depth))
+        self.encoder = nn.ModuleList(_EncoderBlock(config) for _ in range(config.encoder_depth))
+        self.decoder = nn.ModuleList(_DecoderBlock(config) for _ in range(config.decoder_depth))
         if config.final_norm:
             self.encoder_norm = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
             self.decoder_norm = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
@@ -283,7 +273,7 @@ class Transformer(nn.Module):
         for block in self.encoder:
             x = block(x, mask)
         memory = self.encoder_norm(x) if self.config.final_norm else x
-        blocks = cast("Iterable[DecoderBlock]", self.decoder)
+        blocks = cast("Iterable[_DecoderBlock]", self.decoder)
         return Encoded(memory, mask, [block.cross_attention.read(memory) for block in blocks])
 
     def step(

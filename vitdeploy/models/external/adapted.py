@@ -24,7 +24,7 @@ from vitdeploy.graph.io.meanings import (
 )
 from vitdeploy.models.external.outputs import (
     ROWS,
-    Watched,
+    OutputWatch,
     map_of,
     name_of,
     names_beside,
@@ -174,7 +174,7 @@ def _fix(module: Adapted, size: tuple[int, int], channels: int) -> str:
     return "--image-size HEIGHTxWIDTH, or wrap it in a module that takes the image alone"
 
 
-def _settle(module: Adapted, returned: Any, watch: Watched, image_size: tuple[int, int]) -> tuple[str, ...]:
+def _settle(module: Adapted, returned: Any, watch: OutputWatch, image_size: tuple[int, int]) -> tuple[str, ...]:
     """Decide what is no matter of shapes: `task` and `probabilities` of the module. Returns notes on what is assumed,
     or is not as the user asked."""
     asked, found = module.task, recognised(returned, module.task)

@@ -37,7 +37,7 @@ Output = tuple[str, Tensor]
 
 
 @dataclass(frozen=True)
-class OutputRow:
+class TaskOutputs:
     """How a task's outputs are found in what a module returned.
 
     find: takes that, and whether the user asked for this task, or the module says that it is made for it; returns the
@@ -113,7 +113,7 @@ def _exact(model: nn.Module, outputs: Sequence[TensorSpec]) -> TensorsSpec:
     return TensorsSpec(tuple(tensor.name for tensor in outputs if not tensor.dtype.startswith("float")))
 
 
-ROW = OutputRow("tensors", _tensors, "any tensors [batch, ...] (--task tensors)", _exact)
+ROW = TaskOutputs("tensors", _tensors, "any tensors [batch, ...] (--task tensors)", _exact)
 
 
 # --- What modules with an answer for every pixel return: classes, or depth --------------------------------------------
@@ -182,13 +182,13 @@ def sizes_of_patches(model: nn.Module, image_size: tuple[int, int]) -> str | Non
     return f"{down[0]}x{down[1]} or {up[0]}x{up[1]}, which patches of {patch} pixels divide"
 
 
-SEGMENTATION = OutputRow(
+SEGMENTATION = TaskOutputs(
     "segmentation",
     _class_maps,
     "logits [batch, classes, height, width]; class_queries_logits and masks_queries_logits",
     _segmentation,
 )
-DEPTH = OutputRow("depth", _depth_maps, "predicted_depth [batch, height, width]", _depth)
+DEPTH = TaskOutputs("depth", _depth_maps, "predicted_depth [batch, height, width]", _depth)
 
 
 # --- Recognises the picture that an image-to-image model gives --------------------------------------------------------
@@ -200,7 +200,7 @@ def _picture(result: Any, asked: bool) -> list[Output]:
     return [(RECONSTRUCTION, found)] if found is not None and found.ndim == 4 and found.shape[1] in (1, 3) else []
 
 
-IMAGE_ROW = OutputRow(
+IMAGE_ROW = TaskOutputs(
     "image-to-image", _picture, "reconstruction [batch, 1 or 3, height, width]", lambda model, outputs: ImageSpec()
 )
 
@@ -242,10 +242,10 @@ def _spec(model: nn.Module, outputs: Sequence[TensorSpec]) -> InstanceSpec:
     return InstanceSpec(mask_size=mask_size(model))
 
 
-QUERIES = OutputRow(
+QUERIES = TaskOutputs(
     "instance-segmentation", _queries, "class_queries_logits and masks_queries_logits, with --task", _spec
 )
-DETECTOR = OutputRow(
+DETECTOR = TaskOutputs(
     "instance-segmentation",
     _with_boxes,
     "logits, pred_boxes and pred_masks of independent scores (RF-DETR), with --task",
@@ -271,7 +271,7 @@ def _points(model: nn.Module, outputs: Sequence[TensorSpec]) -> KeypointSpec:
     return KeypointSpec(skeleton=tuple((a, b) for a, b in pairs) if fits else ())
 
 
-KEYPOINT_ROW = OutputRow("keypoints", _heatmaps, "heatmaps [batch, points, height, width]", _points)
+KEYPOINT_ROW = TaskOutputs("keypoints", _heatmaps, "heatmaps [batch, points, height, width]", _points)
 
 
 # --- What a module that is not ours returned, as the outputs of a task: a row per task --------------------------------
@@ -284,7 +284,7 @@ _MANY_CHANNELS, _FINE = 64, 8
 _FEW_CHANNELS = 3  # of a mask, or of a picture: no vector
 
 
-def recognised(result: Any, task: Task | None) -> tuple[OutputRow, list[Output]] | None:
+def recognised(result: Any, task: Task | None) -> tuple[TaskOutputs, list[Output]] | None:
     """The first row that finds its outputs, that of `task` before all others; None if none does. What is no float is of
     no task but that of last resort."""
     if isinstance(result, tuple | list) and len(result) == 1:
@@ -375,16 +375,16 @@ def _object_scores(model: nn.Module, outputs: Sequence[TensorSpec]) -> Postproce
 OBJECTS = "logits [batch, queries, classes] and boxes [batch, queries, 4]"
 # The first that finds its outputs has them; what a person reads of them is in this order, too.
 ROWS = (
-    OutputRow("panoptic", _segments, f"{OBJECTS}, and masks [batch, queries, height, width]", _object_scores),
-    OutputRow("detection", _objects, OBJECTS, _object_scores),
+    TaskOutputs("panoptic", _segments, f"{OBJECTS}, and masks [batch, queries, height, width]", _object_scores),
+    TaskOutputs("detection", _objects, OBJECTS, _object_scores),
     SEGMENTATION,
     QUERIES,
     DETECTOR,
     DEPTH,
-    OutputRow("classification", _classes, "logits [batch, classes]"),
+    TaskOutputs("classification", _classes, "logits [batch, classes]"),
     KEYPOINT_ROW,
     IMAGE_ROW,
-    OutputRow("features", _features, "features [batch, width]"),
+    TaskOutputs("features", _features, "features [batch, width]"),
     ROW,
 )
 
@@ -403,7 +403,7 @@ _TOLERANCE = 1e-4
 
 
 @dataclass
-class Watched(TorchDispatchMode):
+class OutputWatch(TorchDispatchMode):
     """The last operator and the last layer that wrote to each address; views share it."""
 
     operators: dict[int, Ending] = endings_field(default_factory=dict)
@@ -450,9 +450,9 @@ def _all_one(numbers: Tensor) -> bool:
     return bool(((numbers - 1).abs() < _TOLERANCE).all())
 
 
-def watched(model: nn.Module, run: Callable[[], Any]) -> tuple[Any, Watched]:
+def watched(model: nn.Module, run: Callable[[], Any]) -> tuple[Any, OutputWatch]:
     """What `run` returns, and what it did. A module that cannot be watched is run alone."""
-    watch = Watched()
+    watch = OutputWatch()
     with contextlib.ExitStack() as hooks:
         for name, layer in model.named_modules():
             if next(layer.children(), None) is None:
@@ -462,5 +462,5 @@ def watched(model: nn.Module, run: Callable[[], Any]) -> tuple[Any, Watched]:
             with watch:
                 return run(), watch
         except Exception:
-            watch = Watched()
+            watch = OutputWatch()
     return run(), watch

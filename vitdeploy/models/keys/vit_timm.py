@@ -83,7 +83,7 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
 
 
 @dataclass(frozen=True)
-class Named:
+class _Named:
     """The built-in model that `config.json` names, and the arguments that override it."""
 
     model: ViTConfig | None
@@ -95,7 +95,7 @@ class Named:
         return self.arguments.get(name, default)
 
 
-def _named(config: Mapping[str, Any]) -> Named | None:
+def _named(config: Mapping[str, Any]) -> _Named | None:
     """None if timm's config names a model, or arguments of one, that is not ours."""
     name, arguments = config.get("architecture"), config.get("model_args") or {}
     try:
@@ -108,10 +108,10 @@ def _named(config: Mapping[str, Any]) -> Named | None:
     if pooling is not None and pooling not in (*POOLINGS, ""):
         return None
     size = stated_size(config) or (model.image_size if model else None)
-    return Named(model, arguments, pooling or None, size)
+    return _Named(model, arguments, pooling or None, size)
 
 
-def _config(state: Mapping[str, Tensor], hints: Hints, named: Named, notes: list[str]) -> ViTConfig:
+def _config(state: Mapping[str, Tensor], hints: Hints, named: _Named, notes: list[str]) -> ViTConfig:
     width, channels, patch, across = _shape(state, "patch_embed.proj.weight", 4)
     if patch != across:
         raise CheckpointError("the patches are not square", found=f"{patch}x{across}", wanted="square patches")
@@ -185,7 +185,7 @@ def _shape(state: Mapping[str, Tensor], key: str, axes: int) -> tuple[int, ...]:
     return tuple(tensor.shape)
 
 
-def _ending(state: Mapping[str, Tensor], named: Named, width: int, notes: list[str]) -> tuple[FinalNorm, Pooling]:
+def _ending(state: Mapping[str, Tensor], named: _Named, width: int, notes: list[str]) -> tuple[FinalNorm, Pooling]:
     """The place of the final norm, and the pooling of the tokens."""
     if "norm.weight" in state:
         final_norm: FinalNorm = "before_pooling"
@@ -211,7 +211,7 @@ def _ending(state: Mapping[str, Tensor], named: Named, width: int, notes: list[s
     return final_norm, "class" if "cls_token" in state and final_norm != "after_pooling" else "average"
 
 
-def _with_conventions(config: ViTConfig, state: Mapping[str, Tensor], named: Named, notes: list[str]) -> ViTConfig:
+def _with_conventions(config: ViTConfig, state: Mapping[str, Tensor], named: _Named, notes: list[str]) -> ViTConfig:
     """What neither names nor shapes show: activation, epsilon, preprocessing, and whether a head is a projection."""
     if named.model is not None:
         like = named.model
@@ -246,7 +246,7 @@ def _with_conventions(config: ViTConfig, state: Mapping[str, Tensor], named: Nam
 
 
 def _with_positions(
-    config: ViTConfig, state: Mapping[str, Tensor], hints: Hints, named: Named, notes: list[str]
+    config: ViTConfig, state: Mapping[str, Tensor], hints: Hints, named: _Named, notes: list[str]
 ) -> ViTConfig:
     """Image size, which tokens have positions, and the formula that the table follows, if any."""
     patch, prefix = config.patch_size, config.prefix

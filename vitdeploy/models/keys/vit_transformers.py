@@ -223,7 +223,7 @@ def _drop(state: dict[str, Tensor], prefix: str, why: str, notes: list[str]) -> 
 
 
 @dataclass(frozen=True)
-class Settings:
+class _Settings:
     """`heads` and `image_size` (height, width) are None if there is no config."""
 
     layer_norm_eps: float
@@ -233,7 +233,7 @@ class Settings:
     notes: tuple[str, ...] = ()
 
 
-def settings_for(kind: str, config: Mapping[str, Any]) -> Settings | None:
+def settings_for(kind: str, config: Mapping[str, Any]) -> _Settings | None:
     """The settings of a model whose tensors are those of `kind` (a key of DEFAULTS).
 
     None if the config is of a model_type that this module does not know: equal names are not equal models.
@@ -244,7 +244,7 @@ def settings_for(kind: str, config: Mapping[str, Any]) -> Settings | None:
     eps, activation, _ = DEFAULTS[kind]
     if "model_type" not in config:
         note = f"no transformers config.json: activation {activation} and epsilon {eps:g}, as its {kind} has by default"
-        return Settings(eps, activation, notes=(note,))
+        return _Settings(eps, activation, notes=(note,))
     own = MODEL_TYPES.get(config["model_type"])
     if own is None:
         return None
@@ -271,4 +271,4 @@ def settings_for(kind: str, config: Mapping[str, Any]) -> Settings | None:
             found=f"layer_norm_eps {eps!r}, num_attention_heads {heads!r}",
             wanted="a number of 0 or more, and a whole number of 1 or more",
         )
-    return Settings(float(eps), ACTIVATIONS.get(name, activation), heads, stated_size(config))
+    return _Settings(float(eps), ACTIVATIONS.get(name, activation), heads, stated_size(config))

@@ -109,7 +109,7 @@ _OTHERS = frozenset({"id2label", "label2id", "label_names", "label_descriptions"
 _DEEPEST = 16
 
 
-class Kind(NamedTuple):
+class _Kind(NamedTuple):
     """`types` of a value, and the largest number in it, in a list too."""
 
     types: tuple[type, ...]
@@ -117,16 +117,16 @@ class Kind(NamedTuple):
     most: int = 0
 
 
-TEXT, NAMES, OBJECT = Kind((str,), "text"), Kind((list,), "a list of names"), Kind((dict,), "an object")
-POOLING, NUMBER = Kind((str, bool), "text"), Kind((int, float), "a number from 0 to 1", 1)
+TEXT, NAMES, OBJECT = _Kind((str,), "text"), _Kind((list,), "a list of names"), _Kind((dict,), "an object")
+POOLING, NUMBER = _Kind((str, bool), "text"), _Kind((int, float), "a number from 0 to 1", 1)
 
 
-def _whole(most: int) -> Kind:
-    return Kind((int, float, list, dict), f"a number from 0 to {most:,}, or a list of such", most)
+def _whole(most: int) -> _Kind:
+    return _Kind((int, float, list, dict), f"a number from 0 to {most:,}, or a list of such", most)
 
 
 # What is None, or left out, has its library's default.
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, _Kind] = {
     **dict.fromkeys(("model_type", "architecture", "hidden_act", "activation_function", "decoder_method"), TEXT),
     "architectures": NAMES,
     "global_pool": POOLING,
@@ -138,14 +138,14 @@ KINDS: Mapping[str, Kind] = {
     **dict.fromkeys(("num_hidden_layers", "num_layers", "depth", "depths", "layers"), _whole(1 << 10)),
     **dict.fromkeys(("encoder_layers", "decoder_layers"), _whole(1 << 10)),
     **dict.fromkeys(("num_heads", "num_attention_heads", "heads"), _whole(1 << 12)),
-    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), Kind((int,), "a whole number", 1 << 12)),
-    **dict.fromkeys(("num_channels", "in_chans"), Kind((int,), "a whole number", 1 << 12)),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), _Kind((int,), "a whole number", 1 << 12)),
+    **dict.fromkeys(("num_channels", "in_chans"), _Kind((int,), "a whole number", 1 << 12)),
     **dict.fromkeys(("num_classes", "num_labels", "vocab_size", "num_queries"), _whole(1 << 24)),
     "max_position_embeddings": _whole(1 << 20),
 }
 
 
-class Wrong(NamedTuple):
+class _Wrong(NamedTuple):
     """A value that cannot be, for an error."""
 
     key: str
@@ -153,21 +153,21 @@ class Wrong(NamedTuple):
     wanted: str
 
 
-def wrong_value(config: Mapping[str, Any]) -> Wrong | None:
+def wrong_value(config: Mapping[str, Any]) -> _Wrong | None:
     """The first value of a config, or of one inside it, that is not of its kind."""
     return next(_wrong(config, 0), None)
 
 
-def _wrong(values: Mapping[str, Any], depth: int) -> Iterator[Wrong]:
+def _wrong(values: Mapping[str, Any], depth: int) -> Iterator[_Wrong]:
     for key, value in values.items():
         kind = KINDS.get(key)
         if kind is not None and value is not None and not _fits(value, kind):
-            yield Wrong(key, json.dumps(value)[:200], kind.wanted)
+            yield _Wrong(key, json.dumps(value)[:200], kind.wanted)
         if isinstance(value, dict) and key not in _OTHERS and depth < _DEEPEST:
             yield from _wrong(value, depth + 1)
 
 
-def _fits(value: Any, kind: Kind) -> bool:
+def _fits(value: Any, kind: _Kind) -> bool:
     """Whether a value is of a kind. A flag is no number, and NaN is in no range."""
     if not isinstance(value, kind.types) or (isinstance(value, bool) and bool not in kind.types):
         return False
@@ -195,7 +195,7 @@ def model_config(path: Path) -> dict[str, Any]:
     """
     config = read_json(path)
     absent = [key for key in ("model_type", "architecture") if key in config and config[key] is None]
-    wrong = Wrong(absent[0], "null", "text") if absent else wrong_value(config)
+    wrong = _Wrong(absent[0], "null", "text") if absent else wrong_value(config)
     if wrong is not None:
         raise CheckpointError(
             f"{path} has a value that cannot be",
