@@ -74,7 +74,7 @@ def placed(file: Path, target: str, precision: str, out: Path, width: int) -> No
         else:
             x = x + y
     if precision == "int8":
-        prepared = prepare(model, known, choose(model, target).int8, target)
+        prepared = prepare(model, known, choose(model, target))
         place(model, prepared.ranges, target, weights=prepared.weights)
     elif precision == "int4":
         place_four_bits(model, known, target)

@@ -76,7 +76,7 @@ def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Ite
     from vitdeploy.benchmark import process, protocol
     from vitdeploy.cli.main import main
     from vitdeploy.pipeline import assemble
-    from vitdeploy.search import high_precision as alternatives
+    from vitdeploy.search import frame as alternatives
     from vitdeploy.search import latency
     from vitdeploy.stages import search as screen
     from vitdeploy.workflows.tuning import tuner

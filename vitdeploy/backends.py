@@ -166,6 +166,7 @@ class _Targets(Mapping[str, Target]):
 
 TARGETS: Mapping[str, Target] = _Targets()
 
+
 Row = TypeVar("Row")
 
 

@@ -14,7 +14,7 @@ from tests.command_line import ROOT, command_line
 from tests.graph.builder import Builder
 from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.write import write_bundle
-from vitdeploy.compilation.build_options import BuildOptions
+from vitdeploy.compilation.backend import BuildOptions
 from vitdeploy.errors import CapabilityError, TargetError
 from vitdeploy.graph.io.files import GraphMetadata, get_metadata, graph_spec, load_graph, save_graph, set_metadata
 from vitdeploy.pipeline.job import prepare

@@ -14,8 +14,7 @@ from vitdeploy.benchmark.gemm import LEAST_LAYER_RUNS as LEAST_RUNS
 from vitdeploy.benchmark.gemm import profile
 from vitdeploy.bundle.read import ENGINE_OPTIONS
 from vitdeploy.compilation.backend import COMPILE
-from vitdeploy.compilation.engine import compile_engine
-from vitdeploy.compilation.probe import probe_target
+from vitdeploy.compilation.engine import compile_engine, probe_target
 from vitdeploy.data.folder import split
 from vitdeploy.errors import CapabilityError, EngineError, GraphError, TargetError
 from vitdeploy.graph.analysis.work import count_work

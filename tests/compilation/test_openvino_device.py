@@ -9,7 +9,7 @@ import vitdeploy as vd
 from tests.graph.builder import Builder, values
 from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.read import ENGINE_OPTIONS
-from vitdeploy.compilation import openvino_device
+from vitdeploy.compilation import openvino as compilation
 from vitdeploy.compilation.backend import CompileRequest
 from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.errors import CapabilityError, EngineError
@@ -116,7 +116,7 @@ def test_a_graph_that_the_cpu_runs_wrongly_without_a_property_is_refused(tmp_pat
     graph.write_bytes(proto.SerializeToString())
     request = CompileRequest(graph, device.AUTO, "fp32", 1, None, lambda *progress: None)
     with pytest.raises(CapabilityError, match="gives wrong answers for this graph on a CPU") as refused:
-        openvino_device.compile_graph(request)
+        compilation.compile_on_device(request)
     assert "SNIPPETS_MODE" in refused.value.found
 
 
@@ -126,7 +126,7 @@ def test_free_sizes_are_refused(tmp_path):
     graph = tmp_path / "graph.onnx"
     graph.write_bytes(proto.SerializeToString())
     with pytest.raises(EngineError, match="openvino-auto takes fixed sizes only") as refused:
-        openvino_device.compile_graph(CompileRequest(graph, device.AUTO, "fp32", 1, None, lambda *progress: None))
+        compilation.compile_on_device(CompileRequest(graph, device.AUTO, "fp32", 1, None, lambda *progress: None))
     assert refused.value.found == "free sizes of x"
 
 
@@ -134,22 +134,22 @@ def test_free_sizes_are_refused(tmp_path):
 def test_a_device_that_is_not_here_is_told(target, small_export, tmp_path):
     with pytest.raises(CapabilityError, match=f"no device for {target} here"):
         require_runtime(target)
-    [runtime, found] = openvino_device.findings(target)
+    [runtime, found] = compilation.findings(target)
     assert (runtime.ok, found.ok, bool(found.fix)) == (True, False, True)
-    assert not openvino_device.probe(target).works
+    assert not compilation.probe_device(target).works
     with pytest.raises(CapabilityError, match=f"no device for {target} here"):
         compile_engine(small_export / "model.onnx", tmp_path, target=target, precision="fp16", batch=1, placed=0)
 
 
 def test_a_machine_without_such_a_device_has_nothing_to_install(tmp_path):
-    assert not openvino_device._absent("GPU", tmp_path)  # nobody lists what there is
+    assert not compilation._absent("GPU", tmp_path)  # nobody lists what there is
     for index, (vendor, code) in enumerate((("0x8086", "0x030000"), ("0x10de", "0x120000"))):
         pci = tmp_path / "sys/bus/pci/devices" / str(index)
         pci.mkdir(parents=True)
         (pci / "vendor").write_text(f"{vendor}\n")
         (pci / "class").write_text(f"{code}\n")
-    assert not openvino_device._absent("GPU", tmp_path)
-    assert openvino_device._absent("NPU", tmp_path)
+    assert not compilation._absent("GPU", tmp_path)
+    assert compilation._absent("NPU", tmp_path)
 
 
 def test_properties_are_those_of_the_plugins():
@@ -167,11 +167,11 @@ def test_a_plugin_that_does_not_tell_its_layers_is_not_judged_by_them(engine):
         def get_runtime_model(self):
             raise RuntimeError("not implemented")
 
-    assert openvino_device._kernels(Silent()) == {}
+    assert compilation._kernels(Silent()) == {}
     spec = dataclasses.replace(engine[0], kernels={})
-    openvino_device.check_ran(spec, "int8", 5)
+    compilation.check_ran_on_device(spec, "int8", 5)
     with pytest.raises(CapabilityError, match="did not run the graph in int8"):
-        openvino_device.check_ran(dataclasses.replace(spec, kernels={"fp16": 9, "int8": 4}), "int8", 5)
+        compilation.check_ran_on_device(dataclasses.replace(spec, kernels={"fp16": 9, "int8": 4}), "int8", 5)
 
 
 def test_models_of_several_graphs_are_refused(sequence_export):

@@ -10,8 +10,8 @@ import pytest
 from tests.command_line import command_line
 from vitdeploy.backends import TARGETS
 from vitdeploy.compilation import probe_nvidia
-from vitdeploy.compilation.finding import Finding, finding_lines
-from vitdeploy.compilation.probe import examine, probe_target
+from vitdeploy.compilation.backend import Finding, finding_lines
+from vitdeploy.compilation.engine import examine, probe_target
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime import nvidia
 from vitdeploy.runtime.nvidia import Gpu, describe_gpu, find_driver

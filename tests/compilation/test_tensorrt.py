@@ -6,15 +6,14 @@ import json
 import pytest
 
 from tests.tensorrt_api.api import each_version, run_with
-from vitdeploy.compilation.backend import CompileRequest
-from vitdeploy.compilation.build_options import BuildOptions, default_batches
+from vitdeploy.compilation.backend import BuildOptions, CompileRequest, default_batches
 from vitdeploy.compilation.tensorrt import (
     BuildRequest,
     BuildResult,
     check_typed,
     compile_graph,
 )
-from vitdeploy.compilation.tensorrt_layers import count_layers
+from vitdeploy.compilation.tensorrt_build import count_layers
 from vitdeploy.errors import CapabilityError, EngineError, MissingPackageError, TargetError
 from vitdeploy.runtime import cuda
 from vitdeploy.runtime.engine import make_runner
@@ -253,7 +252,7 @@ except VitdeployError as error:
 BUILDER = """
 import json
 from vitdeploy.compilation.tensorrt import BuildRequest
-from vitdeploy.compilation.build_options import BuildOptions
+from vitdeploy.compilation.backend import BuildOptions
 from vitdeploy.compilation.probe_nvidia import _checked, _start_tensorrt
 from vitdeploy.compilation.tensorrt_build import _Builder
 from vitdeploy.errors import VitdeployError
@@ -266,7 +265,7 @@ PROCESS = """
 import json
 from vitdeploy.compilation.child import run_child
 from vitdeploy.compilation.tensorrt import BUILDER, BuildRequest
-from vitdeploy.compilation.build_options import BuildOptions
+from vitdeploy.compilation.backend import BuildOptions
 from vitdeploy.errors import VitdeployError
 from vitdeploy.spec import encode
 try:

@@ -14,7 +14,7 @@ import vitdeploy as vd
 from tests.known_bad.graphs import CASES
 from vitdeploy.api.inspect import diagnose, inspect, known_lines, lint_graphs
 from vitdeploy.cli.main import cli
-from vitdeploy.compilation.build_options import BuildOptions
+from vitdeploy.compilation.backend import BuildOptions
 from vitdeploy.errors import InputError, KnownBadError, RecipeError
 from vitdeploy.graph.io.files import GraphMetadata, save_graph, set_metadata
 from vitdeploy.known_bad.find import accepted_of

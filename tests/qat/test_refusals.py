@@ -15,8 +15,8 @@ from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph, set_m
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.qat import float_graph as float_graph_of
 from vitdeploy.qat import prepared as preparing
-from vitdeploy.qat.check import check_same
-from vitdeploy.qat.layers import Piece
+from vitdeploy.qat.layers import LayerPiece
+from vitdeploy.qat.plan import check_same
 from vitdeploy.qat.trained import placed_file
 
 
@@ -107,7 +107,7 @@ def test_a_bundle_without_int8_is_refused(small_bundle):
 
 
 def test_a_layer_called_twice_is_refused():
-    twice = [Piece(name, "fc", np.arange(4), np.arange(4)) for name in ("fc", "fc_2")]
+    twice = [LayerPiece(name, "fc", np.arange(4), np.arange(4)) for name in ("fc", "fc_2")]
     with refused(GraphError, "calls fc more than once", "fc, fc_2", "a layer of its own"):
         preparing._refuse_layer("fc", nn.Linear(4, 4), twice)
 

@@ -19,8 +19,8 @@ from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph
 from vitdeploy.graph.values import array_of
 from vitdeploy.pipeline.early import check_placed as check_available
 from vitdeploy.quantization.four_bits import place_four_bits
-from vitdeploy.quantization.groups import group_of, nearest, round_groups
 from vitdeploy.quantization.place_onnxruntime import write_int4
+from vitdeploy.quantization.rounding import group_of, nearest, round_groups
 from vitdeploy.runtime.ort import open_session
 from vitdeploy.spec import EngineSpec
 from vitdeploy.stages.calibrate import calibrate

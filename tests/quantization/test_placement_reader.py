@@ -91,7 +91,7 @@ def test_quantized_outputs_are_those_of_queries_and_keys_and_can_be_made_float(s
     model, target = load_graph(small_export / "model.onnx"), "openvino-cpu"
     optimize(model, OptimizeOptions())  # the factor of the scores stands in the way otherwise
     shape(model, target)
-    prepared = prepare(model, observe(model, [pixels], PREPROCESS), choose(model, target).int8, target)
+    prepared = prepare(model, observe(model, [pixels], PREPROCESS), choose(model, target))
     place(model, prepared.ranges, target, (), prepared.weights)
     outputs = [each for each in find_quantized(model) if each.output]
     assert outputs

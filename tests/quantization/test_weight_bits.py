@@ -24,7 +24,7 @@ from vitdeploy.quantization.ranges import quantize_weight
 from vitdeploy.quantization.rounding import round_weight
 from vitdeploy.quantization.statistics import Statistics, load_statistics
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.search.graphs import ReferenceOutputs
+from vitdeploy.search.reference import ReferenceOutputs
 from vitdeploy.search.trials import opened
 from vitdeploy.stages.calibrate import calibrate
 from vitdeploy.stages.compile import compile_graph

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.compilation.build_options import BuildOptions
+from vitdeploy.compilation.backend import BuildOptions
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.pipeline.job import rewrites_of
 from vitdeploy.recipe.sections import (

@@ -6,7 +6,8 @@ import numpy as np
 
 from vitdeploy.graph.edit import Editor
 from vitdeploy.quantization.channel_split import hidden_first
-from vitdeploy.search.latency import FORMAT, LatencyTable, Timing, fingerprint
+from vitdeploy.search.frame import fingerprint
+from vitdeploy.search.latency import FORMAT, LatencyTable, Timing
 from vitdeploy.search.mixed import shapes_to_time
 
 PLANTED, IMAGES = "blocks.1.mlp.fc2", 24

@@ -22,7 +22,8 @@ from vitdeploy.quantization.prepare import prepare
 from vitdeploy.quantization.ranges import range_of
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.search.bisect import bisect, find_fix
-from vitdeploy.search.graphs import ReferenceOutputs, Splice
+from vitdeploy.search.graphs import Splice
+from vitdeploy.search.reference import ReferenceOutputs
 from vitdeploy.spec import PreprocessSpec
 
 PREPROCESS = PreprocessSpec(8, (8, 8), "bicubic", (0.5,), (0.5,))
@@ -222,7 +223,7 @@ def test_folded_graphs_are_cut_where_both_are_the_same(splice, target):
     model = with_outlier(mlps(), "blocks.2.fc2", 40)
     placement = copy(model)
     statistics = observe(model, [PIXELS], PREPROCESS)
-    prepared = prepare(placement, statistics, choose(placement, target).int8, target)
+    prepared = prepare(placement, statistics, choose(placement, target))
     place(placement, prepared.ranges, target, (), prepared.weights)
     spoil(placement, "blocks.2.fc1.weight.int8", np.zeros_like)
     found = bisect(splice(model, placement, target))

@@ -15,14 +15,14 @@ from vitdeploy.errors import DeviceResultError
 from vitdeploy.pipeline.plan import LEAST_PARAMETERS, candidates
 from vitdeploy.runtime import openvino as runtime
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.search import high_precision as alternatives
-from vitdeploy.search.high_precision import FloatRestTable, _interval
+from vitdeploy.search import frame as alternatives
+from vitdeploy.search.frame import mean_interval
+from vitdeploy.search.high_precision import FloatRestTable
 from vitdeploy.spec import decode, encode
-from vitdeploy.stages import search as stage
 from vitdeploy.stages.calibrate import calibrate
-from vitdeploy.stages.compile import compile_graphs
-from vitdeploy.stages.place import AskedRest, PlaceConfig, place_graph, read_float_rest, rest_of
-from vitdeploy.stages.search import FloatRestConfig, find_float_rest, has_half_rest
+from vitdeploy.stages.compile import CompileOptions, compile_graphs
+from vitdeploy.stages.place import FLOAT_REST_SEARCH, AskedRest, PlaceConfig, place_graph, rest_of
+from vitdeploy.stages.search import CalibratedGraph, find_float_rest, has_half_rest
 from vitdeploy.stages.step import Candidate
 
 openvino = pytest.importorskip("openvino")
@@ -31,7 +31,7 @@ TARGET = "openvino-cpu"
 
 def table(**changes):
     found = {"low": 0.8, "ratio": 0.85, "high": 0.9, "distances": (0.004, 0.0041), "further": (-0.0002, 0.0004)}
-    return FloatRestTable(TARGET, 1, "2026-01-01", {}, **{**found, **changes})
+    return FloatRestTable(TARGET, "2026-01-01", {}, batch=1, **{**found, **changes})
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,11 @@ def test_bf16_is_taken_where_it_is_surely_faster_and_not_surely_worse(changes, b
 
 def test_the_interval_of_paired_differences_is_students():
     # t(0.975, 3) = 3.1824, of the numbers 1, 2, 3, 4: mean 2.5, standard error 0.6455
-    assert np.allclose(_interval(np.array([1.0, 2, 3, 4])), (2.5 - 3.18245 * 0.645497, 2.5 + 3.18245 * 0.645497))
-    assert _interval(np.array([0.5, 0.5])) == (0.5, 0.5)
-    assert _interval(np.array([0.25])) == (0.25, 0.25)
+    assert np.allclose(
+        mean_interval(np.array([1.0, 2, 3, 4])), (2.5, 2.5 - 3.18245 * 0.645497, 2.5 + 3.18245 * 0.645497)
+    )
+    assert mean_interval(np.array([0.5, 0.5])) == (0.5, 0.5, 0.5)
+    assert mean_interval(np.array([0.25])) == (0.25, 0.25, 0.25)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +83,7 @@ def placed(small_export, calibrated, tmp_path_factory):
 def in_bf16(placed, tmp_path_factory):
     """An engine that is to have its float operators in bf16, and its folder."""
     out = tmp_path_factory.mktemp("engine")
-    return compile_graphs(placed, TARGET, 1, out, float_rest="bf16"), out
+    return compile_graphs(placed, TARGET, 1, out, options=CompileOptions(float_rest="bf16")), out
 
 
 def needs_bf16():
@@ -154,21 +156,20 @@ def test_both_are_measured_and_stored(small_export, calibrated, samples, monkeyp
     needs_bf16()
     for name, value in {"ROUNDS": 2, "BLOCK_SECONDS": 0.01, "WARMUP_SECONDS": 0.01, "PROCESSES": 1}.items():
         monkeypatch.setattr(alternatives, name, value)
-    monkeypatch.setattr(stage, "LEAST_MACS", 0)
+    monkeypatch.setattr(alternatives, "LEAST_MACS", 0)
     told = []
-    config = FloatRestConfig(TARGET)
-    found = find_float_rest(
-        config, small_export / "model.onnx", calibrated, samples, tmp_path, lambda *each: told.append(each[0])
-    )
+    config, given = PlaceConfig(TARGET, "int8"), CalibratedGraph(small_export / "model.onnx", calibrated, samples)
+    found = find_float_rest(config, 1, given, tmp_path, lambda *each: told.append(each[0]))
     assert found.low <= found.ratio <= found.high and not found.reason
     assert found.further[0] <= found.distances[1] - found.distances[0] <= found.further[1]
     assert found.distances[0] != found.distances[1] and min(found.distances) > 0
     assert {"float operators in bf16 for openvino-cpu", "time bf16 against fp32"} <= set(told)
-    assert read_float_rest(tmp_path) == found
+    assert FLOAT_REST_SEARCH.read(tmp_path) == found
 
 
 def test_a_small_model_is_not_measured(small_export, calibrated, samples, tmp_path):
-    found = find_float_rest(FloatRestConfig(TARGET), small_export / "model.onnx", calibrated, samples, tmp_path)
+    given = CalibratedGraph(small_export / "model.onnx", calibrated, samples)
+    found = find_float_rest(PlaceConfig(TARGET, "int8"), 1, given, tmp_path)
     assert found.best == "fp32" and "million products at batch 1, which are too few" in found.reason
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitdeploy.search.trials import pareto_front, undominated
+from vitdeploy.search.frame import pareto_front, undominated
 
 POINTS = st.lists(st.tuples(*[st.integers(0, 6).map(float)] * 2), max_size=12)
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from vitdeploy.quantization.ranges import Range
-from vitdeploy.search.expected import Expected
-from vitdeploy.search.graphs import Choice
+from vitdeploy.search.graphs import LayerChoice
 from vitdeploy.search.latency import FORMAT, LatencyTable, Shape, Timing
-from vitdeploy.search.mixed import Cost, Guilt, Sensitivity, choose_mends, shapes_to_time
-from vitdeploy.search.trials import Layer, PrecisionOverride
+from vitdeploy.search.mixed import Cost, Guilt, PrecisionOverride, Sensitivity, choose_mends, shapes_to_time
+from vitdeploy.search.reference import Expected, ReferenceOutputs
+from vitdeploy.search.trials import TrialLayer
 from vitdeploy.spec import Budget
 
 IMAGES = 10
@@ -28,7 +28,7 @@ class World:
         self.times, self.mends, self.agree, self.together = layers, mends or {}, agree, together
         split = SimpleNamespace(source=range(12), scale=range(10))
         self.layers = tuple(
-            Layer(
+            TrialLayer(
                 *(name, f"x of {name}", None, self.shape(name), Range(-1.0, 3.0)),
                 next((group for group in readers or () if name in group), (name,)),
                 split if name in scaled else None,
@@ -53,11 +53,13 @@ class World:
 
     def answers(self, choices):
         self.reported.append(dict(choices))
-        every = {name: choices.get(name, Choice()) for name in self.costs}
+        every = {name: choices.get(name, LayerChoice()) for name in self.costs}
         return {"distance": self.together * self.only(every)}
 
     def distance(self, answers):
         return answers["distance"]
+
+    reached = ReferenceOutputs.reached
 
     def expected(self, answers, share=1.0):
         lost = float(answers["distance"].mean()) * share
@@ -166,7 +168,7 @@ def test_another_range_is_taken_where_its_gain_is_sure_and_float_may_still_come(
     assert taken(found) == ["dear: 70 % of its range", "small: 115 % of its range", "cheap in float"]
     assert found.taken[0].override.left == pytest.approx(0.25)
     assert [each.override.price_us for each in found.taken if each.override.kind == "clipped"] == [0.0, 0.0]
-    assert found.overrides.clipped == {"dear": 0.7, "small": 1.15}
+    assert {each.layer: each.clip for each in found.precisions if each.clip} == {"dear": 0.7, "small": 1.15}
     assert found.reached.distance == pytest.approx(0.25 * 0.5 + 0.125)
     # What float removes then is what clipping has left.
     whole = World(FOUR, mends).search(Budget(min_agreement=99.9))
@@ -178,7 +180,7 @@ def test_a_gain_that_images_do_not_agree_on_is_none():
     world = World(FOUR, {("dear", 0.7): 0.9})
     sure = world.search()
     plain, noisy = world.only, np.tile([3.0, -2.8], IMAGES // 2)
-    world.only = lambda choices: plain(choices) * (1 if Choice() in choices.values() else noisy)
+    world.only = lambda choices: plain(choices) * (1 if LayerChoice() in choices.values() else noisy)
     assert taken(sure) == ["dear: 70 % of its range", "cheap in float"]
     assert taken(world.search()) == ["cheap in float"]
 
@@ -190,7 +192,7 @@ def test_layers_that_read_one_tensor_have_one_range():
     found = world.search()
     assert taken(found)[0] == "dear: 85 % of its range"
     assert found.taken[0].reached.distance == pytest.approx(1 - 0.5 * 0.625)
-    assert world.reported[-1]["middle"] == world.reported[-1]["dear"] == Choice(bounds=Range(-0.85, 0.85 * 3.0))
+    assert world.reported[-1]["middle"] == world.reported[-1]["dear"] == LayerChoice(bounds=Range(-0.85, 0.85 * 3.0))
     assert sum("range" in each for each in taken(found)) == 1
     turned = World(FOUR, mends, [("middle", "dear")]).search()
     assert taken(turned)[0] == "middle: 85 % of its range"
@@ -204,8 +206,8 @@ def test_scaled_channels_cost_their_operators_and_the_columns_that_they_add():
     assert found.taken[1].override.price_us == pytest.approx(1 + 0.2 * 11)
     assert found.taken[1].override.left == pytest.approx(0.1)
     assert found.taken[1].reached.distance == pytest.approx(0.3)
-    assert found.overrides.scaled == ("dear",)
-    assert world.reported[-1]["dear"] == Choice(1)
+    assert [each.layer for each in found.precisions if each.scaled] == ["dear"]
+    assert world.reported[-1]["dear"] == LayerChoice(1)
 
 
 def test_only_the_eight_most_sensitive_layers_are_tried_otherwise():

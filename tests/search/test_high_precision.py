@@ -5,10 +5,9 @@ import re
 import pytest
 
 from tests.graph.small_graphs import Builder
-from vitdeploy.search.expected import Expected
 from vitdeploy.search.high_precision import MACS_SHARE, Rung, choose_rung, high_precision_layers, ladder
 from vitdeploy.search.mixed import Cost, Guilt, Sensitivity
-from vitdeploy.search.trials import Reached
+from vitdeploy.search.reference import Expected, Reached
 
 WIDTHS = {"small": 2, "sensitive": 8, "large": 100, "harmless": 20, "other": 70}
 
@@ -59,7 +58,8 @@ def test_sets_grow_and_are_told_apart():
 
 def rung(ratio, distance, agreement=None, name="a"):
     expected = Expected(agreement, 0.0) if agreement is not None else None
-    return Rung((name,), 0.1, (1.0,), ratio, ratio - 0.02, ratio + 0.02, Reached(distance, expected))
+    reached = Reached(distance, expected)
+    return Rung((1.0,), ratio, ratio - 0.02, ratio + 0.02, layers=(name,), share=0.1, reached=reached)
 
 
 INT8 = Reached(0.004, Expected(97.0, 0.1))

@@ -5,7 +5,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitdeploy.search.latency import gain, largest_increases
+from vitdeploy.search.bisect import gain, largest_increases
 
 SHARE = 0.25
 

@@ -10,7 +10,7 @@ from vitdeploy.errors import CapabilityError, InputError, MissingFileError, Targ
 from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.io.files import save_graph
 from vitdeploy.runtime.host import describe_host
-from vitdeploy.search import latency
+from vitdeploy.search import frame
 from vitdeploy.search.latency import (
     FORMAT,
     Convolution,
@@ -108,14 +108,14 @@ def test_times_of_another_device_are_refused(tmp_path, key):
 
 def test_what_identifies_an_x86_machine_is_what_its_tables_have(monkeypatch):
     facts = dict.fromkeys(("cpu", "isa", "cores", "machine", "system", "python"), "a fact")
-    monkeypatch.setattr(latency, "describe_host", lambda: facts)
+    monkeypatch.setattr(frame, "describe_host", lambda: facts)
     assert list(fingerprint(TARGET)) == ["cpu", "isa", "cores", "machine", "openvino"]
 
 
 def test_times_of_another_board_are_refused_and_of_those_of_its_model_taken(tmp_path, monkeypatch):
     def on(board, folder):
         host = describe_host(tmp_path / folder, "aarch64", range(plant(tmp_path / folder, board)))
-        monkeypatch.setattr(latency, "describe_host", lambda: host)
+        monkeypatch.setattr(frame, "describe_host", lambda: host)
         return tmp_path / "latency.json"
 
     file = on("radxa-rock-5b", "one")

@@ -10,11 +10,9 @@ from vitdeploy.errors import GraphError
 from vitdeploy.graph.analysis.prunable import find_prunable
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.search.expected import Expected
-from vitdeploy.search.graphs import ReferenceOutputs
 from vitdeploy.search.pruning import (
-    Part,
     Parts,
+    PrunedPart,
     Pruning,
     allocate,
     measure_parts,
@@ -25,13 +23,14 @@ from vitdeploy.search.pruning import (
     whole_macs,
     widths_to_try,
 )
+from vitdeploy.search.reference import Expected, ReferenceOutputs
 from vitdeploy.stages.rows import input_moments
 
 
 def part(name, count, macs, *tried):
     """A part whose structures go in their order; `tried`: (width, distance) each."""
     widths, distances = zip(*tried, strict=True)
-    return Part(name, "channels", count, macs, tuple(range(count - 1)), widths, distances)
+    return PrunedPart(name, "channels", count, macs, tuple(range(count - 1)), widths, distances)
 
 
 # Half of b costs as much as half of a, and saves twice as much. A quarter of c alone is dear: the way is over its hull.
@@ -66,7 +65,7 @@ def test_the_cheapest_loss_for_its_macs_goes_first(share, widths):
 
 def test_what_stays_are_those_that_go_last():
     assert part("a", 6, 1, (3, 0.0)).kept(2) == [4, 5]
-    scrambled = Part("a", "heads", 4, 1, (2, 0, 3), (), ())
+    scrambled = PrunedPart("a", "heads", 4, 1, (2, 0, 3), (), ())
     assert (scrambled.kept(3), scrambled.kept(1)) == ([0, 1, 3], [1])
 
 

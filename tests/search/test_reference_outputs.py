@@ -12,8 +12,8 @@ from vitdeploy.quantization.observers import observe
 from vitdeploy.quantization.placement import choose, place, shape
 from vitdeploy.quantization.prepare import prepare
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.search.graphs import ReferenceOutputs
-from vitdeploy.search.trials import answers_of
+from vitdeploy.search.frame import answers_of
+from vitdeploy.search.reference import ReferenceOutputs
 from vitdeploy.spec import PreprocessSpec
 
 IMAGES = 10
@@ -65,7 +65,7 @@ def test_a_try_answers_as_float_and_nearly_so_in_int8(small_export, reference_ou
     assert get_metadata(model, "it").task == "classification"
     assert reference_outputs.distance(answers_of(model, target, "fp32", reference_outputs)).max() < 1e-9
     shape(model, target)
-    prepared = prepare(model, observe(model, [pixels], PREPROCESS), choose(model, target).int8, target)
+    prepared = prepare(model, observe(model, [pixels], PREPROCESS), choose(model, target))
     place(model, prepared.ranges, target, weights=prepared.weights)
     distance = reference_outputs.distance(answers_of(model, target, "int8", reference_outputs))
     assert distance.min() > 0

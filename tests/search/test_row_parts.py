@@ -19,13 +19,12 @@ from vitdeploy.devices.registry import this_machine
 from vitdeploy.errors import CapabilityError, GraphError
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.search import high_precision as alternatives
-from vitdeploy.search import latency as parts
+from vitdeploy.search import frame as alternatives
 from vitdeploy.search import rows as row_parts
-from vitdeploy.search.latency import fingerprint
+from vitdeploy.search.frame import fingerprint
 from vitdeploy.spec import decode, encode
 from vitdeploy.stages.calibrate import calibrate
-from vitdeploy.stages.compile import compile_graphs
+from vitdeploy.stages.compile import CompileOptions, compile_graphs
 from vitdeploy.stages.place import PlaceConfig, place_graph
 from vitdeploy.workflows.placement import place_graphs
 
@@ -44,7 +43,7 @@ def placed(small_export, digits, tmp_path_factory):
 def test_every_alternative_is_measured(placed, monkeypatch):
     for name, value in {"ROUNDS": 2, "BLOCK_SECONDS": 0.01, "WARMUP_SECONDS": 0.01, "PROCESSES": 1}.items():
         monkeypatch.setattr(alternatives, name, value)
-    monkeypatch.setattr(row_parts, "LEAST_MACS", 0)
+    monkeypatch.setattr(alternatives, "LEAST_MACS", 0)
     told = []
     table = row_parts.measure_row_parts(
         placed / "model.onnx", "openvino-cpu", 1, progress=lambda *each: told.append(each[0])
@@ -57,7 +56,7 @@ def test_every_alternative_is_measured(placed, monkeypatch):
         "",
         fingerprint("openvino-cpu"),
     )
-    assert decode(parts.PartsTable, encode(table)) == table
+    assert decode(row_parts.PartsTable, encode(table)) == table
     assert {"prepare rows in parts for openvino-cpu", "time the rows in parts"} <= set(told)
 
 
@@ -78,7 +77,7 @@ def measured_there(placed, work):
 def test_a_device_measures_every_alternative(placed, tmp_path, monkeypatch):
     for name, value in {"ROUNDS": 2, "BLOCK_SECONDS": 0.01, "WARMUP_SECONDS": 0.01, "PROCESSES": 1}.items():
         monkeypatch.setattr(alternatives, name, value)
-    monkeypatch.setattr(row_parts, "LEAST_MACS", 0)
+    monkeypatch.setattr(alternatives, "LEAST_MACS", 0)
     table = measured_there(placed, tmp_path)
     assert [each.parts for each in table.timings] == [(17,), (16, 1), (24,), (32,)]
     assert (table.timings[0].ratio, table.timings[0].low) == (1, 1)
@@ -157,7 +156,7 @@ def test_why_there_is_nothing_to_measure(work, alternatives, reason):
     ("tokens", "rows"), [(197, [200, 208]), (17, [24, 32]), (192, []), (9, [16]), (5, [8]), (4, []), (1, [])]
 )
 def test_more_rows_are_whole_tiles_and_less_than_twice_the_tokens(tokens, rows):
-    assert row_parts.more_rows(tokens) == rows
+    assert row_parts.more_rows(tokens, row_parts.PART_MULTIPLES) == rows
 
 
 @pytest.mark.parametrize(
@@ -176,8 +175,8 @@ def test_the_best_parts_are_surely_faster_than_one(milliseconds, disturbed, best
     ]
     tried = [(197,), (192, 5), (64, 64, 64, 5)]
     found = zip(tried, alternatives.timings_of(rounds), strict=True)
-    timings = tuple(parts.PartsTiming(each, **vars(timing)) for each, timing in found)
-    assert parts.PartsTable("openvino-cpu", 1, "today", {}, timings, "", disturbed).best == best
+    timings = tuple(row_parts.PartsTiming(parts=each, **vars(timing)) for each, timing in found)
+    assert row_parts.PartsTable("openvino-cpu", "today", {}, batch=1, timings=timings, disturbed=disturbed).best == best
 
 
 def test_an_engine_in_parts_keeps_the_placement_and_answers_the_same(placed, tmp_path):
@@ -185,7 +184,7 @@ def test_an_engine_in_parts_keeps_the_placement_and_answers_the_same(placed, tmp
     for name, rows in (("whole", None), ("parts", (16, 1)), ("more", (24,))):
         out = tmp_path / name
         out.mkdir()
-        engines.append(compile_graphs(placed, "openvino-cpu", 1, out, row_parts=rows))
+        engines.append(compile_graphs(placed, "openvino-cpu", 1, out, options=CompileOptions(row_parts=rows)))
         with make_runner(out, engines[-1]) as runner:
             pixels = np.random.default_rng(0).integers(0, 256, (1, 32, 32, 1), np.uint8)
             answers.append(runner.infer({runner.inputs[0].name: pixels}))
@@ -199,7 +198,7 @@ def test_an_engine_in_parts_keeps_the_placement_and_answers_the_same(placed, tmp
         for other in answers[1:]:
             np.testing.assert_allclose(other[output], array, rtol=0, atol=1e-5)
     with pytest.raises(GraphError, match="the rows of this graph cannot be split"):
-        compile_graphs(placed, "openvino-cpu", 1, tmp_path / "none", row_parts=(192, 5))
+        compile_graphs(placed, "openvino-cpu", 1, tmp_path / "none", options=CompileOptions(row_parts=(192, 5)))
     assert load_graph(placed / "model.onnx")
 
 

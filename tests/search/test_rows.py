@@ -11,9 +11,9 @@ from vitdeploy.benchmark.results import BlockMachine, Round
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.graph.passes.rows import align_rows
-from vitdeploy.search import high_precision as alternatives
+from vitdeploy.search import frame as alternatives
 from vitdeploy.search import rows
-from vitdeploy.search.latency import fingerprint
+from vitdeploy.search.frame import fingerprint
 from vitdeploy.spec import decode, encode
 
 
@@ -22,7 +22,7 @@ from vitdeploy.spec import decode, encode
     [(197, (197, 200, 208, 224, 256)), (192, (192,)), (17, (17, 24, 32)), (257, (257, 264, 272, 288, 320)), (3, (3,))],
 )
 def test_candidates_are_the_next_multiples_below_twice_the_tokens(tokens, wanted):
-    assert rows.candidates(tokens) == wanted
+    assert (tokens, *rows.more_rows(tokens, rows.MULTIPLES)) == wanted
 
 
 @pytest.mark.parametrize(("target", "precision"), [("openvino-cpu", "int8"), ("onnxruntime-cpu", "fp32")])
@@ -55,12 +55,14 @@ def measured(times, processes=4, machine=None):
 
 def timed(times, processes=4, machine=None):
     found = zip(times, alternatives.timings_of(measured(times, processes, machine)), strict=True)
-    return tuple(rows.RowTiming(number, **vars(each)) for number, each in found)
+    return tuple(rows.RowTiming(rows=number, **vars(each)) for number, each in found)
 
 
 def table(times, processes=4, disturbed=""):
     timings = timed(times, processes)
-    return rows.RowTable("openvino-cpu", "int8", "today", {}, 197, timings, disturbed)
+    return rows.RowTable(
+        *("openvino-cpu", "today", {}), precision="int8", tokens=197, timings=timings, disturbed=disturbed
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,7 @@ def test_each_of_several_intervals_is_wider_so_that_all_hold_at_95_percent(other
     for machine, bias in ((None, 0.0), (BlockMachine(0.2, 0.1, 0.0, None, None, None, None, 0.0, 0.01), 0.04)):
         plain, *several = found = measured({197 + 8 * i: 30.0 + i for i in range(others + 1)}, machine=machine)
         timings = alternatives.timings_of(found)
-        assert timings[0] == alternatives.Timing(tuple(block.latencies_ms[0] for block in plain), 1.0, 1.0, 1.0)
+        assert timings[0] == alternatives.VariantTiming(tuple(block.latencies_ms[0] for block in plain), 1.0, 1.0, 1.0)
         for timing, each in zip(timings[1:], several, strict=True):
             ratio = ratio_of_rounds(each, plain)
             reach = stats.t.ppf(1 - 0.05 / others / 2, ratio.freedom) * ratio.error + bias

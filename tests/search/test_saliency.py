@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from vitdeploy.search import mixed as saliency
-from vitdeploy.search.mixed import Moments, compensated, removal_order
+from vitdeploy.search import pruning as saliency
+from vitdeploy.search.pruning import Moments, compensated, removal_order
 
 ROWS, WIDTH, OUT = 500, 12, 5
 

@@ -10,12 +10,11 @@ from vitdeploy.errors import GraphError, InputError
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.graph.passes.tokens import merge_tokens
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.search.expected import Expected
-from vitdeploy.search.graphs import ReferenceOutputs
 from vitdeploy.search.latency import LatencyTable, Shape, Timing
+from vitdeploy.search.reference import Expected, ReferenceOutputs
 from vitdeploy.search.rows import (
     Schedule,
-    Tokens,
+    TokenStream,
     counts_to_time,
     find_tokens,
     predict_times,
@@ -26,7 +25,7 @@ from vitdeploy.search.rows import (
 
 # Three blocks of one linear over all tokens each, of which the last one is so dear that it alone counts.
 CHEAP, DEAR = Shape(65, 8, 8), Shape(65, 8, 64)
-TOKENS = Tokens(
+TOKENS = TokenStream(
     65,
     1,
     {"a": CHEAP, "b": CHEAP, "c": DEAR},

@@ -12,7 +12,8 @@ from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.quantization.fold import Fold, Hidden
 from vitdeploy.quantization.statistics import Statistics
-from vitdeploy.search.mixed import Sensitivity, groups_of, mean_interval, measure_sensitivity
+from vitdeploy.search.frame import mean_interval
+from vitdeploy.search.mixed import Sensitivity, groups_of, measure_sensitivity
 from vitdeploy.search.trials import opened
 from vitdeploy.spec import decode, encode
 

@@ -10,19 +10,20 @@ from tests.search.planted_layer import PLANTED
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.io.files import load_graph
-from vitdeploy.quantization.placement import choose, place, shape
-from vitdeploy.quantization.prepare import Overrides, prepare
-from vitdeploy.search.graphs import Choice
+from vitdeploy.quantization.placement import LayerPrecision, choose, place, shape
+from vitdeploy.quantization.prepare import prepare
+from vitdeploy.search.frame import answers_of
+from vitdeploy.search.graphs import LayerChoice
 from vitdeploy.search.latency import Shape, shapes_of
-from vitdeploy.search.trials import SCALED, answers_of, opened
+from vitdeploy.search.trials import SCALED, opened
 
-FLOAT = Choice(None)
+FLOAT = LayerChoice(None)
 
 
-def placed(file, statistics, target, mends=None):
+def placed(file, statistics, target):
     model = load_graph(file)
     shape(model, target)
-    prepared = prepare(model, statistics, choose(model, target).int8, target, mends)
+    prepared = prepare(model, statistics, choose(model, target))
     place(model, prepared.ranges, target, weights=prepared.weights)
     return model
 
@@ -47,13 +48,16 @@ def test_mends_answer_as_their_placement(trials, planted_file, planted_statistic
     scaled = next((layer.name for layer in trials.layers if layer.scaled is not None), PLANTED)
     can_scale = any(layer.scaled is not None for layer in trials.layers)
     clipped = next(layer for layer in trials.layers if layer.name == "blocks.0.mlp.fc1")
-    choices = {clipped.name: Choice(bounds=clipped.bounds.times(0.3))} | ({scaled: Choice(SCALED)} if can_scale else {})
+    choices = {clipped.name: LayerChoice(bounds=clipped.bounds.times(0.3))} | (
+        {scaled: LayerChoice(SCALED)} if can_scale else {}
+    )
     ours = trials.answers({**choices, PLANTED: FLOAT} if scaled != PLANTED else choices)
     model = load_graph(planted_file)
     ignore = [PLANTED] if scaled != PLANTED else []
-    mends = Overrides((scaled,) if can_scale else (), {clipped.name: 0.3})
+    mends = [LayerPrecision(clipped.name, "int8", clip=0.3)]
+    mends += [LayerPrecision(scaled, "int8", scaled=True)] if can_scale else []
     shape(model, target)
-    prepared = prepare(model, planted_statistics, choose(model, target, ignore).int8, target, mends)
+    prepared = prepare(model, planted_statistics, choose(model, target, ignore, mends))
     place(model, prepared.ranges, target, ignore, prepared.weights)
     theirs = answers_of(model, target, "mixed", planted_yardstick)
     plain = trials.answers({PLANTED: FLOAT} if scaled != PLANTED else {})

@@ -21,8 +21,7 @@ RADII = (8, 4, 6, 16)
 def make_prompted(root: Path, batch: int | str = "batch", target: str = "onnxruntime-cpu") -> Path:
     pytest.importorskip("onnx", reason="pip install 'vitdeploy[export]'")
     from vitdeploy.bundle.write import write_bundle
-    from vitdeploy.compilation.engine import compile_engine
-    from vitdeploy.compilation.parts import joined, within
+    from vitdeploy.compilation.engine import compile_engine, joined, within
 
     image = TensorSpec("image", "uint8", (batch, SIDE, SIDE, 3))
     embedding = TensorSpec("embedding", "float32", (batch, 1, CELLS, CELLS))

@@ -6,7 +6,7 @@ import onnx
 import pytest
 
 from vitdeploy.bundle.read import file_sha256
-from vitdeploy.compilation.build_options import BuildOptions
+from vitdeploy.compilation.backend import BuildOptions
 from vitdeploy.data.folder import split
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.io.files import load_graph, save_graph
@@ -60,7 +60,9 @@ def test_profiles_out_of_order_are_not_built(given, small_export, tmp_path):
     cast_pixels_first(model)
     save_graph(model, tmp_path / "graph.onnx")
     with pytest.raises(GraphError) as caught:
-        stage.compile_graph(tmp_path / "graph.onnx", "tensorrt", 1, tmp_path, build=BuildOptions(((4, 2, 8),)))
+        stage.compile_graph(
+            tmp_path / "graph.onnx", "tensorrt", 1, tmp_path, options=stage.CompileOptions(BuildOptions(((4, 2, 8),)))
+        )
     assert caught.value.found == "TRT503 image of profile 0: 4 <= 2 <= 8 along axis 0"
     assert not given
 

@@ -14,13 +14,19 @@ from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.quantization.placement import place
 from vitdeploy.quantization.ranges import quantize_weight
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.search import high_precision as alternatives
-from vitdeploy.search.high_precision import Raised
+from vitdeploy.search import frame as alternatives
+from vitdeploy.search.high_precision import in_higher_precision
 from vitdeploy.spec import encode
 from vitdeploy.stages import search as high_precision
 from vitdeploy.stages.calibrate import calibrate
-from vitdeploy.stages.place import PlaceConfig, place_graph, read_high_precision
-from vitdeploy.stages.search import HighPrecisionConfig, find_high_precision, form_of, raises_precision
+from vitdeploy.stages.place import HIGH_PRECISION_SEARCH, PlaceConfig, place_graph
+from vitdeploy.stages.search import (
+    CalibratedGraph,
+    HighPrecisionConfig,
+    find_high_precision,
+    form_of,
+    raises_precision,
+)
 
 GROUP = 32
 
@@ -31,21 +37,21 @@ def calibrated(small_export, digits, tmp_path_factory):
     folder = tmp_path_factory.mktemp("calibrated")
     samples = split(digits, "none", calibration=16, evaluation=1, seed=0).calibration
     calibrate(small_export / "model.onnx", samples, folder)
-    return small_export / "model.onnx", folder / "statistics.npz", samples
+    return CalibratedGraph(small_export / "model.onnx", folder / "statistics.npz", samples)
 
 
 @pytest.fixture
 def quick(monkeypatch):
     for name, value in {"ROUNDS": 2, "BLOCK_SECONDS": 0.01, "WARMUP_SECONDS": 0.01, "PROCESSES": 1}.items():
         monkeypatch.setattr(alternatives, name, value)
-    monkeypatch.setattr(high_precision, "LEAST_MACS", 0)
+    monkeypatch.setattr(alternatives, "LEAST_MACS", 0)
     monkeypatch.setattr(high_precision, "ENOUGH", 100.1)
 
 
 @pytest.mark.parametrize("target", ["openvino-cpu", "onnxruntime-cpu"])
 def test_layers_are_tried_timed_and_run(target, calibrated, quick, tmp_path):
-    found = find_high_precision(HighPrecisionConfig(target, 100.0), *calibrated, tmp_path)
-    assert found == read_high_precision(tmp_path)
+    found = find_high_precision(HighPrecisionConfig(target, 100.0), calibrated, tmp_path)
+    assert found == HIGH_PRECISION_SEARCH.read(tmp_path)
     assert (tmp_path / "sensitivity.json").is_file()
     assert found.images == 16
     assert found.rungs
@@ -56,12 +62,12 @@ def test_layers_are_tried_timed_and_run(target, calibrated, quick, tmp_path):
 
 
 def test_a_small_model_and_a_good_one_are_left_alone(calibrated, monkeypatch, tmp_path):
-    found = find_high_precision(HighPrecisionConfig("openvino-cpu", 5.0), *calibrated, tmp_path)
-    assert (found.rungs, found.raised) == ((), None)
+    found = find_high_precision(HighPrecisionConfig("openvino-cpu", 5.0), calibrated, tmp_path)
+    assert (found.rungs, found.precisions) == ((), ())
     assert "million products at batch 1, which are too few to time layers" in found.why
-    monkeypatch.setattr(high_precision, "LEAST_MACS", 0)
+    monkeypatch.setattr(alternatives, "LEAST_MACS", 0)
     monkeypatch.setattr(high_precision, "ENOUGH", 1.0)
-    found = find_high_precision(HighPrecisionConfig("openvino-cpu", 5.0), *calibrated, tmp_path)
+    found = find_high_precision(HighPrecisionConfig("openvino-cpu", 5.0), calibrated, tmp_path)
     assert found.why.startswith("plain INT8 is expected to keep ")
     assert not (tmp_path / "sensitivity.json").exists()
 
@@ -76,20 +82,20 @@ def test_a_graph_that_layers_cannot_be_tried_of_is_quantized_as_before(calibrate
     def refused(*given):
         raise GraphError("the layer pads by itself", found="SAME_UPPER", wanted="explicit pads")
 
-    monkeypatch.setattr(high_precision, "LEAST_MACS", 0)
+    monkeypatch.setattr(alternatives, "LEAST_MACS", 0)
     monkeypatch.setattr(high_precision, "open_trials", refused)
-    found = find_high_precision(HighPrecisionConfig("openvino-cpu", 5.0), *calibrated, tmp_path)
-    assert (found.raised, found.why) == (None, "single layers cannot be tried: the layer pads by itself")
+    found = find_high_precision(HighPrecisionConfig("openvino-cpu", 5.0), calibrated, tmp_path)
+    assert (found.precisions, found.why) == ((), "single layers cannot be tried: the layer pads by itself")
 
 
 def test_the_placement_says_which_layers_and_why(calibrated, tmp_path):
-    graph, statistics, _ = calibrated
+    graph, statistics = calibrated.graph, calibrated.statistics
     name = next(each.name for each in find_linears(load_graph(graph)) if each.name.endswith("fc2"))
     for form in ("dynamic", "float"):
         out = tmp_path / form
         out.mkdir()
-        raised = Raised((name,), form, "the reason")
-        place_graph(PlaceConfig("openvino-cpu", "int8"), graph, statistics, out, raised=raised)
+        asked = in_higher_precision((name,), form, "the reason")
+        place_graph(PlaceConfig("openvino-cpu", "int8"), graph, statistics, out, asked)
         placed = json.loads((out / "placement.json").read_text(encoding="utf-8"))
         assert placed["why"] == "the reason"
         assert name not in placed["int8"]
@@ -106,7 +112,7 @@ def test_openvino_quantizes_groups_of_a_row(tmp_path):
     model = b.model({"x": ["batch", 5, 128]}, b.linear("x", 128, 64, "layer"))
     weight = find_linears(model)[0].weight
     codes, scales = quantize_weight(weight, 1)
-    made = place(model, {}, "openvino-cpu", dynamic=["layer"])
+    made = place(model, {}, "openvino-cpu", asked=in_higher_precision(["layer"], "dynamic"))
     assert (made.int8, list(made.dynamic)) == ((), ["layer"])
     save_graph(model, tmp_path / "model.onnx")
     (tmp_path / "engine").mkdir()
@@ -133,7 +139,7 @@ def test_onnxruntime_has_no_such_layers():
     b = Builder()
     model = b.model({"x": ["batch", 5, 128]}, b.linear("x", 128, 64, "layer"))
     with pytest.raises(CapabilityError, match="onnxruntime-cpu quantizes no activations by itself"):
-        place(model, {}, "onnxruntime-cpu", dynamic=["layer"])
+        place(model, {}, "onnxruntime-cpu", asked=in_higher_precision(["layer"], "dynamic"))
     assert form_of("onnxruntime-cpu", 8) == form_of("openvino-cpu", 7) == "float"
 
 
@@ -153,5 +159,5 @@ def test_where_precision_is_raised(target, precision, task, price, wanted):
 
 
 def test_why_is_in_the_file(calibrated, tmp_path):
-    found = find_high_precision(HighPrecisionConfig("onnxruntime-cpu", 5.0), *calibrated, tmp_path)
+    found = find_high_precision(HighPrecisionConfig("onnxruntime-cpu", 5.0), calibrated, tmp_path)
     assert json.loads((tmp_path / "high_precision.json").read_text(encoding="utf-8")) == encode(found)

@@ -17,7 +17,7 @@ from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.search.pruning import prunable_parts
 from vitdeploy.stages.optimize import optimize
-from vitdeploy.stages.rows import check_prune, find_prunings, input_moments, prune, read_prunings
+from vitdeploy.stages.rows import PRUNING_SEARCH, check_prune, find_prunings, input_moments, prune
 
 RECIPE = """
 vitdeploy: 1
@@ -48,7 +48,7 @@ def optimized(small_export, tmp_path_factory):
 def found(optimized, samples, tmp_path_factory):
     out = tmp_path_factory.mktemp("pruning")
     find_prunings(optimized, samples, out)
-    return read_prunings(out)
+    return PRUNING_SEARCH.read(out)
 
 
 def macs(file):

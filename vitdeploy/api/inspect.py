@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from vitdeploy.api.values import human_bytes
 from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.read import SIZES_FOLDER, is_bundle, read_bundle, verify_files
-from vitdeploy.compilation.finding import finding_lines
-from vitdeploy.compilation.probe import examine, probe_target
+from vitdeploy.compilation.backend import finding_lines
+from vitdeploy.compilation.engine import examine, probe_target
 from vitdeploy.errors import TargetError
 from vitdeploy.extensions import has_wing, wing
 from vitdeploy.runtime.host import describe_host, name_host

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vitdeploy.api.artifacts import ArtifactLike, Bundle, GraphLike, Model
     from vitdeploy.api.images import ImagesLike
     from vitdeploy.api.values import Reporter
-    from vitdeploy.compilation.build_options import BuildOptions
+    from vitdeploy.compilation.backend import BuildOptions
     from vitdeploy.recipe.recipe import Recipe
 
 T = TypeVar("T")

@@ -28,21 +28,20 @@ from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.values import saturation_warning
 from vitdeploy.search.high_precision import HighPrecision
-from vitdeploy.search.mixed import Sensitivity
-from vitdeploy.search.trials import Mixed
+from vitdeploy.search.mixed import Mixed, Sensitivity
 from vitdeploy.spec import Budget, WeightBits, encode
 from vitdeploy.stages.calibrate import calibrate, calibrate_parts
 from vitdeploy.stages.compile import check_task
 from vitdeploy.stages.export import import_external
 from vitdeploy.stages.place import PlaceConfig, check_float_parts, place_graph, place_graphs
 from vitdeploy.stages.search import (
+    SENSITIVITY_SEARCH,
+    CalibratedGraph,
     HighPrecisionConfig,
-    SearchConfig,
     find_high_precision,
     find_mixed,
     find_sensitivity,
     measures,
-    read_sensitivity,
 )
 from vitdeploy.stages.step import OUTPUT_NAMES, copy_labels, graphs_in, is_ours, statistics_file
 from vitdeploy.stages.typed import EIGHT_BITS, place_typed
@@ -166,25 +165,26 @@ def _make(
     calibrated: dict[str, Any] = {"images": len(samples), "memory": None, "warnings": []}
     if not typed or precision in EIGHT_BITS:
         calibrated = calibrate(file, samples, work, reporter.progress, workers=workers)
-    search = SearchConfig(target, ignore, bits)
-    data = file, statistics, samples, work, reporter.progress
+    plain, given = PlaceConfig(target, "int8", ignore, bits), CalibratedGraph(file, statistics, samples)
+    into = work, reporter.progress
     if precision == "mixed":
         table = Path(options.latency_table) if options.latency_table is not None else None
-        mixed = find_mixed(search, Budget(min_agreement=options.min_agreement), *data, table)
-        costs = read_sensitivity(work)
+        mixed = find_mixed(plain, Budget(min_agreement=options.min_agreement), given, *into, table)
+        costs = SENSITIVITY_SEARCH.read(work)
     elif options.sensitivity:
-        costs = find_sensitivity(search, *data)
+        costs = find_sensitivity(plain, given, *into)
     here = weight_bits(options.vnni) == weight_bits(None)  # where it is measured
     allowed = options.high_precision if here else 0.0
     if measures(target, precision, allowed):
-        high = find_high_precision(HighPrecisionConfig(target, allowed, 1, ignore, bits), *data)
+        high = find_high_precision(HighPrecisionConfig(target, allowed, 1, ignore, bits), given, *into)
     if costs is not None:
         (work / "sensitivity.html").write_text(render_sensitivity(costs, name), encoding="utf-8")
     config = PlaceConfig(target, precision, ignore, bits)
     if typed:
-        placed = place_typed(config, *data)
+        placed = place_typed(config, file, statistics, samples, *into)
     else:
-        placed = place_graph(config, file, statistics, work, mixed, high.raised if high else None)
+        asked = [each for found in (mixed, high) if found is not None for each in found.precisions]
+        placed = place_graph(config, file, statistics, work, asked)
     if statistics.exists():
         statistics.unlink()
         (work / "calibrate.json").unlink()

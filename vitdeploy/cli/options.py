@@ -46,7 +46,7 @@ from vitdeploy.paths import is_dir
 from vitdeploy.spec import MAX_BATCH, encode
 
 if TYPE_CHECKING:
-    from vitdeploy.compilation.build_options import BuildOptions
+    from vitdeploy.compilation.backend import BuildOptions
     from vitdeploy.models.source import Source
     from vitdeploy.recipe.recipe import Recipe
     from vitdeploy.verification.gate import Kind

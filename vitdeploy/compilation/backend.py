@@ -2,21 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Literal
 
 from vitdeploy.backends import BackendTable
 from vitdeploy.errors import CapabilityError
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.profiles import Batches, Profile
 from vitdeploy.spec import EngineSpec, FloatRest, Precision, TensorSpec
 
-if TYPE_CHECKING:
-    from vitdeploy.compilation.build_options import BuildOptions
-    from vitdeploy.compilation.finding import Finding
-    from vitdeploy.runtime.profiles import Profile
-
 Progress = Callable[[str, int, int], None]
+
+# --- The user's options for building an engine with TensorRT ----------------------------------------------------------
+
+
+# Batches that an engine with a dynamic batch supports in addition to the one that it is built for.
+FURTHER_BATCHES = 8
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How TensorRT builds.
+
+    `batches`: (smallest, best, largest) of each profile of a graph with a dynamic batch; none: one profile for only
+    the compiled batch, with kernels chosen for it alone, and one for every batch up to the larger of it and 8. `sizes`:
+    the image sizes (height, width) of a graph in which these are dynamic. `workspace`: bytes of device memory for
+    kernels' scratch, None for all free memory. `level`: builder optimisation level, 0 to 5; TensorRT's
+    default is 3. `hardware`: the GPUs that the plan may run on. `versions`: "newer" also allows later TensorRTs.
+    """
+
+    batches: tuple[Batches, ...] = ()
+    sizes: tuple[tuple[int, int], ...] = ()
+    workspace: int | None = None
+    level: int = 3
+    hardware: Literal["this", "same-compute-capability", "ampere+"] = "this"
+    versions: Literal["this", "newer"] = "this"
+
+
+def default_batches(batch: int, further: int = FURTHER_BATCHES) -> tuple[Batches, ...]:
+    """One profile for only this batch, and one for all batches up to the larger of it and `further`."""
+    largest = max(batch, further)
+    return (batch, batch, batch), (1, largest, largest)
+
+
+# --- A back end: what it is asked, and what it says of this machine ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`detail` says what is here or missing; `fix` how to get what is missing, "" if something else must be fixed
+    first."""
+
+    name: str
+    ok: bool
+    detail: str
+    fix: str = ""
+
+
+def finding_lines(found: Sequence[Finding]) -> list[str]:
+    """A target's requirements for people: one line per finding, and the fix below the first one that needs it."""
+    lines, said = [], set()
+    for each in found:
+        lines.append(f"{'ok' if each.ok else 'missing':<7}  {each.name:<32} {each.detail}")
+        if each.fix and each.fix not in said:
+            lines.append(f"         fix: {each.fix}")
+        said.add(each.fix)
+    return lines
 
 
 @dataclass(frozen=True)
@@ -32,6 +85,11 @@ class CompileRequest:
     build: BuildOptions | None
     progress: Progress
     float_rest: FloatRest = "fp32"
+
+    def engine(self, device: Mapping[str, str], **facts: Any) -> EngineSpec:
+        """The engine that this asked for, with what is known of `device` besides this machine."""
+        facts = {"batch": self.batch, "graph": self.graph.name, **facts}
+        return EngineSpec(target=self.target, precision=self.precision, device={**describe_host(), **device}, **facts)
 
 
 @dataclass(frozen=True)
@@ -123,7 +181,7 @@ COMPILE = BackendTable(
         "onnxruntime": "vitdeploy.compilation.onnxruntime:BACKEND",
         "onnxruntime-gpu": "vitdeploy.compilation.onnxruntime_gpu:BACKEND",
         "openvino": "vitdeploy.compilation.openvino:BACKEND",
-        "openvino-device": "vitdeploy.compilation.openvino_device:BACKEND",
+        "openvino-device": "vitdeploy.compilation.openvino:DEVICE_BACKEND",
         "tensorrt": "vitdeploy.compilation.tensorrt:BACKEND",
     },
 )

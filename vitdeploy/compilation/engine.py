@@ -1,18 +1,21 @@
-"""Compiles one placement for its target, and checks that it runs as placed."""
+"""Compiles placements for their target, and checks that they run as placed; and whether a target works here."""
 
 from __future__ import annotations
 
+import collections
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.compilation.backend import COMPILE, CompileRequest, Progress
-from vitdeploy.errors import CapabilityError
-from vitdeploy.spec import EngineSpec, FloatRest, Precision
-
-if TYPE_CHECKING:
-    from vitdeploy.compilation.build_options import BuildOptions
+from vitdeploy.bundle.layout import tensors_of
+from vitdeploy.compilation.backend import COMPILE, BuildOptions, CompileRequest, Finding, Progress, TargetState
+from vitdeploy.errors import CapabilityError, MissingPackageError
+from vitdeploy.runtime.flows import flow_of_graphs, inputs_of, outputs_of
+from vitdeploy.runtime.sequence import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
+from vitdeploy.runtime.text_decoder import text_outputs
+from vitdeploy.spec import EngineSpec, FloatRest, Precision, SequenceSpec
 
 GRAPH_FILE = "graph.onnx"
 
@@ -71,3 +74,78 @@ def compile_engine(
 def weights_of(graph: Path) -> Path:
     """The file beside a graph that holds the weights of one that is too large for a single file."""
     return graph.with_name(f"{graph.name}.data")
+
+
+# --- Engines of several graphs, each compiled in a folder of its own --------------------------------------------------
+
+
+def within(engine: EngineSpec, name: str) -> EngineSpec:
+    """The engine of one part, whose files lie in the sub-folder `name`."""
+    files = tuple(f"{name}/{file}" for file in engine.files)
+    return replace(engine, part=name, graph=f"{name}/{engine.graph}", files=files)
+
+
+def joined(parts: Sequence[EngineSpec], sequence: SequenceSpec | None) -> EngineSpec:
+    """One engine of several graphs that run together; `sequence` where a part repeats. Its precision is INT8 or
+    INT4 where one part's is, else the first part's."""
+    first, graphs = parts[0], tensors_of(parts)
+    flow = flow_of_graphs(graphs)
+    inputs, outputs = inputs_of(flow, graphs), outputs_of(flow, graphs)
+    if sequence is not None and sequence.source_vocabulary is not None:
+        inputs, outputs = SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
+    elif sequence is not None:
+        outputs = text_outputs(sequence)
+    kernels: collections.Counter[str] = collections.Counter()
+    for part in parts:
+        kernels.update(part.kernels)
+    return EngineSpec(
+        target=first.target,
+        precision=next((part.precision for part in parts if part.precision in ("int8", "int4")), first.precision),
+        graph=first.graph,
+        files=tuple(file for part in parts for file in part.files),
+        batch=first.batch,
+        dynamic_batch=all(part.dynamic_batch for part in parts),
+        provider=first.provider,
+        inputs=inputs,
+        outputs=outputs,
+        kernels=dict(kernels),
+        options=first.options,
+        device=first.device,
+        parts=tuple(parts),
+        sequence=sequence,
+        weight_bits=next((part.weight_bits for part in parts if part.weight_bits is not None), None),
+        flow=flow,
+    )
+
+
+# --- Whether a target works here: its runtime is not only installed, but loads and says what it supports --------------
+
+
+def probe_target(name: str) -> TargetState:
+    """Whether one target works here.
+
+    For a GPU target the detail names the first thing that is missing; `examine` lists everything.
+
+    Raises:
+        TargetError: an unknown target.
+    """
+    row, backend = TARGETS[name], COMPILE[name]
+    try:
+        return backend.probe(name)
+    except MissingPackageError as error:
+        return TargetState(False, None, (), "not installed", error.fix)
+    except Exception as error:  # a broken native library raises whatever it likes
+        detail = f"{row.package} does not load: {str(error)[:200]}"
+        return TargetState(False, None, (), detail, f"pip install --force-reinstall {row.package}")
+
+
+def examine(name: str) -> list[Finding]:
+    """Everything that one target needs, in the order in which to fix it.
+
+    Raises:
+        TargetError: an unknown target.
+    """
+    if (findings := COMPILE[name].examine) is not None:
+        return findings(name)
+    found = probe_target(name)
+    return [Finding(TARGETS[name].package, found.works, found.detail, found.fix)]

@@ -13,7 +13,6 @@ from vitdeploy.backends import TARGETS
 from vitdeploy.compilation.backend import CompileBackend, CompileRequest, TargetState
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime import ort
-from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.ort import (
     FLOAT_CONVOLUTIONS,
     FLOAT_PRODUCTS,
@@ -39,18 +38,14 @@ def compile_graph(request: CompileRequest) -> EngineSpec:
         raise CapabilityError(
             "part of the graph ran on another provider", found=", ".join(map(str, providers)), wanted=ort.CPU_PROVIDER
         )
-    return EngineSpec(
-        target=request.target,
-        precision=request.precision,
-        graph=graph.name,
+    return request.engine(
+        {"onnxruntime": ort.require().__version__},
         files=engine_files(graph),
-        batch=batch,
         dynamic_batch=dynamic_batch,
         provider=ort.CPU_PROVIDER,
         inputs=inputs,
         outputs=outputs,
         kernels=count_kernels(events),
-        device={**describe_host(), "onnxruntime": ort.require().__version__},
     )
 
 

@@ -11,7 +11,6 @@ from vitdeploy.compilation.onnxruntime import blank, count_kernels, engine_files
 from vitdeploy.compilation.probe_nvidia import findings, probe
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime import ort, ort_gpu
-from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.nvidia import describe_gpu
 from vitdeploy.runtime.ort import run_profiled
 from vitdeploy.spec import EngineSpec, Precision
@@ -54,19 +53,15 @@ def compile_graph(request: CompileRequest) -> EngineSpec:
             wanted=f"linears and convolutions in {precision}",
             fix=f"type it: vitdeploy quantize GRAPH --data IMAGES --precision {precision} --target {target} -o DIR",
         )
-    return EngineSpec(
-        target=target,
-        precision=precision,
-        graph=graph.name,
+    return request.engine(
+        {**gpu, TARGETS[target].package: ort.require().__version__},
         files=engine_files(graph),
-        batch=batch,
         dynamic_batch=dynamic,
         provider=ort_gpu.PROVIDERS[target],
         inputs=inputs,
         outputs=outputs,
         kernels=kernels,
         options=options,
-        device={**describe_host(), **gpu, TARGETS[target].package: ort.require().__version__},
     )
 
 

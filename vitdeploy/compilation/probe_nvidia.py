@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.compilation.backend import TargetState
-from vitdeploy.compilation.finding import Finding
+from vitdeploy.compilation.backend import Finding, TargetState
 from vitdeploy.errors import VitdeployError
 from vitdeploy.runtime import ort_gpu
 from vitdeploy.runtime import tensorrt as tensorrt_api

@@ -11,14 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vitdeploy.bundle.read import file_sha256
-from vitdeploy.compilation.backend import CompileBackend, CompileRequest
-from vitdeploy.compilation.build_options import BuildOptions, default_batches
+from vitdeploy.compilation.backend import BuildOptions, CompileBackend, CompileRequest, default_batches
 from vitdeploy.compilation.child import run_child
 from vitdeploy.compilation.probe_nvidia import findings, probe
 from vitdeploy.errors import CapabilityError, DigestError, TargetError
 from vitdeploy.runtime import cuda
 from vitdeploy.runtime import tensorrt as tensorrt_api
-from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.interpreter import module_argv
 from vitdeploy.runtime.profiles import Batches, Profile, plan_profiles
 from vitdeploy.runtime.tensorrt import HARDWARE, VERSIONS
@@ -84,18 +82,14 @@ def compile_graph(request: CompileRequest) -> EngineSpec:
     if file_sha256(plan) != result.sha256:
         raise DigestError(f"{plan} is not what was built", fix="build it again")
     register(result.sha256, {"built_as": f"{graph.parent.name}/{PLAN_FILE}", **result.device})
-    return EngineSpec(
-        target=request.target,
-        precision=request.precision,
-        graph=graph.name,
+    return request.engine(
+        {**result.device, HARDWARE: options.hardware, VERSIONS: options.versions},
         files=(PLAN_FILE, LAYERS_FILE),
-        batch=batch,
         dynamic_batch=result.dynamic_batch,
         provider=result.provider,
         inputs=result.inputs,
         outputs=result.outputs,
         kernels=result.kernels,
-        device={**describe_host(), **result.device, HARDWARE: options.hardware, VERSIONS: options.versions},
     )
 
 

@@ -20,7 +20,7 @@ from vitdeploy.pipeline.setting import engine_setting, graph_setting
 from vitdeploy.runtime.backend import engine_is_code
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.golden import golden_files
-from vitdeploy.search.latency import in_parts
+from vitdeploy.search.rows import in_parts
 from vitdeploy.spec import EngineSpec, Manifest, Precision, WeightBits
 from vitdeploy.stages.step import MODEL_FILE, find_graph
 from vitdeploy.tasks.adapter import Setting

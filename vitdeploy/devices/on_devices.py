@@ -33,9 +33,8 @@ from vitdeploy.known_bad.platform import concerns, for_target, platform_there
 from vitdeploy.pipeline.early import new_folder
 from vitdeploy.pipeline.measure import summarise, work_of
 from vitdeploy.runtime.values import weight_remarks
-from vitdeploy.search.high_precision import in_turns, judged
-from vitdeploy.search.latency import PartsTable
-from vitdeploy.search.rows import alternatives_of, table_of
+from vitdeploy.search.frame import in_turns, judged, now
+from vitdeploy.search.rows import PartsTable, PartsTiming, alternatives_of
 from vitdeploy.spec import Budget, EngineSpec, Precision, encode
 from vitdeploy.stages.compile import check_batch
 from vitdeploy.stages.step import MODEL_FILE
@@ -343,7 +342,7 @@ def measure_row_parts_there(placed: PlacedGraphs, batch: int, device: Device, re
     """
     alternatives, reason = alternatives_of(placed.folder / MODEL_FILE)
     if reason:
-        return table_of(placed.target, batch, {}, reason=reason)
+        return PartsTable(placed.target, now(), {}, batch=batch, reason=reason)
     protocol = in_turns()
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as work:
         forms, results = Path(work) / "forms", Path(work) / "results"
@@ -357,7 +356,7 @@ def measure_row_parts_there(placed: PlacedGraphs, batch: int, device: Device, re
         job, files = make_job("bench", shipments, {"protocol": encode(protocol)})
         (outcome,) = on_all([device], lambda client: client.run(job, files, results), reporter)
     if isinstance(outcome.error, CapabilityError):
-        return table_of(placed.target, batch, {}, reason=outcome.error.message)
+        return PartsTable(placed.target, now(), {}, batch=batch, reason=outcome.error.message)
     if outcome.error is not None:
         raise outcome.error
     assert outcome.found is not None
@@ -376,11 +375,11 @@ def _name(parts: Parts) -> str:
 def _table(result: JobResult, alternatives: Sequence[Parts], target: str, batch: int, device: str) -> PartsTable:
     for failure in result.left_out:
         if failure.artifact == _name(alternatives[0]):
-            return table_of(target, batch, result.host, reason=reported(device, failure).message)
+            return PartsTable(target, now(), dict(result.host), batch=batch, reason=reported(device, failure).message)
     measured = [parts for parts in _in_order(alternatives) if _name(parts) in result.engines]
     bench_run = check_run(device, result.bench_run, in_turns(), [_name(parts) for parts in measured])
     *others, together = bench_run.entries
-    found, disturbed = judged(dataclasses.replace(bench_run, entries=(together, *others)))
-    return table_of(
-        target, batch, result.host, zip((measured[-1], *measured[:-1]), found, strict=True), disturbed=disturbed
-    )
+    timings, disturbed = judged(dataclasses.replace(bench_run, entries=(together, *others)))
+    rows = zip((measured[-1], *measured[:-1]), timings, strict=True)
+    found = tuple(PartsTiming(parts=parts, **vars(timing)) for parts, timing in rows)
+    return PartsTable(target, now(), dict(result.host), batch=batch, timings=found, disturbed=disturbed)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitdeploy.compilation.parts import joined
+from vitdeploy.compilation.engine import joined
 from vitdeploy.devices.agent.documents import MAX_JOB_BYTES, PlacedArtifact
 from vitdeploy.devices.agent.serve import read_array
 from vitdeploy.devices.agent.stream import BrokenOff, message

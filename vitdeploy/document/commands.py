@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vitdeploy.compilation.finding import Finding
+from vitdeploy.compilation.backend import Finding
 from vitdeploy.document.bench import Bench, ErrorFacts, Ratio
 from vitdeploy.document.verified import Verified
 from vitdeploy.spec import SPARSE, Task

@@ -39,8 +39,8 @@ from vitdeploy.runtime.values import weight_remarks
 from vitdeploy.spec import FileEntry, decode
 from vitdeploy.stages.answers import read_answers
 from vitdeploy.stages.attention import read_attention, shared
-from vitdeploy.stages.calibrate import read_parts
-from vitdeploy.stages.place import FLOAT_REST, read_float_rest, read_high_precision
+from vitdeploy.stages.place import FLOAT_REST, FLOAT_REST_SEARCH, HIGH_PRECISION_SEARCH
+from vitdeploy.stages.rows import PARTS_SEARCH
 from vitdeploy.stages.search import LATENCY_FILE, SENSITIVITY_FILE
 from vitdeploy.stages.step import (
     ATTENTION,
@@ -208,12 +208,13 @@ def said_of_placement(artifacts: Mapping[str, Artifact], candidate: Candidate) -
 def said_of_layers(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
     """A remark on layers that are out of plain INT8."""
     searched = artifacts.get(candidate.step(HIGH_PRECISION))
-    raised = read_high_precision(searched.path).raised if searched is not None else None
-    if raised is None:
+    precisions = HIGH_PRECISION_SEARCH.read(searched.path).precisions if searched is not None else ()
+    if not precisions:
         return []
-    form = {"dynamic": "with activations that the runtime quantizes", "float": "in float"}[raised.form]
-    layers = f"{len(raised.layers)} {'layer' if len(raised.layers) == 1 else 'layers'} {form}"
-    return [f"{candidate.artifact} has {layers}: on the calibration images {raised.why}, measured here."]
+    one = precisions[0]
+    form = {"dynamic": "with activations that the runtime quantizes", "float": "in float"}[one.precision]
+    layers = f"{len(precisions)} {'layer' if len(precisions) == 1 else 'layers'} {form}"
+    return [f"{candidate.artifact} has {layers}: on the calibration images {one.evidence}, measured here."]
 
 
 def said_of_runtime(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
@@ -230,7 +231,7 @@ def said_of_rest(artifacts: Mapping[str, Artifact], candidate: Candidate) -> lis
     measured = artifacts.get(candidate.step(FLOAT_REST))
     if measured is None:
         return [f"{said}, as the recipe says."]
-    found = read_float_rest(measured.path)
+    found = FLOAT_REST_SEARCH.read(measured.path)
     plain, half = found.distances
     return [
         f"{said}: {found.ratio:.2f} [{found.low:.2f}, {found.high:.2f}] of the latency with fp32, and a distance of "
@@ -248,7 +249,7 @@ def said_of_rows(artifacts: Mapping[str, Artifact], candidate: Candidate) -> lis
     measured = artifacts.get(candidate.step("parts"))
     if measured is None:
         return [f"{said}, as the recipe says."]
-    found = next(each for each in read_parts(measured.path).timings if each.parts == rows)
+    found = next(each for each in PARTS_SEARCH.read(measured.path).timings if each.parts == rows)
     return [
         f"{said}: {found.ratio:.2f} [{found.low:.2f}, {found.high:.2f}] of the latency with one a token, measured here."
     ]

@@ -13,12 +13,12 @@ from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.spec import FloatRest
 from vitdeploy.stages.answers import read_answers, reference_step, verify_step
 from vitdeploy.stages.attention import attention_step
-from vitdeploy.stages.calibrate import calibrate_step, splits_rows
+from vitdeploy.stages.calibrate import calibrate_step
 from vitdeploy.stages.compile import compile_step
 from vitdeploy.stages.export import export_step
 from vitdeploy.stages.optimize import optimize_step
 from vitdeploy.stages.place import place_step
-from vitdeploy.stages.rows import parts_step, prune_step, pruning_step
+from vitdeploy.stages.rows import parts_step, prune_step, pruning_step, splits_rows
 from vitdeploy.stages.search import float_rest_step, has_half_rest, high_precision_step, raises_precision, search_step
 from vitdeploy.stages.step import ORIGINAL, QUANTIZED, REFERENCE, UNPRUNED, Candidate, Step
 from vitdeploy.stages.typed import typed_step

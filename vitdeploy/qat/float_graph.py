@@ -42,7 +42,7 @@ _ADDED = ("QuantizeLinear", "DequantizeLinear", "MatMulIntegerToFloat", "MultiHe
 _STAYING = ("LayerNormalization", "TopK")
 
 
-class Placement:
+class PlacedGraph:
     """A placed graph that was read, with its metadata and layers. It is kept as the bytes of its file, which can be
     pickled with the module that was prepared for it."""
 
@@ -70,7 +70,7 @@ class Placement:
         return tuple(name for name, layer in self.layers.items() if layer.codes is None)
 
 
-def read_placement(file: Path) -> Placement:
+def read_placement(file: Path) -> PlacedGraph:
     """Read the placed graph of one target.
 
     Raises:
@@ -95,10 +95,10 @@ def read_placement(file: Path) -> Placement:
         raise CapabilityError(
             "a model of several graphs has no quantization-aware training", found=f"the task {metadata.task}"
         )
-    return Placement(model, metadata)
+    return PlacedGraph(model, metadata)
 
 
-def whole(module: nn.Module, placement: Placement) -> nn.Module:
+def whole(module: nn.Module, placement: PlacedGraph) -> nn.Module:
     """The module as it is exported: with its outputs in the order of the graph's, under the graph's names of layers.
 
     A graph of a built-in model has the paths of its layers as names; one of another module has "model." before them.
@@ -109,7 +109,7 @@ def whole(module: nn.Module, placement: Placement) -> nn.Module:
     return Adapted(module, task=placement.metadata.task)
 
 
-def export_like(module: nn.Module, placement: Placement, file: Path) -> None:
+def export_like(module: nn.Module, placement: PlacedGraph, file: Path) -> None:
     """Export a module, whole, to a file as the placed graph's float graph was; ExportError as there."""
     spec, metadata = graph_spec(placement.model, "the placed graph"), placement.metadata
     graph = export_graph(
@@ -127,7 +127,7 @@ def export_like(module: nn.Module, placement: Placement, file: Path) -> None:
     save_graph(graph, file)
 
 
-def float_graph(file: Path, placement: Placement, options: OptimizeOptions | None) -> ir.Model:
+def float_graph(file: Path, placement: PlacedGraph, options: OptimizeOptions | None) -> ir.Model:
     """An exported file, rewritten by `options` (None: not at all), in the form that the target wants.
 
     Raises:
@@ -147,7 +147,7 @@ def float_graph(file: Path, placement: Placement, options: OptimizeOptions | Non
     return model
 
 
-def find_options(file: Path, placement: Placement) -> tuple[OptimizeOptions | None, ir.Model]:
+def find_options(file: Path, placement: PlacedGraph) -> tuple[OptimizeOptions | None, ir.Model]:
     """The rewrites that make the placed graph's layers of an exported file, and the graph that they give.
 
     Raises:

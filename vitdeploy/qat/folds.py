@@ -19,8 +19,8 @@ from vitdeploy.errors import GraphError
 from vitdeploy.graph.analysis.attention import Attention, find_attentions
 from vitdeploy.graph.analysis.rows import Linear, exclusive, leaves, origin
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.passes.folds import projection_of
-from vitdeploy.qat.layers import Floats, Indices, Piece, PlacedLayer, Ratio, read_norms
+from vitdeploy.qat.layers import ChannelRatio, Floats, Indices, LayerPiece, PlacedLayer, read_norms
+from vitdeploy.quantization.channel_split import value_path
 from vitdeploy.quantization.ranges import find_scores
 
 # Factors that differ less from one than what rounded weights leave uncertain are one.
@@ -63,8 +63,8 @@ class Known:
 
     model: ir.Model
     placed: Mapping[str, PlacedLayer]
-    pieces: Mapping[str, Sequence[Piece]]
-    ratios: Mapping[str, Ratio]
+    pieces: Mapping[str, Sequence[LayerPiece]]
+    ratios: Mapping[str, ChannelRatio]
     weights: Mapping[str, Floats]
     biases: Mapping[str, Floats]
 
@@ -162,17 +162,10 @@ def constant(known: Known, linear: Linear, folds: Folds) -> Floats:
 
 def _values(known: Known, editor: Editor, attention: Attention, folds: dict[str, Folds]) -> None:
     """Scale and shift between an attention's values and its projection (`smooth_values`, `fold_value_bias`)."""
-    linear = editor.linear_behind(origin(attention.value))
-    found = leaves(linear.output) if linear is not None else None
-    if linear is None or found is None:
+    path = value_path(editor, attention)
+    if path is None:
         return
-    columns = exclusive(found, attention.value, attention.mix, linear.weight.shape[1])
-    if columns is None or (columns != columns[..., :1, :]).any():
-        return
-    behind = projection_of(editor, attention, columns[..., :1, :])
-    if behind is None:
-        return
-    projection, channels = behind
+    linear, columns, projection, channels = path
     lacking = next((each.name for each in (linear, projection) if each.name not in folds), None)
     if lacking is not None and all(known.placed[each.name].codes is None for each in (linear, projection)):
         return

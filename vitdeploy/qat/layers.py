@@ -182,7 +182,7 @@ class OutputQuantizer(nn.Module):
         return (rounded / self.factor + self.shift).to(y.dtype)
 
 
-class Part(nn.Module):
+class LayerPart(nn.Module):
     """One linear or convolution of the graph: the output channels `rows` of a layer of the module, None for all of
     them in their order. Without quantizers it stays float."""
 
@@ -206,12 +206,12 @@ class Part(nn.Module):
         return of_channels if self.rows is None else of_channels[self.rows]
 
 
-class Quantization(nn.Module):
+class LayerQuantization(nn.Module):
     """The parts of one layer, which together are all of its output channels; `order` puts these in their order."""
 
     order: Tensor | None
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[LayerPart]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)
         rows = [part.rows for part in parts if part.rows is not None]
@@ -222,7 +222,7 @@ class Quantization(nn.Module):
         outputs: list[Tensor] = []
         read: dict[int, Tensor] = {}  # parts that read one tensor share its quantizer
         for part in self.parts:
-            assert isinstance(part, Part)
+            assert isinstance(part, LayerPart)
             key = id(part.read)
             if key not in read:
                 read[key] = x if part.read is None else part.read(x, axis)
@@ -238,7 +238,7 @@ class Quantization(nn.Module):
 class QuantizedLinear(nn.Linear):
     """A linear with the quantizers of a placement."""
 
-    quantization: Quantization
+    quantization: LayerQuantization
 
     def forward(self, input: Tensor) -> Tensor:
         found: Tensor = self.quantization(input, self.weight, self.bias, -1, F.linear)
@@ -248,7 +248,7 @@ class QuantizedLinear(nn.Linear):
 class QuantizedConv2d(nn.Conv2d):
     """A convolution with the quantizers of a placement."""
 
-    quantization: Quantization
+    quantization: LayerQuantization
 
     def forward(self, input: Tensor) -> Tensor:
         found: Tensor = self.quantization(input, self.weight, self.bias, 1, self._conv_forward)
@@ -258,9 +258,9 @@ class QuantizedConv2d(nn.Conv2d):
 LAYERS: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: QuantizedLinear, nn.Conv2d: QuantizedConv2d}
 
 
-def attach(layer: nn.Module, parts: Sequence[Part]) -> None:
+def attach(layer: nn.Module, parts: Sequence[LayerPart]) -> None:
     """Give a layer, a plain nn.Linear or nn.Conv2d, the forward of its quantized class, in place."""
-    layer.quantization = Quantization(parts).to(next(layer.parameters()).device)
+    layer.quantization = LayerQuantization(parts).to(next(layer.parameters()).device)
     layer.__class__ = LAYERS[type(layer)]
 
 
@@ -479,7 +479,7 @@ ALIKE = 1 - 1e-5
 
 
 @dataclass(frozen=True)
-class Piece:
+class LayerPiece:
     """Output channels `columns` of a linear of the graph, in its own order, are `rows` of the layer at `path`."""
 
     layer: str
@@ -489,7 +489,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Ratio:
+class ChannelRatio:
     """What the rewrites multiply and add behind the output channels of a linear of the graph: y * factor + shift, both
     [out]. Of pixels, `scale` and `offset` [in] give what the module reads for them: x = scale * pixel + offset."""
 
@@ -516,12 +516,12 @@ def randomise(module: nn.Module) -> None:
                     seen.add(tensor)
 
 
-def match(linears: Iterable[Linear], weights: Mapping[str, Floats]) -> dict[str, list[Piece]]:
+def match(linears: Iterable[Linear], weights: Mapping[str, Floats]) -> dict[str, list[LayerPiece]]:
     """The pieces of each linear of a graph; [] for one that is made of none of `weights` [out, in, ...], by path."""
     return {linear.name: _pieces(linear, weights) for linear in linears}
 
 
-def _pieces(linear: Linear, weights: Mapping[str, Floats]) -> list[Piece]:
+def _pieces(linear: Linear, weights: Mapping[str, Floats]) -> list[LayerPiece]:
     found = linear.weight.T if linear.kind == "matmul" else linear.weight
     near = sorted(weights, key=lambda path: _distance(linear.name, path))
     fits = [path for path in near if weights[path].shape[1:] == found.shape[1:]]
@@ -540,7 +540,7 @@ def _pieces(linear: Linear, weights: Mapping[str, Floats]) -> list[Piece]:
         return []
     owners = [int(number) for number in dict.fromkeys(owner)]
     columns = {number: np.flatnonzero(owner == number) for number in owners}
-    return [Piece(linear.name, fits[number], rows[columns[number]], columns[number]) for number in owners]
+    return [LayerPiece(linear.name, fits[number], rows[columns[number]], columns[number]) for number in owners]
 
 
 def _distance(name: str, path: str) -> tuple[bool, bool, int]:
@@ -561,11 +561,11 @@ def _cosines(columns: npt.NDArray[np.floating], rows: Floats) -> Floats:
 
 def ratio_of(
     linear: Linear,
-    pieces: Sequence[Piece],
+    pieces: Sequence[LayerPiece],
     weights: Mapping[str, Floats],
     biases: Mapping[str, Floats],
     preprocess: PreprocessSpec | None,
-) -> Ratio:
+) -> ChannelRatio:
     """Factor and shift of each output channel, from a graph and the module that it was exported from."""
     found = (linear.weight.T if linear.kind == "matmul" else linear.weight).astype(np.float64)
     bias = np.zeros(len(found)) if linear.bias is None else linear.bias.astype(np.float64)
@@ -581,10 +581,10 @@ def ratio_of(
     factor = np.where(power > 0, (found * own).sum(axis=axes) / np.maximum(power, np.finfo(np.float64).tiny), 1.0)
     shift = bias - factor * own_bias
     noise = 1e-4 * max(float(np.abs(bias).max()), float(np.abs(own_bias * factor).max()))
-    return Ratio(factor, shift if (np.abs(shift) > noise).any() else np.zeros(len(shift)), scale, offset)
+    return ChannelRatio(factor, shift if (np.abs(shift) > noise).any() else np.zeros(len(shift)), scale, offset)
 
 
-def gathered(pieces: Sequence[Piece], arrays: Mapping[str, Floats], count: int) -> Floats:
+def gathered(pieces: Sequence[LayerPiece], arrays: Mapping[str, Floats], count: int) -> Floats:
     """Rows of the layers' arrays [out, ...] in the order of the graph's output channels."""
     first = arrays[pieces[0].path]
     result = np.zeros((count, *first.shape[1:]))

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from vitdeploy.errors import InputError
+from vitdeploy.errors import ExportError, InputError
 from vitdeploy.graph.analysis.rows import Linear
+from vitdeploy.graph.io.files import fixed_batch, graph_spec, save_graph
 from vitdeploy.graph.passes.optimize import OptimizeOptions
-from vitdeploy.qat.float_graph import Placement
+from vitdeploy.qat.float_graph import PlacedGraph, whole
 from vitdeploy.qat.folds import Folds
-from vitdeploy.qat.layers import Floats, Piece, PlacedLayer, weighted
+from vitdeploy.qat.layers import Floats, LayerPiece, PlacedLayer, weighted
+from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.runtime.preprocess import normalise
 
 ATTRIBUTE = "_vitdeploy_qat"
 
@@ -24,9 +31,9 @@ class Plan:
 
     def __init__(
         self,
-        placement: Placement,
+        placement: PlacedGraph,
         options: OptimizeOptions | None,
-        pieces: Mapping[str, Sequence[Piece]],
+        pieces: Mapping[str, Sequence[LayerPiece]],
         folds: Mapping[str, Folds],
         layers: Mapping[str, PlacedLayer],
     ) -> None:
@@ -82,3 +89,78 @@ def numbers_of(module: nn.Module) -> tuple[dict[str, Floats], dict[str, Floats]]
         own = bias.detach().cpu().numpy() if isinstance(bias, Tensor) else np.zeros(len(weight))
         biases[path] = own.astype(np.float64)
     return weights, biases
+
+
+# --- Does a prepared module give what its graph gives? Both answer the same images, the graph on ONNX Runtime ---------
+
+
+SEED, IMAGES = 0, 4
+# By how much module and graph may differ, and as a share of what INT8 changes: a number next to a tie is rounded the
+# other way in one of them, and what depends on it follows. As much as INT8 itself would mean that a quantizer is lost.
+TOLERANCE, SHARE = 1e-2, 0.5
+
+Outputs = Sequence[npt.NDArray[np.floating]]
+
+
+def check_same(prepared: nn.Module, plain: nn.Module, model: ir.Model, placement: PlacedGraph, what: str) -> float:
+    """Compare a prepared module with its graph; `plain` is the module without quantizers. Returns |a - b| / |b|.
+
+    Raises:
+        ExportError: they differ by more than roundings do.
+    """
+    pixels = images(placement)
+    wanted = graph_outputs(model, pixels, placement)
+    found = apart(module_outputs(prepared, pixels, placement), wanted)
+    floating = apart(module_outputs(plain, pixels, placement), wanted)
+    if not found <= max(TOLERANCE, SHARE * floating):
+        raise ExportError(
+            f"{what} does not give what its graph gives",
+            found=f"|a - b| / |b| = {found:.2g}; without quantizers {floating:.2g}",
+            wanted=f"at most {max(TOLERANCE, SHARE * floating):.2g}",
+            fix="a layer whose weight the module reads without calling the layer is not quantized: call the layer",
+        )
+    return found
+
+
+def images(placement: PlacedGraph) -> npt.NDArray[np.uint8]:
+    """Seeded images of smooth blots, uint8 [batch, height, width, channels]."""
+    spec, generator = placement.metadata.images, np.random.default_rng(SEED)
+    height, width = spec.crop
+    count = fixed_batch(graph_spec(placement.model, "the placed graph")) or IMAGES
+    coarse = generator.random((count, spec.channels, 6, 6), np.float32)
+    fine = torch.nn.functional.interpolate(torch.from_numpy(coarse), (height, width), mode="bicubic")
+    return np.asarray((fine.clamp(0, 1) * 255).round().numpy().astype(np.uint8).transpose(0, 2, 3, 1))
+
+
+def graph_outputs(model: ir.Model, pixels: npt.NDArray[np.uint8], placement: PlacedGraph) -> Outputs:
+    """The outputs of a graph in its order, each node computed by itself."""
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
+        file = Path(folder) / "model.onnx"
+        save_graph(model, file)
+        with OnnxRuntimeRunner(file, name="the placed graph", plain=True) as runner:
+            tensor = runner.inputs[0]
+            feed = pixels if tensor.dtype == "uint8" else normalise(pixels, placement.metadata.images)
+            found = runner.infer({tensor.name: feed})
+            return [found[each.name] for each in runner.outputs]
+
+
+def module_outputs(module: nn.Module, pixels: npt.NDArray[np.uint8], placement: PlacedGraph) -> Outputs:
+    """The outputs of a module in the order of the graph's, in evaluation mode and as it was afterwards."""
+    image = torch.from_numpy(np.ascontiguousarray(normalise(pixels, placement.metadata.images)))
+    place = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+    training = [each for each in module.modules() if each.training]
+    module.eval()
+    try:
+        with torch.no_grad():
+            found = whole(module, placement)(image.to(place))
+    finally:
+        for each in training:
+            each.training = True
+    tensors: tuple[Tensor, ...] = (found,) if isinstance(found, Tensor) else tuple(found)
+    return [tensor.float().cpu().numpy() for tensor in tensors]
+
+
+def apart(found: Outputs, wanted: Outputs) -> float:
+    """|a - b| / |b|, Euclidean, the largest of all outputs."""
+    pairs = zip(found, wanted, strict=True)
+    return max(float(np.linalg.norm(a - b) / max(np.linalg.norm(b), np.finfo(np.float32).tiny)) for a, b in pairs)

@@ -16,16 +16,15 @@ from vitdeploy.errors import GraphError, InputError
 from vitdeploy.graph.analysis.rows import Linear, find_linears
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.external.module import copied, require_module
-from vitdeploy.qat.check import check_same
-from vitdeploy.qat.float_graph import Placement, export_like, find_options, read_placement, whole
+from vitdeploy.qat.float_graph import PlacedGraph, export_like, find_options, read_placement, whole
 from vitdeploy.qat.folds import Folds, Known, constant, find_folds, spread
 from vitdeploy.qat.layers import (
     LAYERS,
     Floats,
     InputQuantizer,
+    LayerPart,
+    LayerPiece,
     OutputQuantizer,
-    Part,
-    Piece,
     PlacedInput,
     PlacedLayer,
     WeightQuantizer,
@@ -39,7 +38,7 @@ from vitdeploy.qat.layers import (
     weighted,
     without_copies,
 )
-from vitdeploy.qat.plan import ATTRIBUTE, Plan, first_of, numbers_of, plan_of, refuse_types
+from vitdeploy.qat.plan import ATTRIBUTE, Plan, check_same, first_of, numbers_of, plan_of, refuse_types
 from vitdeploy.qat.trained import Graphs, place_trained, placed_file
 from vitdeploy.quantization.ranges import TINY, largest_weight
 
@@ -104,7 +103,7 @@ def _refuse_wrapped(module: nn.Module) -> None:
         )
 
 
-def _known(prepared: nn.Module, placement: Placement) -> tuple[Known, dict[str, Linear], OptimizeOptions | None]:
+def _known(prepared: nn.Module, placement: PlacedGraph) -> tuple[Known, dict[str, Linear], OptimizeOptions | None]:
     """The float graph of a probe, which is the module with random weights, beside the numbers of the module."""
     probe = copy.deepcopy(prepared).float().cpu()
     randomise(probe)
@@ -148,10 +147,10 @@ def _attach(
     known: Known,
     linears: Mapping[str, Linear],
     folds: Mapping[str, Folds],
-    placement: Placement,
+    placement: PlacedGraph,
 ) -> None:
     top = whole(prepared, placement)
-    by_path: dict[str, list[Piece]] = {}
+    by_path: dict[str, list[LayerPiece]] = {}
     for pieces in known.pieces.values():
         for piece in pieces:
             by_path.setdefault(piece.path, []).append(piece)
@@ -171,7 +170,7 @@ def _attach(
         ]
         left = np.setdiff1d(np.arange(len(layer.weight)), np.concatenate([piece.rows for piece in pieces]))
         if len(left):
-            parts.append(Part("", torch.from_numpy(left)))
+            parts.append(LayerPart("", torch.from_numpy(left)))
         attach(layer, parts)
 
 
@@ -184,7 +183,7 @@ def _uses(module: nn.Module) -> dict[Tensor, int]:
     return counts
 
 
-def _refuse_layer(path: str, layer: nn.Module, pieces: Iterable[Piece]) -> None:
+def _refuse_layer(path: str, layer: nn.Module, pieces: Iterable[LayerPiece]) -> None:
     rows = np.concatenate([piece.rows for piece in pieces])
     if len(np.unique(rows)) < len(rows):
         raise GraphError(
@@ -205,7 +204,7 @@ def _refuse_layer(path: str, layer: nn.Module, pieces: Iterable[Piece]) -> None:
 def _start(
     layer: Any,
     path: str,
-    pieces: Sequence[Piece],
+    pieces: Sequence[LayerPiece],
     known: Known,
     linears: Mapping[str, Linear],
     folds: Mapping[str, Folds],
@@ -257,20 +256,20 @@ def _steps(placed: PlacedLayer, folds: Folds, weight: Floats) -> Floats:
 
 
 def _part(
-    piece: Piece,
+    piece: LayerPiece,
     layer: Any,
     known: Known,
     linear: Linear,
     folds: Folds,
     inputs: dict[str, InputQuantizer],
     largest: int,
-) -> Part:
+) -> LayerPart:
     placed = known.placed[piece.layer]
     count, learned = len(layer.weight), bool(layer.weight.requires_grad)
     whole = len(piece.rows) == count and (piece.rows == np.arange(count)).all()
     rows = None if whole else torch.from_numpy(piece.rows)
     if placed.codes is None:
-        return Part(piece.layer, rows)
+        return LayerPart(piece.layer, rows)
     read = inputs.setdefault(placed.read.name, _quantizer(placed.read, placed, folds)) if placed.read else None
     if read is not None and learned and known.ratios[piece.layer].scale is None:  # pixels are integers already
         read.step.log_ratio.requires_grad_()
@@ -283,10 +282,10 @@ def _part(
     if placed.output is not None:
         factor, moved = (_float(each[piece.columns]) for each in (folds.factor, folds.moved))
         output = OutputQuantizer(torch.tensor([float(placed.output)]), factor, moved, learned)
-    return Part(piece.layer, rows, read, WeightQuantizer(steps, largest, scale, learned), output)
+    return LayerPart(piece.layer, rows, read, WeightQuantizer(steps, largest, scale, learned), output)
 
 
-def _all(weight: Floats, piece: Piece, placed: PlacedLayer) -> Floats:
+def _all(weight: Floats, piece: LayerPiece, placed: PlacedLayer) -> Floats:
     """The rows of a piece at their columns of the graph's layer."""
     found = np.zeros((len(placed.bias), *weight.shape[1:]))
     found[piece.columns] = weight

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import glob
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,18 +22,27 @@ from vitdeploy.api.quantize import QuantizedGraph
 from vitdeploy.api.values import filling, home_of
 from vitdeploy.bundle.read import is_bundle, read_bundle
 from vitdeploy.errors import GraphError, InputError, NonFiniteWeightsError
-from vitdeploy.graph.analysis.rows import Linear, find_linears, origin
+from vitdeploy.graph.analysis.rows import Linear, origin
 from vitdeploy.graph.edit import Editor, drop_unused
 from vitdeploy.graph.io.files import save_graph, set_metadata
 from vitdeploy.graph.passes.folds import takes_pixels
-from vitdeploy.qat.check import check_same
 from vitdeploy.qat.float_graph import export_like, float_graph, whole
 from vitdeploy.qat.folds import Folds, spread
-from vitdeploy.qat.layers import Floats, Part, Piece, Quantization, detach, gathered, ratio_of, read_norms, weighted
-from vitdeploy.qat.plan import ATTRIBUTE, Plan, first_of, numbers_of, plan_of, refuse_types
+from vitdeploy.qat.layers import (
+    Floats,
+    LayerPart,
+    LayerPiece,
+    LayerQuantization,
+    detach,
+    gathered,
+    ratio_of,
+    read_norms,
+    weighted,
+)
+from vitdeploy.qat.plan import ATTRIBUTE, Plan, check_same, first_of, numbers_of, plan_of, refuse_types
 from vitdeploy.quantization.channel_split import copy_columns, insert_scale
 from vitdeploy.quantization.channels import insert_channels
-from vitdeploy.quantization.placement import place
+from vitdeploy.quantization.placement import DYNAMIC, IGNORED, LayerPrecision, place
 from vitdeploy.quantization.ranges import TINY, QuantizedWeight, Range, output_of
 from vitdeploy.stages.step import LABELS_FILE, MODEL_FILE, OUTPUT_NAMES, write_json
 
@@ -89,9 +97,10 @@ def place_trained(model: ir.Model, plan: Plan, trained: nn.Module) -> dict[str, 
     """
     placement = plan.placement
     ranges, weights = write_trained(model, plan, trained)
-    left = [glob.escape(linear.name) for linear in find_linears(model) if plan.layers[linear.name].codes is None]
-    dynamic = [name for name, each in plan.layers.items() if each.codes is not None and each.read is None]
-    placed = place(model, ranges, placement.target, left, weights, dynamic=dynamic)
+    asked = [LayerPrecision(name, "float", IGNORED) for name, each in plan.layers.items() if each.codes is None]
+    integers = {name: each for name, each in plan.layers.items() if each.codes is not None}
+    asked += [LayerPrecision(name, "dynamic", DYNAMIC) for name, each in integers.items() if each.read is None]
+    placed = place(model, ranges, placement.target, (), weights, asked=asked)
     drop_unused(model)
     found, wanted = (
         Counter((node.op_type, str(node.name)) for node in each.graph) for each in (model, placement.model)
@@ -105,7 +114,7 @@ def place_trained(model: ir.Model, plan: Plan, trained: nn.Module) -> dict[str, 
             wanted="the same nodes: a graph of this release of vitdeploy, without aligned rows or merged tokens",
             fix="export, optimize and quantize this module again",
         )
-    return asdict(placed)
+    return placed.facts()
 
 
 def write_trained(
@@ -143,19 +152,21 @@ def write_trained(
     return _ranges(editor, plan, parts), weights
 
 
-def _parts(trained: nn.Module, plan: Plan) -> dict[tuple[str, str], Part]:
+def _parts(trained: nn.Module, plan: Plan) -> dict[tuple[str, str], LayerPart]:
     """The parts of all quantized layers by the path of the layer and the name of the graph's."""
     found = {}
     for path, layer in weighted(trained).items():
         quantization = getattr(layer, "quantization", None)
-        if isinstance(quantization, Quantization):
+        if isinstance(quantization, LayerQuantization):
             for part in quantization.parts:
-                assert isinstance(part, Part)
+                assert isinstance(part, LayerPart)
                 found[path, part.name] = part
     return found
 
 
-def _layers(editor: Editor, plan: Plan, trained: nn.Module, parts: Mapping[tuple[str, str], Part]) -> dict[str, _Layer]:
+def _layers(
+    editor: Editor, plan: Plan, trained: nn.Module, parts: Mapping[tuple[str, str], LayerPart]
+) -> dict[str, _Layer]:
     """The layers that the placement changes."""
     weights, biases = numbers_of(trained)
     tensors = {path: layer.weight for path, layer in weighted(trained).items()}
@@ -192,8 +203,8 @@ def _round(
     layer: _Layer,
     linear: Linear,
     folds: Folds,
-    pieces: Sequence[Piece],
-    parts: Mapping[tuple[str, str], Part],
+    pieces: Sequence[LayerPiece],
+    parts: Mapping[tuple[str, str], LayerPart],
     tensors: Mapping[str, torch.Tensor],
     factor: Floats,
 ) -> None:
@@ -260,7 +271,7 @@ def _copy(layers: dict[str, _Layer], first: str, second: str, source: npt.NDArra
     two.codes = two.codes[:, source]
 
 
-def _ranges(editor: Editor, plan: Plan, parts: Mapping[tuple[str, str], Part]) -> dict[str, Range]:
+def _ranges(editor: Editor, plan: Plan, parts: Mapping[tuple[str, str], LayerPart]) -> dict[str, Range]:
     """The range of every tensor that is quantized, by the names that `place` knows it by."""
     ranges = {}
     for linear in editor.linears:

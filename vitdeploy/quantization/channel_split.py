@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from vitdeploy.graph.analysis.attention import find_attentions
-from vitdeploy.graph.analysis.rows import Linear, exclusive, leaves, origin
+from vitdeploy.graph.analysis.attention import Attention, find_attentions
+from vitdeploy.graph.analysis.rows import Indices, Linear, exclusive, leaves, origin
 from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.edit import Numbers as ChannelSplitNumbers
 from vitdeploy.graph.passes.folds import projection_of
@@ -79,19 +79,11 @@ def smooth_values(
     """The same for the projection behind every attention, through the values."""
     editor, known, folds = Editor(model), dict(statistics), []
     for attention in find_attentions(model):
-        linear = editor.linear_behind(origin(attention.value))
-        found = leaves(linear.output) if linear is not None else None
-        if linear is None or found is None:
+        path = value_path(editor, attention)
+        if path is None or len(np.unique(path[3])) < len(path[3]):
             continue
-        width = linear.weight.shape[1]
-        columns = exclusive(found, attention.value, attention.mix, width)
-        if columns is None or (columns != columns[..., :1, :]).any():
-            continue
-        behind = projection_of(editor, attention, columns[..., :1, :])
-        if behind is None or len(np.unique(behind[1])) < len(behind[1]):
-            continue
-        projection, channels = behind
-        inputs = _inputs([projection], known, request)
+        linear, _, projection, channels = path
+        width, inputs = linear.weight.shape[1], _inputs([projection], known, request)
         if not inputs:
             continue
         shift, scale, fold = _best(inputs)
@@ -104,6 +96,20 @@ def smooth_values(
         _take_back(editor, inputs, shift, scale, known)
         folds.append(fold)
     return known, folds
+
+
+def value_path(editor: Editor, attention: Attention) -> tuple[Linear, Indices, Linear, Indices] | None:
+    """The linear that makes an attention's values, and its columns that they are; the projection behind, and which of
+    the linear's columns each of its inputs is. None where any other values, or readers, are between."""
+    linear = editor.linear_behind(origin(attention.value))
+    parts = leaves(linear.output) if linear is not None else None
+    if linear is None or parts is None:
+        return None
+    columns = exclusive(parts, attention.value, attention.mix, linear.weight.shape[1])
+    if columns is None or (columns != columns[..., :1, :]).any():
+        return None
+    behind = projection_of(editor, attention, columns[..., :1, :])
+    return None if behind is None else (linear, columns, *behind)
 
 
 def _readers(editor: Editor, value: ir.Value, width: int) -> list[Linear]:
@@ -132,7 +138,7 @@ def _inputs(linears: Sequence[Linear], known: Mapping[str, Statistics], request:
 
 def balanced(found: Statistics, weights: Sequence[npt.NDArray[np.floating]], alpha: float) -> Numbers:
     """SmoothQuant's scale [channels], s_j = max|x_j|^alpha / max|W_j|^(1 - alpha), with a geometric mean of 1."""
-    reach = np.maximum(np.abs(found.low), np.abs(found.high))
+    reach = found.reach
     strongest = np.maximum.reduce([np.abs(weight).max(axis=1) for weight in weights])
     usable = (reach > 0) & (strongest > 0)
     scale = np.ones(len(reach))
@@ -295,7 +301,7 @@ def _with_copies(
 ) -> tuple[float, npt.NDArray[np.int64]]:
     """(the expected error, the copies of each channel) of x / scale."""
     scaled = found.moved(np.zeros(len(scale)), scale)
-    copies = _copies(np.maximum(np.abs(scaled.low), np.abs(scaled.high)))
+    copies = _copies(scaled.reach)
     step = step_of(range_of(_split_channels(scaled, copies)[2]))
     return expected_error(scaled, [scale[:, None] * second.weight], step, bits), copies
 

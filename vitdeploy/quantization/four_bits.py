@@ -7,41 +7,43 @@ of the CPU quantize the rows that they read to INT8 as they go, with a scale for
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.errors import CapabilityError, GraphError
-from vitdeploy.graph.analysis.rows import Linear, find_linears, is_place, is_ranked, reads_image, unplaced_weights
+from vitdeploy.graph.analysis.rows import (
+    Linear,
+    find_linears,
+    layer_name,
+    reads_image,
+    unplaced_weights,
+)
 from vitdeploy.graph.canonical.normalise import upgrade_opset
-from vitdeploy.graph.edit import Editor, drop_unused
-from vitdeploy.quantization.embeddings import store_embeddings
-from vitdeploy.quantization.groups import GROUPS, group_of, round_groups
-from vitdeploy.quantization.placement import QUANTIZE, FourBitForm, check_calibrated, ignored, matching
+from vitdeploy.graph.edit import Editor, Names, drop_unused, replace
+from vitdeploy.graph.values import floats_of, is_constant
+from vitdeploy.quantization.placement import (
+    IGNORED,
+    QUANTIZE,
+    FourBitForm,
+    LayerPrecision,
+    Placement,
+    check_calibrated,
+    ignored,
+    matching,
+    needs_float,
+)
+from vitdeploy.quantization.ranges import quantize_weight
+from vitdeploy.quantization.rounding import GROUPS, group_of, round_groups
 from vitdeploy.quantization.statistics import Statistics
 
 # Fewer weights than this take up no room that matters.
 FEW_WEIGHTS = 1 << 12
 
 
-@dataclass(frozen=True)
-class FourBits:
-    """Names of the layers whose weights are in INT4, and of those left in float with the reason.
-
-    `group`: the number of inputs that share a scale, by layer. `embeddings`: tables whose rows are in INT8.
-    """
-
-    target: str
-    int4: tuple[str, ...]
-    float: dict[str, str]
-    group: dict[str, int]
-    embeddings: tuple[str, ...] = ()
-
-
 def place_four_bits(
     model: ir.Model, statistics: Mapping[str, Statistics], target: str, ignore: Sequence[str] = ()
-) -> FourBits:
+) -> Placement:
     """Write the weights of linears in INT4 for `target`, in place, and tables of embeddings in INT8. Biases take the
     mean of what rounding does.
 
@@ -74,7 +76,9 @@ def place_four_bits(
     embeddings = store_embeddings(model)
     drop_unused(model)
     sizes = {name: weight.group for name, weight in weights.items()}
-    return FourBits(target, tuple(weights), left, sizes, embeddings)
+    layers = [LayerPrecision(name, "float", reason) for name, reason in left.items()]
+    layers += [LayerPrecision(name, "int4") for name in weights]
+    return Placement(target, tuple(layers), group=sizes, embeddings=embeddings)
 
 
 def _left_in_float(model: ir.Model, ignore: Sequence[str], form: FourBitForm) -> dict[str, str]:
@@ -93,7 +97,7 @@ def _left_in_float(model: ir.Model, ignore: Sequence[str], form: FourBitForm) ->
         )
     asked = ignored([linear.name for linear in linears], ignore)
     for linear in linears:
-        reason = "ignored on request" if linear.name in asked else _reason_for_float(linear, form)
+        reason = IGNORED if linear.name in asked else _reason_for_float(linear, form)
         if reason is not None:
             left[linear.name] = reason
     return left
@@ -107,10 +111,45 @@ def _reason_for_float(linear: Linear, form: FourBitForm) -> str | None:
         return f"its {inputs} inputs are no multiple of {GROUPS[-1]}"
     if linear.weight.size < FEW_WEIGHTS:
         return "so small a layer saves nothing"
-    if is_ranked(linear):
-        return "its outputs are ranked"
-    if is_place(linear):
-        return "its outputs say where features are sampled"
+    if reason := needs_float(linear):
+        return reason
     if not reads_image(linear):
         return "its input is the same for every image, so the runtime computes it once"
     return form.reason_for_float(linear)
+
+
+# --- Tables of embeddings in INT8, with a scale for each row ----------------------------------------------------------
+# In a text tower or a decoder they are most of the bytes. A token reads one row, so this saves no time; the row is made
+# float again right behind the Gather.
+
+
+# Smaller tables take up no room that matters.
+FEW_NUMBERS = 1 << 14
+
+
+def store_embeddings(model: ir.Model) -> tuple[str, ...]:
+    """Store every table whose rows a Gather looks up, float32 [rows, channels], in INT8, in place. Returns the names
+    of the Gathers."""
+    found = []
+    for node in list(model.graph):
+        if node.op_type != "Gather" or node.attributes.get_int("axis", 0) != 0 or is_constant(node.inputs[1]):
+            continue
+        table, old = floats_of(node.inputs[0]), node.outputs[0]
+        if table is None or table.ndim != 2 or table.size < FEW_NUMBERS:
+            continue
+        codes, scales = quantize_weight(table, 0)
+        name, names = layer_name(node), Names(model)
+        row = names.node("Gather", [names.constant(codes, f"{name}.int8"), node.inputs[1]], f"{name}/codes")
+        scale = names.node(
+            "Gather", [names.constant(scales[:, None], f"{name}.scale"), node.inputs[1]], f"{name}/scale"
+        )
+        real = names.node("Cast", [row.outputs[0]], f"{name}/Cast", {"to": int(ir.DataType.FLOAT)})
+        product = names.node("Mul", [real.outputs[0], scale.outputs[0]], f"{name}/Mul")
+        for each, kind in ((row, ir.DataType.INT8), (real, ir.DataType.FLOAT), (product, ir.DataType.FLOAT)):
+            each.outputs[0].type, each.outputs[0].shape = ir.TensorType(kind), old.shape
+        scale.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+        if old.shape is not None:
+            scale.outputs[0].shape = ir.Shape([*list(old.shape)[:-1], 1])
+        replace(model, node, [row, scale, real, product])
+        found.append(name)
+    return tuple(found)

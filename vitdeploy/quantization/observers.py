@@ -15,10 +15,9 @@ from vitdeploy.graph.edit import Names
 from vitdeploy.graph.half.half import HALVES
 from vitdeploy.graph.io.files import weights_folder
 from vitdeploy.graph.shapes.infer import Inference
-from vitdeploy.quantization.nonfinite import find_nonfinite
 from vitdeploy.quantization.observer import FEW_ROWS, MOMENT_IMAGES, Arrays, Observer, covariance_pays
 from vitdeploy.quantization.prepare import ImageChecks
-from vitdeploy.quantization.probe import Feeds, Probe
+from vitdeploy.quantization.probe import Feeds, Probe, find_nonfinite
 from vitdeploy.quantization.shard import Ints, Shard
 from vitdeploy.quantization.statistics import Statistics
 from vitdeploy.runtime.ort import OnnxRuntimeRunner

@@ -12,8 +12,6 @@ from vitdeploy.graph.analysis.rows import (
     Linear,
     exclusive,
     find_linears,
-    is_place,
-    is_ranked,
     leaves,
     origin,
     static_shape,
@@ -22,9 +20,9 @@ from vitdeploy.graph.edit import Editor, Names, drop_unused
 from vitdeploy.graph.passes.folds import projection_of
 from vitdeploy.graph.values import dim
 from vitdeploy.quantization.fold import GainThreshold
-from vitdeploy.quantization.groups import LOWEST, GroupedWeight
-from vitdeploy.quantization.placement import FourBitForm, PlacementBackend, Quantizers
+from vitdeploy.quantization.placement import FourBitForm, PlacementBackend, Quantizers, needs_float
 from vitdeploy.quantization.ranges import QuantizedWeight, Range, separate_scores
+from vitdeploy.quantization.rounding import LOWEST, GroupedWeight
 
 # --- Attention as one operator of ONNX Runtime: no transposition, no table of scores in memory ------------------------
 # com.microsoft.MultiHeadAttention takes query, key and value as linears leave them, [batch, tokens, heads * channels],
@@ -154,12 +152,9 @@ def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, s
     """Why layers are better left in float here, by their names."""
     reasons = {}
     for linear in linears:
-        if linear.kind != "matmul":
-            reasons[linear.name] = f"a {linear.kind} is faster in float on this target"
-        elif is_ranked(linear):
-            reasons[linear.name] = "its outputs are ranked"
-        elif is_place(linear):
-            reasons[linear.name] = "its outputs say where features are sampled"
+        slower = f"a {linear.kind} is faster in float on this target" if linear.kind != "matmul" else None
+        if reason := slower or needs_float(linear):
+            reasons[linear.name] = reason
     return reasons
 
 

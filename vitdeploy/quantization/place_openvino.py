@@ -20,20 +20,21 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.graph.analysis.attention import find_attentions
-from vitdeploy.graph.analysis.rows import Linear, find_linears, is_place, is_ranked, reads_image
+from vitdeploy.graph.analysis.rows import Linear, find_linears, reads_image
 from vitdeploy.graph.analysis.work import layer_macs
 from vitdeploy.graph.edit import Editor, Names
 from vitdeploy.graph.passes.folds import takes_pixels
 from vitdeploy.graph.passes.rows import join_before_transpose
 from vitdeploy.graph.values import rank_of
 from vitdeploy.quantization.fold import GainThreshold
-from vitdeploy.quantization.groups import GroupedWeight
 from vitdeploy.quantization.placement import (
     FourBitForm,
     PlacementBackend,
     Quantizers,
     dequantized_groups,
     dequantized_weight,
+    needs_float,
+    quantize_pair,
 )
 from vitdeploy.quantization.ranges import (
     QuantizedWeight,
@@ -44,6 +45,7 @@ from vitdeploy.quantization.ranges import (
     separate_scores,
     symmetric_step,
 )
+from vitdeploy.quantization.rounding import GroupedWeight
 from vitdeploy.runtime.host import family
 
 # A Mul and an Add behind an activation become part of the product in front of it.
@@ -90,10 +92,8 @@ def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, s
             reasons[linear.name] = "a depthwise convolution loses too much in INT8"
         elif not reads_image(linear):
             reasons[linear.name] = "its input is the same for every image, so the runtime computes it once"
-        elif is_ranked(linear):
-            reasons[linear.name] = "its outputs are ranked"
-        elif is_place(linear):
-            reasons[linear.name] = "its outputs say where features are sampled"
+        elif reason := needs_float(linear):
+            reasons[linear.name] = reason
         elif arm and linear.kind == "conv":
             reasons[linear.name] = "OpenVINO has no such convolution in INT8 on Arm"
         elif count is not None and count < few and linear.weight.size < FEW_WEIGHTS:
@@ -108,21 +108,11 @@ def write(
     known = dict(ranges)
     attentions = scores_in_int8(model, {linear.name for linear in linears}, known)
     quantizers = Quantizers(model, known)
-    dequantized: dict[str, ir.Value] = {}
     for each in linears:
         linear, rounded = each, weights[each.name]
         if takes_pixels(each):
             linear, rounded = _in_unit_range(model, each, known), (rounded[0], rounded[1] * np.float32(255))
-        activation, scale, zero_point = quantizers.quantize(linear.input, linear.node)
-        name = str(linear.input.name)
-        if name not in dequantized:
-            inputs = [activation, scale, zero_point]
-            node = Names(model).node(
-                "DequantizeLinear", inputs, f"{name}/DequantizeLinear", output=f"{name}/dequantized"
-            )
-            model.graph.insert_before(linear.node, node)
-            dequantized[name] = node.outputs[0]
-        linear.node.replace_input_with(0, dequantized[name])
+        linear.node.replace_input_with(0, quantizers.dequantized(linear.input, linear.node))
         linear.node.replace_input_with(1, dequantized_weight(model, linear, *rounded))
     for scores in attentions:
         for linear in (scores.query, scores.key):
@@ -133,19 +123,10 @@ def write(
 
 def _as_int8(model: ir.Model, value: ir.Value, bounds: Range) -> None:
     """Q/DQ on `value`, symmetric: its readers see multiples of one scale."""
-    producer, readers, name, names = value.producer(), list(value.uses()), str(value.name), Names(model)
+    producer, readers = value.producer(), list(value.uses())
     assert producer is not None
-    parameters = [
-        names.constant(np.array(symmetric_step(bounds)), f"{name}.scale"),
-        names.constant(np.array(0, np.int8), f"{name}.zero_point"),
-    ]
-    quantize = names.node("QuantizeLinear", [value, *parameters], f"{name}/QuantizeLinear", output=f"{name}/quantized")
-    dequantize = names.node(
-        "DequantizeLinear",
-        [quantize.outputs[0], *parameters],
-        f"{name}/DequantizeLinear",
-        output=f"{name}/dequantized",
-    )
+    step, zero = np.array(symmetric_step(bounds)), np.array(0, np.int8)
+    quantize, dequantize = quantize_pair(model, value, str(value.name), step, zero)
     dequantize.outputs[0].type, dequantize.outputs[0].shape = value.type, value.shape
     producer.append([quantize, dequantize])
     for node, index in readers:

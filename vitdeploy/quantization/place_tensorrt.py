@@ -19,14 +19,14 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.analysis.rows import Linear, is_place, is_ranked
-from vitdeploy.graph.edit import Editor, Names
+from vitdeploy.graph.analysis.rows import Linear
+from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.passes.folds import image_bounds
 from vitdeploy.graph.values import floats_of
 from vitdeploy.lint import linter
 from vitdeploy.lint.support import nearest_version
 from vitdeploy.quantization.fold import GainThreshold
-from vitdeploy.quantization.placement import PlacementBackend, dequantized_weight
+from vitdeploy.quantization.placement import PlacementBackend, dequantized_weight, needs_float, quantize_pair
 from vitdeploy.quantization.ranges import QuantizedWeight, Range
 from vitdeploy.runtime import tensorrt as tensorrt_api
 from vitdeploy.runtime.profiles import Profile
@@ -49,10 +49,8 @@ def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, s
     for linear in linears:
         if linear.groups > 1:
             reasons[linear.name] = "a convolution in groups has no fast INT8 kernel"
-        elif is_ranked(linear):
-            reasons[linear.name] = "its outputs are ranked"
-        elif is_place(linear):
-            reasons[linear.name] = "its outputs say where features are sampled"
+        elif reason := needs_float(linear):
+            reasons[linear.name] = reason
         elif linear.kind == "matmul" and min(linear.weight.shape) < FEWEST:
             reasons[linear.name] = f"fewer than {FEWEST} channels have no INT8 kernel"
     return reasons
@@ -118,18 +116,9 @@ def _activation(
     model: ir.Model, tensor: ir.Value, name: str, step: float, kind: np.dtype[Any], before: ir.Node
 ) -> ir.Value:
     """The tensor quantized to a type of 8 bits and back."""
-    names = Names(model)
-    scale = names.constant(np.array(step, np.float32), f"{name}.scale")
-    zero = names.constant(np.array(0, kind), f"{name}.zero_point")
-    quantize = names.node("QuantizeLinear", [tensor, scale, zero], f"{name}/QuantizeLinear", output=f"{name}/quantized")
-    dequantize = names.node(
-        "DequantizeLinear",
-        [quantize.outputs[0], scale, zero],
-        f"{name}/DequantizeLinear",
-        output=f"{name}/dequantized",
-    )
-    model.graph.insert_before(before, [quantize, dequantize])
-    return dequantize.outputs[0]
+    pair = quantize_pair(model, tensor, name, np.array(step, np.float32), np.array(0, kind))
+    model.graph.insert_before(before, pair)
+    return pair[1].outputs[0]
 
 
 def _grid(bounds: Range, pixels: bool, movable: bool) -> tuple[float, float]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -14,10 +14,9 @@ import onnx_ir as ir
 
 from vitdeploy.backends import TARGETS, BackendTable
 from vitdeploy.errors import CapabilityError, GraphError
-from vitdeploy.graph.analysis.rows import Linear, find_linears, unplaced_weights
+from vitdeploy.graph.analysis.rows import Linear, find_linears, is_place, is_ranked, unplaced_weights
 from vitdeploy.graph.edit import Names
-from vitdeploy.quantization.fold import GainThreshold
-from vitdeploy.quantization.groups import GroupedWeight
+from vitdeploy.quantization.fold import Fold, GainThreshold, Hidden
 from vitdeploy.quantization.ranges import (
     ActivationScale,
     QuantizedWeight,
@@ -26,10 +25,26 @@ from vitdeploy.quantization.ranges import (
     activation_scale,
     quantize_weight,
 )
+from vitdeploy.quantization.rounding import GroupedWeight
 from vitdeploy.runtime.profiles import Profile
 
-# --- Write Q/DQ for placements ----------------------------------------------------------------------------------------
-# one QuantizeLinear per tensor, and weights of 8 or 4 bits behind a DequantizeLinear.
+# --- The forms of quantized tensors and weights, as all placements write them -----------------------------------------
+
+
+def quantize_pair(
+    model: ir.Model, value: ir.Value, name: str, scale: npt.NDArray[Any], zero: npt.NDArray[Any]
+) -> list[ir.Node]:
+    """QuantizeLinear and DequantizeLinear of one tensor, which is called `name` in theirs; not inserted yet."""
+    names = Names(model)
+    parameters = [names.constant(scale, f"{name}.scale"), names.constant(zero, f"{name}.zero_point")]
+    made = names.node("QuantizeLinear", [value, *parameters], f"{name}/QuantizeLinear", output=f"{name}/quantized")
+    return [made, dequantizer(names, [made.outputs[0], *parameters], name)]
+
+
+def dequantizer(names: Names, inputs: list[ir.Value | None], name: str, attributes: Any = None) -> ir.Node:
+    return names.node(
+        "DequantizeLinear", inputs, f"{name}/DequantizeLinear", attributes or {}, output=f"{name}/dequantized"
+    )
 
 
 class Quantizers:
@@ -39,6 +54,7 @@ class Quantizers:
         self.model = model
         self.ranges = ranges
         self._made: dict[str, tuple[ir.Value, ir.Value, ir.Value]] = {}
+        self._back: dict[str, ir.Value] = {}
 
     def quantize(self, tensor: ir.Value, before: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value]:
         """(quantized uint8 tensor, scale, zero point); inserted before the first reader that asks."""
@@ -54,36 +70,114 @@ class Quantizers:
             self._made[name] = (node.outputs[0], scale, zero_point)
         return self._made[name]
 
+    def dequantized(self, tensor: ir.Value, before: ir.Node) -> ir.Value:
+        """The tensor quantized and back, inserted likewise."""
+        name, inputs = str(tensor.name), self.quantize(tensor, before)
+        if name not in self._back:
+            node = dequantizer(Names(self.model), [*inputs], name)
+            self.model.graph.insert_before(before, node)
+            self._back[name] = node.outputs[0]
+        return self._back[name]
+
 
 def dequantized_weight(
-    model: ir.Model, linear: Linear, codes: npt.NDArray[Any], scales: npt.NDArray[np.float32]
+    model: ir.Model,
+    linear: Linear,
+    codes: npt.NDArray[Any],
+    scales: npt.NDArray[np.float32],
+    attributes: Mapping[str, int] | None = None,
 ) -> ir.Value:
-    """The weight of a layer as constants in front of it: codes of 8 bits in its shape, scales [output channels]."""
+    """The weight of a layer as constants in front of it: codes of 8 bits in its shape, scales [output channels]; or as
+    other `attributes` of DequantizeLinear say."""
     stem, names = f"{linear.name}.weight", Names(model)
-    node = names.node(
-        "DequantizeLinear",
-        [names.constant(codes, f"{stem}.{codes.dtype.name}"), names.constant(scales, f"{stem}.scale")],
-        f"{stem}/DequantizeLinear",
-        {"axis": linear.out_axis},
-        output=f"{stem}/dequantized",
-    )
+    constants = [names.constant(codes, f"{stem}.{codes.dtype.name}"), names.constant(scales, f"{stem}.scale")]
+    node = dequantizer(names, [*constants], stem, attributes or {"axis": linear.out_axis})
     model.graph.insert_before(linear.node, node)
     return node.outputs[0]
 
 
 def dequantized_groups(model: ir.Model, linear: Linear, weight: GroupedWeight) -> ir.Value:
     """The weight of a linear as constants of int4 in front of it, with a scale for each group of inputs (opset 21)."""
-    stem, names = f"{linear.name}.weight", Names(model)
-    codes = names.constant(weight.codes.astype(ml_dtypes.int4), f"{stem}.int4")
-    node = names.node(
-        "DequantizeLinear",
-        [codes, names.constant(weight.scales, f"{stem}.scale")],
-        f"{stem}/DequantizeLinear",
-        {"axis": 0, "block_size": weight.group},
-        output=f"{stem}/dequantized",
-    )
-    model.graph.insert_before(linear.node, node)
-    return node.outputs[0]
+    blocks = {"axis": 0, "block_size": weight.group}
+    return dequantized_weight(model, linear, weight.codes.astype(ml_dtypes.int4), weight.scales, blocks)
+
+
+# --- The precision of single layers ----------------------------------------------------------------------------------
+
+HigherForm = Literal["dynamic", "float"]
+DYNAMIC = "worth the time in which the runtime quantizes its input"
+IN_FLOAT = "worth its time in float"
+IGNORED = "ignored on request"
+
+
+@dataclass(frozen=True)
+class LayerPrecision:
+    """The precision that a layer is computed in, and why.
+
+    `precision`: "int8" stands for FP8 too, where that was asked for; "dynamic" is weights in INT8, and activations that
+    the runtime quantizes when it has them; "int4" is weights alone. `evidence`: what a search measured for it. Of
+    a layer in INT8, what a search changes in front of it: `scaled`, hidden channels are scaled or copied for any
+    gain; `clip`: the share of its input's range that is represented.
+    """
+
+    layer: str
+    precision: Literal["int8", "dynamic", "int4", "float"]
+    reason: str = ""
+    evidence: str = ""
+    scaled: bool = False
+    clip: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.layer} ({self.reason})"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The precision of every layer of a graph, as it is placed for a target; those that no target quantizes first.
+
+    `scores`: the products of queries and keys that are also in INT8. Of INT4: `group`, the number of inputs that share
+    a scale, by layer; `embeddings`, tables whose rows are in INT8.
+    """
+
+    target: str
+    layers: tuple[LayerPrecision, ...]
+    scores: tuple[str, ...] = ()
+    group: dict[str, int] | None = None
+    embeddings: tuple[str, ...] = ()
+
+    def in_precision(self, precision: str) -> dict[str, str]:
+        """The reasons of layers in this precision, by name."""
+        return {each.layer: each.reason for each in self.layers if each.precision == precision}
+
+    @property
+    def int8(self) -> tuple[str, ...]:
+        return tuple(self.in_precision("int8"))
+
+    @property
+    def int4(self) -> tuple[str, ...]:
+        return tuple(self.in_precision("int4"))
+
+    @property
+    def dynamic(self) -> dict[str, str]:
+        return self.in_precision("dynamic")
+
+    @property
+    def float(self) -> dict[str, str]:
+        return self.in_precision("float")
+
+    def facts(self, folds: Sequence[Fold] | None = None, hidden: Sequence[Hidden] | None = None) -> dict[str, Any]:
+        """What placement.json says of it, and of the folds in front of it where these are known."""
+        found: dict[str, Any] = {"target": self.target, "int8": self.int8, "float": self.float}
+        if self.group is None:
+            found |= {"scores": self.scores, "dynamic": self.dynamic}
+        else:
+            found |= {"int4": self.int4, "group": self.group, "embeddings": self.embeddings}
+        if evidence := [each.evidence for each in self.layers if each.evidence]:
+            found["why"] = evidence[0]
+        for name, records in (("folds", folds), ("hidden", hidden)):
+            if records is not None:
+                found[name] = [{**asdict(each), "what": each.what} for each in records]
+        return found
 
 
 # --- The interface that `quantize` needs from a back end: the form in which it is fast with 8 bits --------------------
@@ -159,24 +253,6 @@ QUANTIZE = BackendTable(
 # in `place_<back end>.py`.
 
 
-DYNAMIC = "worth the time in which the runtime quantizes its input"
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Names of the layers that are computed in INT8, and of those left in float with the reason.
-
-    `scores`: the products of queries and keys that are also in INT8. `dynamic`: layers whose weights are in INT8, and
-    whose activations the runtime quantizes when it has them; with the reason.
-    """
-
-    target: str
-    int8: tuple[str, ...]
-    float: dict[str, str]
-    scores: tuple[str, ...] = ()
-    dynamic: dict[str, str] = field(default_factory=dict)
-
-
 def shape(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> None:
     """Bring the float graph into the form whose INT8 `target` is fast with, in place; exact. To be called first."""
     QUANTIZE[target].shape(model, matching(ignore))
@@ -187,18 +263,17 @@ def matching(patterns: Sequence[str]) -> Callable[[str], bool]:
     return lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def choose(model: ir.Model, target: str, ignore: Sequence[str] = (), dynamic: Collection[str] = ()) -> Placement:
-    """Choose the layers of the float graph that `target` computes in INT8. Nothing is changed.
+def choose(model: ir.Model, target: str, ignore: Sequence[str] = (), asked: Iterable[LayerPrecision] = ()) -> Placement:
+    """Choose the precision of each layer of the float graph for `target`. Nothing is changed.
 
     Args:
         ignore: layer names, or shell patterns of them, to leave in float.
-        dynamic: names of linears whose activations are to be quantized by the runtime.
+        asked: the precision of single layers, as searches found it; of what the target has in INT8, or float.
 
     Raises:
         TargetError: an unknown target.
         GraphError: a pattern of `ignore` matches no layer, or the graph has none.
     """
-    backend = QUANTIZE[target]
     linears = find_linears(model)
     others = unplaced_weights(model)
     if not linears:
@@ -207,22 +282,21 @@ def choose(model: ir.Model, target: str, ignore: Sequence[str] = (), dynamic: Co
             found="; ".join(f"{name}: {reason}" for name, reason in list(others.items())[:3]),
             fix="choose the precision fp32, which needs no images",
         )
-    names = [linear.name for linear in linears]
-    chosen = ignored(names, ignore)
-    left = dict(others)
-    reasons = backend.reasons_for_float(model, linears)
-    for linear in linears:
-        if linear.name in chosen:
-            left[linear.name] = "ignored on request"
-        elif linear.name in reasons:
-            left[linear.name] = reasons[linear.name]
-    placed = [name for name in names if name not in left]
-    return Placement(
-        target,
-        tuple(name for name in placed if name not in dynamic),
-        left,
-        dynamic={name: DYNAMIC for name in placed if name in dynamic},
-    )
+    left = {**QUANTIZE[target].reasons_for_float(model, linears)}
+    left |= dict.fromkeys(ignored([linear.name for linear in linears], ignore), IGNORED)
+    found = {each.layer: each for each in asked if each.precision == "float" or each.layer not in left}
+    chosen = {name: LayerPrecision(name, "float", reason) for name, reason in others.items()}
+    for name in (linear.name for linear in linears):
+        plain = LayerPrecision(name, "float", left[name]) if name in left else LayerPrecision(name, "int8")
+        chosen[name] = found.get(name, plain)
+    return Placement(target, tuple(chosen.values()))
+
+
+def needs_float(linear: Linear) -> str | None:
+    """Why a layer is in float on every target; None if it need not be."""
+    if is_ranked(linear):
+        return "its outputs are ranked"
+    return "its outputs say where features are sampled" if is_place(linear) else None
 
 
 def ignored(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
@@ -249,20 +323,20 @@ def place(
     weights: Mapping[str, QuantizedWeight] | None = None,
     *,
     fp8: bool = False,
-    dynamic: Collection[str] = (),
+    asked: Iterable[LayerPrecision] = (),
 ) -> Placement:
     """Write INT8 into the float graph for `target`, in place; or FP8, where the target has that.
 
     Args:
         ranges: what is to be represented of each layer's input, by tensor name.
-        ignore, dynamic: as in `choose`.
+        ignore, asked: as in `choose`.
         weights: in INT8, by layer name; any other is rounded to the nearest.
 
     Raises:
         TargetError, GraphError: as `choose`; or a layer was not calibrated.
-        CapabilityError: FP8, or layers that are `dynamic`, for a target that has none.
+        CapabilityError: FP8, or layers that are "dynamic", for a target that has none.
     """
-    backend, placement, rounded = QUANTIZE[target], choose(model, target, ignore, dynamic), dict(weights or {})
+    backend, placement, rounded = QUANTIZE[target], choose(model, target, ignore, asked), dict(weights or {})
     if placement.dynamic and backend.dynamic is None:
         raise CapabilityError(
             f"{target} quantizes no activations by itself", found=", ".join(list(placement.dynamic)[:3])

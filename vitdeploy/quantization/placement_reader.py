@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import onnx_ir as ir
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.analysis.rows import layer_name
 from vitdeploy.graph.edit import Names, drop_unused
+from vitdeploy.graph.io.files import GraphMetadata, get_metadata, load_graph
 from vitdeploy.graph.values import array_of
 
 # In the names of all operators of quantization: QuantizeLinear, QLinearConv, MatMulInteger, MatMulNBits ...
@@ -125,3 +127,21 @@ def _dequantized(node: ir.Node) -> npt.NDArray[Any]:
         shape[node.attributes.get_int("axis", 1)] = -1
     zero = zeros[0].astype(np.float32).reshape(shape) if zeros and zeros[0] is not None else np.float32(0)
     return np.asarray((integers.astype(np.float32) - zero) * scales.reshape(shape), np.float32)
+
+
+def load_float_graph(graph: Path) -> tuple[ir.Model, GraphMetadata]:
+    """A graph that is neither quantized nor placed yet, with its metadata.
+
+    Raises:
+        GraphError: it is quantized, or placed for a target, already.
+    """
+    model = load_graph(graph)
+    metadata = get_metadata(model, str(graph))
+    if metadata.precision is not None:
+        raise GraphError(
+            f"{graph} is quantized or placed already",
+            found=f"{metadata.precision} for {metadata.target}",
+            wanted="the float graph written by `vitdeploy export`",
+        )
+    reject_quantized(model, str(graph))
+    return model, metadata

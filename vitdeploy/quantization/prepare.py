@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from vitdeploy.quantization.channel_split import smooth_hidden, smooth_norms, sm
 from vitdeploy.quantization.channels import scale_channels
 from vitdeploy.quantization.fold import Fold, Folding, FoldRequest, Hidden
 from vitdeploy.quantization.observer import Arrays
-from vitdeploy.quantization.placement import QUANTIZE
+from vitdeploy.quantization.placement import QUANTIZE, Placement
 from vitdeploy.quantization.ranges import QuantizedWeight, Range, output_of, range_of, smooth_scores
 from vitdeploy.quantization.rounding import Rounded, round_linear
 from vitdeploy.quantization.statistics import Statistics
@@ -31,15 +31,6 @@ from vitdeploy.spec import PreprocessSpec, WeightBits
 FOLDS: tuple[Folding, ...] = (smooth_norms, smooth_values, smooth_scores, smooth_hidden, scale_channels)
 # What other images reach beyond the calibration images. Folds that give every channel the same range leave no room.
 MARGIN = 0.1
-
-
-@dataclass(frozen=True)
-class Overrides:
-    """Overrides that a search found for single layers, by name: `scaled`, where hidden channels in front are scaled or
-    copied for any gain, and `clipped`, where the input's range is clipped to a share of itself."""
-
-    scaled: tuple[str, ...] = ()
-    clipped: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -59,31 +50,29 @@ class Prepared:
 def prepare(
     model: ir.Model,
     statistics: Mapping[str, Statistics],
-    layers: Collection[str],
-    target: str,
-    overrides: Overrides | None = None,
+    placement: Placement,
     bits: WeightBits = 8,
-    dynamic: Collection[str] = (),
     rounding: Rounded | None = None,
 ) -> Prepared:
     """Make a float graph easier to quantize, in place: except for corrected biases, its function stays the same.
 
     Args:
         statistics: statistics of the input of every layer, by tensor name.
-        layers: names of the layers that will be computed in INT8.
-        target: its costs decide which gain justifies an operator.
-        overrides: precision overrides of single layers.
+        placement: the precision of each layer, as `placement.choose` gives it. The target's costs decide which gain
+            justifies an operator. Nothing is folded for the inputs of "dynamic" layers, and their weights are rounded
+            for an input without errors: what the runtime makes of it is near enough.
         bits: bits of the weights; with fewer than 8, attention scores stay float.
-        dynamic: names of layers that get weights in INT8 alone. Nothing is folded for their inputs, and their weights
-            are rounded for an input without errors: what the runtime makes of it is near enough.
         rounding: what other placements of the model have rounded.
     """
-    overrides = overrides or Overrides()
+    layers, dynamic = set(placement.int8), set(placement.dynamic)
+    scaled = [each.layer for each in placement.layers if each.scaled]
+    clips = {each.layer: each.clip for each in placement.layers if each.clip is not None}
     known = widened(statistics)
     known |= _of_pixels(model, known)
     if bits < 8:
         known = _without_outputs(model, known)
-    request, done = FoldRequest(layers, QUANTIZE[target].gain_threshold, overrides.scaled, bits), list[Fold | Hidden]()
+    threshold = QUANTIZE[placement.target].gain_threshold
+    request, done = FoldRequest(layers, threshold, scaled, bits), list[Fold | Hidden]()
     for fold in FOLDS:
         known, records = fold(model, known, request)
         done += records
@@ -93,8 +82,8 @@ def prepare(
         name, found = str(linear.input.name), known.get(str(linear.input.name))
         if found is None or (linear.name not in layers and linear.name not in dynamic):
             continue
-        if linear.name in overrides.clipped:
-            ranges[name] = range_of(found).times(overrides.clipped[linear.name])
+        if linear.name in clips:
+            ranges[name] = range_of(found).times(clips[linear.name])
         step = 0.0 if linear.name in dynamic else None
         weights[linear.name], bias = (rounding or round_linear)(linear, found, bits, step)
         if linear.bias is not None or linear.kind == "conv" or not linear.output.is_graph_output():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -15,8 +16,8 @@ import onnx_ir as ir
 from vitdeploy.errors import DataError
 from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.io.files import weights_folder
-from vitdeploy.quantization.nonfinite import find_nonfinite
-from vitdeploy.quantization.observer import Arrays
+from vitdeploy.graph.values import array_of, weight_bytes
+from vitdeploy.quantization.observer import Arrays, covariance_pays
 from vitdeploy.quantization.ranges import score_tensors
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise
@@ -106,3 +107,103 @@ def with_outputs(model: ir.Model, names: Sequence[str]) -> bytes:
     own = {value.name for value in proto.graph.output}
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in own)
     return bytes(proto.SerializeToString())
+
+
+# --- Where a non-finite value arises: the first node, in graph order, that makes one from finite inputs ---------------
+
+
+# The outputs of this many nodes are held at once.
+WINDOW = 16
+
+
+def find_nonfinite(model: ir.Model, tensor: str, feeds: Mapping[str, npt.NDArray[Any]]) -> str:
+    """Describe what makes `tensor` non-finite on these inputs: a node, or weights.
+
+    Infinities that a node passes on, such as those of an attention mask, do not count: only a NaN or an infinity that
+    none of its inputs has.
+    """
+    nodes = _before(model, tensor)
+    known = {str(value.name): _kinds(array_of(value)) for node in nodes for value in node.inputs if value is not None}
+    broken = next((name for name, kinds in known.items() if "NaN" in kinds), None)
+    if broken is not None:
+        return f"NaN in the weights {broken}"
+    known |= {name: _kinds(array) for name, array in feeds.items()}
+    proto = ir.to_proto(model)
+    for start in range(0, len(nodes), WINDOW):
+        window = nodes[start : start + WINDOW]
+        del proto.graph.output[:]
+        names = [str(value.name) for node in window for value in node.outputs if value.name]
+        proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+        data = proto.SerializeToString()
+        with OnnxRuntimeRunner(data, name="calibration", weights=weights_folder(model)) as runner:
+            known |= {name: _kinds(array) for name, array in runner.infer(dict(feeds)).items()}
+        for node in window:
+            given = set().union(*(known.get(str(value.name), set()) for value in node.inputs if value is not None))
+            made = set().union(*(known.get(str(value.name), set()) for value in node.outputs)) - given
+            if made:
+                return f"{' and '.join(sorted(made))} out of the node {node.name} ({node.op_type})"
+    return f"the tensor {tensor}"
+
+
+def _before(model: ir.Model, tensor: str) -> list[ir.Node]:
+    """The nodes that `tensor` is computed from, in graph order."""
+    wanted, found = {tensor}, []
+    for node in reversed(list(model.graph)):
+        if wanted & {str(value.name) for value in node.outputs}:
+            found.append(node)
+            wanted |= {str(value.name) for value in node.inputs if value is not None}
+    return found[::-1]
+
+
+def _kinds(array: npt.NDArray[Any] | None) -> set[str]:
+    """The kinds of values in it that are not finite."""
+    if array is None or not np.issubdtype(array.dtype, np.floating):
+        return set()
+    infinite = np.isinf(array)
+    return ({"infinity"} if infinite.any() else set()) | ({"NaN"} if np.isnan(array).any() else set())
+
+
+# --- How much memory a calibration will take, before it starts --------------------------------------------------------
+
+
+FLOAT = 4
+# Copies of the weights while ONNX Runtime loads them: as read, serialized, in the session, packed for matrix products.
+COPIES = 4
+
+
+@dataclass(frozen=True)
+class CalibrationMemory:
+    """Bytes that a calibration takes on top of the process itself, by purpose."""
+
+    graph: int
+    activations: int
+    covariances: int
+
+    @property
+    def total(self) -> int:
+        return self.graph + self.activations + self.covariances
+
+
+def estimate(model: ir.Model, batch: int, images: int) -> CalibrationMemory:
+    """The memory for observing the images in batches of `batch`. Tensors of unknown shape are not counted."""
+    shapes = {str(value.name): _shape(value, batch) for value in model.graph.inputs}
+    shapes |= {str(value.name): _shape(value, batch) for node in model.graph for value in node.outputs}
+    covariances, observed = 0, 0
+    for name, role in observed_tensors(model).items():
+        shape = shapes[name]
+        observed += math.prod(shape)
+        channels = shape[role.axis] if len(shape) > 1 else 0
+        rows = math.prod(shape) // max(channels * batch, 1)
+        if role.rounds and channels and covariance_pays(max(rows, 1), channels, images):
+            covariances += channels**2
+    held = {name: math.prod(shape) for name, shape in shapes.items()}
+    widest = max(sum(held.get(str(v.name), 0) for v in (*node.inputs, *node.outputs) if v) for node in model.graph)
+    # All observed tensors are held at once, and the widest node; every covariance twice at the end, as sum and result.
+    return CalibrationMemory(COPIES * weight_bytes(model), FLOAT * (observed + widest), 2 * FLOAT * covariances)
+
+
+def _shape(value: ir.Value, batch: int) -> tuple[int, ...]:
+    """The shape, with open sizes taken as the batch; (0,) if unknown."""
+    if value.shape is None:
+        return (0,)
+    return tuple(size if isinstance(size, int) else batch for size in value.shape)

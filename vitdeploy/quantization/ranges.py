@@ -211,7 +211,7 @@ def _columns(linear: Linear, value: ir.Value, attention: Attention) -> Indices |
 
 def _reach(found: Statistics) -> Numbers:
     """The largest |x| of each channel; a channel that is always zero counts as the least of the others."""
-    reach = np.maximum(np.abs(found.low), np.abs(found.high))
+    reach = found.reach
     least = reach[reach > 0].min() if reach.any() else 1.0
     return np.asarray(np.maximum(reach, least))
 

@@ -36,6 +36,11 @@ class Statistics:
     def variance(self) -> npt.NDArray[np.floating]:
         return self.covariance if self.covariance.ndim == 1 else np.diag(self.covariance)
 
+    @property
+    def reach(self) -> Numbers:
+        """The largest |x| of each channel."""
+        return np.asarray(np.maximum(np.abs(self.low), np.abs(self.high)))
+
     def without_covariance(self) -> Statistics:
         """The same with the variances alone."""
         return replace(self, covariance=self.variance)
@@ -58,36 +63,6 @@ class Statistics:
         low, high, mean = (each[source] for each in (self.low, self.high, self.mean))
         both = source if self.covariance.ndim == 1 else np.ix_(source, source)
         return Statistics(low, high, mean, self.covariance[both], self.rows)
-
-
-@dataclass(frozen=True)
-class TensorFacts:
-    """What a person wants to know of a tensor that is hard to quantize.
-
-    `low`, `high`: its bounds. `largest`: largest |x|, in channel `channel`; `median`: of the channels' largest |x|;
-    `upper`: about 99.9 % of |x| are below it (NaN where that is not known).
-    """
-
-    low: float
-    high: float
-    largest: float
-    channel: int
-    median: float
-    upper: float
-
-
-def describe(found: Statistics) -> TensorFacts:
-    """The facts of one tensor."""
-    reach = np.maximum(np.abs(found.low), np.abs(found.high))
-    channel = int(reach.argmax())
-    return TensorFacts(
-        low=float(found.low.min()),
-        high=float(found.high.max()),
-        largest=float(reach[channel]),
-        channel=channel,
-        median=float(np.median(reach)),
-        upper=found.upper,
-    )
 
 
 def save_statistics(statistics: Mapping[str, Statistics], path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from vitdeploy.backends import TARGETS, near_target
-from vitdeploy.compilation.build_options import BuildOptions, default_batches
+from vitdeploy.compilation.backend import BuildOptions, default_batches
 from vitdeploy.errors import RecipeError
 from vitdeploy.known_bad.entries import table
 from vitdeploy.recipe.sections import (

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from vitdeploy.benchmark.protocol import Protocol, parse_scenario
-from vitdeploy.compilation.build_options import BuildOptions
+from vitdeploy.compilation.backend import BuildOptions
 from vitdeploy.runtime.profiles import Batches
 from vitdeploy.spec import (
     MAX_BATCH,

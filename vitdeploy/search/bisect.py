@@ -1,31 +1,44 @@
-"""Which layer an error comes from, and what mends it."""
+"""Where an error of an engine comes from, and what mends it; and where a runtime computes otherwise than its graph."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.convenience import create_value_mapping
 
+from vitdeploy.backends import TARGETS
 from vitdeploy.errors import HostError
 from vitdeploy.graph.analysis.prunable import changed_tensors, part, single_cuts
 from vitdeploy.graph.analysis.rows import count_int8, find_linears
 from vitdeploy.graph.edit import drop_unused
+from vitdeploy.graph.io.files import save_graph
+from vitdeploy.lint.view import label
+from vitdeploy.lint.view import prepare as prepare_view
 from vitdeploy.quantization.observers import observe
 from vitdeploy.quantization.placement import choose, place, shape
 from vitdeploy.quantization.placement_reader import Quantized, find_quantized
 from vitdeploy.quantization.prepare import prepare
 from vitdeploy.quantization.ranges import separate_scores
 from vitdeploy.quantization.statistics import Statistics
+from vitdeploy.runtime.backend import engine_is_code
+from vitdeploy.runtime.engine import make_runner
+from vitdeploy.runtime.golden import largest_difference
 from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.values import bits_for, bits_of
-from vitdeploy.search.graphs import Splice, TensorFacts
-from vitdeploy.search.latency import Rise, gain, largest_increases
-from vitdeploy.search.trials import answers_of
+from vitdeploy.search.frame import answers_of
+from vitdeploy.search.graphs import OutlierFacts, Splice
 from vitdeploy.spec import EngineSpec, Precision, WeightBits
 
 # --- Locates where the error of an engine enters ----------------------------------------------------------------------
@@ -45,7 +58,7 @@ ABSURD = 2.0
 
 
 @dataclass(frozen=True)
-class Part:
+class GraphPart:
     """The graph between two tensors, and the share of the whole distance that enters there: 1 if the rest is
     negligible."""
 
@@ -67,7 +80,7 @@ class Culprit:
     layers: tuple[str, ...]
     tensors: tuple[str, ...]
     share: float
-    facts: TensorFacts | None
+    facts: OutlierFacts | None
 
 
 @dataclass(frozen=True)
@@ -77,7 +90,7 @@ class Bisection:
 
     distance: float
     cuts: int
-    parts: tuple[Part, ...]
+    parts: tuple[GraphPart, ...]
     culprit: Culprit | None
 
     @property
@@ -109,7 +122,7 @@ def bisect(splice: Splice) -> Bisection:
     rises = largest_increases(measure, last, first=0.0, total=total, share=STANDS_OUT)
     [image, *_] = splice.graph.graph.inputs
     names = [str(image.name), *cuts, ", ".join(splice.outputs)]
-    parts = tuple(Part(names[rise.low], names[rise.high], _share(rise.gain, total)) for rise in rises)
+    parts = tuple(GraphPart(names[rise.low], names[rise.high], _share(rise.gain, total)) for rise in rises)
     if parts[0].share < STANDS_OUT:
         return Bisection(total, len(cuts), parts, None)
     given = cuts[rises[0].low - 1 : rises[0].low] if rises[0].low else []
@@ -303,8 +316,157 @@ def _quantized(splice: Splice, statistics: dict[str, Statistics], ignore: Sequen
     """The result of `vitdeploy quantize` for the float graph."""
     model, target = splice.graph.clone(), splice.engine.target
     shape(model, target, ignore)
-    layers = choose(model, target, ignore).int8
-    prepared = prepare(model, statistics, layers, target, bits=fixed_bits(splice.engine))
+    chosen = choose(model, target, ignore)
+    prepared = prepare(model, statistics, chosen, fixed_bits(splice.engine))
     place(model, prepared.ranges, target, ignore, prepared.weights)
     drop_unused(model)
     return model
+
+
+# --- Finds where a quantity rises along a line with few measurements, each in the middle of the steepest piece --------
+
+
+@dataclass(frozen=True)
+class Rise:
+    """The increase from one position to another."""
+
+    low: int
+    high: int
+    gain: float
+
+
+def largest_increases(
+    measure: Callable[[int], float | None], last: int, *, first: float, total: float, share: float
+) -> list[Rise]:
+    """The line from 0 to `last` in pieces, the one with the largest gain first.
+
+    The piece that gains most is halved until it is one step long, or gains less than `share` of the total. If the
+    quantity never falls, the first piece is then the steepest step, or no step gains `share`: each of the at most
+    1 / share pieces that gain so much is halved log2(last) times. If it falls in places, the gain of the first piece is
+    still measured, but a rise and a fall inside another piece may have cancelled out.
+
+    Args:
+        measure: the quantity at a position, which may be infinite; None if it is undefined, and the position is
+            skipped.
+        first, total: the quantity at 0 and at `last`.
+    """
+    known, left_out, least = {0: first, last: total}, set[int](), share * max(gain(first, total), 0.0)
+
+    def inside(rise: Rise) -> list[int]:
+        return [i for i in range(rise.low + 1, rise.high) if i not in left_out]
+
+    while True:
+        places = sorted(known)
+        rises = [Rise(a, b, gain(known[a], known[b])) for a, b in itertools.pairwise(places)]
+        rises.sort(key=lambda rise: -rise.gain)
+        choice = inside(rises[0]) if rises else []
+        if not choice or rises[0].gain < least:
+            return rises
+        middle = choice[len(choice) // 2]
+        found = measure(middle)
+        if found is None:
+            left_out.add(middle)
+        else:
+            known[middle] = found
+
+
+def gain(before: float, after: float) -> float:
+    """after - before; both may be infinite."""
+    return 0.0 if math.isinf(before) and math.isinf(after) else after - before
+
+
+# --- The first layer that a runtime computes otherwise than the graph says, for an engine that was refused ------------
+# As above, but between two ways of computing one graph: the engine's runtime, and ONNX Runtime without optimisation.
+# Parts that begin at the input, or at a tensor of the evaluation, run on the engine's runtime and are compared where
+# they end. A runtime fuses within such a part as it does in the whole graph.
+
+
+# After which no further part of a wrong engine is looked at.
+SECONDS = 30.0
+
+
+def first_layer(
+    model: ir.Model, engine: EngineSpec, feeds: Sequence[Array], tolerance: float, seconds: float
+) -> str | None:
+    """A sentence on where the answers of an engine leave those of its graph; None where that cannot be said.
+
+    Args:
+        model: the engine's graph, of one input.
+        feeds: inputs of one image each, [1, ...]; the first whose answers differ is looked at.
+        tolerance: of max|a - b| / max|b|.
+        seconds: when no further part is begun; what is known by then is said.
+
+    Raises:
+        VitdeployError: a part that the runtime, or ONNX Runtime, refuses.
+    """
+    if engine.parts or engine.batch != 1 or TARGETS[engine.target].typed or engine_is_code(engine):
+        return None
+    search = _FirstLayer(prepare_view(model).model, engine, tolerance, time.monotonic() + seconds)
+    outputs = [str(value.name) for value in model.graph.outputs]
+    for feed in feeds:
+        search.feed = feed
+        if search.differs((), outputs):
+            return _located(search, outputs)
+    return "the runtime computes what the engine's graph says: the graph is not the one that the answers are of"
+
+
+@dataclass
+class _FirstLayer:
+    """`feed`: the image that is looked at."""
+
+    model: ir.Model
+    engine: EngineSpec
+    tolerance: float
+    deadline: float
+    feed: Array = dataclasses.field(default_factory=lambda: np.zeros(0, np.float32))
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() > self.deadline
+
+    def differs(self, given: Sequence[str], wanted: Sequence[str]) -> bool:
+        """Whether the runtime computes `wanted` otherwise, from what the evaluation has for `given`."""
+        with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
+            known = self._run(folder, (), [*given, *wanted], {}, plain=True)
+            found = self._run(folder, given, wanted, known, plain=False)
+        return not largest_difference(found, known, wanted) <= self.tolerance
+
+    def _run(
+        self, folder: str, given: Sequence[str], wanted: Sequence[str], known: Mapping[str, Array], *, plain: bool
+    ) -> dict[str, Array]:
+        model = part(self.model, given, wanted, self.engine.batch)
+        file = Path(folder) / f"{'plain' if plain else 'engine'}.onnx"
+        save_graph(model, file)
+        runner: Runner = (
+            OnnxRuntimeRunner(file, name="evaluation", batch=self.engine.batch, plain=True)
+            if plain
+            else make_runner(Path(folder), dataclasses.replace(self.engine, files=(file.name,)))
+        )
+        names = [str(value.name) for value in model.graph.inputs]
+        with runner:
+            feeds = {t.name: known.get(name, self.feed) for t, name in zip(runner.inputs, names, strict=True)}
+            return dict(zip(wanted, runner.infer(feeds).values(), strict=True))
+
+
+def _located(search: _FirstLayer, outputs: Sequence[str]) -> str:
+    """Where the answers of an engine differ: the part of the graph first, then the node in it."""
+    cuts = single_cuts(search.model)
+    low, high = 0, len(cuts) + 1  # of cuts[low - 1] the runtime is right, of cuts[high - 1] it is not
+    while high - low > 1 and not search.over:
+        middle = (low + high) // 2
+        low, high = (low, middle) if search.differs((), [cuts[middle - 1]]) else (middle, high)
+    start, end = cuts[low - 1] if low else "the input", cuts[high - 1] if high <= len(cuts) else "the output"
+    between = f"the answers differ first between {start} and {end}"
+    given, wanted = cuts[low - 1 : low] if low else [], cuts[high - 1 : high] or list(outputs)
+    if high - low > 1 or search.over:
+        return f"{between}; there was no time to look closer"
+    inside = part(search.model, given, wanted, search.engine.batch)
+    nodes = [node for node in inside.graph if any(value.dtype == ir.DataType.FLOAT for value in node.outputs)]
+    names = [str(node.outputs[0].name) for node in nodes]
+    if not search.differs(given, names):
+        return f"{between}, in a kernel for several layers: asked for each by itself, the runtime is right"
+    low, high = 0, len(names)
+    while high - low > 1 and not search.over:
+        middle = (low + high) // 2
+        low, high = (low, middle) if search.differs(given, names[:middle]) else (middle, high)
+    return f"the first layer that differs is {label(nodes[high - 1])}" if high - low == 1 else between

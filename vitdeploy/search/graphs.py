@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,83 +24,9 @@ from vitdeploy.quantization.placement_reader import find_quantized, make_float
 from vitdeploy.quantization.ranges import QuantizedWeight, Range, activation_scale
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.search.expected import Expected, expected_loss
-from vitdeploy.spec import EngineSpec, PreprocessSpec, Task
-from vitdeploy.verification.agreement import kl_divergence
-
-# --- The distance of a graph's answers from those of the float graph on calibration images ----------------------------
-# every search ranks by it.
-#
-# Evaluation images are never used: a choice made on them could not be judged on them.
-
-
-class ReferenceOutputs:
-    """Some images, the float graph's answers to them, and the distance of other answers from these."""
-
-    def __init__(
-        self, runner: Runner, pixels: npt.NDArray[np.uint8], preprocess: PreprocessSpec, task: Task, *, batch: int
-    ) -> None:
-        """Run the float graph.
-
-        Args:
-            runner: of the float graph, loaded, at any batch or at `batch`.
-            pixels: uint8 [images, height, width, channels], held in memory.
-            batch: how many images run at a time.
-        """
-        self.pixels, self.preprocess, self.task, self.batch = pixels, preprocess, task, batch
-        self.answers = self.ask(runner)
-
-    def first(self, count: int) -> ReferenceOutputs:
-        """The reference outputs of the first images only."""
-        some = copy.copy(self)
-        some.pixels = self.pixels[:count]
-        some.answers = {name: answers[:count] for name, answers in self.answers.items()}
-        return some
-
-    def ask(self, runner: Runner) -> dict[str, Array]:
-        """The outputs of a loaded runner for all images by name, [images, ...] each."""
-        found: dict[str, list[Array]] = {}
-        for outputs in self.stream(runner):
-            for name, output in outputs.items():
-                found.setdefault(name, []).append(output)
-        return {name: np.concatenate(parts) for name, parts in found.items()}
-
-    def stream(self, runner: Runner) -> Iterator[dict[str, Array]]:
-        """As `ask`, but a batch at a time, [n, ...] each: for outputs that are too large to hold for all images."""
-        [tensor] = runner.inputs
-        for start in range(0, len(self.pixels), self.batch):
-            # An engine may be pinned to its batch: the last one is padded with earlier images.
-            chosen = np.arange(start, start + self.batch) % len(self.pixels)
-            pixels = self.pixels[chosen]
-            feed = pixels if tensor.dtype == "uint8" else normalise(pixels, self.preprocess)
-            outputs = runner.infer({tensor.name: feed})
-            yield {name: output[: len(self.pixels) - start] for name, output in outputs.items()}
-
-    def distance(self, answers: Mapping[str, Array]) -> npt.NDArray[np.float64]:
-        """The distance per image, [images]: KL(float || other) of the softmax in nats for a classifier.
-
-        For any other task, the squared error of each float output over its power, mean over the outputs.
-        """
-        if self.task == "classification":
-            [name] = self.answers
-            return kl_divergence(self.answers[name].astype(np.float64), answers[name].astype(np.float64))
-        errors = [_relative(answers[name], wanted) for name, wanted in self.answers.items() if wanted.dtype.kind == "f"]
-        return np.asarray(np.mean(errors, axis=0))
-
-    def expected(self, answers: Mapping[str, Array], share: float = 1.0) -> Expected | None:
-        """The expected loss of a classifier's answers (see `expected_loss`); None for any other task."""
-        if self.task != "classification":
-            return None
-        [(name, wanted)] = self.answers.items()
-        return expected_loss(answers[name], wanted, share)
-
-
-def _relative(found: Array, wanted: Array) -> npt.NDArray[np.float64]:
-    a, b = (each.reshape(len(each), -1).astype(np.float64) for each in (found, wanted))
-    return np.asarray(((a - b) ** 2).sum(axis=1) / np.maximum((b**2).sum(axis=1), 1e-300))
-
+from vitdeploy.search.reference import ReferenceOutputs
+from vitdeploy.spec import EngineSpec
 
 # --- Facts about a tensor that is hard to quantize, for a person to read ----------------------------------------------
 
@@ -111,7 +36,7 @@ SHOWN_CHANNELS, OUTLIER_RATIO = 4, 10.0
 
 
 @dataclass(frozen=True)
-class TensorFacts:
+class OutlierFacts:
     """Over all images: the smallest and the largest value, the 99.9th percentile of |x|, the median over the channels
     of max |x|, and outlier channels with their max |x|, largest first. `finite` is the share of finite values; all
     others are left out of the rest."""
@@ -124,7 +49,7 @@ class TensorFacts:
     finite: float
 
 
-def facts_of(batches: Iterable[Array], images: int, axis: int) -> TensorFacts:
+def facts_of(batches: Iterable[Array], images: int, axis: int) -> OutlierFacts:
     """Facts of a tensor that arrives in batches [n, ...] of `images` in total; channels lie along `axis`.
 
     Only the largest thousandth of the values is kept in memory.
@@ -148,7 +73,7 @@ def facts_of(batches: Iterable[Array], images: int, axis: int) -> TensorFacts:
             largest = np.partition(largest, len(largest) - kept)[-kept:]
     order = np.argsort(-reach, kind="stable")[:SHOWN_CHANNELS]
     median = float(np.median(reach))
-    return TensorFacts(
+    return OutlierFacts(
         low=low,
         high=high,
         percentile=float(np.sort(largest)[-_held(count)]),
@@ -230,7 +155,7 @@ class Splice:
         self.runs += 1
         self.ran()
 
-    def facts(self, tensor: str, given: Sequence[str] = (), *, placed: bool) -> TensorFacts | None:
+    def facts(self, tensor: str, given: Sequence[str] = (), *, placed: bool) -> OutlierFacts | None:
         """Facts of a tensor of the placement with nothing quantized in front of it (of the float graph if not
         `placed`), from `given` on; None if its shape is unknown."""
         model = part(self.placement if placed else self.graph, given, [tensor], self.reference_outputs.batch)
@@ -310,7 +235,7 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Form:
+class LayerForm:
     """One way to compute a layer in INT8: on x[source] * factor + offset, which `bounds` are the range of.
 
     `source` int64 [channels of the weight], `factor` and `offset` float32 of the same length; None leaves x as it is.
@@ -327,7 +252,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Choice:
+class LayerChoice:
     """The form of one layer (its number; None: float), and another range than the form's own."""
 
     form: int | None = 0
@@ -340,16 +265,16 @@ class SwitchedRunner(OnnxRuntimeRunner):
     Every layer that has forms starts in its first one.
     """
 
-    def __init__(self, graph: Path, forms: Mapping[str, Sequence[Form]], *, batch: int) -> None:
+    def __init__(self, graph: Path, forms: Mapping[str, Sequence[LayerForm]], *, batch: int) -> None:
         super().__init__(graph, name="INT8 by layer", batch=batch)
         self._forms = {layer: tuple(each) for layer, each in forms.items()}
         self._settings: dict[str, Array] = {}
         self.choose({})
 
-    def choose(self, choices: Mapping[str, Choice]) -> None:
+    def choose(self, choices: Mapping[str, LayerChoice]) -> None:
         """Set the form of these layers, and that of all others to their first."""
         for layer, forms in self._forms.items():
-            choice = choices.get(layer, Choice())
+            choice = choices.get(layer, LayerChoice())
             bounds = choice.bounds or forms[choice.form or 0].bounds
             found = activation_scale(bounds)
             self._settings[f"{layer}|scale"] = np.asarray(found.scale)
@@ -365,7 +290,9 @@ class SwitchedRunner(OnnxRuntimeRunner):
         return super()._infer({**feeds, **self._settings})
 
 
-def write_switched(model: ir.Model, forms: Mapping[str, Sequence[Form]], biases: Mapping[str, Any], path: Path) -> None:
+def write_switched(
+    model: ir.Model, forms: Mapping[str, Sequence[LayerForm]], biases: Mapping[str, Any], path: Path
+) -> None:
     """Save the graph with every layer of `forms` in float and in each of its forms. The model is changed in place.
 
     Args:
@@ -378,7 +305,7 @@ def write_switched(model: ir.Model, forms: Mapping[str, Sequence[Form]], biases:
     save_graph(model, path)
 
 
-def _switch(model: ir.Model, linear: Linear, forms: Sequence[Form], biases: Mapping[str, Any]) -> None:
+def _switch(model: ir.Model, linear: Linear, forms: Sequence[LayerForm], biases: Mapping[str, Any]) -> None:
     name, write = linear.name, _INT8[linear.kind]
     scale, zero = (
         _input(model, f"{name}|{part}", kind)
@@ -444,7 +371,7 @@ def _float(linear: Linear, bias: Floats | None) -> _Branch:
     return branch
 
 
-def _moved(branch: _Branch, x: ir.Value, form: Form) -> ir.Value:
+def _moved(branch: _Branch, x: ir.Value, form: LayerForm) -> ir.Value:
     if form.source is not None:
         x = branch.node("Gather", [x, branch.constant(form.source, "source")], axis=-1)
     for operator, vector in (("Mul", form.factor), ("Add", form.offset)):
@@ -453,7 +380,7 @@ def _moved(branch: _Branch, x: ir.Value, form: Form) -> ir.Value:
     return x
 
 
-def _rounded(branch: _Branch, y: ir.Value, form: Form) -> ir.Value:
+def _rounded(branch: _Branch, y: ir.Value, form: LayerForm) -> ir.Value:
     """The output as its readers see it."""
     if form.output is None:
         return y
@@ -461,7 +388,7 @@ def _rounded(branch: _Branch, y: ir.Value, form: Form) -> ir.Value:
     return branch.node("DequantizeLinear", [branch.node("QuantizeLinear", [y, *parameters]), *parameters])
 
 
-def _matmul(branch: _Branch, linear: Linear, x: ir.Value, form: Form, scale: ir.Value, zero: ir.Value) -> ir.Value:
+def _matmul(branch: _Branch, linear: Linear, x: ir.Value, form: LayerForm, scale: ir.Value, zero: ir.Value) -> ir.Value:
     weight, scales = form.weight
     inputs = [
         branch.node("QuantizeLinear", [x, scale, zero]),
@@ -475,7 +402,7 @@ def _matmul(branch: _Branch, linear: Linear, x: ir.Value, form: Form, scale: ir.
     return branch.node("MatMulIntegerToFloat", [*inputs, *bias], domain=DOMAIN)
 
 
-def _conv(branch: _Branch, linear: Linear, x: ir.Value, form: Form, scale: ir.Value, zero: ir.Value) -> ir.Value:
+def _conv(branch: _Branch, linear: Linear, x: ir.Value, form: LayerForm, scale: ir.Value, zero: ir.Value) -> ir.Value:
     """A convolution in float on INT8 values: ONNX Runtime has no INT8 convolution with a float output."""
     weight, scales = form.weight
     if not takes_pixels(linear):  # every placement keeps these exact

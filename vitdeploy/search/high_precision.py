@@ -1,92 +1,61 @@
-"""Layers and float operators in another precision, by times and errors."""
+"""Layers and float operators of an INT8 engine in another precision, by times and errors."""
 
 from __future__ import annotations
 
-import datetime
-import math
-import tempfile
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
-from vitdeploy.benchmark.evidence import medians_of, ratio_of_rounds, together
-from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.benchmark.results import BenchRun, Round
-from vitdeploy.benchmark.run import BenchCandidate, engine_candidate, run_benchmark
-from vitdeploy.benchmark.summary import disturbed_reason
-from vitdeploy.compilation.engine import compile_engine
-from vitdeploy.graph.analysis.rows import count_int8, find_linears
+from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.analysis.work import layer_macs
-from vitdeploy.graph.io.files import load_graph
-from vitdeploy.search.expected import Expected
-from vitdeploy.search.graphs import ReferenceOutputs
-from vitdeploy.search.latency import fingerprint
+from vitdeploy.progress import Progress, silent
+from vitdeploy.quantization.placement import DYNAMIC, IN_FLOAT, HigherForm, LayerPrecision
+from vitdeploy.search.frame import GraphVariant, Measurement, VariantTiming, mean_interval, measure, measured_here
 from vitdeploy.search.mixed import Sensitivity
-from vitdeploy.search.trials import Reached, answers_of
-from vitdeploy.spec import FloatRest, Precision
-from vitdeploy.verification.intervals import student
+from vitdeploy.search.reference import Expected, Reached, ReferenceOutputs
+from vitdeploy.spec import FloatRest
 
 # --- The result of a search for layers that are taken out of plain INT8, and what it measured -------------------------
 
 
-Form = Literal["dynamic", "float"]
-
-
-@dataclass(frozen=True)
-class Raised:
-    """Layers out of plain INT8, in `form`: "dynamic" (INT8 weights, and activations that the runtime quantizes) or
-    "float"; and why."""
-
-    layers: tuple[str, ...]
-    form: Form
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class Rung:
-    """One set of layers out of plain INT8. `share`: of all MACs. `ratio`, `low`, `high`: the latency over that of plain
-    INT8, with the interval; `rounds_ms`: the median latency of each round. `reached`: on the calibration images, by the
-    engine itself."""
+@dataclass(frozen=True, kw_only=True)
+class Rung(VariantTiming):
+    """One set of layers out of plain INT8, and its time against that of plain INT8. `share`: of all MACs. `reached`: on
+    the calibration images, by the engine itself."""
 
     layers: tuple[str, ...]
     share: float
-    rounds_ms: tuple[float, ...]
-    ratio: float
-    low: float
-    high: float
     reached: Reached
 
 
-@dataclass(frozen=True)
-class HighPrecision:
+@dataclass(frozen=True, kw_only=True)
+class HighPrecision(Measurement):
     """What was measured of layers out of plain INT8, and which of them are: `layers`, in `form`.
 
-    `form`: as in `Raised`. `price`: the most that they may add to the latency, in percent. `int8`: without any, on the
-    calibration images. `rungs`: of more and more layers. `why`: what decided. `disturbed`: why the times are
-    unreliable, in which case only the first rung may be taken. `measured`: ISO date; `device`: as in a latency table.
-    The intervals hold jointly at 95 % (Bonferroni).
+    `form`: "dynamic" (INT8 weights, and activations that the runtime quantizes) or "float". `price`: the most that they
+    may add to the latency, in percent. `int8`: without any, on the calibration images. `rungs`: of more and more
+    layers. `why`: what decided. Of disturbed times only the first rung may be taken.
     """
 
-    target: str
-    form: Form
+    form: HigherForm
     price: float
     images: int
-    measured: str
-    device: dict[str, str]
     why: str
     int8: Reached | None = None
     rungs: tuple[Rung, ...] = ()
     layers: tuple[str, ...] = ()
-    disturbed: str = ""
 
     @property
-    def raised(self) -> Raised | None:
-        return Raised(self.layers, self.form, self.why) if self.layers else None
+    def precisions(self) -> tuple[LayerPrecision, ...]:
+        return in_higher_precision(self.layers, self.form, self.why)
+
+
+def in_higher_precision(layers: Sequence[str], form: HigherForm, why: str = "") -> tuple[LayerPrecision, ...]:
+    """Layers out of plain INT8, and what a search measured of them."""
+    reason = DYNAMIC if form == "dynamic" else IN_FLOAT
+    return tuple(LayerPrecision(layer, form, reason, why) for layer in layers)
 
 
 # --- Layers whose INT8 costs much and saves little: which to take out of plain INT8, and in which form ----------------
@@ -138,7 +107,7 @@ def high_precision_layers(
 def ladder(
     model: ir.Model,
     costs: Sensitivity,
-    form: Form,
+    form: HigherForm,
     cheaper: Collection[str] = (),
     kept: Collection[str] = (),
     shares: Sequence[float] = (),
@@ -188,35 +157,31 @@ def _agreement(expected: Expected | None) -> float:
     return expected.agreement if expected is not None else 0.0
 
 
-# --- What was measured of the float operators of an INT8 engine in bf16, and which precision that makes them have -----
+# --- The precision of an INT8 engine's float operators: fp32, or bf16 where that is measured to be faster -------------
 
 
 # Of the distance that INT8 has. With enough images any rounding is surely further; layers out of plain INT8, which are
 # chosen after it, take back more than this for less time than bf16 saves.
 MOST_FURTHER = 0.2
+RESTS: tuple[FloatRest, FloatRest] = ("fp32", "bf16")
 
 
-@dataclass(frozen=True)
-class FloatRestTable:
+@dataclass(frozen=True, kw_only=True)
+class FloatRestTable(Measurement):
     """What was measured of an INT8 placement with its float operators in fp32 and in bf16.
 
     `ratio`, `low`, `high`: the latency with bf16 over that with fp32, with its 95 % interval. `distances`: mean, of the
     answers of fp32 and of bf16 from the float graph's on the calibration images; `further`: the bounds of the 95 %
-    interval of how much further those of bf16 are. Without a measurement `reason` says why. `disturbed`: why the times
-    are unreliable, in which case it is fp32. `measured`: ISO date; `device`: as in a latency table.
+    interval of how much further those of bf16 are. Without a measurement `reason` says why.
     """
 
-    target: str
     batch: int
-    measured: str
-    device: dict[str, str]
     reason: str = ""
     ratio: float = 1.0
     low: float = 1.0
     high: float = 1.0
     distances: tuple[float, float] = (0.0, 0.0)
     further: tuple[float, float] = (0.0, 0.0)
-    disturbed: str = ""
 
     @property
     def best(self) -> FloatRest:
@@ -225,144 +190,26 @@ class FloatRestTable:
         return "bf16" if faster and self.further[0] <= MOST_FURTHER * self.distances[0] else "fp32"
 
 
-# --- Times engines of one function against each other, and says which is surely faster than the first -----------------
-
-
-# A claim of a few percent needs more than one process of each: processes differ by as much.
-ROUNDS, BLOCK_SECONDS, WARMUP_SECONDS, PROCESSES = 16, 0.25, 0.5, 4
-LEVEL = 0.95
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Median latencies, round by round, and their ratio to those of the first engine with its interval; the first's own
-    is 1."""
-
-    rounds_ms: tuple[float, ...]
-    ratio: float = 1.0
-    low: float = 1.0
-    high: float = 1.0
-
-
-def compiled(
-    graph: Path,
-    out: Path,
-    target: str,
-    precision: Precision,
-    batch: int,
-    placed: int,
-    name: str,
-    float_rest: FloatRest = "fp32",
-) -> BenchCandidate:
-    """The engine of a placed graph, in the new folder `out`, as a candidate of that name.
-
-    Args:
-        placed: how many linears and convolutions the graph has in INT8.
-
-    Raises:
-        CapabilityError, EngineError: as `compile_engine`.
-    """
-    out.mkdir()
-    engine = compile_engine(
-        graph, out, target=target, precision=precision, batch=batch, placed=placed, float_rest=float_rest
-    )
-    return engine_candidate(engine, out, name)
-
-
-def time_alternatives(
-    candidates: Sequence[BenchCandidate], progress: Callable[[int, int], None]
-) -> tuple[list[Timing], str]:
-    """The engines in alternating blocks, and why their times are unreliable, "" if nothing says so.
-
-    Raises:
-        WorkerError: as `run_benchmark`.
-    """
-    return judged(run_benchmark(candidates, in_turns(), lambda text, done, total: progress(done, total)))
-
-
-def in_turns() -> Protocol:
-    """How alternatives are measured, here and on devices."""
-    return Protocol.of_singles(BLOCK_SECONDS, WARMUP_SECONDS, ROUNDS, processes=PROCESSES)
-
-
-def judged(bench_run: BenchRun) -> tuple[list[Timing], str]:
-    """The timings of a benchmark run under `in_turns`, its first artifact's first, and why they are unreliable, "" if
-    nothing says so."""
-    rounds = together(bench_run.protocol, bench_run.entries, bench_run.protocol.latency_scenario)
-    return timings_of(rounds), disturbed_reason(bench_run)
-
-
-def timings_of(measured: Sequence[Sequence[Round]]) -> list[Timing]:
-    """The timings from the rounds that all engines share, the first engine's first. The intervals hold jointly at 95 %
-    (Bonferroni)."""
-    reference, *others = measured
-    level = 1 - (1 - LEVEL) / max(len(others), 1)
-    return [Timing(tuple(medians_of(reference))), *(_compared(each, reference, level) for each in others)]
-
-
-def _compared(rounds: Sequence[Round], reference: Sequence[Round], level: float) -> Timing:
-    found = ratio_of_rounds(rounds, reference)
-    wider = math.exp(found.bias)
-    ratio, low, high = student(found.log, found.error, found.freedom, level)
-    return Timing(tuple(medians_of(rounds)), ratio, low / wider, high * wider)
-
-
-# --- Measures, on the target, an INT8 engine with its float operators in fp32 and in bf16: time, and answers ----------
-
-
-RESTS: tuple[FloatRest, FloatRest] = ("fp32", "bf16")
-
-
-def not_measured(target: str, batch: int, reason: str) -> FloatRestTable:
-    return FloatRestTable(target, batch, _now(), fingerprint(target), reason)
-
-
 def measure_float_rest(
-    graph: Path,
+    write: Callable[[Path], Path],
     target: str,
     batch: int,
     reference_outputs: ReferenceOutputs,
-    *,
-    progress: Callable[[str, int, int], None] = lambda text, done, total: None,
+    progress: Progress = silent,
 ) -> FloatRestTable:
-    """Time a placed INT8 graph with its float operators in fp32 and in bf16, in alternating blocks, and run both on the
-    images of the reference outputs.
-
-    Raises:
-        CapabilityError, EngineError, WorkerError: as `compile_engine` and `run_benchmark`.
-    """
-    model = load_graph(graph)
-    placed, text = count_int8(model), f"float operators in bf16 for {target}"
-    candidates, distances = [], list[npt.NDArray[np.float64]]()
-    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
-        for done, rest in enumerate(RESTS):
-            progress(text, done, len(RESTS))
-            answers = answers_of(load_graph(graph), target, "int8", reference_outputs, rest)
-            distances.append(reference_outputs.distance(answers))
-            candidates.append(compiled(graph, Path(folder) / rest, target, "int8", batch, placed, rest, rest))
-        progress(text, len(RESTS), len(RESTS))
-        (_, timing), disturbed = time_alternatives(
-            candidates, lambda done, total: progress("time bf16 against fp32", done, total)
-        )
+    """Time the placed INT8 graph that `write` puts into a folder, with its float operators in fp32 and in bf16, and run
+    both on the images of the reference outputs. Raises what `measure` does."""
+    variants = [GraphVariant(rest, write, rest) for rest in RESTS]
+    texts = f"float operators in bf16 for {target}", "time bf16 against fp32"
+    (plain, half), disturbed = measure(variants, target, batch, texts, progress, reference_outputs=reference_outputs)
+    _, *further = mean_interval(half.distances - plain.distances)
     return FloatRestTable(
-        *(target, batch, _now(), fingerprint(target), ""),
-        *(timing.ratio, timing.low, timing.high),
-        (float(distances[0].mean()), float(distances[1].mean())),
-        _interval(distances[1] - distances[0]),
-        disturbed,
+        **measured_here(target),
+        batch=batch,
+        ratio=half.timing.ratio,
+        low=half.timing.low,
+        high=half.timing.high,
+        distances=(float(plain.distances.mean()), float(half.distances.mean())),
+        further=(further[0], further[1]),
+        disturbed=disturbed,
     )
-
-
-def _interval(differences: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """The 95 % interval of the mean of paired differences, by Student's t; the mean itself where nothing varies."""
-    mean = float(differences.mean())
-    if len(differences) < 2 or float(differences.std()) == 0:
-        return mean, mean
-    from scipy import stats
-
-    found = stats.ttest_1samp(differences, 0.0).confidence_interval(0.95)
-    return float(found.low), float(found.high)
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
-import itertools
 import json
-import math
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,22 +13,20 @@ import numpy as np
 import onnx_ir as ir
 from scipy import stats
 
-from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.process import WorkerProcess
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import ENGINE_WORKER, BenchCandidate, alone, engine_candidate, measure_candidates, started
 from vitdeploy.benchmark.summary import block_medians
-from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.errors import GraphError, InputError, MissingFileError, TargetError
-from vitdeploy.graph.analysis.rows import Linear, count_int8, find_linears
+from vitdeploy.graph.analysis.rows import Linear, find_linears
 from vitdeploy.graph.edit import constant
-from vitdeploy.graph.io.files import load_graph, save_graph
-from vitdeploy.graph.passes.rows import align_rows, complete_shapes, split_rows
+from vitdeploy.graph.io.files import save_graph
 from vitdeploy.graph.shapes.infer import Inference
 from vitdeploy.graph.shapes.sizes import UNKNOWN, Dims, FreeSize
+from vitdeploy.progress import Progress, silent
 from vitdeploy.quantization.placement import place
 from vitdeploy.quantization.ranges import Range
-from vitdeploy.runtime.host import describe_host
+from vitdeploy.search.frame import FINGERPRINT, counted, engine_of, fingerprint, now
 from vitdeploy.spec import DecodeError, Precision, decode, encode
 
 # --- Tiny graphs of several parallel copies of one layer, for measuring its time --------------------------------------
@@ -204,8 +198,6 @@ def layer_graph(shape: Shape) -> ir.Model:
 
 
 FORMAT = 1
-# What identifies the device of a time; a different operating system kernel or Python does not change the device.
-FINGERPRINT = ("cpu", "isa", "cores", "quota", "machine", "board", "caches", "emulated")
 ROUNDS, BLOCK_SECONDS, WARMUP_SECONDS = 9, 0.05, 0.15
 BOUNDS = Range(-4.0, 4.0)
 
@@ -292,19 +284,12 @@ def load_table(path: Path, target: str) -> LatencyTable:
     return table
 
 
-def fingerprint(target: str) -> dict[str, str]:
-    """What identifies this machine's times: the CPU, its instruction sets and cores, the board if it has a name, the
-    version of the runtime."""
-    host, package = describe_host(), TARGETS[target].package
-    return {**{key: host[key] for key in FINGERPRINT if key in host}, package: importlib.metadata.version(package)}
-
-
 def measure_latencies(
     shapes: Iterable[Shape],
     target: str,
     *,
     precisions: Sequence[Precision] = ("fp32", "int8"),
-    progress: Callable[[str, int, int], None] = lambda text, done, total: None,
+    progress: Progress = silent,
 ) -> LatencyTable:
     """Time each distinct shape in each precision, in the form that this target runs such layers in.
 
@@ -319,12 +304,9 @@ def measure_latencies(
     distinct = tuple(dict.fromkeys(shapes))
     timings: list[Timing] = []
     with alone(progress), started(dict.fromkeys(precisions, ENGINE_WORKER)) as workers:
-        for done, shape in enumerate(distinct):
-            progress(f"time the layers of {target}", done, len(distinct))
+        for shape in counted(distinct, f"time the layers of {target}", progress):
             timings += _measure(shape, target, precisions, workers)
-    progress(f"time the layers of {target}", len(distinct), len(distinct))
-    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    return LatencyTable(FORMAT, target, now, fingerprint(target), tuple(timings))
+    return LatencyTable(FORMAT, target, now(), fingerprint(target), tuple(timings))
 
 
 def _measure(
@@ -344,124 +326,6 @@ def _bench_candidate(shape: Shape, target: str, precision: Precision, folder: Pa
     model = layer_graph(shape)
     if precision == "int8":
         place(model, {str(linear.input.name): BOUNDS for linear in find_linears(model)}, target)
-    graph, out = folder / f"{precision}.onnx", folder / precision
-    save_graph(model, graph)
-    out.mkdir()
-    engine = compile_engine(graph, out, target=target, precision=precision, batch=1, placed=count_int8(model))
-    return engine_candidate(engine, out, precision)
-
-
-# --- What was measured of rows in parts, or of more rows than tokens, and the placed graph that computes them so ------
-
-
-@dataclass(frozen=True)
-class PartsTiming:
-    """The model with its rows in `parts`; one number is all rows in one part, of as many tokens or more. `rounds_ms`:
-    its median latency in each round.
-    `ratio`, `low`, `high`: its latency over that in one part, with the interval; 1 for that itself."""
-
-    parts: tuple[int, ...]
-    rounds_ms: tuple[float, ...]
-    ratio: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class PartsTable:
-    """The measurements of one placed model; the first of `timings` is that of all rows in one part.
-
-    Without an alternative there is none, and `reason` says why. The intervals hold jointly at 95 % (Bonferroni).
-    `measured`: ISO date; `device`: as in a latency table. `disturbed`: why the times are unreliable, in which case the
-    rows stay in one part.
-    """
-
-    target: str
-    batch: int
-    measured: str
-    device: dict[str, str]
-    timings: tuple[PartsTiming, ...] = ()
-    reason: str = ""
-    disturbed: str = ""
-
-    @property
-    def best(self) -> tuple[int, ...] | None:
-        """The parts of the fastest of those that are surely faster than one; None without any."""
-        surely = [each for each in self.timings[1:] if each.high < 1 and not self.disturbed]
-        return min(surely, key=lambda each: each.ratio).parts if surely else None
-
-
-def in_parts(graph: Path, parts: Sequence[int] | None, out: Path) -> int:
-    """Write a placed graph with its rows in parts, None for all at once; give its linears and convolutions in INT8.
-
-    Args:
-        parts: as `split_rows` takes; or one number, for so many rows in place of one a token (`align_rows`).
-
-    Raises:
-        GraphError: the rows cannot be split so, or not be so many.
-    """
-    model = load_graph(graph)
-    if parts is not None and len(parts) == 1:
-        complete_shapes(model)
-        if not align_rows(model, parts[0]):
-            raise GraphError(
-                "there are as many rows as tokens already",
-                found=str(parts[0]),
-                wanted="more rows, or two or more parts of them",
-            )
-    elif parts is not None:
-        split_rows(model, parts)
-    save_graph(model, out)
-    return count_int8(model)
-
-
-# --- Finds where a quantity rises along a line with few measurements, each in the middle of the steepest piece --------
-
-
-@dataclass(frozen=True)
-class Rise:
-    """The increase from one position to another."""
-
-    low: int
-    high: int
-    gain: float
-
-
-def largest_increases(
-    measure: Callable[[int], float | None], last: int, *, first: float, total: float, share: float
-) -> list[Rise]:
-    """The line from 0 to `last` in pieces, the one with the largest gain first.
-
-    The piece that gains most is halved until it is one step long, or gains less than `share` of the total. If the
-    quantity never falls, the first piece is then the steepest step, or no step gains `share`: each of the at most
-    1 / share pieces that gain so much is halved log2(last) times. If it falls in places, the gain of the first piece is
-    still measured, but a rise and a fall inside another piece may have cancelled out.
-
-    Args:
-        measure: the quantity at a position, which may be infinite; None if it is undefined, and the position is
-            skipped.
-        first, total: the quantity at 0 and at `last`.
-    """
-    known, left_out, least = {0: first, last: total}, set[int](), share * max(gain(first, total), 0.0)
-
-    def inside(rise: Rise) -> list[int]:
-        return [i for i in range(rise.low + 1, rise.high) if i not in left_out]
-
-    while True:
-        places = sorted(known)
-        rises = [Rise(a, b, gain(known[a], known[b])) for a, b in itertools.pairwise(places)]
-        rises.sort(key=lambda rise: -rise.gain)
-        choice = inside(rises[0]) if rises else []
-        if not choice or rises[0].gain < least:
-            return rises
-        middle = choice[len(choice) // 2]
-        found = measure(middle)
-        if found is None:
-            left_out.add(middle)
-        else:
-            known[middle] = found
-
-
-def gain(before: float, after: float) -> float:
-    """after - before; both may be infinite."""
-    return 0.0 if math.isinf(before) and math.isinf(after) else after - before
+    save_graph(model, folder / f"{precision}.onnx")
+    engine = engine_of(folder / f"{precision}.onnx", folder / precision, target, precision, 1, "fp32")
+    return engine_candidate(engine, folder / precision, precision)

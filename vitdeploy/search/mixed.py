@@ -1,21 +1,23 @@
-"""Mixed precision: which layers stay in float for a budget."""
+"""Mixed precision: what each layer costs in INT8, and which get another precision for a budget."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
-from scipy import stats
 
+from vitdeploy.progress import Progress, silent
+from vitdeploy.quantization.placement import IN_FLOAT, LayerPrecision
 from vitdeploy.quantization.prepare import Prepared
-from vitdeploy.quantization.statistics import describe
-from vitdeploy.search.graphs import Choice
+from vitdeploy.search.frame import counted, mean_interval
+from vitdeploy.search.graphs import LayerChoice
 from vitdeploy.search.latency import LatencyTable, Shape
-from vitdeploy.search.trials import FLOAT, SCALED, Layer, Mixed, PrecisionOverride, Reached, Taken, Trials, reached_by
+from vitdeploy.search.reference import Distances, Reached
+from vitdeploy.search.trials import FLOAT, SCALED, TrialLayer, Trials
 from vitdeploy.spec import Budget
 
 # --- The cost of each quantizer ---------------------------------------------------------------------------------------
@@ -25,10 +27,6 @@ from vitdeploy.spec import Budget
 # in INT8 but one layer, would measure noise: any change early in a model changes all rounding after it, which moves the
 # answers of a good INT8 model by more than a layer costs. Errors of single layers are nearly independent, so their
 # costs nearly add up to the distance of everything in INT8.
-
-
-Progress = Callable[[str, int, int], None]
-Distances = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -76,16 +74,10 @@ class Sensitivity:
     groups: tuple[Cost, ...]
 
 
-def measure_sensitivity(
-    trials: Trials, target: str, progress: Progress = lambda text, done, total: None
-) -> Sensitivity:
+def measure_sensitivity(trials: Trials, target: str, progress: Progress = silent) -> Sensitivity:
     """Measure every layer in INT8, one at a time."""
-    text, count = f"sensitivity on {trials.images} images", len(trials.layers)
-    found: dict[str, Distances] = {}
-    for done, layer in enumerate(trials.layers):
-        progress(text, done, count)
-        found[layer.name] = trials.only({layer.name: Choice()})
-    progress(text, count, count)
+    layers_counted = counted(trials.layers, f"sensitivity on {trials.images} images", progress)
+    found = {layer.name: trials.only({layer.name: LayerChoice()}) for layer in layers_counted}
     total = float(sum(each.mean() for each in found.values()))
     layers = [_guilt(each, _cost(each.name, found, (each.name,), total), trials.prepared) for each in trials.layers]
     groups = [_cost(name, found, members, total) for name, members in groups_of(list(found)).items()]
@@ -105,16 +97,6 @@ def _cost(name: str, found: Mapping[str, Distances], members: Sequence[str], tot
     return Cost(name, len(members), mean, (low, high), mean / total if total > 0 else 0.0)
 
 
-def mean_interval(values: Distances) -> tuple[float, float, float]:
-    """The mean of some values with its 95 % t-interval. For one value, whose interval is unbounded, both bounds are the
-    mean."""
-    mean = float(values.mean())
-    if len(values) < 2:
-        return mean, mean, mean
-    reach = float(stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5)
-    return mean, mean - reach, mean + reach
-
-
 def groups_of(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Groups of layers by a pattern that `--ignore` also takes: those of one block ("blocks.3.*"), and those of one
     role in all blocks ("blocks.*.mlp.fc2"). Groups of one layer, or of all, are left out."""
@@ -127,15 +109,72 @@ def groups_of(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return {pattern: tuple(each) for pattern, each in found.items() if 1 < len(each) < len(names)}
 
 
-def _guilt(layer: Layer, cost: Cost, prepared: Prepared) -> Guilt:
-    facts = describe(layer.found)
+def _guilt(layer: TrialLayer, cost: Cost, prepared: Prepared) -> Guilt:
+    found, reach = layer.found, layer.found.reach
     words = [fold.what for fold in prepared.folds if layer.name in fold.layers]
     words += [hidden.what for hidden in prepared.hidden if layer.name == hidden.layer]
-    upper = facts.upper if math.isfinite(facts.upper) else None
-    return Guilt(cost, layer.tensor, facts.low, facts.high, facts.median, facts.channel, upper, tuple(words))
+    bounds, median = (float(found.low.min()), float(found.high.max())), float(np.median(reach))
+    upper = found.upper if math.isfinite(found.upper) else None
+    return Guilt(cost, layer.tensor, *bounds, median, int(reach.argmax()), upper, tuple(words))
 
 
-# --- Mixed precision --------------------------------------------------------------------------------------------------
+# --- Mixed precision: its result --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PrecisionOverride:
+    """One layer's override. `share`: of its range, if that is clipped; `price_us`: what it adds to the latency of one
+    image (negative: it is faster); `left`: the share of the layer's cost that remains."""
+
+    kind: Literal["clipped", "scaled", "float"]
+    layer: str
+    price_us: float
+    left: float = 0.0
+    share: float | None = None
+
+    def __str__(self) -> str:
+        return {
+            "float": f"{self.layer} in float",
+            "scaled": f"{self.layer}: hidden channels scaled",
+            "clipped": f"{self.layer}: {100 * (self.share or 1):.0f} % of its range",
+        }[self.kind]
+
+    @property
+    def precision(self) -> LayerPrecision:
+        if self.kind == "float":
+            return LayerPrecision(self.layer, "float", IN_FLOAT)
+        return LayerPrecision(self.layer, "int8", str(self), scaled=self.kind == "scaled", clip=self.share)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A chosen override, and the result that was predicted for it."""
+
+    override: PrecisionOverride
+    reached: Reached
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """`int8`, `reached`: measured without and with all overrides; `saved_us`: the time that INT8 saves over all layers;
+    `met`: whether the budget's bounds are expected to be met, None without any."""
+
+    target: str
+    images: int
+    int8: Reached
+    reached: Reached
+    saved_us: float
+    taken: tuple[Taken, ...]
+    met: bool | None
+
+    @property
+    def precisions(self) -> tuple[LayerPrecision, ...]:
+        """Of the layers with an override; float replaces another one."""
+        every = [each.override.precision for each in self.taken]
+        return tuple({each.layer: each for each in sorted(every, key=lambda each: each.precision == "float")}.values())
+
+
+# --- Mixed precision: the search -------------------------------------------------------------------------------------
 # chooses precision overrides for layers, the most efficient first, until the answers are near enough.
 #
 # The search is greedy, by how much an override reduces the costs of layers (see `sensitivity`; they add up) per
@@ -161,7 +200,7 @@ def choose_mends(
     sensitivity: Sensitivity,
     table: LatencyTable,
     budget: Budget,
-    progress: Progress = lambda text, done, total: None,
+    progress: Progress = silent,
 ) -> Mixed:
     """Choose overrides until the budget is expected to be met; without one, as long as an override removes a larger
     share
@@ -196,10 +235,10 @@ class _Search:
         self.total = max(sum(self.costs.values()), 1e-300)
         self.prices = {layer.name: table.saved(layer.shape)[0] for layer in trials.layers}
         self.saved = max(sum(max(each, 0.0) for each in self.prices.values()), 1e-300)
-        self.choices: dict[str, Choice] = {}
+        self.choices: dict[str, LayerChoice] = {}
         self.taken: list[Taken] = []
         self.answers = trials.answers({})
-        self.int8 = reached_by(self.answers, self.trials.whole)
+        self.int8 = trials.whole.reached(self.answers)
 
     def floats(self) -> Iterator[PrecisionOverride]:
         for name in self.costs:
@@ -208,21 +247,19 @@ class _Search:
     def others(self, sensitivity: Sensitivity, progress: Progress) -> Iterator[PrecisionOverride]:
         """Other ranges and scaled channels for the most sensitive layers, if their gain is proven on the images."""
         most_sensitive = [self.layers[each.cost.name] for each in sensitivity.layers[:MOST_SENSITIVE]]
-        for done, layer in enumerate(most_sensitive):
-            progress("other overrides of the most sensitive layers", done, len(most_sensitive))
+        for layer in counted(most_sensitive, "other overrides of the most sensitive layers", progress):
             if layer.name == layer.readers[0]:  # one tensor has one range
-                plain = self.trials.only(dict.fromkeys(layer.readers, Choice()))
+                plain = self.trials.only(dict.fromkeys(layer.readers, LayerChoice()))
                 for share in SHARES:
-                    clipped = Choice(bounds=layer.bounds.times(share))
+                    clipped = LayerChoice(bounds=layer.bounds.times(share))
                     left = _left(plain, self.trials.only(dict.fromkeys(layer.readers, clipped)))
                     if left is not None:
                         yield PrecisionOverride("clipped", layer.name, 0.0, left, share)
             if layer.scaled is not None:
-                plain = self.trials.only({layer.name: Choice()})
-                left = _left(plain, self.trials.only({layer.name: Choice(SCALED)}))
+                plain = self.trials.only({layer.name: LayerChoice()})
+                left = _left(plain, self.trials.only({layer.name: LayerChoice(SCALED)}))
                 if left is not None:
                     yield PrecisionOverride("scaled", layer.name, self._price_of_scaling(layer), left)
-        progress("other overrides of the most sensitive layers", len(most_sensitive), len(most_sensitive))
 
     def _touched(self, override: PrecisionOverride) -> tuple[str, ...]:
         return self.layers[override.layer].readers if override.kind == "clipped" else (override.layer,)
@@ -246,9 +283,9 @@ class _Search:
         for name in self._touched(override):
             self.costs[name] *= override.left
             if override.kind == "clipped":
-                self.choices[name] = Choice(bounds=self.layers[name].bounds.times(override.share or 1.0))
+                self.choices[name] = LayerChoice(bounds=self.layers[name].bounds.times(override.share or 1.0))
             else:
-                self.choices[name] = FLOAT if override.kind == "float" else Choice(SCALED)
+                self.choices[name] = FLOAT if override.kind == "float" else LayerChoice(SCALED)
         self.taken.append(Taken(override, self._foretold()))
 
     def _foretold(self) -> Reached:
@@ -266,13 +303,13 @@ class _Search:
         """Whether the budget is met, by the prediction and then by the measurement."""
         if not self.bounded or not self._meets(self._foretold()):
             return False
-        return self._meets(reached_by(self.trials.answers(self.choices), self.trials.whole))
+        return self._meets(self.trials.whole.reached(self.trials.answers(self.choices)))
 
     def _meets(self, reached: Reached) -> bool:
         assert reached.expected is not None
         return reached.expected.meets(self.budget)
 
-    def _price_of_scaling(self, layer: Layer) -> float:
+    def _price_of_scaling(self, layer: TrialLayer) -> float:
         """The cost of the operators in front of a layer, and of its additional channels."""
         assert layer.scaled is not None
         bare, moved = (self.table.timing(shape, "int8").microseconds for shape in _fronts(layer))
@@ -280,7 +317,7 @@ class _Search:
         return max(moved - bare, 0.0) + wider * bare
 
     def result(self) -> Mixed:
-        reached = reached_by(self.trials.answers(self.choices), self.trials.whole)
+        reached = self.trials.whole.reached(self.trials.answers(self.choices))
         return Mixed(
             self.table.target,
             len(self.trials.whole.pixels),
@@ -298,115 +335,6 @@ def _left(before: np.ndarray, after: np.ndarray) -> float | None:
     return float(after.mean() / before.mean()) if low > 0 else None
 
 
-def _fronts(layer: Layer) -> tuple[Shape, Shape]:
+def _fronts(layer: TrialLayer) -> tuple[Shape, Shape]:
     """The layer behind an activation, without and with the operators that scale its channels."""
     return replace(layer.shape, front=("Gelu",)), replace(layer.shape, front=("Gelu", "Mul", "Add"))
-
-
-# --- Which input channels of a linear can go, and what the others make up for -----------------------------------------
-# second-order saliency and least squares.
-#
-# For y = x W + b with the covariance C of x, the best y from the channels K alone has the weight and bias
-#
-#     V = (C_KK)^-1 C_K: W        b + m W - m_K V        m: the mean of x
-#
-# and the mean squared error that is left is, for the channels S that go, tr(W_S^T ((C^-1)_SS)^-1 W_S): the saliency of
-# the Optimal Brain Surgeon (Hassibi and Stork 1993, equation 5) for a whole structure (Optimal BERT Surgeon, arXiv
-# 2203.07259, equation 3; SlimGPT, arXiv 2412.18110; ZipLM, arXiv 2302.04089). Structures go one by one, the cheapest
-# first, and C^-1 and W are brought up to date for those that are left.
-
-
-Numbers = npt.NDArray[np.float64]
-Weight = npt.NDArray[np.floating]
-
-# Of the mean variance: added to each, so that channels that others determine do not take weights without bound.
-DAMPING = 0.01
-# Channels that go before the inverse is brought up to date as a whole.
-BLOCK = 64
-TINY = float(np.finfo(np.float64).tiny)
-
-
-@dataclass(frozen=True)
-class Moments:
-    """Moments of the input of a linear over `rows` of it: `mean` [in], `covariance` [in, in], centred."""
-
-    mean: Numbers
-    covariance: Numbers
-    rows: int
-
-    @property
-    def damped(self) -> Numbers:
-        power = float(np.diag(self.covariance).mean())
-        return np.asarray(self.covariance + DAMPING * max(power, TINY) * np.eye(len(self.mean)))
-
-
-def removal_order(moments: Moments, weight: Weight, structures: npt.NDArray[np.int64]) -> list[int]:
-    """The numbers of the structures in the order in which they go, all but the last one.
-
-    Args:
-        weight: [in, out].
-        structures: the input channels of each, [structures, channels of each].
-    """
-    inverse = np.asarray(np.linalg.inv(moments.damped), np.float64)
-    single = structures.shape[1] == 1
-    return _channels(inverse, weight, structures[:, 0]) if single else _blocks(inverse, weight, structures)
-
-
-def compensated(
-    moments: Moments, weight: Weight, bias: Weight | None, kept: npt.NDArray[np.int64]
-) -> tuple[Numbers, Numbers]:
-    """(weight [kept, out], bias [out]) of the linear that reads the channels `kept` alone and errs least.
-
-    The damping pulls towards the weights as they were: where it is all, nothing changes but the bias.
-    """
-    damped, old = moments.damped, weight.astype(np.float64)
-    new = np.asarray(np.linalg.solve(damped[np.ix_(kept, kept)], damped[kept] @ old), np.float64)
-    moved = moments.mean @ old - moments.mean[kept] @ new
-    return new, moved if bias is None else bias + moved
-
-
-def _blocks(inverse: Numbers, weight: Weight, structures: npt.NDArray[np.int64]) -> list[int]:
-    weight, left, order = weight.astype(np.float64), list(range(len(structures))), list[int]()
-    while len(left) > 1:
-        costs = []
-        for each in left:
-            own = structures[each]
-            costs.append(float(np.sum(weight[own] * np.linalg.solve(inverse[np.ix_(own, own)], weight[own]))))
-        gone = left.pop(int(np.argmin(costs)))
-        order.append(gone)
-        own = structures[gone]
-        spread = np.linalg.solve(inverse[np.ix_(own, own)], inverse[own]).T
-        weight = weight - spread @ weight[own]
-        inverse = inverse - spread @ inverse[own]
-    return order
-
-
-def _channels(inverse: Numbers, weight: Weight, channels: npt.NDArray[np.int64]) -> list[int]:
-    """The same of single channels, at the cost of one product of matrices for BLOCK of them.
-
-    Within a block of removals C^-1 and W stay as they are; `spread` and `taken` hold what is to be taken off them:
-    C^-1 - spread spread^T and W - spread taken.
-    """
-    inverse, weight = inverse[np.ix_(channels, channels)], weight[channels].astype(np.float64)
-    left, order = np.arange(len(channels)), list[int]()
-    while len(left) > 1:
-        block = min(BLOCK, len(left) - 1)
-        spread, taken = np.zeros((len(left), block)), np.zeros((block, weight.shape[1]))
-        diagonal, squares = np.diag(inverse).copy(), np.einsum("ij,ij->i", weight, weight)
-        alive = np.ones(len(left), bool)
-        for i in range(block):
-            gone = int(np.where(alive, squares / np.where(alive, diagonal, 1), np.inf).argmin())
-            column = inverse[:, gone] - spread[:, :i] @ spread[gone, :i]
-            row = weight[gone] - spread[gone, :i] @ taken[:i]
-            root = np.sqrt(column[gone])
-            spread[:, i], taken[i] = column / root, row / root
-            share = column / column[gone]
-            product = weight @ row - spread[:, :i] @ (taken[:i] @ row)
-            squares = np.maximum(squares - 2 * share * product + share**2 * (row @ row), 0)
-            diagonal = diagonal - spread[:, i] ** 2
-            alive[gone] = False
-            order.append(int(left[gone]))
-        stays = np.flatnonzero(alive)
-        inverse = inverse[np.ix_(stays, stays)] - spread[stays] @ spread[stays].T
-        weight, left = weight[stays] - spread[stays] @ taken, left[stays]
-    return order

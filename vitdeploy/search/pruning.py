@@ -1,6 +1,6 @@
 """Structured pruning with compensation: how much each part of a graph can lose, and who loses how much.
 
-What a part loses, and in which order, its saliencies say (`saliency.py`); they do not say what an error of one part is
+What a part loses, and in which order, its saliencies say (below); they do not say what an error of one part is
 worth beside that of another. So each part alone is tried at a few widths, by the distance of the whole graph's answers.
 Distances are taken as adding up, as sensitivities do; the cheapest loss per MAC goes first, whatever part it is in
 (greedy on the lower convex hulls, which is optimal for such sums up to one step: Everett 1963, Operations Research 11).
@@ -8,24 +8,23 @@ Distances are taken as adding up, as sensitivities do; the cheapest loss per MAC
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.analysis.prunable import Prunable, find_prunable
 from vitdeploy.graph.analysis.work import count_work
 from vitdeploy.graph.edit import Editor, drop_unused
-from vitdeploy.graph.io.files import load_graph, save_graph
+from vitdeploy.graph.io.files import load_graph
 from vitdeploy.graph.passes.tokens import prune
-from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.search.expected import Expected
-from vitdeploy.search.graphs import ReferenceOutputs
-from vitdeploy.search.mixed import Moments, compensated, removal_order
+from vitdeploy.progress import Progress
+from vitdeploy.search.frame import counted
+from vitdeploy.search.reference import Expected, Reached, ReferenceOutputs
 
 # Shares of a part's structures that are tried, until one changes answers by more than WORST.
 SHARES, WORST = (7 / 8, 3 / 4, 1 / 2, 1 / 4, 1 / 8), 0.2
@@ -37,11 +36,10 @@ STEPS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 ROWS_PER_CHANNEL = 3
 
 Widths = Mapping[str, int]
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Part:
+class PrunedPart:
     """The structures in front of the linear `name`: how many there are, the MACs of each, the order in which they go,
     and the distance of the graph's answers with `widths` of them and all other parts whole."""
 
@@ -63,7 +61,7 @@ class Parts:
     """What can be pruned of a graph of `macs`, at batch 1."""
 
     macs: int
-    parts: tuple[Part, ...]
+    parts: tuple[PrunedPart, ...]
 
 
 @dataclass(frozen=True)
@@ -119,17 +117,15 @@ def measure_parts(
         moments: of the input of each reader, by the name of the part.
         reference_outputs: of this graph, on other images than the moments where there are enough.
     """
-    model, made = load_graph(graph), list[Part]()
+    model, made = load_graph(graph), list[PrunedPart]()
     found = prunable_parts(model)
-    for done, (name, (part, macs)) in enumerate(found.items()):
-        progress("prune each part alone", done, len(found))
+    for name, (part, macs) in counted(list(found.items()), "prune each part alone", progress):
         if moments[name].rows < ROWS_PER_CHANNEL * len(part.reader.weight):
             continue
         order = removal_order(moments[name], part.reader.weight, part.inputs)
-        bare = Part(name, part.kind, part.count, macs, tuple(order), (), ())
+        bare = PrunedPart(name, part.kind, part.count, macs, tuple(order), (), ())
         tried = dict(_tried(graph, bare, widths_to_try(part), moments, reference_outputs))
-        made.append(Part(name, part.kind, part.count, macs, tuple(order), tuple(tried), tuple(tried.values())))
-    progress("prune each part alone", len(found), len(found))
+        made.append(PrunedPart(name, part.kind, part.count, macs, tuple(order), tuple(tried), tuple(tried.values())))
     if not made:
         rows = max(each.rows for each in moments.values())
         raise GraphError(
@@ -142,11 +138,14 @@ def measure_parts(
 
 
 def _tried(
-    graph: Path, part: Part, widths: Sequence[int], moments: Mapping[str, Moments], reference_outputs: ReferenceOutputs
+    graph: Path,
+    part: PrunedPart,
+    widths: Sequence[int],
+    moments: Mapping[str, Moments],
+    reference_outputs: ReferenceOutputs,
 ) -> Iterator[tuple[int, float]]:
     for width in widths:
-        answers = _answers(graph, [part], {part.name: width}, moments, reference_outputs)
-        distance = float(reference_outputs.distance(answers).mean())
+        distance = _trial(graph, [part], {part.name: width}, moments, reference_outputs).distance
         if not np.isfinite(distance):
             return
         yield width, distance
@@ -172,11 +171,11 @@ def try_prunings(
             break
         if found and found[-1].widths == widths:
             continue
-        answers = _answers(graph, parts.parts, widths, moments, reference_outputs)
-        distance = float(reference_outputs.distance(answers).mean())
+        reached = _trial(graph, parts.parts, widths, moments, reference_outputs)
+        distance = reached.distance
         if not np.isfinite(distance):
             break
-        found.append(Pruning(step, saved(parts, widths), widths, distance, reference_outputs.expected(answers)))
+        found.append(Pruning(step, saved(parts, widths), widths, distance, reached.expected))
         if distance > WORST:
             break
     progress("prune the graph", len(steps), len(steps))
@@ -200,7 +199,7 @@ def saved(parts: Parts, widths: Widths) -> float:
     return gone / parts.macs
 
 
-def _hull(part: Part) -> Iterator[tuple[float, str, int]]:
+def _hull(part: PrunedPart) -> Iterator[tuple[float, str, int]]:
     """(distance per MAC, name, width) of each step down the lower convex hull of a part, in ascending order."""
     points = [(0.0, 0.0, part.count)]
     for width, distance in zip(part.widths, part.distances, strict=True):
@@ -221,7 +220,7 @@ def select(prunings: Sequence[Pruning], acceptable: Callable[[Pruning], bool], n
     return chosen[:1] if chosen[1:] == chosen[:1] else chosen
 
 
-def prune_graph(model: ir.Model, parts: Sequence[Part], widths: Widths, moments: Mapping[str, Moments]) -> None:
+def prune_graph(model: ir.Model, parts: Sequence[PrunedPart], widths: Widths, moments: Mapping[str, Moments]) -> None:
     """Prune a graph in place, and let what stays make up for what goes."""
     editor, known = Editor(model), {each.name: each for each in find_prunable(model)}
     for part in parts:
@@ -234,17 +233,122 @@ def prune_graph(model: ir.Model, parts: Sequence[Part], widths: Widths, moments:
     drop_unused(model)
 
 
-def _answers(
+def _trial(
     graph: Path,
-    parts: Sequence[Part],
+    parts: Sequence[PrunedPart],
     widths: Widths,
     moments: Mapping[str, Moments],
     reference_outputs: ReferenceOutputs,
-) -> dict[str, np.ndarray]:
+) -> Reached:
     model = load_graph(graph)
     prune_graph(model, parts, widths, moments)
-    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
-        file = Path(folder) / "pruned.onnx"
-        save_graph(model, file)
-        with OnnxRuntimeRunner(file, name="pruned", batch=reference_outputs.batch) as runner:
-            return reference_outputs.ask(runner)
+    return reference_outputs.reached(reference_outputs.of_float(model))
+
+
+# --- Which input channels of a linear can go, and what the others make up for -----------------------------------------
+# second-order saliency and least squares.
+#
+# For y = x W + b with the covariance C of x, the best y from the channels K alone has the weight and bias
+#
+#     V = (C_KK)^-1 C_K: W        b + m W - m_K V        m: the mean of x
+#
+# and the mean squared error that is left is, for the channels S that go, tr(W_S^T ((C^-1)_SS)^-1 W_S): the saliency of
+# the Optimal Brain Surgeon (Hassibi and Stork 1993, equation 5) for a whole structure (Optimal BERT Surgeon, arXiv
+# 2203.07259, equation 3; SlimGPT, arXiv 2412.18110; ZipLM, arXiv 2302.04089). Structures go one by one, the cheapest
+# first, and C^-1 and W are brought up to date for those that are left.
+
+
+Numbers = npt.NDArray[np.float64]
+Weight = npt.NDArray[np.floating]
+
+# Of the mean variance: added to each, so that channels that others determine do not take weights without bound.
+DAMPING = 0.01
+# Channels that go before the inverse is brought up to date as a whole.
+BLOCK = 64
+TINY = float(np.finfo(np.float64).tiny)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Moments of the input of a linear over `rows` of it: `mean` [in], `covariance` [in, in], centred."""
+
+    mean: Numbers
+    covariance: Numbers
+    rows: int
+
+    @property
+    def damped(self) -> Numbers:
+        power = float(np.diag(self.covariance).mean())
+        return np.asarray(self.covariance + DAMPING * max(power, TINY) * np.eye(len(self.mean)))
+
+
+def removal_order(moments: Moments, weight: Weight, structures: npt.NDArray[np.int64]) -> list[int]:
+    """The numbers of the structures in the order in which they go, all but the last one.
+
+    Args:
+        weight: [in, out].
+        structures: the input channels of each, [structures, channels of each].
+    """
+    inverse = np.asarray(np.linalg.inv(moments.damped), np.float64)
+    single = structures.shape[1] == 1
+    return _channels(inverse, weight, structures[:, 0]) if single else _blocks(inverse, weight, structures)
+
+
+def compensated(
+    moments: Moments, weight: Weight, bias: Weight | None, kept: npt.NDArray[np.int64]
+) -> tuple[Numbers, Numbers]:
+    """(weight [kept, out], bias [out]) of the linear that reads the channels `kept` alone and errs least.
+
+    The damping pulls towards the weights as they were: where it is all, nothing changes but the bias.
+    """
+    damped, old = moments.damped, weight.astype(np.float64)
+    new = np.asarray(np.linalg.solve(damped[np.ix_(kept, kept)], damped[kept] @ old), np.float64)
+    moved = moments.mean @ old - moments.mean[kept] @ new
+    return new, moved if bias is None else bias + moved
+
+
+def _blocks(inverse: Numbers, weight: Weight, structures: npt.NDArray[np.int64]) -> list[int]:
+    weight, left, order = weight.astype(np.float64), list(range(len(structures))), list[int]()
+    while len(left) > 1:
+        costs = []
+        for each in left:
+            own = structures[each]
+            costs.append(float(np.sum(weight[own] * np.linalg.solve(inverse[np.ix_(own, own)], weight[own]))))
+        gone = left.pop(int(np.argmin(costs)))
+        order.append(gone)
+        own = structures[gone]
+        spread = np.linalg.solve(inverse[np.ix_(own, own)], inverse[own]).T
+        weight = weight - spread @ weight[own]
+        inverse = inverse - spread @ inverse[own]
+    return order
+
+
+def _channels(inverse: Numbers, weight: Weight, channels: npt.NDArray[np.int64]) -> list[int]:
+    """The same of single channels, at the cost of one product of matrices for BLOCK of them.
+
+    Within a block of removals C^-1 and W stay as they are; `spread` and `taken` hold what is to be taken off them:
+    C^-1 - spread spread^T and W - spread taken.
+    """
+    inverse, weight = inverse[np.ix_(channels, channels)], weight[channels].astype(np.float64)
+    left, order = np.arange(len(channels)), list[int]()
+    while len(left) > 1:
+        block = min(BLOCK, len(left) - 1)
+        spread, taken = np.zeros((len(left), block)), np.zeros((block, weight.shape[1]))
+        diagonal, squares = np.diag(inverse).copy(), np.einsum("ij,ij->i", weight, weight)
+        alive = np.ones(len(left), bool)
+        for i in range(block):
+            gone = int(np.where(alive, squares / np.where(alive, diagonal, 1), np.inf).argmin())
+            column = inverse[:, gone] - spread[:, :i] @ spread[gone, :i]
+            row = weight[gone] - spread[gone, :i] @ taken[:i]
+            root = np.sqrt(column[gone])
+            spread[:, i], taken[i] = column / root, row / root
+            share = column / column[gone]
+            product = weight @ row - spread[:, :i] @ (taken[:i] @ row)
+            squares = np.maximum(squares - 2 * share * product + share**2 * (row @ row), 0)
+            diagonal = diagonal - spread[:, i] ** 2
+            alive[gone] = False
+            order.append(int(left[gone]))
+        stays = np.flatnonzero(alive)
+        inverse = inverse[np.ix_(stays, stays)] - spread[stays] @ spread[stays].T
+        weight, left = weight[stays] - spread[stays] @ taken, left[stays]
+    return order

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitdeploy.compilation.backend import COMPILE
-from vitdeploy.compilation.engine import GRAPH_FILE, weights_of
 from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import Sample
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.io.files import fixed_batch, graph_spec
 from vitdeploy.progress import Counter, Progress, silent
-from vitdeploy.quantization.estimate import Memory, estimate
 from vitdeploy.quantization.observers import BATCH, Observation
+from vitdeploy.quantization.placement_reader import load_float_graph
 from vitdeploy.quantization.prepare import LEAST_IMAGES
+from vitdeploy.quantization.probe import CalibrationMemory, estimate
 from vitdeploy.quantization.ranges import separate_scores
 from vitdeploy.quantization.statistics import save_statistics
-from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.host import usable_cores
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.search.latency import PartsTable, in_parts
-from vitdeploy.spec import EngineSpec, Task, decode
 from vitdeploy.stages.calibrate_shards import (
     THREADS,
     GraphFile,
@@ -36,19 +30,16 @@ from vitdeploy.stages.calibrate_shards import (
     sample_name,
     save_state,
 )
-from vitdeploy.stages.float_graph import load_float_graph
 from vitdeploy.stages.step import (
     CALIBRATE,
     MODEL_FILE,
     OPTIMIZE,
-    QUANTIZED,
     STATISTICS_FILE,
     Facts,
     Folders,
     Step,
     graphs_in,
     package_versions,
-    read_json,
     statistics_file,
     write_json,
 )
@@ -120,8 +111,10 @@ def calibrate_parts(graphs: Mapping[str, Path], drive: Drive, out: Path, progres
     return facts
 
 
-def _together(parts: list[Memory]) -> Memory:
-    return Memory(*(sum(getattr(part, name) for part in parts) for name in ("graph", "activations", "covariances")))
+def _together(parts: list[CalibrationMemory]) -> CalibrationMemory:
+    return CalibrationMemory(
+        *(sum(getattr(part, name) for part in parts) for name in ("graph", "activations", "covariances"))
+    )
 
 
 def _warnings(drive: Drive) -> list[str]:
@@ -202,7 +195,7 @@ def calibrate(
     return facts
 
 
-def _runs(memory: Memory, images: int) -> dict[str, int]:
+def _runs(memory: CalibrationMemory, images: int) -> dict[str, int]:
     """The threads of each run, and how many are made at once: as the shards of many images have them, or one with all
     that the runtime takes."""
     if images <= IN_ONE:
@@ -283,33 +276,3 @@ def calibrate_step(data: Data, drive: Drive | None = None, workers: Workers = HE
         resumable=True,
         shared_out=drive is None and workers.executor is not None and len(samples) > IN_ONE,
     )
-
-
-# --- Compile a placed graph with its rows in parts (`graph.passes.row_split`) -----------------------------------------
-
-
-PARTS_FILE = "row_parts.json"
-
-
-def splits_rows(target: str, precision: str, task: Task) -> bool:
-    """Whether an engine may compute the rows of its tokens in parts: INT8, of one graph, where the back end does."""
-    return COMPILE[target].splits_rows and precision in QUANTIZED and precision != "int4" and task not in FLOWS
-
-
-def read_parts(folder: Path) -> PartsTable:
-    return decode(PartsTable, read_json(folder / PARTS_FILE))
-
-
-def compile_in_parts(graph: Path, parts: Sequence[int], out: Path, compiling: Callable[..., EngineSpec]) -> EngineSpec:
-    """The engine, made by `compiling`, of a placed graph with its rows in parts, next to the placement itself.
-
-    Raises:
-        GraphError: the rows cannot be split so.
-    """
-    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
-        split = Path(folder) / graph.name
-        engine = compiling(split, out, placed=in_parts(graph, parts, split))
-    for file in (graph, weights_of(graph)):
-        if file.is_file():
-            shutil.copyfile(file, out / (GRAPH_FILE if file == graph else file.name))
-    return engine

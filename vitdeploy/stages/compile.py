@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.compilation.backend import COMPILE
-from vitdeploy.compilation.build_options import BuildOptions
-from vitdeploy.compilation.engine import compile_engine
-from vitdeploy.compilation.parts import joined, within
+from vitdeploy.compilation.backend import COMPILE, BuildOptions
+from vitdeploy.compilation.engine import compile_engine, joined, within
 from vitdeploy.errors import CapabilityError, TargetError
 from vitdeploy.graph.analysis.rows import count_int4, count_int8, find_linears, unplaced_weights
 from vitdeploy.graph.io.files import GraphMetadata, fixed_batch, get_metadata, graph_spec, load_graph
@@ -23,8 +21,8 @@ from vitdeploy.progress import Progress, silent
 from vitdeploy.quantization.placement import QUANTIZE
 from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.spec import EngineSpec, FloatRest, GraphSpec, Task, encode
-from vitdeploy.stages.calibrate import compile_in_parts, read_parts
 from vitdeploy.stages.place import rest_of
+from vitdeploy.stages.rows import PARTS_SEARCH, compile_in_parts
 from vitdeploy.stages.step import MODEL_FILE, Candidate, Folders, Step, graphs_in, may_load, target_tools, write_json
 
 
@@ -54,25 +52,39 @@ def check_task(task: Task, target: str, precision: str) -> None:
         )
 
 
+@dataclass(frozen=True)
+class CompileOptions:
+    """`build`: how TensorRT builds, which is asked only for graphs and profiles that its documents do not rule out.
+    `accepted`: entries of the table of runtimes known to be wrong that are no reason to refuse. `row_parts`: the parts
+    in which the engine computes the rows of its tokens; graph.onnx stays the placement. `float_rest`: what an INT8
+    engine computes its float operators in. The last two are of a model of one graph."""
+
+    build: BuildOptions | None = None
+    accepted: Sequence[str] = ()
+    row_parts: Sequence[int] | None = None
+    float_rest: FloatRest = "fp32"
+
+
+PLAIN = CompileOptions()
+
+
 def compile_graphs(
     folder: Path,
     target: str,
     batch: int,
     out: Path,
     progress: Progress = silent,
-    build: BuildOptions | None = None,
-    accepted: Sequence[str] = (),
-    row_parts: Sequence[int] | None = None,
-    float_rest: FloatRest = "fp32",
+    options: CompileOptions = PLAIN,
 ) -> EngineSpec:
     """Writes the engine of the graph or graphs in `folder`, and engine.json; errors as `compile_graph`."""
     graphs = graphs_in(folder)
     if list(graphs) == ["model"]:
-        return compile_graph(graphs["model"], target, batch, out, progress, build, accepted, row_parts, float_rest)
+        return compile_graph(graphs["model"], target, batch, out, progress, options)
     parts = []
     for name, file in graphs.items():
         (out / name).mkdir()
-        parts.append((compile_graph(file, target, batch, out / name, progress, build, accepted), name))
+        of_part = CompileOptions(options.build, options.accepted)
+        parts.append((compile_graph(file, target, batch, out / name, progress, of_part), name))
     engine = joined([within(part, name) for part, name in parts], _metadata(next(iter(graphs.values()))).sequence)
     engine = replace(engine, accepted=tuple(dict.fromkeys(each for p, _ in parts for each in p.accepted or ())) or None)
     write_json(out / "engine.json", encode(engine))
@@ -89,16 +101,9 @@ def compile_graph(
     batch: int,
     out: Path,
     progress: Progress = silent,
-    build: BuildOptions | None = None,
-    accepted: Sequence[str] = (),
-    row_parts: Sequence[int] | None = None,
-    float_rest: FloatRest = "fp32",
+    options: CompileOptions = PLAIN,
 ) -> EngineSpec:
-    """Writes graph.onnx, the engine's files and engine.json. The graph's own metadata says its precision; `build` is
-    how TensorRT builds, which is asked only for graphs and profiles that its documents do not rule out; `accepted` are
-    entries of the table of runtimes known to be wrong that are no reason to refuse. With `row_parts` the engine
-    computes the rows of its tokens in these parts; graph.onnx stays the placement. `float_rest`: what an INT8 engine
-    computes its float operators in.
+    """Writes graph.onnx, the engine's files and engine.json. The graph's own metadata says its precision.
 
     Where INT8 or INT4 was asked and every layer is faster in float, all must run in float: the engine's kernels say so.
 
@@ -118,25 +123,26 @@ def compile_graph(
     check_batch(graph, spec, batch)
     shapes, refuse = COMPILE[target].profiles, QUANTIZE[target].refuse
     if shapes is not None and refuse is not None:
-        refuse(model, shapes(spec.inputs, build, batch), str(graph))
+        refuse(model, shapes(spec.inputs, options.build, batch), str(graph))
     precision = metadata.precision or "fp32"
     placed = (count_int4 if precision == "int4" else count_int8)(model)
     platform = platform_here(target, precision)
-    taken = refuse_known_bad(matches_on(model, platform), platform, f"{metadata.name} ({graph.name})", accepted)
+    taken = refuse_known_bad(matches_on(model, platform), platform, f"{metadata.name} ({graph.name})", options.accepted)
     compiling = functools.partial(
         compile_engine,
         target=target,
         precision="fp32" if precision in ("int8", "int4") and not placed else precision,
         batch=batch,
         bare=not (placed or find_linears(model) or unplaced_weights(model)),
-        build=build,
+        build=options.build,
         progress=progress,
-        float_rest=float_rest,
+        float_rest=options.float_rest,
     )
-    if row_parts is None:
+    if options.row_parts is None:
         engine = compiling(graph, out, placed=placed)
     else:
-        engine = replace(compile_in_parts(graph, row_parts, out, compiling), row_parts=tuple(row_parts))
+        parts = tuple(options.row_parts)
+        engine = replace(compile_in_parts(graph, parts, out, compiling), row_parts=parts)
     engine = replace(engine, precision=precision, weight_bits=metadata.weight_bits, accepted=taken or None)
     write_json(out / "engine.json", encode(engine))
     return engine
@@ -169,14 +175,15 @@ def compile_step(
     What the table of runtimes known to be wrong says of the back end is part of the key: an engine that was made before
     an entry came is refused like a new one.
     """
-    options = build if COMPILE[candidate.target].profiles is not None else None
+    shaped = build if COMPILE[candidate.target].profiles is not None else None
     asked = rest_of(candidate, rest)
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         progress(candidate.step("compile"), 0, 1)
-        parts = read_parts(folders[candidate.step("parts")].path).best if row_parts == "measured" else row_parts
+        parts = PARTS_SEARCH.read(folders[candidate.step("parts")].path).best if row_parts == "measured" else row_parts
         placed = folders[candidate.step("place")].path
-        compile_graphs(placed, candidate.target, batch, out, progress, options, accepted, parts, asked.of(folders))
+        options = CompileOptions(shaped, accepted, parts, asked.of(folders))
+        compile_graphs(placed, candidate.target, batch, out, progress, options)
         progress(candidate.step("compile"), 1, 1)
 
     return Step(
@@ -187,7 +194,7 @@ def compile_step(
             "target": candidate.target,
             "batch": batch,
             "known_bad": digest_of(TARGETS[candidate.target].package),
-            **({"build": encode(options)} if options else {}),
+            **({"build": encode(shaped)} if shaped else {}),
             **({"accepted": sorted(accepted)} if accepted else {}),
             **({"row_parts": list(row_parts)} if row_parts and row_parts != "measured" else {}),
             **asked.config,

@@ -1,12 +1,13 @@
-"""Placement: a quantized graph for one target, of the float graph and its calibration."""
+"""Placement: a quantized graph for one target, of the float graph, its calibration, and what searches found."""
 
 from __future__ import annotations
 
-import glob
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
+
+import onnx_ir as ir
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.errors import GraphError, InputError
@@ -15,15 +16,15 @@ from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph, set_m
 from vitdeploy.graph.passes.folds import cast_pixels_first
 from vitdeploy.progress import Progress
 from vitdeploy.quantization.four_bits import place_four_bits
-from vitdeploy.quantization.placement import choose, place, shape
+from vitdeploy.quantization.placement import LayerPrecision, choose, place, shape
 from vitdeploy.quantization.prepare import prepare
 from vitdeploy.quantization.rounding import Rounded
-from vitdeploy.quantization.statistics import load_statistics
+from vitdeploy.quantization.statistics import Statistics, load_statistics
 from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.host import family
-from vitdeploy.search.high_precision import FloatRestTable, HighPrecision, Raised
-from vitdeploy.search.trials import Mixed
-from vitdeploy.spec import FloatRest, Precision, Task, WeightBits, decode
+from vitdeploy.search.high_precision import FloatRestTable, HighPrecision
+from vitdeploy.search.mixed import Mixed
+from vitdeploy.spec import FloatRest, Precision, Task, WeightBits
 from vitdeploy.stages.step import (
     CALIBRATE,
     HIGH_PRECISION,
@@ -31,24 +32,26 @@ from vitdeploy.stages.step import (
     MIXED_FILE,
     OPTIMIZE,
     QUANTIZED,
-    STATISTICS_FILE,
     Candidate,
     Facts,
     Folders,
+    Search,
     Step,
     backend_versions,
     check_precision,
     graphs_in,
     package_versions,
-    read_json,
     statistics_file,
     write_json,
 )
 
+# What searches say of a placement's precisions.
+FLOAT_REST = "float_rest"
+MIXED_SEARCH = Search("search", MIXED_FILE, Mixed)
+HIGH_PRECISION_SEARCH = Search(HIGH_PRECISION, HIGH_PRECISION_FILE, HighPrecision)
+FLOAT_REST_SEARCH = Search(FLOAT_REST, "float_rest.json", FloatRestTable)
+
 # --- The graphs of one target in one precision, where that is no precision typed in the graph (see `typed`) -----------
-
-
-IN_FLOAT = "worth its time in float"
 
 
 @dataclass(frozen=True)
@@ -64,14 +67,9 @@ class PlaceConfig:
 
 
 def place_graphs(
-    config: PlaceConfig,
-    folder: Path,
-    calibrated: Path | None,
-    out: Path,
-    mixed: Mixed | None = None,
-    raised: Raised | None = None,
+    config: PlaceConfig, folder: Path, calibrated: Path | None, out: Path, asked: Sequence[LayerPrecision] = ()
 ) -> Facts:
-    """Writes the placement of every graph in `folder`, and placement.json; errors as `place_graph`.
+    """Writes the placement of every graph in `folder`, and placement.json; arguments and errors as `place_graph`.
 
     Args:
         calibrated: the folder of a calibration, for INT8.
@@ -80,28 +78,28 @@ def place_graphs(
         GraphError: `ignore` names no layer, or every graph is among the float parts.
     """
     graphs = graphs_in(folder)
+    statistics = {name: calibrated / statistics_file(name) if calibrated is not None else None for name in graphs}
     if list(graphs) == ["model"]:
-        statistics = calibrated / STATISTICS_FILE if calibrated is not None else None
-        return place_graph(config, graphs["model"], statistics, out, mixed, raised)
+        return place_graph(config, graphs["model"], statistics["model"], out, asked)
     _check_parts(config, list(graphs))
     whole: Facts = {"target": config.target, "int8": [], "float": {}, "folds": [], "hidden": []}
     if config.precision == "int4":
         whole |= {"int4": [], "group": {}, "embeddings": []}
     for name, file in graphs.items():
         ignore = tuple(each.removeprefix(f"{name}/") for each in config.ignore if each.startswith(f"{name}/"))
-        stays = name in config.float_parts
-        own = replace(config, precision="fp32" if stays else config.precision, ignore=ignore, float_parts=())
-        statistics = calibrated / statistics_file(name) if calibrated is not None else None
-        placed = place_graph(own, file, statistics, out)
-        whole["int8"] += [f"{name}/{layer}" for layer in placed["int8"]]
-        if "int4" in placed:
-            whole["int4"] += [f"{name}/{layer}" for layer in placed["int4"]]
-            whole["group"] |= {f"{name}/{layer}": size for layer, size in placed["group"].items()}
-            whole["embeddings"] += [f"{name}/{layer}" for layer in placed["embeddings"]]
-        whole["float"] |= {f"{name}/{layer}": reason for layer, reason in placed["float"].items()}
-        for fold in placed.get("folds", ()):
-            whole["folds"].append({**fold, "layers": [f"{name}/{layer}" for layer in fold["layers"]]})
-        whole["hidden"] += [{**each, "layer": f"{name}/{each['layer']}"} for each in placed.get("hidden", ())]
+        precision = "fp32" if name in config.float_parts else config.precision
+        part = replace(config, precision=precision, ignore=ignore, float_parts=())
+        placed = place_graph(part, file, statistics[name], out)
+        for key, known in whole.items():
+            of_part = placed.get(key, ())
+            if isinstance(known, dict):
+                known |= {f"{name}/{layer}": value for layer, value in dict(of_part).items()}
+            elif key == "folds":
+                known += [{**fold, "layers": [f"{name}/{layer}" for layer in fold["layers"]]} for fold in of_part]
+            elif key == "hidden":
+                known += [{**each, "layer": f"{name}/{each['layer']}"} for each in of_part]
+            elif key != "target":
+                known += [f"{name}/{layer}" for layer in of_part]
     write_json(out / "placement.json", whole)
     return whole
 
@@ -140,15 +138,13 @@ def place_graph(
     graph: Path,
     statistics: Path | None,
     out: Path,
-    mixed: Mixed | None = None,
-    raised: Raised | None = None,
+    asked: Sequence[LayerPrecision] = (),
     rounding: Rounded | None = None,
 ) -> Facts:
     """Writes the graph for one target in one precision under its own file name, and placement.json.
 
     Args:
-        mixed: what a search found, where the precision is mixed.
-        raised: layers that are out of plain INT8, where the precision is INT8.
+        asked: the precision of single layers, as searches found it; for INT8 and mixed.
         rounding: what other placements of the graph have rounded.
     """
     check_precision(config.target, config.precision)
@@ -163,22 +159,10 @@ def place_graph(
         raise GraphError(f"{kind} needs calibration", wanted="images", fix="--data DIR")
     if config.precision == "int4" and statistics is not None:
         four = place_four_bits(model, load_statistics(statistics), config.target, config.ignore)
-        placed = {**asdict(four), "int8": (), "folds": (), "hidden": ()}
+        placed = four.facts((), ())
     if config.precision in ("int8", "mixed") and statistics is not None:
-        float_fallback, dynamic = _out_of_int8(mixed, raised)
-        ignore = (*config.ignore, *map(glob.escape, float_fallback))
-        shape(model, config.target, config.ignore)
-        layers = choose(model, config.target, ignore, dynamic)
-        overrides = mixed.overrides if mixed is not None else None
-        bits, known = config.weight_bits, load_statistics(statistics)
-        prepared = prepare(model, known, layers.int8, config.target, overrides, bits, layers.dynamic, rounding)
-        made = place(model, prepared.ranges, config.target, ignore, prepared.weights, dynamic=dynamic)
-        placed = asdict(made)
-        placed["float"] |= dict.fromkeys(float_fallback, IN_FLOAT)
-        if raised is not None:
-            placed["why"] = raised.why
-        placed["folds"] = [{**asdict(fold), "what": fold.what} for fold in prepared.folds]
-        placed["hidden"] = [{**asdict(each), "what": each.what} for each in prepared.hidden]
+        bits = config.weight_bits
+        placed = place_int8(model, config, load_statistics(statistics), asked, rounding)
         drop_unused(model)
     set_metadata(model, replace(metadata, target=config.target, precision=config.precision, weight_bits=bits))
     save_graph(model, out / graph.name)
@@ -186,22 +170,24 @@ def place_graph(
     return placed
 
 
-def _out_of_int8(mixed: Mixed | None, raised: Raised | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The layers in float, and those whose activations the runtime quantizes."""
-    in_float = mixed.float_fallback if mixed is not None else ()
-    if raised is None:
-        return in_float, ()
-    return (raised.layers, ()) if raised.form == "float" else (in_float, raised.layers)
+def place_int8(
+    model: ir.Model,
+    config: PlaceConfig,
+    statistics: Mapping[str, Statistics],
+    asked: Sequence[LayerPrecision] = (),
+    rounding: Rounded | None = None,
+) -> Facts:
+    """Write INT8 into a float graph, in place; arguments as of `place_graph`. Returns what placement.json says."""
+    shape(model, config.target, config.ignore)
+    chosen = choose(model, config.target, config.ignore, asked)
+    prepared = prepare(model, statistics, chosen, config.weight_bits, rounding)
+    placed = place(model, prepared.ranges, config.target, config.ignore, prepared.weights, asked=asked)
+    return placed.facts(prepared.folds, prepared.hidden)
 
 
 def _machine() -> dict[str, str]:
     """The kind of machine where it decides over layers, which on x86 it never did."""
     return {} if family() in ("x86", "") else {"machine": family()}
-
-
-def read_high_precision(folder: Path) -> HighPrecision:
-    """What a search for layers out of plain INT8 found."""
-    return decode(HighPrecision, read_json(folder / HIGH_PRECISION_FILE))
 
 
 def place_step(
@@ -215,17 +201,21 @@ def place_step(
     """The placement of a candidate whose precision is not typed in the graph. `weight_bits`: of INT8 weights;
     `float_parts`: graphs that stay in float; `ignore`: layers that do; `raises`: the plan's step for layers out of
     plain INT8 says which are."""
-    quantized, mixed = candidate.precision in QUANTIZED, candidate.precision == "mixed"
+    quantized = candidate.precision in QUANTIZED
     bits = weight_bits if quantized else 8
     parts, left = (float_parts, ignore) if quantized else ((), ())
     config = PlaceConfig(candidate.target, candidate.precision, left, bits, parts)
+    wanted_searches: dict[Search[Any], bool] = {
+        MIXED_SEARCH: candidate.precision == "mixed",
+        HIGH_PRECISION_SEARCH: raises,
+    }
+    searches = {search: candidate.step(search.kind) for search, wanted in wanted_searches.items() if wanted}
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         progress(candidate.step("place"), 0, 1)
         calibrated = folders[CALIBRATE].path if quantized else None
-        found = decode(Mixed, read_json(folders[candidate.step("search")].path / MIXED_FILE)) if mixed else None
-        high = read_high_precision(folders[candidate.step(HIGH_PRECISION)].path) if raises else None
-        place_graphs(config, folders[OPTIMIZE].path, calibrated, out, found, high.raised if high else None)
+        asked = [each for search, name in searches.items() for each in search.read(folders[name].path).precisions]
+        place_graphs(config, folders[OPTIMIZE].path, calibrated, out, asked)
         progress(candidate.step("place"), 1, 1)
 
     return Step(
@@ -233,21 +223,12 @@ def place_step(
         "place",
         write,
         asdict(config),
-        (OPTIMIZE, *((CALIBRATE,) if quantized else ()), *_searches(candidate, mixed, raises)),
+        (OPTIMIZE, *((CALIBRATE,) if quantized else ()), *searches.values()),
         packages={**package_versions(("onnx", "onnx-ir", "numpy")), **backend_versions(candidate.target), **_machine()},
     )
 
 
-def _searches(candidate: Candidate, mixed: bool, raises: bool) -> tuple[str, ...]:
-    """The names of the steps that search before the placement."""
-    asked = {"search": mixed, HIGH_PRECISION: raises}
-    return tuple(candidate.step(kind) for kind, wanted in asked.items() if wanted)
-
-
 # --- The precision of an INT8 engine's float operators, as a recipe gives it or as a step of the plan finds it --------
-
-
-FLOAT_REST, FLOAT_REST_FILE = "float_rest", "float_rest.json"
 
 
 @dataclass(frozen=True)
@@ -259,7 +240,7 @@ class AskedRest:
     step: str | None = None
 
     def of(self, folders: Folders) -> FloatRest:
-        return read_float_rest(folders[self.step].path).best if self.step is not None else self.given
+        return FLOAT_REST_SEARCH.read(folders[self.step].path).best if self.step is not None else self.given
 
     @property
     def config(self) -> dict[str, Any]:
@@ -272,7 +253,3 @@ class AskedRest:
 
 def rest_of(candidate: Candidate, rest: FloatRest | Literal["measured"]) -> AskedRest:
     return AskedRest(step=candidate.step(FLOAT_REST)) if rest == "measured" else AskedRest(rest)
-
-
-def read_float_rest(folder: Path) -> FloatRestTable:
-    return decode(FloatRestTable, read_json(folder / FLOAT_REST_FILE))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from vitdeploy.compilation.backend import COMPILE
+from vitdeploy.compilation.engine import GRAPH_FILE, weights_of
 from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import Sample
 from vitdeploy.errors import CapabilityError, DataError, GraphError
@@ -20,8 +24,8 @@ from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.search.latency import measure_latencies
-from vitdeploy.search.mixed import Moments
 from vitdeploy.search.pruning import (
+    Moments,
     Parts,
     Pruning,
     allocate,
@@ -32,97 +36,90 @@ from vitdeploy.search.pruning import (
     try_prunings,
 )
 from vitdeploy.search.rows import (
+    PartsTable,
     RowTable,
     Schedule,
     find_tokens,
+    in_parts,
     measure_row_parts,
     measure_rows,
     predict_times,
     shapes_to_time,
     try_schedules,
 )
-from vitdeploy.spec import FloatRest, PreprocessSpec, Task, decode, encode
-from vitdeploy.stages.calibrate import PARTS_FILE
-from vitdeploy.stages.float_graph import BATCH, float_reference_outputs
+from vitdeploy.spec import EngineSpec, FloatRest, PreprocessSpec, Task
 from vitdeploy.stages.place import rest_of
+from vitdeploy.stages.search import BATCH, IMAGES, LATENCY_FILE, float_reference_outputs
 from vitdeploy.stages.step import (
     MODEL_FILE,
     OPTIMIZE,
+    QUANTIZED,
     UNPRUNED,
     Candidate,
     Folders,
+    Search,
     Step,
     copy_labels,
     package_versions,
     read_json,
-    target_tools,
     write_json,
 )
 
 if TYPE_CHECKING:
     from vitdeploy.tasks.adapter import Data
 
+GRAPH_PACKAGES = ("onnx-ir", "numpy")
+ROWS_SEARCH = Search("rows", "rows.json", RowTable, GRAPH_PACKAGES)
+PARTS_SEARCH = Search("parts", "row_parts.json", PartsTable, GRAPH_PACKAGES)
 
-# --- Find the number of rows with which a model is fastest in INT8: see `search.rows` ---------------------------------
-
-
-ROWS_FILE = "rows.json"
-
-
-def read_rows(folder: Path) -> RowTable:
-    return decode(RowTable, read_json(folder / ROWS_FILE))
+# --- The number of rows with which a model is fastest in INT8, and whether a placed one is faster with rows in parts --
 
 
 def rows_step(target: str) -> Step:
     """The number of rows that the job's float graph is fastest with in INT8."""
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
-        found = measure_rows(folders[OPTIMIZE].path / MODEL_FILE, target, progress=progress)
-        write_json(out / ROWS_FILE, encode(found))
+        ROWS_SEARCH.write(measure_rows(folders[OPTIMIZE].path / MODEL_FILE, target, progress=progress), out)
 
-    return Step(
-        f"rows {target}",
-        "rows",
-        write,
-        {"target": target},
-        (OPTIMIZE,),
-        packages={**target_tools(target), **package_versions(("onnx-ir", "numpy"))},
-        measured=True,
-        usable=lambda folder: not read_json(folder / ROWS_FILE)["disturbed"],
-    )
-
-
-# --- Find whether a placed model is faster with its rows in parts: see `search.row_parts` -----------------------------
+    return ROWS_SEARCH.step(f"rows {target}", write, {"target": target}, (OPTIMIZE,), target)
 
 
 def parts_step(candidate: Candidate, batch: int, rest: FloatRest | Literal["measured"] = "fp32") -> Step:
     """The parts in which the rows of a candidate's placement are fastest on this machine, if any are. `rest`: the
     precision of its float operators, or that which the plan's step for it has found."""
-    asked = rest_of(candidate, rest)
+    asked, target, placed = rest_of(candidate, rest), candidate.target, candidate.step("place")
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
-        graph = folders[candidate.step("place")].path / MODEL_FILE
-        found = measure_row_parts(graph, candidate.target, batch, float_rest=asked.of(folders), progress=progress)
-        write_json(out / PARTS_FILE, encode(found))
+        graph = folders[placed].path / MODEL_FILE
+        PARTS_SEARCH.write(
+            measure_row_parts(graph, target, batch, float_rest=asked.of(folders), progress=progress), out
+        )
 
-    return Step(
-        candidate.step("parts"),
-        "parts",
-        write,
-        {"target": candidate.target, "batch": batch, **asked.config},
-        (candidate.step("place"), *asked.inputs),
-        packages={**target_tools(candidate.target), **package_versions(("onnx-ir", "numpy"))},
-        measured=True,
-        usable=lambda folder: not read_json(folder / PARTS_FILE)["disturbed"],
-    )
+    config = {"target": target, "batch": batch, **asked.config}
+    return PARTS_SEARCH.step(candidate.step("parts"), write, config, (placed, *asked.inputs), target)
 
 
-# --- Schedules of token merging that may pay on a target: see `search.schedules` --------------------------------------
+def splits_rows(target: str, precision: str, task: Task) -> bool:
+    """Whether an engine may compute the rows of its tokens in parts: INT8, of one graph, where the back end does."""
+    return COMPILE[target].splits_rows and precision in QUANTIZED and precision != "int4" and task not in FLOWS
 
 
-LATENCY_FILE, SCHEDULES_FILE = "latency.json", "schedules.json"
-# Every schedule is a pass over this many images.
-IMAGES = 32
+def compile_in_parts(graph: Path, parts: Sequence[int], out: Path, compiling: Callable[..., EngineSpec]) -> EngineSpec:
+    """The engine, made by `compiling`, of a placed graph with its rows in parts, next to the placement itself.
+
+    Raises:
+        GraphError: the rows cannot be split so.
+    """
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
+        split = Path(folder) / graph.name
+        engine = compiling(split, out, placed=in_parts(graph, parts, split))
+    for file in (graph, weights_of(graph)):
+        if file.is_file():
+            shutil.copyfile(file, out / (GRAPH_FILE if file == graph else file.name))
+    return engine
+
+
+# --- Schedules of token merging that may pay on a target --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -131,6 +128,9 @@ class Schedules:
 
     tokens: int
     schedules: tuple[Schedule, ...]
+
+
+SCHEDULES_SEARCH = Search("schedules", "schedules.json", Schedules)
 
 
 def find_schedules(target: str, graph: Path, samples: Sequence[Sample], out: Path, progress: Progress = silent) -> None:
@@ -145,11 +145,7 @@ def find_schedules(target: str, graph: Path, samples: Sequence[Sample], out: Pat
     reference_outputs = float_reference_outputs(graph, samples[:IMAGES]) if predicted else None
     found = try_schedules(graph, predicted, reference_outputs, progress) if reference_outputs is not None else []
     table.save(out / LATENCY_FILE)
-    write_json(out / SCHEDULES_FILE, encode(Schedules(tokens.count, tuple(found))))
-
-
-def read_schedules(folder: Path) -> Schedules:
-    return decode(Schedules, read_json(folder / SCHEDULES_FILE))
+    SCHEDULES_SEARCH.write(Schedules(tokens.count, tuple(found)), out)
 
 
 def schedules_step(target: str, data: Data) -> Step:
@@ -159,24 +155,14 @@ def schedules_step(target: str, data: Data) -> Step:
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         find_schedules(target, folders[OPTIMIZE].path / MODEL_FILE, samples, out, progress)
 
-    return Step(
-        f"schedules {target}",
-        "schedules",
-        write,
-        {"target": target},
-        (OPTIMIZE,),
-        {"images": data.calibration_digest},
-        {**target_tools(target), **package_versions(("onnxruntime", "onnx-ir", "pillow", "numpy", "scipy"))},
-        measured=True,
-    )
+    return SCHEDULES_SEARCH.step(f"schedules {target}", write, {"target": target}, (OPTIMIZE,), target, data)
 
 
 # --- Structured pruning of the float graph: what it could lose, and the graph without it. See `search.pruning` --------
 
 
-PRUNING, PRUNING_FILE = "pruning", "pruning.json"
-# Every trial is a pass over this many images, the last ones; with twice as many, moments come from the others alone.
-PACKAGES = ("onnxruntime", "onnx-ir", "pillow", "numpy", "scipy")
+PRUNING = "pruning"
+# Every trial is a pass over the last IMAGES images; with twice as many, moments come from the others alone.
 
 
 @dataclass(frozen=True)
@@ -185,6 +171,9 @@ class Prunings:
 
     parts: Parts
     prunings: tuple[Pruning, ...]
+
+
+PRUNING_SEARCH = Search(PRUNING, "pruning.json", Prunings)
 
 
 def check_prune(task: Task, preprocess: PreprocessSpec | None) -> None:
@@ -208,11 +197,7 @@ def find_prunings(graph: Path, samples: Sequence[Sample], out: Path, progress: P
     reference_outputs = float_reference_outputs(graph, samples[-IMAGES:])
     parts = measure_parts(graph, moments, reference_outputs, progress)
     found = try_prunings(graph, parts, moments, reference_outputs, progress)
-    write_json(out / PRUNING_FILE, encode(Prunings(parts, tuple(found))))
-
-
-def read_prunings(folder: Path) -> Prunings:
-    return decode(Prunings, read_json(folder / PRUNING_FILE))
+    PRUNING_SEARCH.write(Prunings(parts, tuple(found)), out)
 
 
 def prune(
@@ -293,8 +278,7 @@ def pruning_step(data: Data, source: str = OPTIMIZE) -> Step:
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         find_prunings(folders[source].path / MODEL_FILE, samples, out, progress)
 
-    images, packages = {"images": data.calibration_digest}, package_versions(PACKAGES)
-    return Step(PRUNING, PRUNING, write, {}, (source,), images, packages)
+    return PRUNING_SEARCH.step(PRUNING, write, {}, (source,), None, data, measured=False)
 
 
 def prune_step(share: float, data: Data) -> Step:
@@ -302,8 +286,8 @@ def prune_step(share: float, data: Data) -> Step:
     samples = data.calibration
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
-        found = read_prunings(folders[PRUNING].path)
+        found = PRUNING_SEARCH.read(folders[PRUNING].path)
         prune(folders[UNPRUNED].path / MODEL_FILE, found, share, samples, out, progress)
 
-    images, packages = {"images": data.calibration_digest}, package_versions(PACKAGES)
+    images, packages = {"images": data.calibration_digest}, package_versions(PRUNING_SEARCH.packages)
     return Step(OPTIMIZE, "prune", write, {"share": share}, (UNPRUNED, PRUNING), images, packages)

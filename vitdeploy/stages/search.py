@@ -3,70 +3,73 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.results import BenchRun
-from vitdeploy.benchmark.run import BenchCandidate, engine_candidate, run_benchmark
+from vitdeploy.benchmark.run import engine_candidate, run_benchmark
 from vitdeploy.benchmark.summary import block_medians, disturbed_reason, judged
 from vitdeploy.compilation.backend import COMPILE
+from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import Sample
 from vitdeploy.errors import GraphError, MissingPackageError
-from vitdeploy.graph.analysis.rows import count_int8, find_linears
+from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.analysis.work import layer_macs
-from vitdeploy.graph.io.files import fixed_batch, graph_spec, load_graph
+from vitdeploy.graph.io.files import fixed_batch, get_metadata, graph_spec, load_graph
 from vitdeploy.progress import Progress, silent
-from vitdeploy.quantization.placement import QUANTIZE, shape
+from vitdeploy.quantization.placement import QUANTIZE, HigherForm, shape
 from vitdeploy.quantization.rounding import Rounded
 from vitdeploy.quantization.statistics import load_statistics
 from vitdeploy.runtime.backend import require_runtime
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.host import VNNI, describe_host
-from vitdeploy.search.expected import Expected
+from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.search.frame import GraphVariant, mean_interval, measure, measured_here, too_few
 from vitdeploy.search.high_precision import (
     ENOUGH,
     HALF_SHARES,
     SHARES,
     FloatRestTable,
-    Form,
     HighPrecision,
-    Raised,
     Rung,
     choose_rung,
-    compiled,
+    in_higher_precision,
     ladder,
     measure_float_rest,
-    not_measured,
-    time_alternatives,
 )
-from vitdeploy.search.latency import fingerprint, load_table, measure_latencies
-from vitdeploy.search.mixed import Sensitivity, choose_mends, mean_interval, measure_sensitivity, shapes_to_time
-from vitdeploy.search.trials import Mixed, Reached, Trials, answers_of, opened, reached_by
-from vitdeploy.spec import Budget, FloatRest, Task, WeightBits, decode, encode
-from vitdeploy.stages.float_graph import float_reference_outputs
-from vitdeploy.stages.place import FLOAT_REST, FLOAT_REST_FILE, PlaceConfig, place_graph, rest_of
+from vitdeploy.search.latency import load_table, measure_latencies
+from vitdeploy.search.mixed import Mixed, Sensitivity, choose_mends, measure_sensitivity, shapes_to_time
+from vitdeploy.search.reference import Expected, Reached, ReferenceOutputs
+from vitdeploy.search.trials import Trials, opened
+from vitdeploy.spec import Budget, FloatRest, Task, WeightBits
+from vitdeploy.stages.place import (
+    FLOAT_REST_SEARCH,
+    HIGH_PRECISION_SEARCH,
+    MIXED_SEARCH,
+    PlaceConfig,
+    place_graph,
+    rest_of,
+)
 from vitdeploy.stages.step import (
     CALIBRATE,
-    HIGH_PRECISION,
-    HIGH_PRECISION_FILE,
-    MIXED_FILE,
     MODEL_FILE,
     OPTIMIZE,
     STATISTICS_FILE,
     Candidate,
     Folders,
+    Search,
     Step,
-    package_versions,
     read_engine,
     read_json,
     target_tools,
@@ -77,44 +80,52 @@ if TYPE_CHECKING:
     from vitdeploy.store.store import Artifact
     from vitdeploy.tasks.adapter import Data
 
+SENSITIVITY_FILE, LATENCY_FILE = "sensitivity.json", "latency.json"
+SENSITIVITY_SEARCH = Search("sensitivity", SENSITIVITY_FILE, Sensitivity)
+# Every trial of a layer is a pass over this many images; the ranks are stable from a few tens on.
+IMAGES, BATCH = 32, 8
+
+
+@dataclass(frozen=True)
+class CalibratedGraph:
+    """A float graph, the statistics of its calibration, and the calibration images."""
+
+    graph: Path
+    statistics: Path
+    samples: Sequence[Sample]
+
+    @classmethod
+    def of(cls, folders: Folders, data: Data) -> CalibratedGraph:
+        """Those of a plan's steps."""
+        graph, statistics = folders[OPTIMIZE].path / MODEL_FILE, folders[CALIBRATE].path / STATISTICS_FILE
+        return cls(graph, statistics, data.calibration)
+
+
+def float_reference_outputs(graph: Path, samples: Sequence[Sample]) -> ReferenceOutputs:
+    """A float graph's outputs for some images, run at the graph's own batch if that is fixed."""
+    model = load_graph(graph)
+    metadata = get_metadata(model, str(graph))
+    batch = fixed_batch(graph_spec(model, MODEL_FILE)) or BATCH
+    pixels = np.concatenate(list(batches(samples, metadata.images, BATCH)))
+    with OnnxRuntimeRunner(graph, name="the float graph", batch=batch) as runner:
+        return ReferenceOutputs(runner, pixels, metadata.images, metadata.task, batch=batch)
+
 
 # --- Searches on the calibration images: which layer costs how much in INT8, and which to override --------------------
 
 
-SENSITIVITY_FILE, SENSITIVITY_PAGE = "sensitivity.json", "sensitivity.html"
-LATENCY_FILE = "latency.json"
-# Every trial of a layer is a pass over this many images; the ranks are stable from a few tens on.
-IMAGES = 32
-
-
-@dataclass(frozen=True)
-class SearchConfig:
-    target: str
-    ignore: tuple[str, ...] = ()
-    weight_bits: WeightBits = 8
-
-
 def find_sensitivity(
-    config: SearchConfig,
-    graph: Path,
-    statistics: Path,
-    samples: Sequence[Sample],
-    out: Path,
-    progress: Progress = silent,
+    config: PlaceConfig, calibrated: CalibratedGraph, out: Path, progress: Progress = silent
 ) -> Sensitivity:
-    """Writes sensitivity.json: see `search.sensitivity`."""
-    with open_trials(config, graph, statistics, samples[:IMAGES], progress) as trials:
-        found = measure_sensitivity(trials, config.target, progress)
-    write_json(out / SENSITIVITY_FILE, encode(found))
-    return found
+    """Writes sensitivity.json: see `search.mixed`."""
+    with open_trials(config, calibrated, progress, few=True) as trials:
+        return SENSITIVITY_SEARCH.write(measure_sensitivity(trials, config.target, progress), out)
 
 
 def find_mixed(
-    config: SearchConfig,
+    config: PlaceConfig,
     budget: Budget,
-    graph: Path,
-    statistics: Path,
-    samples: Sequence[Sample],
+    calibrated: CalibratedGraph,
     out: Path,
     progress: Progress = silent,
     table: Path | None = None,
@@ -125,34 +136,28 @@ def find_mixed(
         MissingFileError, InputError, TargetError: `table` is not there, or not of this device and target.
     """
     known = load_table(table, config.target) if table is not None else None
-    with open_trials(config, graph, statistics, samples, progress) as trials:
+    with open_trials(config, calibrated, progress) as trials:
         latencies = known or measure_latencies(shapes_to_time(trials), config.target, progress=progress)
-        sensitivity = measure_sensitivity(trials, config.target, progress)
+        sensitivity = SENSITIVITY_SEARCH.write(measure_sensitivity(trials, config.target, progress), out)
         mixed = choose_mends(trials, sensitivity, latencies, budget, progress)
-    write_json(out / SENSITIVITY_FILE, encode(sensitivity))
     latencies.save(out / LATENCY_FILE)
-    write_json(out / MIXED_FILE, encode(mixed))
-    return mixed
-
-
-def read_sensitivity(folder: Path) -> Sensitivity:
-    return decode(Sensitivity, read_json(folder / SENSITIVITY_FILE))
+    return MIXED_SEARCH.write(mixed, out)
 
 
 @contextmanager
 def open_trials(
-    config: SearchConfig,
-    graph: Path,
-    statistics: Path,
-    samples: Sequence[Sample],
+    config: PlaceConfig,
+    calibrated: CalibratedGraph,
     progress: Progress,
     images: int = IMAGES,
+    *,
+    few: bool = False,
 ) -> Iterator[Trials]:
-    """Trials of all layers at once run on all samples, those of single layers on the first few, `images`."""
+    """Trials of all layers at once run on all samples, or on `few` too; those of single layers on the first few."""
     progress("open the layers", 0, 1)
-    model, known, whole = load_graph(graph), load_statistics(statistics), float_reference_outputs(graph, samples)
-    few = whole.first(images)
-    with opened(model, known, config.target, few, config.ignore, whole, config.weight_bits) as trials:
+    model, known = load_graph(calibrated.graph), load_statistics(calibrated.statistics)
+    whole = float_reference_outputs(calibrated.graph, calibrated.samples[: images if few else None])
+    with opened(model, known, config.target, whole.first(images), config.ignore, whole, config.weight_bits) as trials:
         progress("open the layers", 1, 1)
         yield trials
 
@@ -161,29 +166,30 @@ def search_step(
     candidate: Candidate, weight_bits: WeightBits, budget: Budget, data: Data, ignore: tuple[str, ...] = ()
 ) -> Step:
     """The overrides of a candidate in mixed precision; measured on this machine. Layers of `ignore` stay in float."""
-    config, samples = SearchConfig(candidate.target, ignore, weight_bits), data.calibration
+    config = PlaceConfig(candidate.target, "int8", ignore, weight_bits)
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
-        graph, statistics = folders[OPTIMIZE].path / MODEL_FILE, folders[CALIBRATE].path / STATISTICS_FILE
-        find_mixed(config, budget, graph, statistics, samples, out, progress)
+        find_mixed(config, budget, CalibratedGraph.of(folders, data), out, progress)
 
-    return Step(
-        candidate.step("search"),
-        "search",
-        write,
-        {**asdict(config), "min_agreement": budget.min_agreement, "max_drop": budget.max_drop},
-        (OPTIMIZE, CALIBRATE),
-        {"images": data.calibration_digest},
-        {**target_tools(candidate.target), **package_versions(("onnxruntime", "onnx-ir", "pillow", "numpy", "scipy"))},
-        measured=True,
-    )
+    bounds = {"min_agreement": budget.min_agreement, "max_drop": budget.max_drop}
+    return _step_of(MIXED_SEARCH, candidate, write, {**asdict(config), **bounds}, data)
+
+
+def _step_of(
+    search: Search[Any],
+    candidate: Candidate,
+    write: Any,
+    config: dict[str, Any],
+    data: Data,
+    inputs: tuple[str, ...] = (),
+) -> Step:
+    """A step that measures a candidate of the calibrated graph on this machine."""
+    name = candidate.step(search.kind)
+    return search.step(name, write, config, (OPTIMIZE, CALIBRATE, *inputs), candidate.target, data)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The distance of an engine's answers from the float graph's on the calibration images; variants are ranked by it.
-
-
-SCORE_FILE = "score.json"
 
 
 @dataclass(frozen=True)
@@ -197,6 +203,9 @@ class Score:
     expected: Expected | None
 
 
+SCORES = Search("score", "score.json", Score, ("onnxruntime", "pillow", "numpy", "scipy"))
+
+
 def score(graph: Path, folder: Path, samples: Sequence[Sample], out: Path, progress: Progress = silent) -> None:
     """Writes score.json, of the engine in `folder` against a float graph."""
     engine = read_engine(folder)
@@ -206,33 +215,20 @@ def score(graph: Path, folder: Path, samples: Sequence[Sample], out: Path, progr
     with make_runner(folder, engine, batch=reference_outputs.batch) as runner:
         answers = reference_outputs.ask(runner)
     mean, low, high = mean_interval(reference_outputs.distance(answers))
-    found = Score(len(samples), mean, (low, high), reference_outputs.expected(answers))
-    write_json(out / SCORE_FILE, encode(found))
+    SCORES.write(Score(len(samples), mean, (low, high), reference_outputs.expected(answers)), out)
     progress(text, 1, 1)
-
-
-def read_score(folder: Path) -> Score:
-    return decode(Score, read_json(folder / SCORE_FILE))
 
 
 def score_step(candidate: Candidate, reference: str, data: Data) -> Step:
     """The distance of a compiled candidate from the float graph of the step `reference`: `OPTIMIZE`, or another one
     whose first word that is."""
-    samples = data.calibration
+    samples, compiled = data.calibration, candidate.step("compile")
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
-        graph = folders[reference].path / MODEL_FILE
-        score(graph, folders[candidate.step("compile")].path, samples, out, progress)
+        score(folders[reference].path / MODEL_FILE, folders[compiled].path, samples, out, progress)
 
-    return Step(
-        candidate.step("score"),
-        "score",
-        write,
-        {},
-        (candidate.step("compile"), reference),
-        {"images": data.calibration_digest},
-        {**target_tools(candidate.target), **package_versions(("onnxruntime", "pillow", "numpy", "scipy"))},
-    )
+    name = candidate.step("score")
+    return SCORES.step(name, write, {}, (compiled, reference), candidate.target, data, measured=False)
 
 
 # --- The latencies of many engines, in one benchmark run of short blocks; those that matter are measured again --------
@@ -284,19 +280,7 @@ def _proven_faster(bench_run: BenchRun) -> dict[str, list[str]]:
     return faster
 
 
-# --- Find in which precision INT8 engines compute their float operators on this machine: see `search.rest_timing` -----
-
-
-# MACs of linears and convolutions at batch 1. Below, an engine is done before a few percent can be told apart.
-LEAST_MACS = 400_000_000
-
-
-@dataclass(frozen=True)
-class FloatRestConfig:
-    target: str
-    batch: int = 1
-    ignore: tuple[str, ...] = ()
-    weight_bits: WeightBits = 8
+# --- Find in which precision INT8 engines compute their float operators on this machine -------------------------------
 
 
 def has_half_rest(target: str, precision: str, task: Task) -> bool:
@@ -305,62 +289,61 @@ def has_half_rest(target: str, precision: str, task: Task) -> bool:
 
 
 def find_float_rest(
-    config: FloatRestConfig,
-    graph: Path,
-    statistics: Path,
-    samples: Sequence[Sample],
-    out: Path,
-    progress: Progress = silent,
+    config: PlaceConfig, batch: int, calibrated: CalibratedGraph, out: Path, progress: Progress = silent
 ) -> FloatRestTable:
-    """Writes float_rest.json: what was measured of the model in plain INT8.
+    """Writes float_rest.json: what was measured of the model in plain INT8, at `batch` if the graph has no other.
 
     Raises:
-        GraphError, EngineError, CapabilityError, WorkerError: as `place_graph`, `compile_engine` and `run_benchmark`.
+        GraphError, EngineError, CapabilityError, WorkerError: as `place_graph` and `search.frame.measure`.
     """
-    model = load_graph(graph)
-    macs = sum(layer_macs(model, linear) or 0 for linear in find_linears(model))
-    batch = fixed_batch(graph_spec(model, MODEL_FILE)) or config.batch
-    if macs < LEAST_MACS:
-        reason = f"{macs / 1e6:.0f} million products at batch 1, which are too few"
-        found = not_measured(config.target, batch, reason)
-    else:
-        with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
-            place = PlaceConfig(config.target, "int8", config.ignore, config.weight_bits)
-            place_graph(place, graph, statistics, Path(folder))
-            placed, whole = Path(folder) / graph.name, float_reference_outputs(graph, samples)
-            found = measure_float_rest(placed, config.target, batch, whole, progress=progress)
-    write_json(out / FLOAT_REST_FILE, encode(found))
-    return found
+    model = load_graph(calibrated.graph)
+    batch = fixed_batch(graph_spec(model, MODEL_FILE)) or batch
+    if reason := too_few(sum(layer_macs(model, linear) or 0 for linear in find_linears(model))):
+        return FLOAT_REST_SEARCH.write(FloatRestTable(**measured_here(config.target), batch=batch, reason=reason), out)
+    whole = float_reference_outputs(calibrated.graph, calibrated.samples)
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as placed:
+        name = _Placed(config, calibrated).write(Path(placed)).name
+
+        def write(folder: Path) -> Path:
+            return Path(shutil.copytree(placed, folder, dirs_exist_ok=True)) / name
+
+        table = measure_float_rest(write, config.target, batch, whole, progress)
+    return FLOAT_REST_SEARCH.write(table, out)
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """The graph of a variant: placed in INT8 with some layers out of it, in `form`."""
+
+    config: PlaceConfig
+    calibrated: CalibratedGraph
+    layers: tuple[str, ...] = ()
+    form: HigherForm = "float"
+    rounding: Rounded | None = None
+
+    def write(self, folder: Path) -> Path:
+        graph, statistics = self.calibrated.graph, self.calibrated.statistics
+        asked = in_higher_precision(self.layers, self.form)
+        place_graph(self.config, graph, statistics, folder, asked, self.rounding)
+        return folder / graph.name
 
 
 def float_rest_step(
     candidate: Candidate, batch: int, weight_bits: WeightBits, data: Data, ignore: tuple[str, ...] = ()
 ) -> Step:
     """The precision of a candidate's float operators; measured on this machine. Layers of `ignore` stay in float."""
-    config, samples = FloatRestConfig(candidate.target, batch, ignore, weight_bits), data.calibration
+    config = PlaceConfig(candidate.target, "int8", ignore, weight_bits)
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
-        graph, statistics = folders[OPTIMIZE].path / MODEL_FILE, folders[CALIBRATE].path / STATISTICS_FILE
-        find_float_rest(config, graph, statistics, samples, out, progress)
+        find_float_rest(config, batch, CalibratedGraph.of(folders, data), out, progress)
 
-    return Step(
-        candidate.step(FLOAT_REST),
-        FLOAT_REST,
-        write,
-        asdict(config),
-        (OPTIMIZE, CALIBRATE),
-        {"images": data.calibration_digest},
-        {**target_tools(candidate.target), **package_versions(("onnxruntime", "onnx-ir", "pillow", "numpy", "scipy"))},
-        measured=True,
-        usable=lambda folder: not read_json(folder / FLOAT_REST_FILE)["disturbed"],
-    )
+    return _step_of(FLOAT_REST_SEARCH, candidate, write, {**asdict(config), "batch": batch}, data)
 
 
 # --- Find which layers to take out of plain INT8 on this machine ------------------------------------------------------
 # by what they cost and what they add to the latency.
 
 
-# MACs of linears and convolutions at batch 1. Below, no layer takes long enough for a few percent to be told apart.
 # A layer is tried on this many images; on fewer if it would take more than so many MACs for each layer.
 MOST_IMAGES, LEAST_IMAGES, TRIAL_MACS = 32, 8, 64_000_000_000
 # With more in all trials of single layers, which takes some ten minutes on two cores, none is tried.
@@ -376,6 +359,10 @@ class HighPrecisionConfig:
     batch: int = 1
     ignore: tuple[str, ...] = ()
     weight_bits: WeightBits = 8
+
+    @property
+    def place(self) -> PlaceConfig:
+        return PlaceConfig(self.target, "int8", self.ignore, self.weight_bits)
 
 
 def raises_precision(target: str, precision: str, task: Task | None, price: float) -> bool:
@@ -397,9 +384,7 @@ def measures(target: str, precision: str, price: float) -> bool:
 
 def find_high_precision(
     config: HighPrecisionConfig,
-    graph: Path,
-    statistics: Path,
-    samples: Sequence[Sample],
+    calibrated: CalibratedGraph,
     out: Path,
     progress: Progress = silent,
     float_rest: FloatRest = "fp32",
@@ -411,54 +396,54 @@ def find_high_precision(
     precision their engines compute float operators.
 
     Raises:
-        GraphError, EngineError, CapabilityError, WorkerError: as `place_graph`, `compile_engine` and `run_benchmark`.
+        GraphError, EngineError, CapabilityError, WorkerError: as `place_graph` and `search.frame.measure`.
     """
-    found = _find(config, graph, statistics, samples, out, progress, float_rest)
-    write_json(out / HIGH_PRECISION_FILE, encode(found))
-    return found
+    return HIGH_PRECISION_SEARCH.write(_find(config, calibrated, out, progress, float_rest), out)
 
 
 def _find(
-    config: HighPrecisionConfig,
-    graph: Path,
-    statistics: Path,
-    samples: Sequence[Sample],
-    out: Path,
-    progress: Progress,
-    rest: FloatRest,
+    config: HighPrecisionConfig, calibrated: CalibratedGraph, out: Path, progress: Progress, rest: FloatRest
 ) -> HighPrecision:
-    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    form = form_of(config.target, config.weight_bits)
-    shaped = load_graph(graph)
-    shape(shaped, config.target, config.ignore)
+    target, form = config.target, form_of(config.target, config.weight_bits)
+    about: dict[str, Any] = {**measured_here(target), "form": form, "price": config.price}
+    about["images"] = len(calibrated.samples)
+    shaped = load_graph(calibrated.graph)
+    shape(shaped, target, config.ignore)
     linears = find_linears(shaped)
     macs = sum(layer_macs(shaped, linear) or 0 for linear in linears)
-    about = (config.target, form, config.price, len(samples), now, fingerprint(config.target))
     if reason := _too_small_or_large(macs, len(linears)):
-        return HighPrecision(*about, reason)
-    asked = SearchConfig(config.target, config.ignore, config.weight_bits)
+        return HighPrecision(**about, why=reason)
     with contextlib.ExitStack() as stack:
         try:
-            trials = stack.enter_context(open_trials(asked, graph, statistics, samples, progress, _images(macs)))
+            trials = stack.enter_context(open_trials(config.place, calibrated, progress, _images(macs)))
         except GraphError as error:  # plain INT8 takes graphs that single layers cannot be tried of
-            return HighPrecision(*about, f"single layers cannot be tried: {error.message}")
-        int8 = reached_by(trials.answers({}), trials.whole)
+            return HighPrecision(**about, why=f"single layers cannot be tried: {error.message}")
+        int8 = trials.whole.reached(trials.answers({}))
         if int8.expected is not None and int8.expected.agreement >= ENOUGH:
             kept = f"plain INT8 is expected to keep {int8.expected.agreement:.2f} % of the answers"
-            return HighPrecision(*about, kept, int8)
-        costs = measure_sensitivity(trials, config.target, progress)
-        write_json(out / SENSITIVITY_FILE, encode(costs))
+            return HighPrecision(**about, why=kept, int8=int8)
+        costs = SENSITIVITY_SEARCH.write(measure_sensitivity(trials, target, progress), out)
         split = {each.layer for each in trials.prepared.hidden}
         shares = SHARES[form] if rest == "fp32" else HALF_SHARES
-        sets = ladder(shaped, costs, form, split, _kept(shaped, config.target, statistics), shares)
+        sets = dict(ladder(shaped, costs, form, split, _kept(shaped, target, calibrated.statistics), shares))
         if not sets:
-            return HighPrecision(*about, "no layer costs more answers than its share of the products", int8)
-        rungs, int8, disturbed = _climb(config, form, graph, statistics, sets, trials, progress, rest)
-    layers, why = choose_rung(int8, rungs, config.price, disturbed)
-    return HighPrecision(*about, why, int8, tuple(rungs), layers, disturbed)
+            return HighPrecision(**about, why="no layer costs more answers than its share of the products", int8=int8)
+        whole = trials.whole
+    rounding, batch = Rounded(), fixed_batch(graph_spec(shaped, MODEL_FILE)) or config.batch
+    placed = [_Placed(config.place, calibrated, layers, form, rounding) for layers in ((), *sets)]
+    variants = [GraphVariant(str(number), each.write, rest) for number, each in enumerate(placed)]
+    texts = f"layers out of plain INT8 for {target}", "time them"
+    measured, disturbed = measure(variants, target, batch, texts, progress, reference_outputs=whole)
+    plain, *reached = (Reached(float(each.distances.mean()), each.expected) for each in measured)
+    rungs = [
+        Rung(layers=layers, share=share, reached=found, **vars(each.timing))
+        for (layers, share), found, each in zip(sets.items(), reached, measured[1:], strict=True)
+    ]
+    layers, why = choose_rung(plain, rungs, config.price, disturbed)
+    return HighPrecision(**about, why=why, int8=plain, rungs=tuple(rungs), layers=layers, disturbed=disturbed)
 
 
-def form_of(target: str, bits: WeightBits) -> Form:
+def form_of(target: str, bits: WeightBits) -> HigherForm:
     """The form of layers that cost too much in plain INT8: where the runtime quantizes activations itself on this CPU
     that, else float."""
     here = set(describe_host()["isa"].split())
@@ -476,8 +461,8 @@ def _kept(shaped: ir.Model, target: str, statistics: Path) -> set[str]:
 
 def _too_small_or_large(macs: int, layers: int) -> str:
     """Why layers of a model with so many MACs are not tried; "" if they are."""
-    if macs < LEAST_MACS:
-        return f"{macs / 1e6:.0f} million products at batch 1, which are too few to time layers"
+    if reason := too_few(macs, " to time layers"):
+        return reason
     if _images(macs) * macs * layers > MOST_MACS:
         return f"{macs / 1e9:.0f} billion products in {layers} layers, which are too many to try each layer"
     return ""
@@ -485,42 +470,6 @@ def _too_small_or_large(macs: int, layers: int) -> str:
 
 def _images(macs: int) -> int:
     return max(LEAST_IMAGES, min(MOST_IMAGES, TRIAL_MACS // max(macs, 1)))
-
-
-def _climb(
-    config: HighPrecisionConfig,
-    form: Form,
-    graph: Path,
-    statistics: Path,
-    sets: Sequence[tuple[tuple[str, ...], float]],
-    trials: Trials,
-    progress: Progress,
-    rest: FloatRest,
-) -> tuple[list[Rung], Reached, str]:
-    """Each set of layers timed against plain INT8 and run on all images; what plain INT8 reaches; and why the times
-    are unreliable."""
-    rounding = Rounded()
-    text, candidates, reached = f"layers out of plain INT8 for {config.target}", list[BenchCandidate](), list[Reached]()
-    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as scratch:
-        for done, layers in enumerate(((), *(each for each, _ in sets))):
-            progress(text, done, len(sets) + 1)
-            folder = Path(scratch) / str(done)
-            folder.mkdir()
-            place = PlaceConfig(config.target, "int8", config.ignore, config.weight_bits)
-            place_graph(place, graph, statistics, folder, raised=Raised(layers, form), rounding=rounding)
-            placed = load_graph(folder / graph.name)
-            answers = answers_of(placed, config.target, "int8", trials.whole, rest)
-            reached.append(reached_by(answers, trials.whole))
-            batch = fixed_batch(graph_spec(placed, MODEL_FILE)) or config.batch
-            made, count = folder / "engine", count_int8(placed)
-            candidates.append(compiled(folder / graph.name, made, config.target, "int8", batch, count, str(done), rest))
-        progress(text, len(sets) + 1, len(sets) + 1)
-        timings, disturbed = time_alternatives(candidates, lambda done, total: progress("time them", done, total))
-    rungs = [
-        Rung(layers, share, **vars(timing), reached=each)
-        for (layers, share), timing, each in zip(sets, timings[1:], reached[1:], strict=True)
-    ]
-    return rungs, reached[0], disturbed
 
 
 def high_precision_step(
@@ -535,20 +484,9 @@ def high_precision_step(
     """The layers of a candidate that are taken out of plain INT8; measured on this machine. Layers of `ignore` stay in
     float. `rest`: the precision of float operators, or that which the plan's step for it has found."""
     asked = rest_of(candidate, rest)
-    config, samples = HighPrecisionConfig(candidate.target, price, batch, ignore, weight_bits), data.calibration
+    config = HighPrecisionConfig(candidate.target, price, batch, ignore, weight_bits)
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
-        graph, statistics = folders[OPTIMIZE].path / MODEL_FILE, folders[CALIBRATE].path / STATISTICS_FILE
-        find_high_precision(config, graph, statistics, samples, out, progress, asked.of(folders))
+        find_high_precision(config, CalibratedGraph.of(folders, data), out, progress, asked.of(folders))
 
-    return Step(
-        candidate.step(HIGH_PRECISION),
-        HIGH_PRECISION,
-        write,
-        {**asdict(config), **asked.config},
-        (OPTIMIZE, CALIBRATE, *asked.inputs),
-        {"images": data.calibration_digest},
-        {**target_tools(candidate.target), **package_versions(("onnxruntime", "onnx-ir", "pillow", "numpy", "scipy"))},
-        measured=True,
-        usable=lambda folder: not read_json(folder / HIGH_PRECISION_FILE)["disturbed"],
-    )
+    return _step_of(HIGH_PRECISION_SEARCH, candidate, write, {**asdict(config), **asked.config}, data, asked.inputs)

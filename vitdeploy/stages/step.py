@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.read import MONITOR_FILE
@@ -29,6 +29,7 @@ from vitdeploy.store.key import Identity, code_version
 if TYPE_CHECKING:
     from vitdeploy.graph.io.files import GraphMetadata
     from vitdeploy.store.store import Artifact
+    from vitdeploy.tasks.adapter import Data
 
 
 # --- One stage with everything that its key is made of, and the engine that it may be a stage of ----------------------
@@ -65,7 +66,7 @@ class Step:
 
     name: str
     kind: str
-    write: Callable[..., None] | None
+    write: Callable[..., object] | None
     config: dict[str, Any]
     inputs: tuple[str, ...] = ()
     outside: dict[str, str] = field(default_factory=dict)
@@ -123,6 +124,48 @@ class Candidate:
 
     def step(self, kind: str) -> str:
         return f"{kind} {self.artifact}"
+
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Search(Generic[Found]):
+    """A kind of search that plans have a step of: `file` is what it writes, of a `table`, and `packages` are those
+    that compute it besides the target's."""
+
+    kind: str
+    file: str
+    table: type[Found]
+    packages: tuple[str, ...] = ("onnxruntime", "onnx-ir", "pillow", "numpy", "scipy")
+
+    def read(self, folder: Path) -> Found:
+        return decode(self.table, read_json(folder / self.file))
+
+    def write(self, found: Found, out: Path) -> Found:
+        write_json(out / self.file, encode(found))
+        return found
+
+    def usable(self, folder: Path) -> bool:
+        """Times that something disturbed are measured again."""
+        return not read_json(folder / self.file).get("disturbed")
+
+    def step(
+        self,
+        name: str,
+        write: Callable[[Folders, Path, Callable[[str, int, int], None]], object],
+        config: dict[str, Any],
+        inputs: tuple[str, ...],
+        target: str | None,
+        data: Data | None = None,
+        *,
+        measured: bool = True,
+    ) -> Step:
+        """The step of this name. `target`: on whose runtime it measures; `data`: whose calibration samples it uses."""
+        images = {"images": data.calibration_digest} if data is not None else {}
+        versions = {**(target_tools(target) if target is not None else {}), **package_versions(self.packages)}
+        usable = self.usable if measured else (lambda folder: True)
+        return Step(name, self.kind, write, config, inputs, images, versions, measured=measured, usable=usable)
 
 
 # --- The versions of installed packages, which the keys of stages hold ------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import glob
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,15 +22,15 @@ from vitdeploy.graph.passes.folds import cast_pixels_first
 from vitdeploy.progress import Counter, Progress, silent
 from vitdeploy.quantization.half import HalfPlan, lift_masks, plan_half
 from vitdeploy.quantization.observers import Extremes
-from vitdeploy.quantization.placement import choose, ignored, place, shape
-from vitdeploy.quantization.prepare import prepare, widened
+from vitdeploy.quantization.placement import IGNORED, LayerPrecision, ignored, place
+from vitdeploy.quantization.placement_reader import load_float_graph
+from vitdeploy.quantization.prepare import widened
 from vitdeploy.quantization.ranges import range_of
 from vitdeploy.quantization.statistics import Statistics, load_statistics
 from vitdeploy.search.high_precision import high_precision_layers
 from vitdeploy.spec import Precision, PreprocessSpec, WeightBits
-from vitdeploy.stages.float_graph import load_float_graph
-from vitdeploy.stages.place import PlaceConfig
-from vitdeploy.stages.search import SearchConfig, find_sensitivity
+from vitdeploy.stages.place import PlaceConfig, place_int8
+from vitdeploy.stages.search import CalibratedGraph, find_sensitivity
 from vitdeploy.stages.step import (
     CALIBRATE,
     MODEL_FILE,
@@ -54,12 +53,13 @@ if TYPE_CHECKING:
 QDQ_OPSET = 19
 EIGHT_BITS = ("int8", "fp8")
 BATCH = 4
+TOO_DEAR = "its INT8 costs more answers than its share of the MACs"
 # Tensors that lose a larger share of their numbers to zero than this are reported.
 UNDERFLOW = 0.01
 
 
 @dataclass(frozen=True)
-class Images:
+class RangeImages:
     """The images of a range pass: the samples in the batches that a graph takes, and how they become its input."""
 
     samples: Sequence[Sample]
@@ -96,15 +96,15 @@ def place_typed(
     eight, half = config.precision in EIGHT_BITS, half_of(config.precision)
     if eight:
         upgrade_opset(model, QDQ_OPSET)
-    images = Images(samples, metadata.images)
+    images = RangeImages(samples, metadata.images)
     plan = _prepare_types(model, half, images, () if eight else config.ignore, progress)
     placed: dict[str, Any] = {"target": config.target, "int8": (), "float": {}}
     if eight:
         assert statistics is not None
         kept_float: list[str] = []
         if config.precision == "int8":
-            asked = SearchConfig(config.target, config.ignore)
-            costs = find_sensitivity(asked, graph, statistics, samples, out, progress)
+            plain = PlaceConfig(config.target, "int8", config.ignore)
+            costs = find_sensitivity(plain, CalibratedGraph(graph, statistics, samples), out, progress)
             kept_float = high_precision_layers(load_graph(graph), costs)
         placed = _place(model, config, load_statistics(statistics), plan, kept_float)
     placed["half"] = _write_types(model, half, plan, images, progress)
@@ -123,21 +123,18 @@ def _place(
     model: ir.Model, config: PlaceConfig, known: dict[str, Statistics], plan: HalfPlan, kept_float: Sequence[str]
 ) -> dict[str, Any]:
     """INT8 or FP8 in all layers but those that stay in float32, or are kept in high precision."""
-    float_fallback = [linear.name for linear in find_linears(model) if str(linear.node.name) in plan.float_fallback]
-    ignore = (*config.ignore, *map(glob.escape, (*float_fallback, *kept_float)))
+    by_name = {linear.name: str(linear.node.name) for linear in find_linears(model)}
+    asked = [LayerPrecision(name, "float", IGNORED) for name, node in by_name.items() if node in plan.float_fallback]
     if config.precision == "fp8":
         ranges = {name: range_of(found) for name, found in widened(known).items()}
-        return {**asdict(place(model, ranges, config.target, ignore, fp8=True)), "folds": [], "hidden": []}
-    shape(model, config.target, ignore)
-    prepared = prepare(model, known, choose(model, config.target, ignore).int8, config.target)
-    placed = asdict(place(model, prepared.ranges, config.target, ignore, prepared.weights))
-    placed["float"] |= dict.fromkeys(kept_float, "its INT8 costs more answers than its share of the MACs")
-    placed["folds"] = [{**asdict(fold), "what": fold.what} for fold in prepared.folds]
-    placed["hidden"] = [{**asdict(each), "what": each.what} for each in prepared.hidden]
-    return placed
+        return place(model, ranges, config.target, config.ignore, fp8=True, asked=asked).facts((), ())
+    asked += [LayerPrecision(name, "float", TOO_DEAR) for name in kept_float]
+    return place_int8(model, config, known, asked)
 
 
-def _prepare_types(model: ir.Model, half: Half, images: Images, ignore: Sequence[str], progress: Progress) -> HalfPlan:
+def _prepare_types(
+    model: ir.Model, half: Half, images: RangeImages, ignore: Sequence[str], progress: Progress
+) -> HalfPlan:
     """Make a float32 graph ready for its types, in place. Layers to `ignore` stay in float32."""
     lift_masks(model)
     cast_pixels_first(model)
@@ -145,11 +142,13 @@ def _prepare_types(model: ir.Model, half: Half, images: Images, ignore: Sequence
         patches_to_matmul(model)
     plan = plan_half(model, _extremes(model, images, "range pass", progress).largest(), half)
     nodes = {linear.name: str(linear.node.name) for linear in find_linears(model)}
-    asked = {nodes[name]: "ignored on request" for name in ignored(list(nodes), ignore)}
+    asked = {nodes[name]: IGNORED for name in ignored(list(nodes), ignore)}
     return replace(plan, float_fallback={**plan.float_fallback, **asked})
 
 
-def _write_types(model: ir.Model, half: Half, plan: HalfPlan, images: Images, progress: Progress) -> dict[str, Any]:
+def _write_types(
+    model: ir.Model, half: Half, plan: HalfPlan, images: RangeImages, progress: Progress
+) -> dict[str, Any]:
     """Write the types into the graph, in place, and evaluate it with them on all images. Returns the entry of
     placement.json."""
     type_graph(model, half, plan.float_fallback)
@@ -159,7 +158,9 @@ def _write_types(model: ir.Model, half: Half, plan: HalfPlan, images: Images, pr
     return {"type": half, "residual_exponent": plan.exponent, **_census(model, plan), "underflow": underflow}
 
 
-def _extremes(model: ir.Model, images: Images, text: str, progress: Progress, precision: str = "float32") -> Extremes:
+def _extremes(
+    model: ir.Model, images: RangeImages, text: str, progress: Progress, precision: str = "float32"
+) -> Extremes:
     fixes = {} if precision == "float32" else {"fix": "leave this node's layer in float32 (--ignore), or take bf16"}
     counter = Counter(progress, text, len(images.samples))
     with Extremes(model, images.preprocess, precision, **fixes) as extremes:

@@ -19,8 +19,9 @@ from vitdeploy.pipeline.early import float_graph, open_bundle
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.search.bisect import STANDS_OUT, Bisection, Culprit, Fix, Part, bisect, find_fix, fixed_bits
-from vitdeploy.search.graphs import ReferenceOutputs, Splice, TensorFacts
+from vitdeploy.search.bisect import STANDS_OUT, Bisection, Culprit, Fix, GraphPart, bisect, find_fix, fixed_bits
+from vitdeploy.search.graphs import OutlierFacts, Splice
+from vitdeploy.search.reference import ReferenceOutputs
 from vitdeploy.spec import EngineSpec
 from vitdeploy.stages.step import QUANTIZED, find_graph
 from vitdeploy.tasks.images import calibration_images
@@ -220,11 +221,11 @@ class BisectionFormatter:
         return shlex.join([*words, "--data", self.data, *bits, *ignore])
 
 
-def _percent(part: Part, culprit: Culprit) -> str:
+def _percent(part: GraphPart, culprit: Culprit) -> str:
     return f"{100 * part.share * culprit.share:.0f} %"
 
 
-def _place(culprit: Culprit, part: Part) -> str:
+def _place(culprit: Culprit, part: GraphPart) -> str:
     if culprit.kind == "node":
         return culprit.tensors[0] if len(culprit.tensors) == 1 else f"some node between {part.start} and {part.end}"
     # Layers that share one input, such as query, key and value, cannot be separated, and need not be.
@@ -238,7 +239,7 @@ def _join(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def _facts(facts: TensorFacts) -> str:
+def _facts(facts: OutlierFacts) -> str:
     lost = f"{100 * (1 - facts.finite):.2g} % of it is not finite, " if facts.finite < 1 else ""
     outliers = ", ".join(f"channel {channel} reaches {reach:.3g}" for channel, reach in facts.outliers.items())
     return (

@@ -12,7 +12,7 @@ from typing import Literal
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.write import write_bundle
-from vitdeploy.compilation.build_options import BuildOptions
+from vitdeploy.compilation.backend import BuildOptions
 from vitdeploy.errors import CapabilityError, TargetError, quoted
 from vitdeploy.graph.io.files import (
     GraphMetadata,
@@ -28,10 +28,10 @@ from vitdeploy.graph.passes.folds import cast_pixels_first
 from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.monitor_reference import reference_beside
-from vitdeploy.search.latency import PartsTable, in_parts
+from vitdeploy.search.rows import PartsTable, in_parts
 from vitdeploy.spec import EngineSpec, GraphSpec, Manifest, Precision
-from vitdeploy.stages.calibrate import splits_rows
-from vitdeploy.stages.compile import check_task, compile_graphs
+from vitdeploy.stages.compile import CompileOptions, check_task, compile_graphs
+from vitdeploy.stages.rows import splits_rows
 from vitdeploy.stages.step import MODEL_FILE, TOKENIZER_FILE, check_precision, graphs_in, known_labels, read_engine
 
 
@@ -148,7 +148,7 @@ def compile_bundle(
         graphs.check_build(build)
         size = batch or graphs.batch
         parts = chosen_row_parts(graphs, split_rows, lambda: _measured_here(graphs, size, progress))
-        compile_graphs(placed, target, size, made, progress, build, accepted, parts)
+        compile_graphs(placed, target, size, made, progress, CompileOptions(build, accepted, parts))
         return bundle_of(graphs, read_engine(made), made, out)
 
 

@@ -31,7 +31,7 @@ from vitdeploy.runtime.golden import GoldenCheck, check_golden, engine_outputs, 
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise, to_input
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.search.first_layer import SECONDS, first_layer
+from vitdeploy.search.bisect import SECONDS, first_layer
 from vitdeploy.spec import EngineSpec, GraphSpec, Manifest, PreprocessSpec
 
 IMAGES, SEED = 4, 0

@@ -16,8 +16,8 @@ import vitdeploy
 from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import BenchCandidate, engine_candidate
-from vitdeploy.compilation.finding import finding_lines
-from vitdeploy.compilation.probe import examine, probe_target
+from vitdeploy.compilation.backend import finding_lines
+from vitdeploy.compilation.engine import examine, probe_target
 from vitdeploy.document.bench import Bench, ErrorFacts
 from vitdeploy.document.commands import SelftestDocument, SelftestEngine, SelftestModel, StepFacts, StepStatus
 from vitdeploy.errors import GateError, MissingFileError, VitdeployError

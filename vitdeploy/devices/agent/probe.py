@@ -46,7 +46,7 @@ def _zone() -> tuple[dict[str, str], dict[str, TargetState], dict[str, dict[str,
     """The host, its targets and their runtimes in the words of the device zone; without numpy, which that zone imports,
     a few words."""
     try:
-        from vitdeploy.compilation.probe import probe_target
+        from vitdeploy.compilation.engine import probe_target
         from vitdeploy.runtime.host import describe_host
     except ModuleNotFoundError:
         return {"machine": platform.machine(), "system": platform.system(), "python": platform.python_version()}, {}, {}

@@ -11,9 +11,8 @@ from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import against_last, engine_candidate, run_benchmark
 from vitdeploy.benchmark.survey import surveyed
 from vitdeploy.bundle.read import file_sha256, read_bundle
-from vitdeploy.compilation.build_options import BuildOptions
-from vitdeploy.compilation.engine import compile_engine
-from vitdeploy.compilation.parts import joined, within
+from vitdeploy.compilation.backend import BuildOptions
+from vitdeploy.compilation.engine import compile_engine, joined, within
 from vitdeploy.devices.agent.documents import FORMAT, DeviceJob, JobResult, Kind, PlacedArtifact, explained, failure
 from vitdeploy.devices.agent.rollout import stage, switch
 from vitdeploy.errors import VitdeployError

@@ -27,24 +27,24 @@ from vitdeploy.pipeline.run import run_plan
 from vitdeploy.pipeline.schedule import LoadedRecipe, Plan, Scheduler, pooled
 from vitdeploy.pipeline.verdict import criterion_of, engine_gate, foresee
 from vitdeploy.progress import Progress
-from vitdeploy.search.expected import Expected
+from vitdeploy.search.frame import pareto_front, undominated
 from vitdeploy.search.pruning import Pruning
 from vitdeploy.search.pruning import select as select_prunings
+from vitdeploy.search.reference import Expected
 from vitdeploy.search.rows import RowTable, Schedule, select
-from vitdeploy.search.trials import pareto_front, undominated
 from vitdeploy.spec import Budget
 from vitdeploy.stages.answers import read_answers
-from vitdeploy.stages.place import read_high_precision
+from vitdeploy.stages.place import HIGH_PRECISION_SEARCH
 from vitdeploy.stages.rows import (
     PRUNING,
+    PRUNING_SEARCH,
+    ROWS_SEARCH,
+    SCHEDULES_SEARCH,
     Schedules,
-    read_prunings,
-    read_rows,
-    read_schedules,
     rows_step,
     schedules_step,
 )
-from vitdeploy.stages.search import SCREEN, SCREEN_FILE, Score, raises_precision, read_score, screen_step
+from vitdeploy.stages.search import SCORES, SCREEN, SCREEN_FILE, Score, raises_precision, screen_step
 from vitdeploy.stages.step import HIGH_PRECISION, OPTIMIZE, ORIGINAL, REFERENCE, Step, read_engine, read_json
 from vitdeploy.stages.workers import HERE, Workers
 from vitdeploy.store.store import Artifact, Store
@@ -237,8 +237,8 @@ class Tuner:
         found = self._asked(what, plan[: [each.name for each in plan].index(step) + 1])
         if not isinstance(found, Artifact):
             yield found
-        elif (raised := read_high_precision(found.path)).raised is None:
-            yield what, raised.why
+        elif not (high := HIGH_PRECISION_SEARCH.read(found.path)).layers:
+            yield what, high.why
         else:
             yield variant
 
@@ -248,7 +248,7 @@ class Tuner:
         if not isinstance(answer, Artifact):
             yield answer
             return
-        found = self.rows[target] = read_rows(answer.path)
+        found = self.rows[target] = ROWS_SEARCH.read(answer.path)
         if found.disturbed:
             yield what, f"its times are not decided: {found.disturbed}"
         elif found.aligned is None:
@@ -262,7 +262,7 @@ class Tuner:
         if not isinstance(answer, Artifact):
             yield answer
             return
-        found = self.schedules[target] = read_schedules(answer.path)
+        found = self.schedules[target] = SCHEDULES_SEARCH.read(answer.path)
         chosen = select(found.schedules, lambda schedule: self._acceptable(schedule, plain))
         if not found.schedules:
             yield what, "by the times of its layers it saves nothing"
@@ -277,7 +277,7 @@ class Tuner:
         if not isinstance(answer, Artifact):
             yield answer
             return
-        self.prunings = read_prunings(answer.path).prunings
+        self.prunings = PRUNING_SEARCH.read(answer.path).prunings
         chosen = select_prunings(self.prunings, lambda each: self._acceptable(each, plain), plain.distance)
         if not chosen:
             yield what, "whatever goes changes too many answers"
@@ -333,7 +333,7 @@ class Tuner:
                 raise error
             self.left_out.append((variant.name, why))
             return
-        score = read_score(artifacts[variant.candidate.step("score")].path)
+        score = SCORES.read(artifacts[variant.candidate.step("score")].path)
         self.made.append(Made(variant, job_of(self.job, variant), artifacts, score))
 
     def _run(self, plan: list[Step], artifacts: Mapping[str, Artifact] | None = None) -> dict[str, Artifact]:
