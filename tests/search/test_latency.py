@@ -10,7 +10,7 @@ from vitdeploy.errors import CapabilityError, InputError, MissingFileError, Targ
 from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.io.files import save_graph
 from vitdeploy.runtime.host import describe_host
-from vitdeploy.search import frame
+from vitdeploy.search import frame, latency
 from vitdeploy.search.latency import (
     FORMAT,
     Convolution,
