@@ -20,6 +20,7 @@ from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.qat.float_graph import PlacedGraph, whole
 from vitdeploy.qat.folds import Folds
 from vitdeploy.qat.layers import Floats, LayerPiece, PlacedLayer, weighted
+from vitdeploy.quantization.probe import ImageProbe
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise
 
@@ -137,10 +138,9 @@ def graph_outputs(model: ir.Model, pixels: npt.NDArray[np.uint8], placement: Pla
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         file = Path(folder) / "model.onnx"
         save_graph(model, file)
-        with OnnxRuntimeRunner(file, name="the placed graph", plain=True) as runner:
-            tensor = runner.inputs[0]
-            feed = pixels if tensor.dtype == "uint8" else normalise(pixels, placement.metadata.images)
-            found = runner.infer({tensor.name: feed})
+        runner = OnnxRuntimeRunner(file, name="the placed graph", plain=True)
+        with ImageProbe(model, placement.metadata.images, runner) as probe:
+            found = probe.run(probe.feeds(pixels))
             return [found[each.name] for each in runner.outputs]
 
 

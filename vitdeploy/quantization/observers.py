@@ -17,11 +17,10 @@ from vitdeploy.graph.io.files import weights_folder
 from vitdeploy.graph.shapes.infer import Inference
 from vitdeploy.quantization.observer import FEW_ROWS, MOMENT_IMAGES, Arrays, Observer, covariance_pays
 from vitdeploy.quantization.prepare import ImageChecks
-from vitdeploy.quantization.probe import Feeds, Probe, find_nonfinite
+from vitdeploy.quantization.probe import Feeds, ImageProbe, Probe, find_nonfinite
 from vitdeploy.quantization.shard import Ints, Shard
 from vitdeploy.quantization.statistics import Statistics
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.spec import PreprocessSpec
 
 # --- One streaming pass over the calibration images, or whatever else a graph takes, on the ONNX graph itself ---------
@@ -214,7 +213,7 @@ def _sized(shape: ir.Shape | None, batch: ir.Shape | None) -> bool:
 LARGEST, LOST = "extremes/largest", "extremes/lost"
 
 
-class Extremes:
+class Extremes(ImageProbe):
     """The largest magnitude of every float32 tensor that a node of the graph computes, and of a graph that emulates
     half precision the share of each tensor's numbers that underflow, while images are shown to it.
 
@@ -231,19 +230,12 @@ class Extremes:
         precision: str = "float32",
         fix: str = "check the checkpoint and the preprocessing",
     ) -> None:
-        self.model, self.preprocess, self.precision, self.fix = model, preprocess, precision, fix
-        self.images = 0
+        self.precision, self.fix, self.images = precision, fix, 0
         probe, self._measured, self._rounded = with_extremes(model)
         self._largest, self._lost = np.zeros(len(self._measured)), np.zeros(len(self._rounded))
         data = ir.to_proto(probe).SerializeToString()
-        self._runner = OnnxRuntimeRunner(data, name="range pass", weights=weights_folder(model), as_written=True)
-
-    def __enter__(self) -> Extremes:
-        self._runner.load()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._runner.close()
+        runner = OnnxRuntimeRunner(data, name="range pass", weights=weights_folder(model), as_written=True)
+        super().__init__(model, preprocess, runner)
 
     def update(self, pixels: npt.NDArray[np.uint8]) -> None:
         """Show one batch, uint8 [n, height, width, channels].
@@ -251,9 +243,8 @@ class Extremes:
         Raises:
             DataError: a tensor took a value that is not finite; names the node where it arose.
         """
-        tensor = self._runner.inputs[0]
-        feed = {tensor.name: pixels if tensor.dtype == "uint8" else normalise(pixels, self.preprocess)}
-        outputs = self._runner.infer(feed)
+        feed = self.feeds(pixels)
+        outputs = self.run(feed)
         largest = outputs[LARGEST].astype(np.float64)
         broken = [name for name, size in zip(self._measured, largest, strict=True) if not np.isfinite(size)]
         broken += [name for name, array in outputs.items() if array.dtype.kind == "f" and np.isnan(array).any()]

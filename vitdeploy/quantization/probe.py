@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,39 +20,26 @@ from vitdeploy.quantization.observer import Arrays, covariance_pays
 from vitdeploy.quantization.ranges import score_tensors
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise
+from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import PreprocessSpec
 
 Feeds = Mapping[str, npt.NDArray[Any]]
-Self = TypeVar("Self", bound="Probe")
+Self = TypeVar("Self", bound="ImageProbe")
 
 
-class Probe:
-    """A graph that gives all `observed` tensors. To be entered before it runs; the graph is not changed.
+class ImageProbe:
+    """A runner of `model`, which may give more than that does, and what it takes of images. To be entered before it
+    runs; the graph is not changed. `preprocess`: None of a graph that takes no images, to which only feeds can be
+    shown."""
 
-    Args:
-        model: the float graph.
-        preprocess: None of a graph that takes no images, to which only feeds can be shown.
-        threads: of each run, 0: the runtime's own choice. How a product is cut for them may change its last bits.
-        at_once: how many threads may call `run` at a time.
-    """
-
-    def __init__(
-        self, model: ir.Model, preprocess: PreprocessSpec | None, *, threads: int = 0, at_once: int = 1
-    ) -> None:
-        self.model, self.preprocess, self.at_once = model, preprocess, at_once
-        self.observed = observed_tensors(model)
-        data = with_outputs(model, sorted(self.observed))
-        self.runner = OnnxRuntimeRunner(
-            data, name="calibration", weights=weights_folder(model), threads=threads, streams=at_once
-        )
+    def __init__(self, model: ir.Model, preprocess: PreprocessSpec | None, runner: Runner) -> None:
+        self.model, self.preprocess, self.runner = model, preprocess, runner
 
     def __enter__(self: Self) -> Self:
         self.runner.load()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.runner.close()
 
     def feeds(self, pixels: npt.NDArray[np.uint8]) -> Feeds:
@@ -63,8 +49,26 @@ class Probe:
         return {tensor.name: pixels if tensor.dtype == "uint8" else normalise(pixels, self.preprocess)}
 
     def run(self, feeds: Feeds) -> Arrays:
-        """All outputs, and all observed tensors, by name."""
+        """All outputs by name."""
         return self.runner.infer(feeds)
+
+
+class Probe(ImageProbe):
+    """A graph that gives all `observed` tensors too.
+
+    Args:
+        threads: of each run, 0: the runtime's own choice. How a product is cut for them may change its last bits.
+        at_once: how many threads may call `run` at a time.
+        The others are those of `ImageProbe`.
+    """
+
+    def __init__(
+        self, model: ir.Model, preprocess: PreprocessSpec | None, *, threads: int = 0, at_once: int = 1
+    ) -> None:
+        self.at_once, self.observed = at_once, observed_tensors(model)
+        data, weights = with_outputs(model, sorted(self.observed)), weights_folder(model)
+        runner = OnnxRuntimeRunner(data, name="calibration", weights=weights, threads=threads, streams=at_once)
+        super().__init__(model, preprocess, runner)
 
     def not_finite(self, name: str, feeds: Feeds, shown: str, noun: str = "images") -> DataError:
         """The error of a tensor with a value that is not finite. `shown` names the samples, which are a kind of

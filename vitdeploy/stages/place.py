@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import onnx_ir as ir
 
@@ -205,7 +205,7 @@ def place_step(
     bits = weight_bits if quantized else 8
     parts, left = (float_parts, ignore) if quantized else ((), ())
     config = PlaceConfig(candidate.target, candidate.precision, left, bits, parts)
-    wanted_searches: dict[Search[Any], bool] = {
+    wanted_searches: dict[Search[Mixed] | Search[HighPrecision], bool] = {
         MIXED_SEARCH: candidate.precision == "mixed",
         HIGH_PRECISION_SEARCH: raises,
     }
@@ -243,7 +243,7 @@ class AskedRest:
         return FLOAT_REST_SEARCH.read(folders[self.step].path).best if self.step is not None else self.given
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> Facts:
         return {"float_rest": self.given} if self.given != "fp32" else {}
 
     @property

@@ -19,10 +19,9 @@ from vitdeploy.errors import CapabilityError, DataError, GraphError
 from vitdeploy.graph.io.files import fixed_batch, get_metadata, graph_spec, load_graph, save_graph, weights_folder
 from vitdeploy.progress import Counter, Progress, silent
 from vitdeploy.quantization.observer import Observer
-from vitdeploy.quantization.probe import with_outputs
+from vitdeploy.quantization.probe import ImageProbe, with_outputs
 from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.search.latency import measure_latencies
 from vitdeploy.search.pruning import (
     Moments,
@@ -248,12 +247,10 @@ def input_moments(graph: Path, samples: Sequence[Sample], progress: Progress = s
     tensors = {name: str(part.reader.input.name) for name, (part, _) in readers.items()}
     observers = {tensor: Observer(-1) for tensor in tensors.values()}
     count = Counter(progress, "moments of what is to be pruned", used)
-    data = with_outputs(model, sorted(observers))
-    with OnnxRuntimeRunner(data, name="moments", weights=weights_folder(model)) as runner:
-        taken = runner.inputs[0]
+    data, weights = with_outputs(model, sorted(observers)), weights_folder(model)
+    with ImageProbe(model, metadata.images, OnnxRuntimeRunner(data, name="moments", weights=weights)) as probe:
         for number, pixels in enumerate(batches(shown[:used], metadata.images, size)):
-            feed = pixels if taken.dtype == "uint8" else normalise(pixels, metadata.images)
-            outputs = runner.infer({taken.name: feed})
+            outputs = probe.run(probe.feeds(pixels))
             for tensor, observer in observers.items():
                 observer.update(outputs[tensor].astype(np.float32), number)
                 if not observer.finite:

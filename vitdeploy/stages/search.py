@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -67,6 +67,7 @@ from vitdeploy.stages.step import (
     OPTIMIZE,
     STATISTICS_FILE,
     Candidate,
+    Facts,
     Folders,
     Search,
     Step,
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from vitdeploy.store.store import Artifact
     from vitdeploy.tasks.adapter import Data
 
+T = TypeVar("T")
 SENSITIVITY_FILE, LATENCY_FILE = "sensitivity.json", "latency.json"
 SENSITIVITY_SEARCH = Search("sensitivity", SENSITIVITY_FILE, Sensitivity)
 # Every trial of a layer is a pass over this many images; the ranks are stable from a few tens on.
@@ -176,10 +178,10 @@ def search_step(
 
 
 def _step_of(
-    search: Search[Any],
+    search: Search[T],
     candidate: Candidate,
-    write: Any,
-    config: dict[str, Any],
+    write: Callable[[Folders, Path, Progress], None],
+    config: Facts,
     data: Data,
     inputs: tuple[str, ...] = (),
 ) -> Step:
@@ -405,7 +407,7 @@ def _find(
     config: HighPrecisionConfig, calibrated: CalibratedGraph, out: Path, progress: Progress, rest: FloatRest
 ) -> HighPrecision:
     target, form = config.target, form_of(config.target, config.weight_bits)
-    about: dict[str, Any] = {**measured_here(target), "form": form, "price": config.price}
+    about: Facts = {**measured_here(target), "form": form, "price": config.price}
     about["images"] = len(calibrated.samples)
     shaped = load_graph(calibrated.graph)
     shape(shaped, target, config.ignore)

@@ -154,7 +154,7 @@ class Search(Generic[Found]):
         self,
         name: str,
         write: Callable[[Folders, Path, Callable[[str, int, int], None]], object],
-        config: dict[str, Any],
+        config: Facts,
         inputs: tuple[str, ...],
         target: str | None,
         data: Data | None = None,

@@ -6,7 +6,7 @@ import collections
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
@@ -38,6 +38,7 @@ from vitdeploy.stages.step import (
     QUANTIZED,
     STATISTICS_FILE,
     Candidate,
+    Facts,
     Folders,
     Step,
     backend_versions,
@@ -79,7 +80,7 @@ def place_typed(
     samples: Sequence[Sample],
     out: Path,
     progress: Progress = silent,
-) -> dict[str, Any]:
+) -> Facts:
     """Writes the graph with its types under its own file name, and placement.json. What is in 8 bits has the rest in
     float16; of INT8, the layers that cost most for what they save (see `high_precision_layers`), with sensitivity.json.
 
@@ -98,7 +99,7 @@ def place_typed(
         upgrade_opset(model, QDQ_OPSET)
     images = RangeImages(samples, metadata.images)
     plan = _prepare_types(model, half, images, () if eight else config.ignore, progress)
-    placed: dict[str, Any] = {"target": config.target, "int8": (), "float": {}}
+    placed: Facts = {"target": config.target, "int8": (), "float": {}}
     if eight:
         assert statistics is not None
         kept_float: list[str] = []
@@ -121,7 +122,7 @@ def half_of(precision: Precision) -> Half:
 
 def _place(
     model: ir.Model, config: PlaceConfig, known: dict[str, Statistics], plan: HalfPlan, kept_float: Sequence[str]
-) -> dict[str, Any]:
+) -> Facts:
     """INT8 or FP8 in all layers but those that stay in float32, or are kept in high precision."""
     by_name = {linear.name: str(linear.node.name) for linear in find_linears(model)}
     asked = [LayerPrecision(name, "float", IGNORED) for name, node in by_name.items() if node in plan.float_fallback]
@@ -146,9 +147,7 @@ def _prepare_types(
     return replace(plan, float_fallback={**plan.float_fallback, **asked})
 
 
-def _write_types(
-    model: ir.Model, half: Half, plan: HalfPlan, images: RangeImages, progress: Progress
-) -> dict[str, Any]:
+def _write_types(model: ir.Model, half: Half, plan: HalfPlan, images: RangeImages, progress: Progress) -> Facts:
     """Write the types into the graph, in place, and evaluate it with them on all images. Returns the entry of
     placement.json."""
     type_graph(model, half, plan.float_fallback)
@@ -170,7 +169,7 @@ def _extremes(
     return extremes
 
 
-def _census(model: ir.Model, plan: HalfPlan) -> dict[str, Any]:
+def _census(model: ir.Model, plan: HalfPlan) -> Facts:
     """The operations in float32 with the reasons, and their share of all MACs."""
     macs: collections.Counter[str] = collections.Counter()
     for node in model.graph:
