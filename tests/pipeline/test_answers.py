@@ -19,7 +19,7 @@ from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, encode
 from vitdeploy.tasks.adapter import CHANGED, UNSURE, USUAL, Chosen, Data, Setting, choose, example, thumbnail
 from vitdeploy.tasks.answers import ChangedCounts, Marks
 from vitdeploy.tasks.registry import make_adapter
-from vitdeploy.tasks.sequence import Pair
+from vitdeploy.tasks.sequence import TokenPair
 from vitdeploy.verification.changes import map_changes, object_changes
 from vitdeploy.verification.classes import LISTED_ROWS, MATRIX_CLASSES, Classified, by_class, confusion, reliability
 from vitdeploy.verification.records import Answers
@@ -184,7 +184,7 @@ def test_changes_of_neighbours_and_of_tokens():
     vectors = [Answers({"features": tuple(each)}) for each in (near[[0, 1, 3, 2]], near)]
     found = adapter.changes(*vectors, data)
     assert found.changed.all() and found.lost.all()
-    pairs = [Pair(np.array([1]), np.array([5, 6, 0])) for _ in range(3)]
+    pairs = [TokenPair(np.array([1]), np.array([5, 6, 0])) for _ in range(3)]
     adapter = make_adapter(Setting("sequence", None, sequence=SequenceSpec(1, 2, 0, 8, 16)))
     tokens = Data(Path(), (), pairs, "", "")
     right, wrong, worse = (np.array(each) for each in ([5, 6, 0], [5, 7, 0], [8, 9, 0]))

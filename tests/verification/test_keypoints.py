@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vitdeploy.data.keypoints import COCO_SIGMAS, LabelledObject
-from vitdeploy.tasks.keypoints import Objects, Points, compare_keypoints
+from vitdeploy.tasks.keypoints import Points, PosedObjects, compare_keypoints
 
 N, K = 24, 17
 
@@ -26,7 +26,7 @@ def drawn(seed=0, spread=4.0, sigmas=COCO_SIGMAS):
         Points(truth + generator.normal(0, deviation, truth.shape), generator.uniform(0.2, 1, (N, K)))
         for deviation in (spread, spread / 2)
     ]
-    return sides, Objects(np.full(N, 190.0), np.arange(N) // 2, labels)
+    return sides, PosedObjects(np.full(N, 190.0), np.arange(N) // 2, labels)
 
 
 def official(points, objects):
@@ -89,7 +89,7 @@ def test_agreement_counts_shown_points_at_the_same_place():
     ours.places[0, 0] += (6, 0)  # beyond 5 % of 100 pixels
     ours.places[0, 1] += (4, 0)
     ours.scores[1, 2] = 0.1  # not shown
-    found = compare_keypoints(ours, theirs, Objects(np.full(2, 100.0), np.arange(2)), threshold=0.3)
+    found = compare_keypoints(ours, theirs, PosedObjects(np.full(2, 100.0), np.arange(2)), threshold=0.3)
     assert found.points == 6
     assert found.agreement == pytest.approx(200 * 4 / 11)
     assert found.distance_mean == pytest.approx((6 + 4) / 5)
@@ -101,4 +101,4 @@ def test_agreement_counts_shown_points_at_the_same_place():
 def test_points_of_other_shapes_are_refused():
     a, b = Points(np.zeros((2, 3, 2)), np.zeros((2, 3))), Points(np.zeros((2, 4, 2)), np.zeros((2, 4)))
     with pytest.raises(ValueError, match="against"):
-        compare_keypoints(a, b, Objects(np.ones(2), np.arange(2)), threshold=0.3)
+        compare_keypoints(a, b, PosedObjects(np.ones(2), np.arange(2)), threshold=0.3)

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from vitdeploy.models.model_folder.model_card import claimed_accuracy
-from vitdeploy.verification.comparison import Claim, accuracy_in_best_order, doubt_accuracy, doubt_value, least_accuracy
+from vitdeploy.verification.comparison import (
+    ClaimedAccuracy,
+    accuracy_in_best_order,
+    doubt_accuracy,
+    doubt_value,
+    least_accuracy,
+)
 
 
 def answered(classes, n, accuracy, order=None, seed=0):
@@ -47,8 +53,8 @@ def test_what_a_model_may_have_and_what_few_images_say_is_not_doubted(classes, n
 
 def test_far_below_what_its_own_files_say_is_doubted():
     answers, labels = answered(10, 640, 0.6)
-    assert "and config.json says 92 %: is" in doubt_accuracy(answers, labels, 10, Claim(92.0, "config.json"))
-    assert doubt_accuracy(answers, labels, 10, Claim(75.0, "config.json")) is None
+    assert "and config.json says 92 %: is" in doubt_accuracy(answers, labels, 10, ClaimedAccuracy(92.0, "config.json"))
+    assert doubt_accuracy(answers, labels, 10, ClaimedAccuracy(75.0, "config.json")) is None
 
 
 @pytest.mark.parametrize(("metric", "value", "doubted"), [("mAP", 0.4, True), ("PQ", 12, False), (None, None, False)])

@@ -6,17 +6,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitdeploy.verification.changes import joined
-from vitdeploy.verification.records import Records, Table
+from vitdeploy.verification.records import ImageRows, Records
 
 
 def table_of(rows):
     """One row of floats for each number that an image has."""
-    return Table.of([{"value": np.array(each, np.float64), "twice": 2 * np.array(each, np.float32)} for each in rows])
+    return ImageRows.of(
+        [{"value": np.array(each, np.float64), "twice": 2 * np.array(each, np.float32)} for each in rows]
+    )
 
 
 def records_of(rows):
     """Records of images with so many numbers each."""
-    sums = Table.each(count=np.array([len(each) for each in rows], np.int64))
+    sums = ImageRows.each(count=np.array([len(each) for each in rows], np.int64))
     return Records(len(rows), {"numbers": table_of(rows), "images": sums})
 
 

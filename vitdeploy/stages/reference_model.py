@@ -29,7 +29,7 @@ from vitdeploy.runtime.values import number_of_classes
 from vitdeploy.spec import POSTPROCESS, Postprocess, PreprocessSpec, SequenceSpec, Task, TensorSpec, decode, encode
 from vitdeploy.stages.beside import ASSUMED, find_beside, settled_scores, task_beside
 from vitdeploy.stages.step import ORIGINAL, TOKENIZER_FILE, known_labels, require_label_file, require_onnx_file
-from vitdeploy.verification.comparison import Claim
+from vitdeploy.verification.comparison import ClaimedAccuracy
 
 # What reads graphs is loaded where the original is one: a process that measures a module needs none of it.
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class ReferenceModel:
     revision: str | None = None
     notes: tuple[str, ...] = ()
     digests: Mapping[str, str] = field(default_factory=dict)
-    claim: Claim | None = None
+    claim: ClaimedAccuracy | None = None
     tokenizer: Path | None = None
 
     @property
@@ -228,9 +228,9 @@ def _of_module(source: Source) -> ReferenceModel:
     )
 
 
-def _claim(folder: ModelFolder | None) -> Claim | None:
+def _claim(folder: ModelFolder | None) -> ClaimedAccuracy | None:
     found = claimed_accuracy(folder.path) if folder is not None else None
-    return Claim(*found) if found is not None else None
+    return ClaimedAccuracy(*found) if found is not None else None
 
 
 def _of_graph(source: Source, given: Overrides) -> ReferenceModel:

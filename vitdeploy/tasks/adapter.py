@@ -24,11 +24,11 @@ from vitdeploy.runtime.preprocess import SUFFIXES
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import LabelKind, Postprocess, PreprocessSpec, SequenceSpec, Task
 from vitdeploy.tasks.answers import Copies, ExampleFacts, MappingFacts, Marks, Measure, Metric, PanelFacts, Said, Why
-from vitdeploy.tasks.images import Found, calibration_images, check_images, nearest_pixels, without_copies
+from vitdeploy.tasks.images import FoundData, calibration_images, check_images, nearest_pixels, without_copies
 from vitdeploy.verification.changes import Changes
 from vitdeploy.verification.classes import Classified
-from vitdeploy.verification.comparison import Claim, Comparison, Control, differences, doubt_value, worst_of
-from vitdeploy.verification.records import SIZE, Answers, Column, collect, gather
+from vitdeploy.verification.comparison import ClaimedAccuracy, Comparison, Control, differences, doubt_value, worst_of
+from vitdeploy.verification.records import SIZE, Answers, LazyColumn, collect, gather
 
 # --- The task adapter: one interface, which every task implements in its own way --------------------------------------
 
@@ -62,7 +62,7 @@ class Setting:
     sequence: SequenceSpec | None = None
     labels: tuple[str, ...] = ()
     classes: int | None = None
-    claim: Claim | None = None
+    claim: ClaimedAccuracy | None = None
     tokenizer: Path | None = None
 
     @property
@@ -159,7 +159,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Panel:
+class AnswerPanel:
     """A picture of one answer, PNG or JPEG, to be shown next to the sample's; `title`: whose."""
 
     title: str
@@ -270,8 +270,8 @@ class TaskAdapter(ABC):
     def moved(self, answers: Answers, order: Sequence[int], reference: Answers) -> Answers:
         """The answers in another order, as of images of the sizes that `reference` has answers of."""
 
-        def moved(column: Sequence[np.ndarray]) -> Column:
-            return Column(len(order), lambda index: column[order[index]])
+        def moved(column: Sequence[np.ndarray]) -> LazyColumn:
+            return LazyColumn(len(order), lambda index: column[order[index]])
 
         columns = answers.columns.items()
         return Answers({name: column if name == SIZE else moved(column) for name, column in columns})
@@ -280,7 +280,7 @@ class TaskAdapter(ABC):
         """Evaluation samples whose answers differ from each other, then the first others: `count`, or all."""
         pool = min(POOL, len(reference))
         left, chosen = list(range(pool)), list[int]()
-        head = Answers({name: Column(pool, column.__getitem__) for name, column in reference.columns.items()})
+        head = Answers({name: LazyColumn(pool, column.__getitem__) for name, column in reference.columns.items()})
         part = replace(data, evaluation=data.evaluation[:pool])
         while left and len(chosen) < count:
             chosen.append(left[0])
@@ -352,7 +352,7 @@ class TaskAdapter(ABC):
         """float64 [n], how sure each answer is; None if the task does not say."""
         return None
 
-    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[Panel]:
+    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[AnswerPanel]:
         """Pictures of the answers of these artifacts to one sample, and of its label; none if words say it all."""
         return iter(())
 
@@ -370,7 +370,7 @@ def controlled(found: Comparison, unrelated: Sequence[Comparison]) -> Comparison
 def with_maps_of(answers: Answers, name: str, reference: Answers) -> Answers:
     """The answers with their maps [height, width] of a name at the sizes of those of `reference`."""
     maps, wanted = answers.columns[name], reference.columns[name]
-    resized = Column(len(wanted), lambda index: nearest_pixels(maps[index], wanted[index].shape))
+    resized = LazyColumn(len(wanted), lambda index: nearest_pixels(maps[index], wanted[index].shape))
     return Answers({**answers.columns, name: resized})
 
 
@@ -409,14 +409,14 @@ class ImageKit(TaskAdapter):
             doubts=(*(labels.warnings if labels is not None else ()), *doubts),
         )
 
-    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
+    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> FoundData:
         """The images of a choice, split; with class folders where `choice.labels` says so. Where labels have to fit
         an image's size, the unreadable are noted in `skipped` and left out; None: an error."""
         if choice.annotations is not None and choice.labels in PLACES:
             return self.find_annotated(choice, choice.annotations, skipped)
-        return Found(split(choice.path, "folders" if choice.labels == "folders" else "none", **choice.numbers))
+        return FoundData(split(choice.path, "folders" if choice.labels == "folders" else "none", **choice.numbers))
 
-    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> Found:
+    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> FoundData:
         """The same with labels that lie apart from the images, at `place`."""
         raise AssertionError("of tasks with such labels")
 

@@ -17,17 +17,17 @@ from vitdeploy.runtime.tasks.anomaly import anomaly_map, draw_heat, heat_limits,
 from vitdeploy.spec import AnomalySpec
 from vitdeploy.spec.tasks import ANOMALY_MAP, DISTANCES
 from vitdeploy.tasks.adapter import (
+    AnswerPanel,
     Calibration,
     Data,
     DataChoice,
     ImageKit,
     OfTask,
-    Panel,
     thumbnail,
     worst_difference,
 )
 from vitdeploy.tasks.answers import Measure, Metric, Said
-from vitdeploy.tasks.images import Found
+from vitdeploy.tasks.images import FoundData
 from vitdeploy.verification.changes import Changes, judged
 from vitdeploy.verification.comparison import Comparison, Fields, counted_agreement
 from vitdeploy.verification.intervals import (
@@ -255,11 +255,11 @@ class AnomalyKit(ImageKit):
     score = "the score, with the threshold at 50 %"
     head: AnomalySpec
 
-    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
+    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> FoundData:
         if choice.labels == "none":
             return super().find(choice, skipped)
         normal, test = read_mvtec(choice.path, skipped)
-        return Found(split_mvtec(choice.path, normal, test, **choice.numbers), test, test.annotations)
+        return FoundData(split_mvtec(choice.path, normal, test, **choice.numbers), test, test.annotations)
 
     def calibration(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Calibration:
         """Of MVTec AD's folders the normal images alone: those of test are to judge by."""
@@ -321,7 +321,7 @@ class AnomalyKit(ImageKit):
     def truth_line(self, truth: OfTask, labels: Sequence[str] | None) -> str:
         return str(truth.defect or "good")
 
-    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[Panel]:
+    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[AnswerPanel]:
         """The map of every artifact over the image as the model sees it, and the mask of the defect."""
         from PIL import Image
 
@@ -329,10 +329,10 @@ class AnomalyKit(ImageKit):
         image, limits = Image.fromarray(np.ascontiguousarray(pixels)), heat_limits(self.head.pixel_threshold)
         for name, each in answers.items():
             plane = smoothed(plane_of(each.outputs(index)), pixels.shape[:2], self.head.sigma)
-            yield Panel(name, thumbnail(np.asarray(draw_heat(image, plane, limits))))
+            yield AnswerPanel(name, thumbnail(np.asarray(draw_heat(image, plane, limits))))
         mask = None if data.truth is None else data.truth_at(index).load()
         if mask is not None and mask.any():
-            yield Panel("label", thumbnail((255 * mask).astype(np.uint8)[..., None]))
+            yield AnswerPanel("label", thumbnail((255 * mask).astype(np.uint8)[..., None]))
 
 
 def _plane(answers: Answers) -> str:

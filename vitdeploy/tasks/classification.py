@@ -16,8 +16,8 @@ from vitdeploy.runtime.postprocess import softmax
 from vitdeploy.runtime.tasks.classification import classify
 from vitdeploy.tasks.adapter import Data, DataChoice, check_labels, labels_of
 from vitdeploy.tasks.answers import Measure, Metric, Said
-from vitdeploy.tasks.counted import CountedKit, Listed
-from vitdeploy.tasks.images import Found
+from vitdeploy.tasks.counted import CountedKit, ListedData
+from vitdeploy.tasks.images import FoundData
 from vitdeploy.verification.agreement import Agreement, Tally, tally
 from vitdeploy.verification.changes import Changes, Counts, judged
 from vitdeploy.verification.classes import Classified
@@ -38,15 +38,15 @@ class ClassificationKit(CountedKit):
     in_words = True
     attention = True
 
-    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
+    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> FoundData:
         """The images with the model's classes as their labels."""
         parts, mapping = self._listed(choice)
         samples = tuple(parts.calibration), tuple(parts.evaluation)
-        return Found(DataSplit(*samples, parts.classes, notes=parts.notes), mapping=mapping)
+        return FoundData(DataSplit(*samples, parts.classes, notes=parts.notes), mapping=mapping)
 
-    def listed(self, choice: DataChoice, *, skip_bad: bool) -> Listed:
+    def listed(self, choice: DataChoice, *, skip_bad: bool) -> ListedData:
         parts, mapping = self._listed(choice)
-        return Listed(parts.evaluation, None, mapping, notes=parts.notes)
+        return ListedData(parts.evaluation, None, mapping, notes=parts.notes)
 
     def _listed(self, choice: DataChoice) -> tuple[ListedSplit, ClassMap | None]:
         """What `find` finds, of a folder of any size.
@@ -95,7 +95,7 @@ class ClassificationKit(CountedKit):
         return None if labels is None else self._doubt(_best(reference), labels, classes, data.mapping)
 
     def doubt_counted(
-        self, found: Comparison, facts: Sequence[Mapping[str, object]], places: Sequence[Ints], listed: Listed
+        self, found: Comparison, facts: Sequence[Mapping[str, object]], places: Sequence[Ints], listed: ListedData
     ) -> str | None:
         labels = listed.evaluation.labels
         if labels is None:

@@ -29,7 +29,7 @@ CONTROL = "control "
 
 
 @dataclass(frozen=True, eq=False)
-class Listed:
+class ListedData:
     """The images to evaluate on, of data of any size, before one of them is decoded. `truth`, `mapping`: as of `Data`;
     `skipped`: those whose size could not be read. `notes`, `warnings`: as `remarks` and
     `doubts` of `Data`."""
@@ -49,7 +49,7 @@ class CountedKit(ImageKit):
     # A shard has so many times fewer images than one of a classifier, where the answers to one image are large.
     finer = 1
 
-    def listed(self, choice: DataChoice, *, skip_bad: bool) -> Listed:
+    def listed(self, choice: DataChoice, *, skip_bad: bool) -> ListedData:
         """What `find` finds to evaluate on, without reading an image where there are no labels beside them.
 
         Raises:
@@ -60,12 +60,12 @@ class CountedKit(ImageKit):
         if choice.annotations is None or choice.labels == "none":
             labels = choice.labels == "folders"
             parts = list_split(choice.path, "folders" if labels else "none", **choice.numbers)
-            return Listed(parts.evaluation, notes=parts.notes)
+            return ListedData(parts.evaluation, notes=parts.notes)
         skipped = Skipped([])
         found = self.find(choice, skipped if skip_bad else None)
         samples = Samples.of(found.parts.evaluation, choice.path)
         notes, doubts = (found.annotated.notes, found.annotated.warnings) if found.annotated is not None else ((), ())
-        return Listed(samples, found.truth, found.mapping, tuple(skipped.paths), notes, doubts)
+        return ListedData(samples, found.truth, found.mapping, tuple(skipped.paths), notes, doubts)
 
     @property
     def reading(self) -> dict[str, object]:
@@ -109,7 +109,7 @@ class CountedKit(ImageKit):
         return {}
 
     def doubt_counted(
-        self, found: Comparison, facts: Sequence[Mapping[str, object]], places: Sequence[Ints], listed: Listed
+        self, found: Comparison, facts: Sequence[Mapping[str, object]], places: Sequence[Ints], listed: ListedData
     ) -> str | None:
         """The same of shards: the facts of each, and of each of its images that could be read the place in `listed`."""
         return doubt_value(found.metric, found.reference_value)

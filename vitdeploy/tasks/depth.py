@@ -18,10 +18,10 @@ from vitdeploy.errors import DataError, ImageError
 from vitdeploy.runtime.preprocess import Frame
 from vitdeploy.runtime.tasks.depth import ALIKE, Depth, alike_share, depth_of, depth_picture
 from vitdeploy.spec import DepthSpec, DepthValues
-from vitdeploy.tasks.adapter import Data, DataChoice, Panel, thumbnail
+from vitdeploy.tasks.adapter import AnswerPanel, Data, DataChoice, thumbnail
 from vitdeploy.tasks.answers import Measure, Metric, Said
 from vitdeploy.tasks.counted import CountedKit
-from vitdeploy.tasks.images import Found
+from vitdeploy.tasks.images import FoundData
 from vitdeploy.verification.changes import MOVED_PIXELS, Changes, Counts, judged
 from vitdeploy.verification.comparison import (
     Comparison,
@@ -32,7 +32,7 @@ from vitdeploy.verification.comparison import (
     worst_of,
 )
 from vitdeploy.verification.intervals import Floats, replicates
-from vitdeploy.verification.records import SIZE, Answers, Records, Table
+from vitdeploy.verification.records import SIZE, Answers, ImageRows, Records
 from vitdeploy.zip_members import DAMAGED
 
 # --- Compares the depth of an artifact with the original's, and both with measured depth ------------------------------
@@ -92,13 +92,13 @@ def depth_records(
     shares = np.array([alike_share(a, b, values) for a, b in zip(artifact, reference, strict=True)], np.float64)
     if not len(shares):
         raise ValueError("no image")
-    tables = {"images": Table.each(share=shares)}
+    tables = {"images": ImageRows.each(share=shares)}
     if errors is None:
         return Records(len(shares), tables)
     pairs = [[] if each is None else [[(side.abs_rel, side.delta1) for side in each]] for each in errors]
     sides = [np.array(each, np.float64).reshape(-1, 2, 2) for each in pairs]
     return Records(
-        len(shares), {**tables, "errors": Table.of([{"ours": each[:, 0], "theirs": each[:, 1]} for each in sides])}
+        len(shares), {**tables, "errors": ImageRows.of([{"ours": each[:, 0], "theirs": each[:, 1]} for each in sides])}
     )
 
 
@@ -119,7 +119,7 @@ def depth_comparison(records: Records, *, max_difference: float, seed: int = 0) 
     )
 
 
-def _accuracy(errors: Table, n: int, seed: int) -> Fields:
+def _accuracy(errors: ImageRows, n: int, seed: int) -> Fields:
     if not len(errors):
         raise DataError(
             "the labels hold not one pixel of known depth",
@@ -273,9 +273,9 @@ class DepthKit(CountedKit):
     measures = (Measure("AbsRel", "abs_rel", 4, original=True),)
     head: DepthSpec
 
-    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> Found:
+    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> FoundData:
         found = read_depth(choice.path, place, skipped)
-        return Found(found.split(**choice.numbers), found, found.annotations)
+        return FoundData(found.split(**choice.numbers), found, found.annotations)
 
     def kept(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         """The map as the model gives it, and the size of the image."""
@@ -315,12 +315,12 @@ class DepthKit(CountedKit):
         unit = " m" if self.head.values == "metric" else ""
         return Said(f"{low:.2g} to {high:.2g}{unit}, median {median:.2g}{unit}", None)
 
-    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[Panel]:
+    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[AnswerPanel]:
         """The map of every artifact in the range of the first, and the measured depth; light is near."""
         near = {name: Depth(self._map(each, index), self.head.values).nearness for name, each in answers.items()}
         first = next(iter(near.values()))
         limits = float(np.nanmin(first)), float(np.nanmax(first))
         for name, each in near.items():
-            yield Panel(name, thumbnail(np.asarray(depth_picture(each, limits))))
+            yield AnswerPanel(name, thumbnail(np.asarray(depth_picture(each, limits))))
         if data.truth is not None:
-            yield Panel("label", thumbnail(np.asarray(depth_picture(1 / self._truth(data, index)))))
+            yield AnswerPanel("label", thumbnail(np.asarray(depth_picture(1 / self._truth(data, index)))))

@@ -21,7 +21,7 @@ from vitdeploy.spec import PostprocessSpec
 from vitdeploy.tasks.adapter import Data, DataChoice, OfTask, thumbnail
 from vitdeploy.tasks.answers import Marks, Measure, Metric, Said
 from vitdeploy.tasks.counted import CountedKit
-from vitdeploy.tasks.images import Found
+from vitdeploy.tasks.images import FoundData
 from vitdeploy.verification.average_precision import Matched, Objects, match_boxes
 from vitdeploy.verification.changes import Changes, Counts, object_changes
 from vitdeploy.verification.comparison import Comparison, differences, worst_of
@@ -61,12 +61,12 @@ class ObjectKit(CountedKit):
     def raw(self, answers: Answers) -> Sequence[str]:
         """The columns that can be compared number by number."""
 
-    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> Found:
+    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> FoundData:
         found = self.read(choice, place, skipped)
         used = {int(c) for each in found.annotations.values() for c in each.classes}
         mapping = match_categories(found.categories, used, self.setting.labels, self.setting.classes)
         truth = {path: each.renumbered(mapping.index) for path, each in found.annotations.items()}
-        return Found(found.split(**choice.numbers), found, truth, mapping)
+        return FoundData(found.split(**choice.numbers), found, truth, mapping)
 
     def count(self, ours: Answers, reference: Answers, data: Data) -> Counts:
         theirs = self.objects(reference)

@@ -18,13 +18,13 @@ from vitdeploy.errors import DataError, MissingFileError
 from vitdeploy.runtime.preprocess import SUFFIXES, decode, image_frame
 from vitdeploy.runtime.tasks.image_to_image import MOST, psnr, to_pixels
 from vitdeploy.spec import RECONSTRUCTION, ImageSpec
-from vitdeploy.tasks.adapter import Data, DataChoice, ImageKit, Panel, thumbnail
+from vitdeploy.tasks.adapter import AnswerPanel, Data, DataChoice, ImageKit, thumbnail
 from vitdeploy.tasks.answers import Measure, Metric, Said
-from vitdeploy.tasks.images import Found
+from vitdeploy.tasks.images import FoundData
 from vitdeploy.verification.changes import Changes, judged
 from vitdeploy.verification.comparison import Comparison, Fields, counted_agreement
 from vitdeploy.verification.intervals import Floats
-from vitdeploy.verification.records import Answers, Column
+from vitdeploy.verification.records import Answers, LazyColumn
 
 # --- Compares an image-to-image model's pictures with the original's, and both with target pictures -------------------
 
@@ -141,7 +141,7 @@ def _window(values: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetPicture:
     """The file of a target, and its size (width, height)."""
 
     path: Path
@@ -154,7 +154,7 @@ class Target:
 
 def read_targets(
     images: Path, targets: Path, size: tuple[int, int], skipped: Skipped | None = None
-) -> AnnotatedSet[Target]:
+) -> AnnotatedSet[TargetPicture]:
     """The images below `images` with their targets below `targets`.
 
     All images are to be of `size` (width, height), the model's input, and all targets of one size: an image that is
@@ -168,7 +168,7 @@ def read_targets(
         ImageError: an unreadable image and `skipped` is None, or an unreadable target.
     """
     paths, named = [sample.path for sample in scan(images, "none")[0]], _by_name(targets)
-    found: dict[Path, Target] = {}
+    found: dict[Path, TargetPicture] = {}
     for path in paths:
         own = named.get(_name(path, images))
         frame = frame_or_skip(path, skipped) if own is not None else None
@@ -181,7 +181,7 @@ def read_targets(
                 wanted=f"{size[0]}x{size[1]}",
                 fix="cut images and targets to it, or take the model at their size (--image-size HEIGHTxWIDTH)",
             )
-        found[path] = Target(own, image_frame(own).size)
+        found[path] = TargetPicture(own, image_frame(own).size)
     if not found:
         raise nothing_annotated(images, targets, f"no {_name(paths[0], images)}, nor a file for another image")
     _require_one_size([*found.values()])
@@ -206,7 +206,7 @@ def _by_name(targets: Path) -> dict[str, Path]:
     return named
 
 
-def _require_one_size(targets: list[Target]) -> None:
+def _require_one_size(targets: list[TargetPicture]) -> None:
     other = next((each for each in targets if each.size != targets[0].size), None)
     if other is not None:
         raise DataError(
@@ -240,10 +240,10 @@ class ImageToImageKit(ImageKit):
     )
     head: ImageSpec
 
-    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> Found:
+    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> FoundData:
         height, width = self.setting.images.crop
         found = read_targets(choice.path, place, (width, height), skipped)
-        return Found(found.split(**choice.numbers), found, found.annotations)
+        return FoundData(found.split(**choice.numbers), found, found.annotations)
 
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         """The picture of 8 bits, and the least and the largest value that it was made of."""
@@ -261,7 +261,7 @@ class ImageToImageKit(ImageKit):
         """And the images themselves at the pictures' size: a model that changes little is all but its input."""
         yield from super().unrelated(ours, reference, data)
         images, pictures = self.pixels(data), reference.columns[PICTURE]
-        plain = Column(len(pictures), lambda index: resized(images[index][0], pictures[index].shape))
+        plain = LazyColumn(len(pictures), lambda index: resized(images[index][0], pictures[index].shape))
         yield Answers({**reference.columns, PICTURE: plain})
 
     def _target(self, data: Data, index: int, shape: tuple[int, ...]) -> np.ndarray:
@@ -270,7 +270,7 @@ class ImageToImageKit(ImageKit):
         Raises:
             DataError: it is of another size; or too small for SSIM.
         """
-        target: Target = data.truth_at(index)
+        target: TargetPicture = data.truth_at(index)
         height, width, channels = shape
         if target.size != (width, height) or min(width, height) < WINDOW:
             raise DataError(
@@ -305,15 +305,15 @@ class ImageToImageKit(ImageKit):
     def picture(self, data: Data, index: int) -> bytes:
         return thumbnail(self.pixels(data)[index][0], SHOWN_SIDE)
 
-    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[Panel]:
+    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[AnswerPanel]:
         """The pictures that these artifacts made, and the target."""
         for title, each in answers.items():
-            yield Panel(title, thumbnail(each.columns[PICTURE][index], SHOWN_SIDE))
+            yield AnswerPanel(title, thumbnail(each.columns[PICTURE][index], SHOWN_SIDE))
         if data.truth is not None:
             shape = next(iter(answers.values())).columns[PICTURE][index].shape
-            yield Panel("label", thumbnail(self._target(data, index, shape), SHOWN_SIDE))
+            yield AnswerPanel("label", thumbnail(self._target(data, index, shape), SHOWN_SIDE))
 
-    def truth_line(self, truth: Target, labels: Sequence[str] | None) -> str:
+    def truth_line(self, truth: TargetPicture, labels: Sequence[str] | None) -> str:
         return truth.path.name
 
 

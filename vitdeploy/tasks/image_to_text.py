@@ -23,7 +23,7 @@ from vitdeploy.runtime.tokenizer import TextWriter
 from vitdeploy.spec import PreprocessSpec, SequenceSpec, TextSpec
 from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Drive, ImageKit, thumbnail
 from vitdeploy.tasks.answers import Measure, Metric, Said
-from vitdeploy.tasks.images import Found
+from vitdeploy.tasks.images import FoundData
 from vitdeploy.verification.changes import Changes, judged
 from vitdeploy.verification.comparison import Comparison, Fields, counted_agreement, resampled_accuracy
 from vitdeploy.verification.intervals import Floats, draws
@@ -197,9 +197,9 @@ class ImageToTextKit(ImageKit):
     in_words = True
     head: TextSpec
 
-    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> Found:
+    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> FoundData:
         found = read_written(choice.path, place)
-        return Found(found.split(**choice.numbers), found, found.annotations)
+        return FoundData(found.split(**choice.numbers), found, found.annotations)
 
     @property
     def _sequence(self) -> SequenceSpec:

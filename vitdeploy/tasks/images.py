@@ -112,7 +112,7 @@ def calibration_images(
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundData:
     """The data that a task finds for a choice: the split, the annotated set if any, `Data.truth` and `Data.mapping`."""
 
     parts: DataSplit
@@ -125,7 +125,7 @@ class Found:
 Told: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
 
 
-def without_copies(found: Found) -> tuple[DataSplit, dict[int, str], Copies | None, Told]:
+def without_copies(found: FoundData) -> tuple[DataSplit, dict[int, str], Copies | None, Told]:
     """The split with one image of each content to evaluate on, the first by its path; the `contents` of all its
     samples, by their ids; what was found, and `told_copies`."""
     parts, known_of = found.parts, None if found.annotated is None else found.annotated.annotations

@@ -17,7 +17,7 @@ from vitdeploy.runtime.masks import RunLengths
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.runtime.tasks.instance_segmentation import instance_picture, overlaps, segment_instances
 from vitdeploy.spec import InstanceSpec
-from vitdeploy.tasks.adapter import Data, DataChoice, OfTask, Panel, thumbnail
+from vitdeploy.tasks.adapter import AnswerPanel, Data, DataChoice, OfTask, thumbnail
 from vitdeploy.tasks.answers import Measure, Metric, Said
 from vitdeploy.tasks.detection import PRECISIONS, SCORE_DIFFERENCE, ObjectKit, listed
 from vitdeploy.tasks.images import drawn
@@ -152,16 +152,16 @@ class InstanceSegmentationKit(ObjectKit):
         score = float(found.scores[0]) if len(found.scores) else None
         return Said(listed([label_of(int(c), labels) for c in found.classes]), score)
 
-    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[Panel]:
+    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[AnswerPanel]:
         """The masks of every artifact and the labelled ones, in the same colours."""
         for name, each in answers.items():
             found = self._masks(each, index).above(self.head.threshold)
             width, height = each.size(index)
             masks = np.array([runs.mask for runs in found.runs], np.bool_).reshape(-1, height, width)
-            yield Panel(name, _picture(masks, found.classes))
+            yield AnswerPanel(name, _picture(masks, found.classes))
         if data.truth is not None:
             known: Outlines = data.truth_at(index)
-            yield Panel("label", _picture(known.masks(), known.classes))
+            yield AnswerPanel("label", _picture(known.masks(), known.classes))
 
 
 def _joined(counts: Sequence[np.ndarray]) -> dict[str, np.ndarray]:

@@ -16,7 +16,7 @@ from vitdeploy.runtime.tasks.keypoints import in_image, locate
 from vitdeploy.spec import HEATMAPS, KeypointSpec
 from vitdeploy.tasks.adapter import Data, DataChoice, ImageKit, thumbnail
 from vitdeploy.tasks.answers import Marks, Measure, Metric, Said
-from vitdeploy.tasks.images import Found
+from vitdeploy.tasks.images import FoundData
 from vitdeploy.verification.average_precision import match_entries, matches_of
 from vitdeploy.verification.changes import Changes, judged
 from vitdeploy.verification.comparison import Comparison, Fields, resampled_accuracy, resampled_agreement
@@ -44,7 +44,7 @@ class Points:
 
 
 @dataclass(frozen=True)
-class Objects:
+class PosedObjects:
     """The n objects: longer float64 [n], the longer sides of their boxes in pixels; image int64 [n], which image each
     is in, counted from 0; labels: what is known of them, or None."""
 
@@ -78,7 +78,7 @@ class KeypointComparison(Comparison):
 
 
 def compare_keypoints(
-    artifact: Points, reference: Points, objects: Objects, *, threshold: float, seed: int = 0
+    artifact: Points, reference: Points, objects: PosedObjects, *, threshold: float, seed: int = 0
 ) -> KeypointComparison:
     """Compare the points of the artifact and of the original of the same objects, in the same order.
 
@@ -128,7 +128,7 @@ def _by_image(counts: np.ndarray, image: npt.NDArray[np.int64], images: int) -> 
     return np.bincount(image, weights=counts, minlength=images).astype(np.float64)
 
 
-def _accuracy(artifact: Points, reference: Points, objects: Objects, weights: Floats, seed: int) -> Fields:
+def _accuracy(artifact: Points, reference: Points, objects: PosedObjects, weights: Floats, seed: int) -> Fields:
     assert objects.labels is not None
     truth = np.array([each.points for each in objects.labels], np.float64)
     known = truth[:, :, 2] > 0
@@ -149,7 +149,7 @@ def _accuracy(artifact: Points, reference: Points, objects: Objects, weights: Fl
     return {**shares, "metric": PCK, **accuracy}
 
 
-def _oks(artifact: Points, reference: Points, objects: Objects, images: int, seed: int) -> Fields:
+def _oks(artifact: Points, reference: Points, objects: PosedObjects, images: int, seed: int) -> Fields:
     """As of detections; the score of an object is the mean of its points'."""
     assert objects.labels is not None
     labelled: list[list[dict[str, object]]] = [[] for _ in range(images)]
@@ -206,9 +206,9 @@ class KeypointsKit(ImageKit):
     head: KeypointSpec
     calibrated_on = "coco"
 
-    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> Found:
+    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> FoundData:
         found = read_keypoints(choice.path, place, self.setting.labels, self.setting.classes, skipped)
-        return Found(found.split(**choice.numbers), found.images, found.images.annotations)
+        return FoundData(found.split(**choice.numbers), found.images, found.images.annotations)
 
     def labelled(self, choice: DataChoice, count: int | None, skipped: Skipped | None) -> tuple[Sample, ...]:
         assert choice.annotations is not None
@@ -227,7 +227,7 @@ class KeypointsKit(ImageKit):
         boxes = self._boxes(ours, data)
         paths = {path: number for number, path in enumerate(dict.fromkeys(s.path for s in data.evaluation))}
         labels = [each for each in data.evaluation if isinstance(each, LabelledObject)]
-        objects = Objects(
+        objects = PosedObjects(
             _longer(boxes),
             np.array([paths[s.path] for s in data.evaluation]),
             labels if data.truth is not None else None,

@@ -21,7 +21,7 @@ from vitdeploy.runtime.tasks.open_vocabulary import TextsFound, head_of, within
 from vitdeploy.spec import OpenVocabularySpec
 from vitdeploy.tasks.adapter import Calibration, Data, DataChoice, ImageKit, Setting
 from vitdeploy.tasks.detection import DetectionKit
-from vitdeploy.tasks.images import Found
+from vitdeploy.tasks.images import FoundData
 from vitdeploy.tasks.zero_shot import TextKit, places, texts_of, told_of
 from vitdeploy.verification.records import Answers
 
@@ -38,7 +38,7 @@ class OpenVocabularyKit(TextKit, DetectionKit):
     def detect(self, answers: Answers, index: int, threshold: float, labels: Sequence[str] | None) -> Detections:
         return within(super().detect(answers, index, threshold, labels))
 
-    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
+    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> FoundData:
         """The images and their boxes; the texts are `found`, too."""
         given = read_texts(choice.texts) if choice.texts is not None else None
         if choice.annotations is None or choice.labels == "none":
@@ -55,7 +55,7 @@ class OpenVocabularyKit(TextKit, DetectionKit):
         texts, mapping = self._mapped(choice, names, given, match_categories(found_set.categories, used, names, None))
         truth = {path: boxes.renumbered(mapping.index) for path, boxes in found_set.annotations.items()}
         self.found = texts
-        return Found(replace(found_set.split(**choice.numbers), classes=texts), found_set, truth, mapping)
+        return FoundData(replace(found_set.split(**choice.numbers), classes=texts), found_set, truth, mapping)
 
     def _mapped(
         self, choice: DataChoice, names: tuple[str, ...], given: tuple[str, ...] | None, own: ClassMap

@@ -19,7 +19,7 @@ from vitdeploy.spec import PostprocessSpec
 from vitdeploy.tasks.adapter import Data, DataChoice, ImageKit, OfTask, with_maps_of, worst_difference
 from vitdeploy.tasks.answers import Measure, Metric, Said
 from vitdeploy.tasks.detection import listed
-from vitdeploy.tasks.images import Found
+from vitdeploy.tasks.images import FoundData
 from vitdeploy.verification.changes import Changes, map_changes
 from vitdeploy.verification.comparison import Comparison, Fields, resampled_accuracy, resampled_agreement
 from vitdeploy.verification.intervals import Floats, draws
@@ -42,7 +42,7 @@ class Quality:
 
 
 @dataclass(frozen=True)
-class Tally:
+class SegmentTally:
     """One map against another: float64 [classes, 4] (sum of IoU, TP, FP, FN); and the true segments, found or not."""
 
     counts: Floats
@@ -75,7 +75,7 @@ def segments_of(cut: PanopticMap, classes: int) -> Segments:
     return Segments(area, np.array(kinds, np.int64), np.isin(ids, list(cut.crowd)), at.ravel())
 
 
-def tally(found: Segments, truth: Segments, classes: int, *, forgive: bool) -> Tally:
+def tally(found: Segments, truth: Segments, classes: int, *, forgive: bool) -> SegmentTally:
     """Match the segments of one image: a pair of one class with IoU above 0.5, of which there can be only one.
 
     With `forgive`, as arXiv 1801.00868 (section 4.2) and COCO have it: pixels that are VOID in the truth count for no
@@ -108,14 +108,15 @@ def tally(found: Segments, truth: Segments, classes: int, *, forgive: bool) -> T
     np.add.at(counts[:, 1], found.classes[columns], 1)
     np.add.at(counts[:, 2], found.classes[wrong], 1)
     np.add.at(counts[:, 3], truth.classes[missed], 1)
-    return Tally(counts, pairs.any(axis=1)[wanted])
+    return SegmentTally(counts, pairs.any(axis=1)[wanted])
 
 
 def panoptic_quality(counts: Floats, weights: Floats) -> Floats:
     """PQ in percent, mean over the classes that occur: float64 [draws]; NaN if none does.
 
     Args:
-        counts: float64 [images, classes, 4], as in `Tally`. weights: float64 [draws, images], how often each counts.
+        counts: float64 [images, classes, 4], as in `SegmentTally`. weights: float64 [draws, images], how often each
+            counts.
     """
     iou, right, wrong, missed = np.moveaxis(np.tensordot(weights, counts, axes=1), -1, 0)
     tried = right + wrong / 2 + missed / 2
@@ -213,7 +214,9 @@ def compare_panoptic(
     )
 
 
-def _accuracy(ours: list[Tally], theirs: list[Tally], weights: Floats, things: npt.NDArray[np.bool_]) -> Fields:
+def _accuracy(
+    ours: list[SegmentTally], theirs: list[SegmentTally], weights: Floats, things: npt.NDArray[np.bool_]
+) -> Fields:
     a, b = (np.stack([each.counts for each in side]) for side in (ours, theirs))
     found = [np.concatenate([each.found for each in side]) for side in (ours, theirs)]
     if not len(found[0]):
@@ -254,12 +257,12 @@ class PanopticKit(ImageKit):
     counts = "segments"
     head: PostprocessSpec
 
-    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> Found:
+    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> FoundData:
         found = read_panoptic(choice.path, place, skipped)
         used = {category for each in found.annotations.values() for category in each.segments.values()}
         mapping = match_categories(found.categories, used, self.setting.labels, self.setting.classes)
         truth = {path: (annotation, mapping.index) for path, annotation in found.annotations.items()}
-        return Found(found.split(**choice.numbers), found, truth, mapping)
+        return FoundData(found.split(**choice.numbers), found, truth, mapping)
 
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         """The map and its segments as rows of (id, class); the masks themselves would fill the disk."""

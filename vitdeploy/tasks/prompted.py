@@ -30,17 +30,17 @@ from vitdeploy.spec import PreprocessSpec, PromptSpec
 from vitdeploy.spec.tasks import IOU_SCORES
 from vitdeploy.spec.tasks import MASKS as PROMPTED_MASKS
 from vitdeploy.tasks.adapter import (
+    AnswerPanel,
     Calibration,
     Count,
     Data,
     DataChoice,
     Drive,
     ImageKit,
-    Panel,
     thumbnail,
 )
 from vitdeploy.tasks.answers import Measure, Metric, Said
-from vitdeploy.tasks.images import Found, drawn, nearest_pixels
+from vitdeploy.tasks.images import FoundData, drawn, nearest_pixels
 from vitdeploy.verification.changes import Changes, judged
 from vitdeploy.verification.comparison import Comparison, Fields, resampled_accuracy, resampled_agreement
 from vitdeploy.verification.intervals import Floats, draws
@@ -340,9 +340,9 @@ class PromptedKit(ImageKit):
     divisible = False
     calibrated_on = "prompts"
 
-    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> Found:
+    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> FoundData:
         found = read_prompted(choice.path, place, skipped)
-        return Found(found.split(**choice.numbers), found, found.annotations)
+        return FoundData(found.split(**choice.numbers), found, found.annotations)
 
     def labelled(self, choice: DataChoice, count: int | None, skipped: Skipped | None) -> tuple[Sample, ...]:
         assert choice.annotations is not None
@@ -450,12 +450,12 @@ class PromptedKit(ImageKit):
             return None
         return f"{len(set(sample.instances))} objects"
 
-    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[Panel]:
+    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[AnswerPanel]:
         """The masks of every artifact, and the labelled ones, small ones on top."""
         for name, each in answers.items():
-            yield Panel(name, _picture(_masks(each, index)))
+            yield AnswerPanel(name, _picture(_masks(each, index)))
         if data.truth is not None:
-            yield Panel("label", _picture(self._truth(data, index).load()))
+            yield AnswerPanel("label", _picture(self._truth(data, index).load()))
 
     def shared_golden(self, data: Data) -> dict[str, Array]:
         """A point in the middle and a box around it, whatever the image shows."""

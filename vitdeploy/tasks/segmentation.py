@@ -17,10 +17,10 @@ from vitdeploy.runtime.drawing import class_picture
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.runtime.tasks.segmentation import NONE, areas, classes_of
 from vitdeploy.spec import SegmentationSpec
-from vitdeploy.tasks.adapter import Data, DataChoice, OfTask, Panel, thumbnail, with_maps_of
+from vitdeploy.tasks.adapter import AnswerPanel, Data, DataChoice, OfTask, thumbnail, with_maps_of
 from vitdeploy.tasks.answers import Measure, Metric, Said
 from vitdeploy.tasks.counted import CountedKit
-from vitdeploy.tasks.images import Found, drawn
+from vitdeploy.tasks.images import FoundData, drawn
 from vitdeploy.verification.changes import MOVED_PIXELS, Changes, Counts, judged
 from vitdeploy.verification.comparison import (
     Comparison,
@@ -31,7 +31,7 @@ from vitdeploy.verification.comparison import (
     worst_of,
 )
 from vitdeploy.verification.intervals import Floats, replicates
-from vitdeploy.verification.records import Answers, Records, Table
+from vitdeploy.verification.records import Answers, ImageRows, Records
 
 # --- Compares the class maps of a semantic segmentation model with the original's, and both with labelled maps --------
 
@@ -87,8 +87,8 @@ def segmentation_records(
     if not images:
         raise ValueError("no image")
     same, pixels, regions = np.array(images, np.int64).T
-    tables = {"images": Table.each(same=same, pixels=pixels, regions=regions)}
-    return Records(len(images), {**tables, **({} if truth is None else {"classes": Table.of(rows)})})
+    tables = {"images": ImageRows.each(same=same, pixels=pixels, regions=regions)}
+    return Records(len(images), {**tables, **({} if truth is None else {"classes": ImageRows.of(rows)})})
 
 
 def segmentation_comparison(
@@ -143,7 +143,7 @@ def segmentation_changes(artifact: Iterable[ClassMap], reference: Iterable[Class
     return judged(moved > MOVED_PIXELS, moved)
 
 
-def _accuracy(rows: Table, n: int, classes: int, seed: int) -> Fields:
+def _accuracy(rows: ImageRows, n: int, classes: int, seed: int) -> Fields:
     if not rows["labelled"].sum():
         raise DataError(
             "the labels hold not one pixel with a class, so there is no mIoU",
@@ -173,7 +173,7 @@ def _accuracy(rows: Table, n: int, classes: int, seed: int) -> Fields:
     }
 
 
-def _by_image(rows: Table, side: str, n: int, classes: int) -> sparse.csr_matrix:
+def _by_image(rows: ImageRows, side: str, n: int, classes: int) -> sparse.csr_matrix:
     """The tallies of each image, float64 [n, 3 * classes]: most images have few of the classes."""
     counts = np.concatenate([rows[side].T.ravel(), rows["labelled"]]).astype(np.float64)
     columns = np.concatenate([rows["index"] + kind * classes for kind in range(3)])
@@ -202,12 +202,12 @@ class SegmentationKit(CountedKit):
     )
     head: SegmentationSpec
 
-    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> Found:
+    def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> FoundData:
         assert self.setting.classes is not None
         labels, head = self.setting.labels, self.head
         found = read_masks(choice.path, place, skipped)
         found = understood(found, labels, self.setting.classes, head.ignore, head.reduce_labels)
-        return Found(found.split(**choice.numbers), found, found.annotations)
+        return FoundData(found.split(**choice.numbers), found, found.annotations)
 
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         """The map, in the smallest type that holds it, and some of the raw numbers."""
@@ -249,10 +249,10 @@ class SegmentationKit(CountedKit):
         known = np.unique(self._load(truth))
         return ", ".join(label_of(int(each), labels) for each in known[known != NONE][:8])
 
-    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[Panel]:
+    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[AnswerPanel]:
         """The image, the map of every artifact and the labelled one, in the same colours."""
         maps = {name: found.columns[MAP][index] for name, found in answers.items()}
         if data.truth is not None:
             maps["label"] = self._load(data.truth_at(index))
         for name, found in maps.items():
-            yield Panel(name, thumbnail(np.asarray(class_picture(found.astype(np.int32)))))
+            yield AnswerPanel(name, thumbnail(np.asarray(class_picture(found.astype(np.int32)))))

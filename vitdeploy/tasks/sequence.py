@@ -170,7 +170,7 @@ TOKENS, BEST = "tokens", "best"
 
 
 @dataclass(frozen=True)
-class Pair:
+class TokenPair:
     """A source, int64 [s], and what is to be written for it, int64 [t] or None; both padded."""
 
     source: npt.NDArray[np.int64]
@@ -181,7 +181,7 @@ class Pair:
 class Decoding(Drive):
     """Decodes the calibration sources one at a time, each until it ends: no step that an app would not run."""
 
-    samples: Sequence[Pair]
+    samples: Sequence[TokenPair]
     sequence: SequenceSpec
     noun = "sequences"
 
@@ -238,7 +238,7 @@ class SequenceKit(TaskAdapter):
 
     def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
         """The tokens, and the logit of each: all logits of all steps would not fit into memory."""
-        samples: Sequence[Pair] = data.evaluation
+        samples: Sequence[TokenPair] = data.evaluation
         tokens: list[np.ndarray] = []
         best: list[np.ndarray] = []
         with runner:
@@ -313,5 +313,7 @@ def _tokens(path: Path) -> SequenceTokens:
     return read_tokens(path)
 
 
-def _pairs(tokens: SequenceTokens) -> list[Pair]:
-    return [Pair(tokens.source[i], None if tokens.target is None else tokens.target[i]) for i in range(len(tokens))]
+def _pairs(tokens: SequenceTokens) -> list[TokenPair]:
+    return [
+        TokenPair(tokens.source[i], None if tokens.target is None else tokens.target[i]) for i in range(len(tokens))
+    ]

@@ -32,7 +32,7 @@ from vitdeploy.spec import OpenVocabularySpec, PreprocessSpec, ReadsTexts, ZeroS
 from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Drive, Setting, TaskAdapter
 from vitdeploy.tasks.answers import Said
 from vitdeploy.tasks.classification import ClassificationKit
-from vitdeploy.tasks.images import Found, labels_in
+from vitdeploy.tasks.images import FoundData, labels_in
 from vitdeploy.verification.records import Answers
 
 # As many as an image of a golden set is compared with.
@@ -134,7 +134,7 @@ class ZeroShotKit(TextKit, ClassificationKit):
     def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
         return self.with_texts(super().load(choice, skip_bad=skip_bad, progress=progress))
 
-    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> Found:
+    def find(self, choice: DataChoice, skipped: Skipped | None = None) -> FoundData:
         """The images; their classes are the texts."""
         parts = split(choice.path, "folders" if choice.labels == "folders" else "none", **choice.numbers)
         given = read_texts(choice.texts) if choice.texts is not None else None
@@ -142,7 +142,7 @@ class ZeroShotKit(TextKit, ClassificationKit):
             if not given:
                 raise no_texts(choice.path)
             self.require_apart(given)
-            return Found(DataSplit(parts.calibration, parts.evaluation, given, notes=parts.notes))
+            return FoundData(DataSplit(parts.calibration, parts.evaluation, given, notes=parts.notes))
         written = texts_of(_words(parts.classes, parts.kind), choice.template)
         texts = written if given is None else given
         index = places(parts.classes, written, texts)
@@ -154,7 +154,7 @@ class ZeroShotKit(TextKit, ClassificationKit):
         mapping = ClassMap(
             "name", dict(zip(parts.classes, index, strict=True)), told_of("class folders", written, choice)
         )
-        return Found(DataSplit(calibration, evaluation, texts, notes=parts.notes), mapping=mapping)
+        return FoundData(DataSplit(calibration, evaluation, texts, notes=parts.notes), mapping=mapping)
 
     def calibration(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Calibration:
         found = super().calibration(choice, skip_bad=skip_bad, progress=progress)

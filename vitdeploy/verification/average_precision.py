@@ -22,7 +22,7 @@ from scipy import sparse
 
 from vitdeploy.data.detection import Boxes
 from vitdeploy.errors import MissingPackageError
-from vitdeploy.verification.records import Table
+from vitdeploy.verification.records import ImageRows
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -88,8 +88,8 @@ class Matched:
     are `ignored`, as crowds are, and which `found`, as of `Matches`.
     """
 
-    detections: Table
-    objects: Table
+    detections: ImageRows
+    objects: ImageRows
 
 
 def match_boxes(objects: Sequence[Objects], truth: Sequence[Boxes]) -> Matched:
@@ -163,10 +163,10 @@ def match_entries(
     )
 
 
-def _rows(counts: Sequence[tuple[int, int, int]], **columns: npt.NDArray[Any]) -> Table:
+def _rows(counts: Sequence[tuple[int, int, int]], **columns: npt.NDArray[Any]) -> ImageRows:
     """A table with so many rows of each image and category."""
     image, category, rows = np.array(counts, np.int32).reshape(-1, 3).T
-    return Table(np.repeat(image, rows), {"category": np.repeat(category, rows), **columns})
+    return ImageRows(np.repeat(image, rows), {"category": np.repeat(category, rows), **columns})
 
 
 def _bits(values: Bools) -> npt.NDArray[np.uint16]:

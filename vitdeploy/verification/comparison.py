@@ -18,7 +18,7 @@ from vitdeploy.verification.intervals import (
     percentile_interval,
     wilson,
 )
-from vitdeploy.verification.records import Answers, Table
+from vitdeploy.verification.records import Answers, ImageRows
 
 # --- The common fields of every task's comparison of an artifact with the original, for one gate and one report -------
 
@@ -150,7 +150,7 @@ def paired_accuracy(both: int, lost: int, gained: int, neither: int) -> Fields:
 # the largest of all images is the largest of any pieces of them.
 
 
-def differences(ours: Answers, reference: Answers, names: Sequence[str]) -> Table:
+def differences(ours: Answers, reference: Answers, names: Sequence[str]) -> ImageRows:
     """Of each image max|a - b| (`apart`) and max|b| (`largest`) of the named outputs, b the reference's: float64
     [images, names] each."""
     apart, largest = (np.zeros((len(reference), len(names))) for _ in range(2))
@@ -158,10 +158,10 @@ def differences(ours: Answers, reference: Answers, names: Sequence[str]) -> Tabl
         for i, (a, b) in enumerate(zip(ours.columns[name], reference.columns[name], strict=True)):
             wide = b.astype(np.float64)
             apart[i, k], largest[i, k] = np.abs(a.astype(np.float64) - wide).max(), np.abs(wide).max()
-    return Table.each(apart=apart, largest=largest)
+    return ImageRows.each(apart=apart, largest=largest)
 
 
-def worst_of(table: Table) -> float:
+def worst_of(table: ImageRows) -> float:
     """max|a - b| / max|b| over all images, of the output where it is largest; 0.0 without any output."""
     apart, largest = table["apart"].max(axis=0), table["largest"].max(axis=0)
     return float((apart / np.maximum(largest, 1e-300)).max(initial=0.0))
@@ -189,7 +189,7 @@ ORDERED, TIMES = 0.5, 2.0
 
 
 @dataclass(frozen=True)
-class Claim:
+class ClaimedAccuracy:
     """The accuracy in percent that a checkpoint's own files claim, and the file that claims it."""
 
     percent: float
@@ -201,7 +201,7 @@ def least_accuracy(classes: int) -> float:
     return 0.0 if classes < 2 else min(CHANCES / classes, max(HALF, NEARLY / classes))
 
 
-def doubt_accuracy(answers: Indices, labels: Indices, classes: int, claim: Claim | None) -> str | None:
+def doubt_accuracy(answers: Indices, labels: Indices, classes: int, claim: ClaimedAccuracy | None) -> str | None:
     """Evidence against the labels from a classifier's own top-1 answers, int64 [n] each; None without any.
 
     An interval decides, so that a few images prove nothing.

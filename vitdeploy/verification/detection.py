@@ -13,7 +13,7 @@ from vitdeploy.errors import DataError
 from vitdeploy.verification.average_precision import Matched, Matches, average_precision, matches_of
 from vitdeploy.verification.comparison import Comparison, resampled_accuracy, resampled_agreement
 from vitdeploy.verification.intervals import Floats, replicates
-from vitdeploy.verification.records import Records, Table
+from vitdeploy.verification.records import ImageRows, Records
 
 MATCH_IOU = 0.5
 
@@ -114,15 +114,15 @@ def object_records(
     shown = [[each.above(threshold) for each in side] for side in (artifact, reference)]
     pairs = [pair(a, b) for a, b in zip(*shown, strict=True)]
     tables = {
-        "images": Table.each(shown=np.array([[len(each.scores) for each in side] for side in shown], np.int32).T),
-        "pairs": Table.of([{"iou": each[:, 0], "apart": each[:, 1]} for each in pairs]),
+        "images": ImageRows.each(shown=np.array([[len(each.scores) for each in side] for side in shown], np.int32).T),
+        "pairs": ImageRows.of([{"iou": each[:, 0], "apart": each[:, 1]} for each in pairs]),
     }
     if truth is None:
         return Records(n, tables)
     ours = match(artifact, truth)
     theirs = ours if artifact is reference else match(reference, truth)
     found = np.stack([ours.objects["found"], theirs.objects["found"]], axis=1)
-    objects = Table(theirs.objects.image, {**theirs.objects.columns, "found": found})
+    objects = ImageRows(theirs.objects.image, {**theirs.objects.columns, "found": found})
     return Records(n, {**tables, "ours": ours.detections, "theirs": theirs.detections, "objects": objects})
 
 
@@ -182,7 +182,7 @@ def _accuracy(records: Records, seed: int, metric: str) -> dict[str, Any]:
         )
     ours, theirs = (
         matches_of(
-            Matched(records[side], Table(objects.image, {**objects.columns, "found": objects["found"][:, k]})), n
+            Matched(records[side], ImageRows(objects.image, {**objects.columns, "found": objects["found"][:, k]})), n
         )
         for k, side in enumerate(("ours", "theirs"))
     )

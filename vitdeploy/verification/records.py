@@ -36,7 +36,7 @@ COUNT = "n"
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class ImageRows:
     """Rows of images. image: int32 [rows], ascending, the image of each, counted from 0. columns: by name, [rows, ...],
     what is known of it."""
 
@@ -50,20 +50,20 @@ class Table:
         return self.columns[name]
 
     @classmethod
-    def each(cls, **columns: Array) -> Table:
+    def each(cls, **columns: Array) -> ImageRows:
         """A table with one row for each image, in order."""
         return cls(np.arange(len(next(iter(columns.values()))), dtype=np.int32), columns)
 
     @classmethod
-    def of(cls, rows: Sequence[Mapping[str, Array]]) -> Table:
+    def of(cls, rows: Sequence[Mapping[str, Array]]) -> ImageRows:
         """A table of the rows of each image: by the same names, [rows, ...] of one dtype and shape."""
         counts = [len(next(iter(each.values()))) for each in rows]
         columns = {name: np.concatenate([each[name] for each in rows]) for name in rows[0]}
         return cls(np.repeat(np.arange(len(rows), dtype=np.int32), counts), columns)
 
-    def where(self, chosen: npt.NDArray[np.bool_]) -> Table:
+    def where(self, chosen: npt.NDArray[np.bool_]) -> ImageRows:
         """Some of the rows."""
-        return Table(self.image[chosen], {name: column[chosen] for name, column in self.columns.items()})
+        return ImageRows(self.image[chosen], {name: column[chosen] for name, column in self.columns.items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,15 +71,15 @@ class Records:
     """What is known of n images, by name."""
 
     n: int
-    tables: Mapping[str, Table]
+    tables: Mapping[str, ImageRows]
 
-    def __getitem__(self, name: str) -> Table:
+    def __getitem__(self, name: str) -> ImageRows:
         return self.tables[name]
 
     def __contains__(self, name: str) -> bool:
         return name in self.tables
 
-    def with_tables(self, **tables: Table) -> Records:
+    def with_tables(self, **tables: ImageRows) -> Records:
         """These, and more of the same images."""
         return Records(self.n, {**self.tables, **tables})
 
@@ -130,14 +130,14 @@ class Records:
                 name, slash, column = key.partition("/")
                 if slash:
                     tables.setdefault(name, {})[column] = file[key]
-        return cls(n, {name: Table(columns.pop(IMAGE), columns) for name, columns in tables.items()})
+        return cls(n, {name: ImageRows(columns.pop(IMAGE), columns) for name, columns in tables.items()})
 
 
-def _joined(tables: Sequence[Table], ranks: Sequence[npt.NDArray[np.int32]]) -> Table:
+def _joined(tables: Sequence[ImageRows], ranks: Sequence[npt.NDArray[np.int32]]) -> ImageRows:
     image = np.concatenate([own[table.image] for table, own in zip(tables, ranks, strict=True)])
     order = np.argsort(image, kind="stable")
     columns = {name: np.concatenate([table[name] for table in tables])[order] for name in tables[0].columns}
-    return Table(image[order], columns)
+    return ImageRows(image[order], columns)
 
 
 # --- Runs an artifact over images and keeps its answers. It uses a Predictor, exactly as an app does ------------------
@@ -154,7 +154,7 @@ Turn = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
-class Column(Sequence[CollectArray]):
+class LazyColumn(Sequence[CollectArray]):
     """One array per image, made when it is looked at."""
 
     length: int

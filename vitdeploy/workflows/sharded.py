@@ -42,7 +42,7 @@ from vitdeploy.store.key import Identity
 from vitdeploy.store.store import store_folder
 from vitdeploy.tasks.adapter import Data, DataChoice, Setting
 from vitdeploy.tasks.answers import Copies
-from vitdeploy.tasks.counted import CountedKit, Listed, Truth
+from vitdeploy.tasks.counted import CountedKit, ListedData, Truth
 from vitdeploy.tasks.images import scratch_folder, told_copies
 from vitdeploy.tasks.registry import counted_adapter
 from vitdeploy.verification.changes import Counts, joined
@@ -217,7 +217,7 @@ def _reason(ours: Subject, theirs: Subject, own: Setting, other: Setting) -> str
     return "" if scratch_folder() == store_folder() else f"the store at {store_folder()} cannot be written"
 
 
-def _without_copies(listed: Listed) -> tuple[Listed, Copies | None]:
+def _without_copies(listed: ListedData) -> tuple[ListedData, Copies | None]:
     """One image of each content, the first in sorted order, and what was left out."""
     images, truth = listed.evaluation, listed.truth
     order = np.argsort(images.places)
@@ -247,7 +247,7 @@ class _Evaluation:
     def __init__(
         self,
         adapter: CountedKit,
-        listed: Listed,
+        listed: ListedData,
         skip_bad: bool,
         progress: Progress,
         note: Note,

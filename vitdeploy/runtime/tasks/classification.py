@@ -23,7 +23,7 @@ class ClassScore:
 
 
 @dataclass(frozen=True, repr=False)
-class Ranked:
+class Ranking:
     """An answer that is a ranking, best first: of classes, or of texts."""
 
     top: tuple[ClassScore, ...]
@@ -49,7 +49,7 @@ class Ranked:
 
 
 @dataclass(frozen=True, repr=False)
-class Classification(Ranked):
+class Classification(Ranking):
     """The answer for one image: the best classes, best first."""
 
     def __str__(self) -> str:

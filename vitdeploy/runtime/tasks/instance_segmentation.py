@@ -94,7 +94,7 @@ class Instances:
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
+class ScoredMask:
     """What one query shows: the class, the score, and the mask, bool [height, width] of the original image."""
 
     query: int
@@ -109,7 +109,7 @@ def candidates(
     preprocess: PreprocessSpec,
     postprocess: InstanceSpec,
     threshold: float,
-) -> Iterator[Candidate]:
+) -> Iterator[ScoredMask]:
     """What has a score of at least `threshold` and a mask with a pixel, by query; masks are made one after the other.
 
     The same as `post_process_instance_segmentation` of transformers' processors of Mask2Former, MaskFormer, EoMT and
@@ -124,7 +124,7 @@ def candidates(
         for at in kept[queries[kept] == query].tolist():
             score = float(scores[at]) * (certainty if postprocess.class_scores == "softmax" else 1.0)
             if score >= threshold:
-                yield Candidate(query, int(classes[at]), score, mask)
+                yield ScoredMask(query, int(classes[at]), score, mask)
 
 
 def segment_instances(

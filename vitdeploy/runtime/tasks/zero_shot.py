@@ -16,7 +16,7 @@ from vitdeploy.runtime.flow import FlowRunner, FlowView, one_by_one
 from vitdeploy.runtime.flows import IMAGE_FEATURES, TEXT_FEATURES
 from vitdeploy.runtime.postprocess import best_classes, sigmoid, softmax
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.runtime.tasks.classification import ClassScore, Ranked
+from vitdeploy.runtime.tasks.classification import ClassScore, Ranking
 from vitdeploy.runtime.tasks.task import DeviceTask, Outputs, Reading
 from vitdeploy.runtime.tokenizer import Tokens
 from vitdeploy.spec import Postprocess, TensorSpec, ZeroShotSpec
@@ -30,7 +30,7 @@ class TextScore(ClassScore):
 
 
 @dataclass(frozen=True, repr=False)
-class ZeroShot(Ranked):
+class ZeroShot(Ranking):
     """The answer for one image: the best texts, best first. The scores of CLIP add up to 1 over all texts that were
     given; those of SigLIP are of each text alone."""
 
