@@ -5,11 +5,11 @@ import itertools
 
 import pytest
 
-from vitdeploy.document.comparison import AccuracyChange, Limits, TimeRatio
+from vitdeploy.document.comparison import AccuracyChange, ComparisonLimits, TimeRatio
 from vitdeploy.verification.comparison import Control
 from vitdeploy.workflows.regression.findings import Found, judge
 
-LIMITS = Limits(max_drop=1.0, max_slowdown=5.0)
+LIMITS = ComparisonLimits(max_drop=1.0, max_slowdown=5.0)
 BUSY = "somebody else was busy"
 
 
@@ -48,9 +48,9 @@ def checks(found, limits=LIMITS):
 )
 def test_a_time_is_judged_by_its_interval_and_throughput_as_the_time_of_an_image(metric, slower, spread, status, said):
     found = Found("engine", None, [ratio(metric, slower, spread)])
-    statuses, gate = checks(found, Limits(None, 5.0))
+    statuses, gate = checks(found, ComparisonLimits(None, 5.0))
     assert (statuses[metric], gate) == (status, status)
-    facts, _ = judge(found, Limits(None, 5.0))
+    facts, _ = judge(found, ComparisonLimits(None, 5.0))
     if said is not None:
         assert facts.ratios[0].difference == said
     # The very growth in percent, with the sign of a slowdown, is in the reason of what does not pass.
@@ -62,7 +62,7 @@ def test_a_time_is_judged_by_its_interval_and_throughput_as_the_time_of_an_image
 def test_the_worst_of_latency_and_throughput_decides(times):
     ranks = {0.9: "pass", 1.05: "undecided", 1.2: "fail"}
     found = Found("engine", None, [ratio("latency", times[0], 0.02), ratio("throughput", times[1], 0.02)])
-    statuses, gate = checks(found, Limits(None, 5.0))
+    statuses, gate = checks(found, ComparisonLimits(None, 5.0))
     assert (statuses["latency"], statuses["throughput"]) == (ranks[times[0]], ranks[times[1]])
     assert gate == next(each for each in ("fail", "undecided", "pass") if each in statuses.values())
 
@@ -72,22 +72,26 @@ def test_the_worst_of_latency_and_throughput_decides(times):
     [((-0.5, 0.5), "pass"), ((-2.0, -1.0), "pass"), ((0.5, 1.5), "undecided"), ((1.1, 3.0), "fail")],
 )
 def test_accuracy_is_judged_by_its_interval(interval, status):
-    statuses, gate = checks(Found("engine", accuracy(*interval), ()), Limits(1.0, None))
+    statuses, gate = checks(Found("engine", accuracy(*interval), ()), ComparisonLimits(1.0, None))
     assert (statuses["accuracy"], gate) == (status, status)
 
 
 @pytest.mark.parametrize("times", [0.5, 1.0, 1.2])
 def test_what_hinders_the_times_neither_passes_nor_fails_and_claims_no_difference(times):
     found = Found("engine", None, [ratio("latency", times, decided=False)])
-    assert checks(found, Limits(None, 5.0)) == ({"accuracy": "none", "latency": "undecided"}, "undecided")
-    facts, _ = judge(found, Limits(None, 5.0))
+    assert checks(found, ComparisonLimits(None, 5.0)) == ({"accuracy": "none", "latency": "undecided"}, "undecided")
+    facts, _ = judge(found, ComparisonLimits(None, 5.0))
     assert facts.ratios[0].difference == "not decided"
     assert facts.checks[-1].reasons == (f"latency not decided: {BUSY}",)
 
 
 def test_one_time_that_is_not_decided_undoes_no_other():
     found = Found("engine", None, [ratio("latency", 1.4), ratio("throughput", 1.0, decided=False)])
-    assert checks(found, Limits(None, 5.0))[0] == {"accuracy": "none", "latency": "fail", "throughput": "undecided"}
+    assert checks(found, ComparisonLimits(None, 5.0))[0] == {
+        "accuracy": "none",
+        "latency": "fail",
+        "throughput": "undecided",
+    }
 
 
 def test_a_flag_lets_nothing_pass():
@@ -102,6 +106,6 @@ def test_the_same_files_pass_without_times_and_whatever_a_recorded_ratio_said():
 def test_what_was_not_measured_is_undecided_where_it_has_a_limit_and_nothing_where_it_has_none():
     nothing = Found("engine", None, ())
     assert checks(nothing) == ({"accuracy": "undecided", "latency": "undecided"}, "undecided")
-    assert checks(nothing, Limits(None, None)) == ({"accuracy": "none"}, "none")
+    assert checks(nothing, ComparisonLimits(None, None)) == ({"accuracy": "none"}, "none")
     everything = Found("engine", accuracy(5.0, 9.0), [ratio("latency", 3.0), ratio("throughput", 3.0)])
-    assert checks(everything, Limits(None, None))[1] == "none"
+    assert checks(everything, ComparisonLimits(None, None))[1] == "none"

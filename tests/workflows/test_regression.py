@@ -15,7 +15,7 @@ from tests.documents import bench_of, ratio_of, row
 from tests.report.test_html import HOSTILE, REPORT, VERIFY, Page
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.bundle.read import read_bundle
-from vitdeploy.document.comparison import ComparisonDocument, Limits, TimeRatio
+from vitdeploy.document.comparison import ComparisonDocument, ComparisonLimits, TimeRatio
 from vitdeploy.errors import InputError, MissingFileError, TargetError
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.progress import silent
@@ -30,7 +30,7 @@ from vitdeploy.workflows.regression.findings import Found, Pair, judge, pair_up
 from vitdeploy.workflows.regression.reports import NOT_IN_TURNS
 
 ENGINE = "openvino-cpu-int8"
-STRICT = Limits(max_drop=1.0, max_slowdown=5.0)
+STRICT = ComparisonLimits(max_drop=1.0, max_slowdown=5.0)
 
 
 def a_report(right=9000, n=10000, milliseconds=2.0, flags=(), engine=ENGINE, seed=0):
@@ -93,9 +93,9 @@ def test_a_target_that_is_gone_keeps_within_no_limit(tmp_path):
     two = a_report()
     other = {**copy.deepcopy(two["engines"][0]), "artifact": "onnxruntime-cpu-int8"}
     two["engines"].append(other)
-    _, gate = compared(tmp_path, two, a_report(), Limits(1.0, None))
+    _, gate = compared(tmp_path, two, a_report(), ComparisonLimits(1.0, None))
     assert (gate.status, gate.reasons) == ("fail", ("the candidate has no engine for onnxruntime-cpu",))
-    assert compared(tmp_path, two, a_report(), Limits(None, None))[1].status == "none"
+    assert compared(tmp_path, two, a_report(), ComparisonLimits(None, None))[1].status == "none"
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------
@@ -126,11 +126,11 @@ def test_what_is_lost_is_found(tmp_path, candidate, check, reason):
 def test_an_engine_of_the_same_files_loses_nothing(tmp_path):
     same = a_report()
     same["provenance"]["files"] = [{"path": f"compile/{ENGINE}/graph.onnx", "sha256": "ab" * 32, "bytes": 9}]
-    document, gate = compared(tmp_path, same, same, Limits(0.0, None))
+    document, gate = compared(tmp_path, same, same, ComparisonLimits(0.0, None))
     assert gate.status == "pass" and document.engines[0].accuracy.how == "same files"
     other = copy.deepcopy(same)
     other["provenance"]["files"][0]["sha256"] = "cd" * 32
-    document, gate = compared(tmp_path, same, other, Limits(0.0, None))
+    document, gate = compared(tmp_path, same, other, ComparisonLimits(0.0, None))
     assert gate.status == "undecided" and document.engines[0].accuracy.how == "recorded"
 
 
@@ -155,7 +155,7 @@ def test_a_latency_that_was_not_decided_is_neither_slower_nor_as_fast(tmp_path):
     for milliseconds in (2.0, 28.9):
         other = a_report(milliseconds=milliseconds)
         other["bench"]["undecided"] = {ENGINE: "others ran"}
-        document, gate = compared(tmp_path, a_report(), other, Limits(None, 5.0))
+        document, gate = compared(tmp_path, a_report(), other, ComparisonLimits(None, 5.0))
         assert gate.status == document.gate.status == "undecided"
         assert gate.reasons == (f"{ENGINE}: latency not decided: in the candidate, others ran",)
         assert document.engines[0].ratios[0].difference == "not decided"
@@ -171,7 +171,7 @@ def test_what_is_gained_passes(tmp_path):
 
 
 def test_a_flagged_measurement_passes_nothing(tmp_path):
-    document, gate = compared(tmp_path, a_report(), a_report(flags=["throttled"]), Limits(None, 5.0))
+    document, gate = compared(tmp_path, a_report(), a_report(flags=["throttled"]), ComparisonLimits(None, 5.0))
     assert gate.status == "undecided" and "flagged throttled" in gate.reasons[0]
     assert document.engines[0].flags == ("throttled",)
 
@@ -200,9 +200,9 @@ def test_what_was_not_measured_is_not_decided(tmp_path):
     _, gate = compared(tmp_path, without, a_report())
     assert gate.status == "undecided" and "max_slowdown needs times" in gate.reasons[-1]
     detector = {**a_report(), "task": "detection"}
-    _, gate = compared(tmp_path, detector, detector, Limits(1.0, None))
+    _, gate = compared(tmp_path, detector, detector, ComparisonLimits(1.0, None))
     assert gate.status == "undecided" and "have no interval" in gate.reasons[0]
-    document, gate = compared(tmp_path, a_report(), a_report(n=5000, right=4500), Limits(None, None))
+    document, gate = compared(tmp_path, a_report(), a_report(n=5000, right=4500), ComparisonLimits(None, None))
     assert gate.status == "none" and document.engines[0].accuracy is None
 
 
@@ -245,7 +245,7 @@ def test_a_ratio_that_is_not_decided_hinders_and_flags_of_one_side_do_not():
         bench = bench_of(rows, [ratio_of(names[1], names[0], 1.0, 0.01, reason)])
         found = _timed(Found("a", None, ()), Pair("a", "a"), bench)
         assert found.flags == []
-        gate = judge(found, Limits(None, 5.0))[1]
+        gate = judge(found, ComparisonLimits(None, 5.0))[1]
         assert gate.status == status and reason in "".join(gate.reasons)
 
 
@@ -271,7 +271,7 @@ def bundles(small_export, tmp_path_factory):
 
 
 def test_the_same_engine_is_neither_asked_nor_measured(bundles, tmp_path):
-    document, gate = compared(tmp_path, bundles / "old", bundles / "same", Limits(0.0, 0.0))
+    document, gate = compared(tmp_path, bundles / "old", bundles / "same", ComparisonLimits(0.0, 0.0))
     assert gate.status == "pass" and not document.measured
     [engine] = document.engines
     assert engine.same_engine and not engine.ratios
@@ -296,7 +296,7 @@ def digests_of(document):
 
 
 def test_a_bundle_with_other_answers_fails(bundles, answered, tmp_path):
-    document, gate = compared(tmp_path, bundles / "old", bundles / "spoilt", Limits(1.0, None), answered)
+    document, gate = compared(tmp_path, bundles / "old", bundles / "spoilt", ComparisonLimits(1.0, None), answered)
     accuracy = document.engines[0].accuracy
     assert (accuracy.how, accuracy.n, accuracy.baseline) == ("measured", 64, 100.0)
     assert accuracy.candidate == accuracy.agreement < 90
@@ -330,7 +330,7 @@ def test_the_command_writes_all_and_leaves_5(bundles, answered, tmp_path, shared
 
 
 def test_junit_has_a_case_for_each_check(tmp_path):
-    document, _ = compared(tmp_path, a_report(), a_report(milliseconds=2.2), Limits(None, 5.0))
+    document, _ = compared(tmp_path, a_report(), a_report(milliseconds=2.2), ComparisonLimits(None, 5.0))
     document = dataclasses.replace(document, engines=(dataclasses.replace(document.engines[0], engine=HOSTILE),))
     suite = ElementTree.fromstring(render_junit(document)).find("testsuite")  # noqa: S314
     assert suite.attrib["tests"] == "2" and suite.attrib["failures"] == "1" and suite.attrib["skipped"] == "1"
@@ -371,6 +371,6 @@ def test_the_page_escapes_what_reports_say(tmp_path):
 def test_what_holds_beside_others_decides_a_limit(metric, bounds, status, difference):
     """Of a ratio without a reliable interval."""
     ratio = TimeRatio(metric, 1.0, (0.5, 2.0), False, "others ran", bounds=bounds)
-    facts, gate = judge(Found("engine", None, [ratio]), Limits(None, 5.0))
+    facts, gate = judge(Found("engine", None, [ratio]), ComparisonLimits(None, 5.0))
     assert (gate.status, facts.ratios[0].difference) == (status, difference)
     assert "others ran" in gate.reasons[0] if status == "undecided" else "others ran" not in "".join(gate.reasons)

@@ -13,7 +13,7 @@ from vitdeploy.api.images import Images, images
 from vitdeploy.api.options import Compare
 from vitdeploy.api.values import Line, Shown, interval, reporting, unrelated
 from vitdeploy.benchmark import protocol
-from vitdeploy.document.comparison import AccuracyChange, ComparisonDocument, Limits, PairFacts
+from vitdeploy.document.comparison import AccuracyChange, ComparisonDocument, ComparisonLimits, PairFacts
 from vitdeploy.pipeline.early import open_bundle
 from vitdeploy.pipeline.setting import engine_setting
 from vitdeploy.publish import replacing, storage_errors
@@ -75,7 +75,7 @@ def compare(options: Compare) -> Compared:
         document = compare_paths(
             old,
             new,
-            Limits(options.max_drop, options.max_slowdown),
+            ComparisonLimits(options.max_drop, options.max_slowdown),
             target=options.target,
             choice=None if options.data is None else _choice(images(options.data), old),
             protocol=protocol.Protocol(duration=options.duration) if options.bench else None,

@@ -32,7 +32,7 @@ from vitdeploy.workflows.subjects import emulation_offered
 class Verification(Shown):
     """An artifact against its original on the same samples; `found` has everything, with the gate."""
 
-    found: document.Verification
+    found: document.VerifyDocument
     noun: str = "image"
 
     @property

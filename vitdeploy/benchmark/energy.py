@@ -26,7 +26,7 @@ PACKAGES = "sys/class/powercap/intel-rapl:[0-9]*"
 POWER, CURRENT = "sys/class/hwmon/hwmon*/power*_input", "sys/class/hwmon/hwmon*/curr*_input"
 
 
-class Meter(Protocol):
+class JouleMeter(Protocol):
     """A source of energy readings. `source` names it, or says why there is none."""
 
     source: str

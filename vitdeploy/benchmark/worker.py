@@ -31,7 +31,7 @@ import numpy as np
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark import machine as probes
-from vitdeploy.benchmark.energy import EnergyMeter, GpuMeter, Meter
+from vitdeploy.benchmark.energy import EnergyMeter, GpuMeter, JouleMeter
 from vitdeploy.benchmark.gemm import ImageStages
 from vitdeploy.benchmark.load import Load, PoissonLoad, back_to_back
 from vitdeploy.benchmark.machine import Throttle, clock_limit_mhz, slowed_between
@@ -110,7 +110,7 @@ class Session:
         self._arrivals: dict[float, PoissonLoad] = {}
         self._stages: ImageStages | None = None
         self._cpus = probes.affinity()
-        self._meter: Meter = EnergyMeter()
+        self._meter: JouleMeter = EnergyMeter()
         self._throttle = Throttle()
 
     def answer(self, command: Mapping[str, Any]) -> dict[str, Any]:

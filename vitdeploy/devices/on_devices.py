@@ -24,7 +24,7 @@ from vitdeploy.devices.results import check_named, check_run, product_files, rep
 from vitdeploy.devices.runner import RemoteRunner
 from vitdeploy.devices.shipment import Shipment, entries, make_job
 from vitdeploy.document.bench import DeviceBench, ErrorFacts
-from vitdeploy.document.report import Verification
+from vitdeploy.document.report import VerifyDocument
 from vitdeploy.errors import CapabilityError, KnownBadError, VitdeployError
 from vitdeploy.graph.io.files import graph_spec, load_graph
 from vitdeploy.known_bad.entries import REFUSED
@@ -231,7 +231,7 @@ def verify_on(
     devices: Sequence[Device],
     options: VerifyOn,
     reporter: Reporter,
-) -> list[DeviceOutcome[Verification]]:
+) -> list[DeviceOutcome[VerifyDocument]]:
     """Compare the artifact, run on each device, with `theirs`, which runs here, once."""
     budget = Budget(max_drop=options.max_drop, min_agreement=options.min_agreement)
     placed, files = device_artifact.shipment.placed, entries(device_artifact.shipment.files)

@@ -13,7 +13,7 @@ from vitdeploy.verification.gate import Gate
 
 
 @dataclass(frozen=True)
-class Limits:
+class ComparisonLimits:
     """The allowed loss of the candidate: points of accuracy, and percent of time. None is not judged."""
 
     max_drop: float | None
@@ -101,7 +101,7 @@ class ComparisonDocument:
     baseline: str
     candidate: str
     measured: bool
-    limits: Limits
+    limits: ComparisonLimits
     sentence: str
     gate: Gate
     engines: tuple[PairFacts, ...]

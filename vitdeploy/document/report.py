@@ -318,7 +318,7 @@ class Report(Judgement):
 
 
 @dataclass(frozen=True)
-class Verification:
+class VerifyDocument:
     """One artifact against another on the same samples. `skipped`: files that could not be read. `warnings`: what makes
     all numbers doubtful. `copies`: images of the same bytes, None where there are none."""
 

@@ -21,7 +21,7 @@ _KEY_COLUMNS = 3  # of the wide variant
 
 
 @dataclass(frozen=True)
-class PlacedArtifact:
+class PlotPoint:
     """An artifact in the plane of accuracy and latency."""
 
     artifact: str
@@ -30,19 +30,19 @@ class PlacedArtifact:
     bounds: tuple[float, float] | None
 
 
-def accuracy_points(report: Judgement) -> list[PlacedArtifact]:
+def accuracy_points(report: Judgement) -> list[PlotPoint]:
     """The metric (or, without labels, agreement) and p50 latency of every benched artifact that was verified."""
     results, reference = report.results, report.reference_value
     points = []
     if ORIGINAL in results:
         # Without labels the measure is agreement with the original, which agrees with itself.
         level = 100.0 if reference is None else reference
-        points.append(PlacedArtifact(ORIGINAL, results[ORIGINAL].latency_ms.p50, level, None))
+        points.append(PlotPoint(ORIGINAL, results[ORIGINAL].latency_ms.p50, level, None))
     for engine in report.engines:
         result, verify = results.get(engine.artifact), engine.verify
         value, bounds = _accuracy(verify, reference)
         if result is not None and value is not None:
-            points.append(PlacedArtifact(engine.artifact, result.latency_ms.p50, value, bounds))
+            points.append(PlotPoint(engine.artifact, result.latency_ms.p50, value, bounds))
     return points
 
 
@@ -95,19 +95,19 @@ def accuracy_plot(report: Judgement) -> Plot | None:
     return Plot("Accuracy and latency", caption, wide, narrow)
 
 
-def _decided(report: Judgement, points: Sequence[PlacedArtifact]) -> list[PlacedArtifact]:
+def _decided(report: Judgement, points: Sequence[PlotPoint]) -> list[PlotPoint]:
     """Those that may be on the front: of the others nobody knows how fast they are."""
     return [point for point in points if point.artifact not in report.undecided]
 
 
-def _draw_accuracy(report: Judgement, points: Sequence[PlacedArtifact], measure: str, narrow: bool) -> Figure:
+def _draw_accuracy(report: Judgement, points: Sequence[PlotPoint], measure: str, narrow: bool) -> Figure:
     """One variant of the accuracy plot. Where names would crowd each other, points are numbered, with a key below."""
     figure, clean = _compose(report, points, measure, narrow, keyed=False)
     return figure if clean else _compose(report, points, measure, narrow, keyed=True)[0]
 
 
 def _compose(
-    report: Judgement, points: Sequence[PlacedArtifact], measure: str, narrow: bool, keyed: bool
+    report: Judgement, points: Sequence[PlotPoint], measure: str, narrow: bool, keyed: bool
 ) -> tuple[Figure, bool]:
     """The plot with names or numbers at its points, and whether those found room."""
     key_rows = -(-len(points) // (1 if narrow else _KEY_COLUMNS))
@@ -145,7 +145,7 @@ def _draw_key(figure: Figure, indices: Sequence[int], names: Sequence[str], rows
         axes.text(x + 42, y, name, va="center", color=figures.INK, parse_math=False)
 
 
-def _limit_accuracy(axes: Axes, points: Sequence[PlacedArtifact]) -> None:
+def _limit_accuracy(axes: Axes, points: Sequence[PlotPoint]) -> None:
     """A vertical range around all points and bars, not so narrow that noise looks like a difference."""
     values = [value for point in points for value in (point.value, *(point.bounds or ()))]
     low, high = min(values), max(values)
@@ -157,7 +157,7 @@ def _limit_accuracy(axes: Axes, points: Sequence[PlacedArtifact]) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def _draw_point(axes: Axes, point: PlacedArtifact, index: int, recommended: bool) -> None:
+def _draw_point(axes: Axes, point: PlotPoint, index: int, recommended: bool) -> None:
     """One marker with its bar; the recommended one gets a ring."""
     colour = figures.SERIES[index]
     if point.bounds is not None:
@@ -169,7 +169,7 @@ def _draw_point(axes: Axes, point: PlacedArtifact, index: int, recommended: bool
 
 def _label_accuracy(
     axes: Axes,
-    points: Sequence[PlacedArtifact],
+    points: Sequence[PlotPoint],
     names: Sequence[str],
     recommended: str | None,
     steps: Sequence[figures.Place],
@@ -203,7 +203,7 @@ def _name(artifact: str, recommended: bool) -> str:
     return f"★ {name}" if recommended else name
 
 
-def _obstacles(axes: Axes, point: PlacedArtifact, radius: float) -> list[figures.PixelBox]:
+def _obstacles(axes: Axes, point: PlotPoint, radius: float) -> list[figures.PixelBox]:
     """The boxes in pixels that a point's marker and bar take up."""
     x, y = (float(value) for value in axes.transData.transform((point.latency, point.value)))
     boxes = [figures.PixelBox(x - radius, y - radius, x + radius, y + radius)]

@@ -10,7 +10,7 @@ from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.results import DEFAULT
 from vitdeploy.benchmark.run import against_last
 from vitdeploy.document.bench import BenchDocument
-from vitdeploy.document.report import Verification
+from vitdeploy.document.report import VerifyDocument
 from vitdeploy.errors import AnswersError
 from vitdeploy.pipeline.measure import measure
 from vitdeploy.pipeline.verdict import bounds_answers, criterion_of, foresee
@@ -37,7 +37,7 @@ def verify_subjects(
     progress: Progress,
     note: Callable[[str], None] = lambda text: None,
     executor: Executor | None = None,
-) -> Verification:
+) -> VerifyDocument:
     """Compare `ours` with `theirs`, one runtime after the other; returns the result and its gate. Errors as in `Trial`.
     `note` is called with bounds of the budget that the data cannot prove, before `ours` runs. Many images for a
     classifier are evaluated in shards; with an `executor` any number of them, by its processes."""
@@ -96,7 +96,7 @@ class Trial:
         by_itself = runner.inputs[0].dtype == "uint8"
         return None if by_itself and not _same_scale(own, other) else answers
 
-    def judge(self, ours: Subject, answers: Answers, budget: Budget) -> Verification:
+    def judge(self, ours: Subject, answers: Answers, budget: Budget) -> VerifyDocument:
         """Judge the answers of `ours`; returns the result and its gate."""
         preprocess = (self._own.preprocess, self._other.preprocess)
         found = judge(self._adapter, answers, self._reference, self.data, ours.precision, preprocess, self._same_tensor)

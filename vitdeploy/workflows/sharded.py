@@ -15,7 +15,7 @@ import numpy as np
 
 from vitdeploy.data.file_digests import DIGESTS_FILE, FileDigests
 from vitdeploy.data.folder import MOST, WINDOW, Ints, Samples, cut, first_of_copies
-from vitdeploy.document.report import Verification
+from vitdeploy.document.report import VerifyDocument
 from vitdeploy.errors import DataError, HostError, StorageError, VitdeployError, error_with_code
 from vitdeploy.pipeline.run import default_store
 from vitdeploy.pipeline.verdict import bounds_answers, criterion_by
@@ -152,7 +152,7 @@ def verify_in_shards(
     progress: Progress,
     note: Note,
     executor: Executor | None = None,
-) -> Verification | None:
+) -> VerifyDocument | None:
     """As `comparison.verify_subjects`, whose arguments and errors these are; unreadable images are found as they come.
 
     None where shards are not for: without an executor images that one shard could hold, which are better decoded once

@@ -18,7 +18,7 @@ from vitdeploy.benchmark.run import BenchCandidate, engine_candidate
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.bundle.sign import signed_digests
 from vitdeploy.data.classes import differing
-from vitdeploy.document.report import Verification
+from vitdeploy.document.report import VerifyDocument
 from vitdeploy.document.verified import Verified
 from vitdeploy.errors import CapabilityError, EngineError, InputError, MissingPackageError, StorageError, WorkerError
 from vitdeploy.graph.half.half import emulate
@@ -473,9 +473,9 @@ def _taken(name: str, setting: Setting, other: Setting) -> Setting:
 
 def verification(
     ours: Subject, theirs: Subject, found: Verified, data: Data, gate: Gate, doubt: str | None
-) -> Verification:
+) -> VerifyDocument:
     """The document of what was found."""
-    return Verification(
+    return VerifyDocument(
         artifact=ours.name,
         against=theirs.name,
         verified=found,

@@ -9,7 +9,7 @@ from pathlib import Path
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.document.bench import Bench
-from vitdeploy.document.comparison import AccuracyChange, ComparisonDocument, DigestPair, Limits, TimeRatio
+from vitdeploy.document.comparison import AccuracyChange, ComparisonDocument, ComparisonLimits, DigestPair, TimeRatio
 from vitdeploy.document.report import read_report
 from vitdeploy.errors import InputError
 from vitdeploy.models.source import Source
@@ -170,7 +170,7 @@ SENTENCES = {
 def compare(
     baseline: Path,
     candidate: Path,
-    limits: Limits,
+    limits: ComparisonLimits,
     *,
     target: str | None,
     choice: DataChoice | None,
@@ -210,7 +210,7 @@ def compare(
 def _document(
     baseline: Path,
     candidate: Path,
-    limits: Limits,
+    limits: ComparisonLimits,
     found: list[Found],
     bench: Bench | None,
     remarks: list[str],
@@ -236,7 +236,7 @@ def _document(
     )
 
 
-def _missing_gate(missing: list[str], limits: Limits) -> Gate:
+def _missing_gate(missing: list[str], limits: ComparisonLimits) -> Gate:
     """A target that has lost its engines keeps within no limit."""
     if not missing or (limits.max_drop, limits.max_slowdown) == (None, None):
         return Gate("none")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from vitdeploy.document.comparison import AccuracyChange, Check, DigestPair, Limits, PairFacts, TimeRatio
+from vitdeploy.document.comparison import AccuracyChange, Check, ComparisonLimits, DigestPair, PairFacts, TimeRatio
 from vitdeploy.document.report import Provenance, Report
 from vitdeploy.errors import TargetError
 from vitdeploy.spec import Budget, DecodeError, Manifest, bound_words, decode
@@ -28,7 +28,7 @@ class Found:
     same_engine: bool = False
 
 
-def judge(found: Found, limits: Limits) -> tuple[PairFacts, Gate]:
+def judge(found: Found, limits: ComparisonLimits) -> tuple[PairFacts, Gate]:
     """The pair as the document has it, with one check for accuracy and one for each time, and the gate of all."""
     gates = {"accuracy": _accuracy_gate(found, limits)}
     if limits.max_slowdown is not None and found.same_engine:
@@ -56,7 +56,7 @@ def _difference(ratio: TimeRatio) -> str:
     return "faster" if (high < 1) == (ratio.metric == "latency") else "slower"
 
 
-def _accuracy_gate(found: Found, limits: Limits) -> Gate:
+def _accuracy_gate(found: Found, limits: ComparisonLimits) -> Gate:
     if found.accuracy is None:
         unknown = Gate("undecided", ("max_drop needs images with labels (--data)",))
         return Gate("none") if limits.max_drop is None else unknown
@@ -81,7 +81,7 @@ def _accuracy_gate(found: Found, limits: Limits) -> Gate:
     return drop_gate(facts.n, facts.drop, facts.drop_ci95, limits.max_drop)
 
 
-def _time_gate(found: Found, ratio: TimeRatio, limits: Limits) -> Gate:
+def _time_gate(found: Found, ratio: TimeRatio, limits: ComparisonLimits) -> Gate:
     """Throughput is judged as the time of an image."""
     if limits.max_slowdown is not None and not ratio.decided:
         return _bound_gate(ratio, limits.max_slowdown)
