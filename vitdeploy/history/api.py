@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from vitdeploy import __version__
 from vitdeploy.api.bench import Benchmark
@@ -115,7 +116,7 @@ def _remarks(series: SeriesFacts) -> list[str]:
 # --- The rows of a history of one result: what its document says, and what it leaves out of machine and model ---------
 
 
-Result = Benchmark | Deployment | Compared | Swept
+Result: TypeAlias = Benchmark | Deployment | Compared | Swept
 
 
 def rows_of(result: Result) -> list[ResultRow]:
