@@ -43,7 +43,7 @@ from vitdeploy.runtime.tasks.detection import detect
 from vitdeploy.runtime.tasks.image_to_image import to_pixels
 from vitdeploy.runtime.tasks.keypoints import KEYPOINTS
 from vitdeploy.runtime.tasks.segmentation import areas, classes_of
-from vitdeploy.runtime.tasks.task import Reading
+from vitdeploy.runtime.tasks.task import OutputReading
 from vitdeploy.spec import DepthSpec, ImageSpec, KeypointSpec, PostprocessSpec, PreprocessSpec, SegmentationSpec, encode
 
 DIGITS = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))
@@ -362,7 +362,7 @@ def test_heat_maps_become_the_predictors_points(written, spec, decoding):
         for width, height in ((64, 41), (30, 90))
     ]
     for each, found in zip(asked, in_node(written, points=asked)["points"], strict=True):
-        reading = Reading((each["width"], each["height"]), spec, post, labels)
+        reading = OutputReading((each["width"], each["height"]), spec, post, labels)
         wanted = KEYPOINTS.answer({"heatmaps": maps}, reading).points
         assert [one["label"] for one in found] == [point.name for point in wanted]
         np.testing.assert_allclose([[one["x"], one["y"]] for one in found], [[w.x, w.y] for w in wanted], atol=2e-3)

@@ -8,7 +8,7 @@ from PIL import Image
 
 from vitdeploy.runtime.tasks.anomaly import ANOMALY, anomaly_map, draw_heat, gaussian, image_score, smoothed
 from vitdeploy.runtime.tasks.registry import TASKS
-from vitdeploy.runtime.tasks.task import Reading
+from vitdeploy.runtime.tasks.task import OutputReading
 from vitdeploy.spec import AnomalySpec, DecodeError, PreprocessSpec, decode
 from vitdeploy.spec.tasks import GIVEN
 
@@ -57,7 +57,7 @@ def test_where_the_model_does_not_look_there_is_no_number():
 
 def answer(distances, head=HEAD, size=(160, 120)):
     outputs = {"distances": distances, "neighbours": np.array([3.0, 3.0], np.float32)}
-    return ANOMALY.answer(outputs, Reading(size, WHOLE, head))
+    return ANOMALY.answer(outputs, OutputReading(size, WHOLE, head))
 
 
 def test_an_answer_and_its_picture():
@@ -87,7 +87,7 @@ def test_a_normal_image_stays_as_it_is():
 def test_a_map_and_a_score_that_are_given_stay_as_they_are():
     plane = planes(1, 12, 16) / 3
     given = {"anomaly_map": plane, "pred_score": np.array(0.7, np.float32)}
-    found = ANOMALY.answer(given, Reading((16, 12), WHOLE, GIVEN))
+    found = ANOMALY.answer(given, OutputReading((16, 12), WHOLE, GIVEN))
     assert found.anomalous and found.score == pytest.approx(0.7)
     np.testing.assert_allclose(found.map, plane[0], atol=1e-6)
 
@@ -96,7 +96,7 @@ def test_engines_that_round_are_the_same_and_wrong_ones_are_not():
     outputs = {"distances": planes(4, 5), "neighbours": np.array([3.0, 3.2], np.float32)}
     rounded = {**outputs, "distances": outputs["distances"] * np.float32(1.05)}
     wrong = {**outputs, "distances": outputs["distances"][::-1, ::-1]}
-    reading = Reading((16, 12), WHOLE, HEAD)
+    reading = OutputReading((16, 12), WHOLE, HEAD)
     assert ANOMALY.same(rounded, outputs, reading) and not ANOMALY.same(wrong, outputs, reading)
 
 

@@ -9,10 +9,10 @@ from PIL import Image
 
 from vitdeploy.runtime.tasks.image_to_image import IMAGE_TO_IMAGE, MOST, psnr, to_pixels
 from vitdeploy.runtime.tasks.registry import TASKS
-from vitdeploy.runtime.tasks.task import Reading
+from vitdeploy.runtime.tasks.task import OutputReading
 from vitdeploy.spec import DecodeError, ImageSpec, PreprocessSpec, decode, encode
 
-READING = Reading((9, 7), PreprocessSpec((4, 4), (4, 4)), ImageSpec())
+READING = OutputReading((9, 7), PreprocessSpec((4, 4), (4, 4)), ImageSpec())
 
 
 def drawn(result):

@@ -15,7 +15,7 @@ from vitdeploy.runtime.geometry import input_window
 from vitdeploy.runtime.preprocess import resize_and_crop
 from vitdeploy.runtime.tasks.keypoints import KEYPOINTS, Keypoint, Keypoints, locate
 from vitdeploy.runtime.tasks.registry import TASKS
-from vitdeploy.runtime.tasks.task import Reading
+from vitdeploy.runtime.tasks.task import OutputReading
 from vitdeploy.spec import DecodeError, KeypointSpec, PreprocessSpec, decode, encode
 
 SPEC = PreprocessSpec((64, 48), (64, 48), "bilinear", fit="topdown")
@@ -37,7 +37,7 @@ def heatmaps(seed=0, height=16, width=12):
 
 
 def answer(maps, size, box, spec=None):
-    return KEYPOINTS.answer({"heatmaps": maps}, Reading(size, SPEC, spec or KeypointSpec(), None, 5, box))
+    return KEYPOINTS.answer({"heatmaps": maps}, OutputReading(size, SPEC, spec or KeypointSpec(), None, 5, box))
 
 
 @pytest.mark.parametrize("size", [(120, 90), (31, 100), (20, 12)])
@@ -104,7 +104,7 @@ def test_a_bright_spot_is_found_where_it_is_however_images_are_prepared(spec, sp
     grey = 255 * np.exp(-((x - spot[0]) ** 2 + (y - spot[1]) ** 2) / 200)
     pixels = resize_and_crop(Image.fromarray(grey.astype(np.uint8)).convert("RGB"), spec)[:, :, 0] / 255
     maps = pixels.reshape(1, 16, 4, 12, 4).mean(axis=(2, 4)).astype(np.float32)
-    [found] = KEYPOINTS.answer({"heatmaps": maps}, Reading(size, spec, KeypointSpec(threshold=0.1))).points
+    [found] = KEYPOINTS.answer({"heatmaps": maps}, OutputReading(size, spec, KeypointSpec(threshold=0.1))).points
     # Maps of a top-down model lie from first to last centre, as cells of a mean do not: half a cell at the border.
     bound = 8 if spec is SPEC else 2.5
     assert np.hypot(found.x - spot[0], found.y - spot[1]) < bound
@@ -130,7 +130,7 @@ def test_a_box_for_a_model_of_whole_images_is_refused():
 
 
 def test_two_answers_are_the_same_where_most_points_are_near():
-    reading, maps = Reading((48, 64), SPEC, KeypointSpec()), heatmaps()
+    reading, maps = OutputReading((48, 64), SPEC, KeypointSpec()), heatmaps()
     assert KEYPOINTS.same({"heatmaps": maps}, {"heatmaps": np.roll(maps, 1, axis=2)}, reading)
     assert not KEYPOINTS.same({"heatmaps": maps}, {"heatmaps": np.roll(maps, 6, axis=2)}, reading)
 

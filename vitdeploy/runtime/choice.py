@@ -30,7 +30,7 @@ _UNPROVEN = {
 
 
 @dataclass(frozen=True)
-class Choice:
+class EngineChoice:
     """An engine that works here, loaded, and why it is this one."""
 
     runner: Runner
@@ -49,7 +49,7 @@ def choose_engine(
     allow_failed: bool = False,
     streams: int = 1,
     files: CheckedFiles | None = None,
-) -> Choice:
+) -> EngineChoice:
     """The first engine of the manifest, for `target` (or of that name) or of all, that works here: its runtime is
     there, loads it, and it gives its golden answers (`canary`).
 
@@ -85,7 +85,7 @@ def choose_engine(
             warnings.warn(f"{engine.artifact}: {text}", RuntimeWarning, stacklevel=CALLER)
         if manifest.gate(engine) in ("fail", "undecided"):
             warnings.warn(f"{engine.artifact} {_UNPROVEN[manifest.gate(engine)]}", RuntimeWarning, stacklevel=CALLER)
-        return Choice(runner, engine, _why(manifest, engine, engines, target, failures))
+        return EngineChoice(runner, engine, _why(manifest, engine, engines, target, failures))
     if len(failures) == 1:
         raise failures[0]
     raise HostError(

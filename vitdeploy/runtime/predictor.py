@@ -20,7 +20,7 @@ from vitdeploy.runtime.geometry import decode_reduced, resize_reduced
 from vitdeploy.runtime.preprocess import ACCEPTED, ImageSource, Pixels, decode, in_rgb, resize_and_crop, to_input
 from vitdeploy.runtime.runner import AFTER_FORK, Array, Reloaded, Runner, require_array, type_name
 from vitdeploy.runtime.tasks.registry import to_result
-from vitdeploy.runtime.tasks.task import Reading, Result
+from vitdeploy.runtime.tasks.task import OutputReading, Result
 from vitdeploy.runtime.topdown import Box
 from vitdeploy.runtime.values import Stopwatch, Timings, run_batches
 from vitdeploy.spec import ChannelOrder, Postprocess, PreprocessSpec, Task
@@ -249,7 +249,9 @@ class Predictor(Reloaded):
     ) -> Result:
         """The answer that the outputs of one image mean; `size` is the original image's (width, height), and `box` the
         part of it that a top-down model was given, None for all of it."""
-        return to_result(self.task, outputs, Reading(size, self.preprocess, self.postprocess, self.labels, top, box))
+        return to_result(
+            self.task, outputs, OutputReading(size, self.preprocess, self.postprocess, self.labels, top, box)
+        )
 
     def prepare(self, image: ImageSource, *, channels: ChannelOrder = "rgb") -> tuple[Array, tuple[int, int]]:
         """The engine's input [1, ...] for an image, and the image's (width, height): what `run` and `answer` take.

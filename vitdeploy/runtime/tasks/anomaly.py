@@ -16,7 +16,7 @@ import numpy.typing as npt
 from vitdeploy.runtime.drawing import LINE, OPACITY, legend, npy_bytes
 from vitdeploy.runtime.masks import png_bytes
 from vitdeploy.runtime.postprocess import softmax
-from vitdeploy.runtime.tasks.task import DeviceTask, Files, Outputs, Reading
+from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
 from vitdeploy.runtime.upsample import bands, enlarged
 from vitdeploy.spec import AnomalySpec, PreprocessSpec
 from vitdeploy.spec.tasks import ANOMALY_MAP, DISTANCES, NEIGHBOURS, PREDICTED_SCORE
@@ -148,13 +148,13 @@ def gaussian(values: Array, sigma: float) -> npt.NDArray[np.float64]:
     return found
 
 
-def _answer(outputs: Outputs, reading: Reading) -> Anomaly:
+def _answer(outputs: Outputs, reading: OutputReading) -> Anomaly:
     head = reading.head(AnomalySpec)
     scores = anomaly_map(outputs, reading.size, reading.preprocess, head)
     return Anomaly(image_score(outputs), head.threshold, head.pixel_threshold, scores)
 
 
-def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
+def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     a, b = (plane_of(each).astype(np.float64) for each in (ours, theirs))
     score, wanted = (max(image_score(each), 1e-9) for each in (ours, theirs))
     near = max(score / wanted, wanted / score) <= SAME_SCORES

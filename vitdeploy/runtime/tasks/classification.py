@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.runtime.postprocess import best_classes, label_of
-from vitdeploy.runtime.tasks.task import DeviceTask, Outputs, Reading
+from vitdeploy.runtime.tasks.task import DeviceTask, OutputReading, Outputs
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ def classify(logits: npt.NDArray[np.float32], labels: Sequence[str] | None, coun
     return Classification(tuple([ClassScore(i, label_of(i, labels), float(powers[i]) / total) for i in best]))
 
 
-def _answer(outputs: Outputs, reading: Reading) -> Classification:
+def _answer(outputs: Outputs, reading: OutputReading) -> Classification:
     return classify(outputs["logits"], reading.labels, reading.top)
 
 
-def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
+def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     return bool(ours["logits"].argmax() == theirs["logits"].argmax())
 
 

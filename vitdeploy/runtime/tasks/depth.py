@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from vitdeploy.runtime.drawing import npy_bytes
 from vitdeploy.runtime.masks import png_bytes
-from vitdeploy.runtime.tasks.task import DeviceTask, Files, Outputs, Reading
+from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
 from vitdeploy.runtime.upsample import bands, bicubic
 from vitdeploy.spec import DepthSpec, DepthValues, PreprocessSpec
 
@@ -112,12 +112,12 @@ def alike_share(ours: Array, theirs: Array, values: DepthValues) -> float:
     return float((np.maximum(a / b, b / a) < ALIKE).mean())
 
 
-def _answer(outputs: Outputs, reading: Reading) -> Depth:
+def _answer(outputs: Outputs, reading: OutputReading) -> Depth:
     head = reading.head(DepthSpec)
     return Depth(depth_of(outputs, reading.size, reading.preprocess, head), head.values)
 
 
-def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
+def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     return alike_share(ours["depth"], theirs["depth"], reading.head(DepthSpec).values) >= SAME_SHARE
 
 

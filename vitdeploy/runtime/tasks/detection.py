@@ -13,7 +13,7 @@ from vitdeploy.runtime.drawing import colours, draw_label
 from vitdeploy.runtime.geometry import input_window
 from vitdeploy.runtime.masks import png_bytes
 from vitdeploy.runtime.postprocess import label_of, shortened, sigmoid, softmax
-from vitdeploy.runtime.tasks.task import DeviceTask, Files, Outputs, Reading
+from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 
 if TYPE_CHECKING:
@@ -125,11 +125,11 @@ def to_pixels(
     return np.asarray(np.clip(start + corners * extent, 0.0, np.array([width, height] * 2, np.float64)))
 
 
-def _answer(outputs: Outputs, reading: Reading) -> Detections:
+def _answer(outputs: Outputs, reading: OutputReading) -> Detections:
     return detect(outputs, reading.size, reading.preprocess, reading.head(PostprocessSpec), reading.labels)
 
 
-def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
+def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     a, b = (_answer(side, reading).objects for side in (ours, theirs))
     shared = [[_iou(other.box, each.box) for other in b] for each in a]
     return mostly_paired([each.index for each in a], [each.index for each in b], shared)

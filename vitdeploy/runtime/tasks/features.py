@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.runtime.postprocess import cosine
-from vitdeploy.runtime.tasks.task import COSINE, DeviceTask, Outputs, Reading
+from vitdeploy.runtime.tasks.task import COSINE, DeviceTask, OutputReading, Outputs
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -31,11 +31,11 @@ class Features:
         return f"<Features: {self}>"
 
 
-def _answer(outputs: Outputs, reading: Reading) -> Features:
+def _answer(outputs: Outputs, reading: OutputReading) -> Features:
     return Features(outputs["features"], outputs.get("patch_features"))
 
 
-def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
+def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     return cosine(ours["features"], theirs["features"]) >= COSINE
 
 

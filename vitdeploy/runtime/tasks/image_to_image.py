@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.runtime.masks import png_bytes
-from vitdeploy.runtime.tasks.task import DeviceTask, Files, Outputs, Reading
+from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
 from vitdeploy.spec import RECONSTRUCTION, ImageSpec
 
 if TYPE_CHECKING:
@@ -64,11 +64,11 @@ def psnr(a: npt.NDArray[np.uint8], b: npt.NDArray[np.uint8]) -> float:
     return min(MOST, 10 * float(np.log10(255**2 / error))) if error else MOST
 
 
-def _answer(outputs: Outputs, reading: Reading) -> Picture:
+def _answer(outputs: Outputs, reading: OutputReading) -> Picture:
     return Picture(reading.size, to_pixels(outputs[RECONSTRUCTION], reading.head(ImageSpec)))
 
 
-def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
+def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     a, b = (to_pixels(side[RECONSTRUCTION], reading.head(ImageSpec)) for side in (ours, theirs))
     return psnr(a, b) >= NEAR
 

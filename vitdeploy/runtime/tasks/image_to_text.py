@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vitdeploy.runtime.runner import Array
-from vitdeploy.runtime.tasks.task import DeviceTask, Outputs, Reading
+from vitdeploy.runtime.tasks.task import DeviceTask, OutputReading, Outputs
 from vitdeploy.runtime.text_decoder import SCORES, TOKENS
 from vitdeploy.runtime.tokenizer import TextWriter
 from vitdeploy.spec import SequenceSpec
@@ -56,11 +56,11 @@ def to_text(outputs: Mapping[str, Array], spec: SequenceSpec, writer: TextWriter
     return Text(writer.text(tokens.tolist()), tuple(int(token) for token in tokens), score, cut)
 
 
-def _answer(outputs: Outputs, reading: Reading) -> Text:
+def _answer(outputs: Outputs, reading: OutputReading) -> Text:
     raise AssertionError("the predictor of texts answers itself: it alone has the tokenizer")
 
 
-def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
+def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     """Whether both wrote the same tokens."""
     return bool(np.array_equal(ours[TOKENS], theirs[TOKENS]))
 

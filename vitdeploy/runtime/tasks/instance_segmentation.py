@@ -13,7 +13,7 @@ from vitdeploy.runtime.drawing import colours, draw_label, over
 from vitdeploy.runtime.masks import RunLengths, png_bytes
 from vitdeploy.runtime.postprocess import label_of, shortened, sigmoid, softmax
 from vitdeploy.runtime.tasks.detection import mostly_paired
-from vitdeploy.runtime.tasks.task import DeviceTask, Files, Outputs, Reading
+from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
 from vitdeploy.runtime.upsample import bands, enlarged, nearest
 from vitdeploy.spec import InstanceSpec, PreprocessSpec
 
@@ -202,11 +202,11 @@ def overlaps(a: Sequence[RunLengths], b: Sequence[RunLengths]) -> npt.NDArray[np
     return np.asarray(common / np.maximum(areas[0][:, None] + areas[1] - common, 1.0))
 
 
-def _answer(outputs: Outputs, reading: Reading) -> Instances:
+def _answer(outputs: Outputs, reading: OutputReading) -> Instances:
     return segment_instances(outputs, reading.size, reading.preprocess, reading.head(InstanceSpec), reading.labels)
 
 
-def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
+def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     a, b = (_answer(side, reading).objects for side in (ours, theirs))
     shared = overlaps([each.runs for each in a], [each.runs for each in b]).tolist()
     return mostly_paired([each.index for each in a], [each.index for each in b], shared)

@@ -13,7 +13,7 @@ from vitdeploy.runtime.drawing import draw_keypoints
 from vitdeploy.runtime.geometry import input_window
 from vitdeploy.runtime.masks import png_bytes
 from vitdeploy.runtime.postprocess import label_of, shortened
-from vitdeploy.runtime.tasks.task import DeviceTask, Files, Outputs, Reading
+from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
 from vitdeploy.runtime.topdown import Box, cutout, to_image
 from vitdeploy.spec import HEATMAPS, KeypointSpec, PreprocessSpec
 
@@ -150,7 +150,7 @@ def in_image(
     return np.asarray((places + 0.5) * cells + (window.left, window.top) - 0.5)
 
 
-def _answer(outputs: Outputs, reading: Reading) -> Keypoints:
+def _answer(outputs: Outputs, reading: OutputReading) -> Keypoints:
     spec, maps = reading.head(KeypointSpec), outputs[HEATMAPS]
     width, height = reading.size
     box = reading.box or (0.0, 0.0, float(width), float(height))
@@ -163,7 +163,7 @@ def _answer(outputs: Outputs, reading: Reading) -> Keypoints:
     return Keypoints(reading.size, box, tuple(named), spec.threshold, spec.skeleton)
 
 
-def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
+def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     """Whether most points are at about the same place."""
     spec = reading.head(KeypointSpec)
     (a, _), (b, _) = locate(ours[HEATMAPS], spec), locate(theirs[HEATMAPS], spec)

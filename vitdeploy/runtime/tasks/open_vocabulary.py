@@ -16,7 +16,7 @@ from vitdeploy.runtime.flow import FlowRunner, FlowView
 from vitdeploy.runtime.postprocess import sigmoid
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.tasks.detection import DETECTION, Detections, detect, draw_boxes
-from vitdeploy.runtime.tasks.task import DeviceTask, Outputs, Reading
+from vitdeploy.runtime.tasks.task import DeviceTask, OutputReading, Outputs
 from vitdeploy.runtime.tasks.zero_shot import text_features, unit
 from vitdeploy.runtime.tokenizer import Tokens
 from vitdeploy.spec import OpenVocabularySpec, Postprocess, PostprocessSpec, PreprocessSpec, TensorSpec
@@ -94,11 +94,11 @@ class TextsFound(Runner):
         self._images.close()
 
 
-def _answer(outputs: Outputs, reading: Reading) -> Detections:
+def _answer(outputs: Outputs, reading: OutputReading) -> Detections:
     raise AssertionError("the predictor of two towers answers itself: it alone has the texts")
 
 
-def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
+def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     """As of detectors."""
     spec = reading.head(OpenVocabularySpec)
     return DETECTION.same(ours, theirs, dataclasses.replace(reading, postprocess=head_of(spec)))

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from vitdeploy.runtime.drawing import class_picture, colours, legend, over
 from vitdeploy.runtime.masks import png_bytes
 from vitdeploy.runtime.postprocess import label_of, shortened, sigmoid, softmax
-from vitdeploy.runtime.tasks.task import DeviceTask, Files, Outputs, Reading
+from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
 from vitdeploy.runtime.upsample import bands
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 
@@ -121,11 +121,11 @@ def segment(
     return Panoptic(ids[winners], tuple(segments))
 
 
-def _answer(outputs: Outputs, reading: Reading) -> Panoptic:
+def _answer(outputs: Outputs, reading: OutputReading) -> Panoptic:
     return segment(outputs, reading.size, reading.preprocess, reading.head(PostprocessSpec), reading.labels)
 
 
-def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
+def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     a, b = (_classes(_answer(side, reading)) for side in (ours, theirs))
     return bool((a == b).mean() >= SAME_SHARE)
 

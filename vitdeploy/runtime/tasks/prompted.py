@@ -21,7 +21,7 @@ from vitdeploy.runtime.masks import RunLengths, png_bytes
 from vitdeploy.runtime.preprocess import resized_size
 from vitdeploy.runtime.prompts import LABELS, POINTS, Prompt
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.runtime.tasks.task import DeviceTask, Files, Outputs, Reading
+from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
 from vitdeploy.runtime.upsample import bands, enlarged, enlarged_bands
 from vitdeploy.spec import Postprocess, PreprocessSpec, PromptSpec, TensorSpec
 from vitdeploy.spec.tasks import INSIDE, IOU_SCORES, MASKS
@@ -302,11 +302,11 @@ def no_prompt() -> InputError:
     )
 
 
-def _answer(outputs: Outputs, reading: Reading) -> PromptedMasks:
+def _answer(outputs: Outputs, reading: OutputReading) -> PromptedMasks:
     raise no_prompt()
 
 
-def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
+def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     """Whether the masks of the golden prompts overlap, on average."""
     spec = reading.head(PromptSpec)
     pairs = zip(ours[MASKS][:, 0], theirs[MASKS][:, 0], strict=True)

@@ -22,7 +22,7 @@ from vitdeploy.runtime.tasks.open_vocabulary import OPEN_VOCABULARY
 from vitdeploy.runtime.tasks.panoptic import PANOPTIC
 from vitdeploy.runtime.tasks.prompted import PROMPTED
 from vitdeploy.runtime.tasks.segmentation import SEGMENTATION
-from vitdeploy.runtime.tasks.task import DeviceTask, Outputs, Reading, Result
+from vitdeploy.runtime.tasks.task import DeviceTask, OutputReading, Outputs, Result
 from vitdeploy.runtime.tasks.tensors import TENSORS
 from vitdeploy.runtime.tasks.zero_shot import ZERO_SHOT
 from vitdeploy.spec import Postprocess, PreprocessSpec, Task
@@ -47,7 +47,7 @@ TASKS: Mapping[Task, DeviceTask] = {
 }
 
 
-def to_result(task: Task, outputs: Outputs, reading: Reading) -> Result:
+def to_result(task: Task, outputs: Outputs, reading: OutputReading) -> Result:
     """The answer for one image. outputs: by name, without the batch axis.
 
     Raises:
@@ -104,5 +104,5 @@ def count_same(
         else:
             size = preprocess.crop[1], preprocess.crop[0]
             with _outputs_of(task, a):
-                count += TASKS[task].same(a, b, Reading(size, preprocess, postprocess))
+                count += TASKS[task].same(a, b, OutputReading(size, preprocess, postprocess))
     return count

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from vitdeploy.runtime.drawing import class_picture, colours, legend, over
 from vitdeploy.runtime.masks import png_bytes
 from vitdeploy.runtime.postprocess import label_of, shortened, sigmoid, softmax
-from vitdeploy.runtime.tasks.task import DeviceTask, Files, Outputs, Reading
+from vitdeploy.runtime.tasks.task import DeviceTask, Files, OutputReading, Outputs
 from vitdeploy.runtime.upsample import bands, enlarged
 from vitdeploy.spec import PreprocessSpec, SegmentationSpec
 
@@ -116,12 +116,12 @@ def areas(found: npt.NDArray[np.int32], labels: Sequence[str] | None) -> tuple[C
     )
 
 
-def _answer(outputs: Outputs, reading: Reading) -> Segmentation:
+def _answer(outputs: Outputs, reading: OutputReading) -> Segmentation:
     found = classes_of(outputs, reading.size, reading.preprocess, reading.head(SegmentationSpec))
     return Segmentation(found, areas(found, reading.labels))
 
 
-def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
+def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     a, b = (_answer(side, reading).map for side in (ours, theirs))
     return bool((a == b).mean() >= SAME_SHARE)
 

@@ -30,7 +30,7 @@ class Result(Protocol):
 
 
 @dataclass(frozen=True)
-class Reading:
+class OutputReading:
     """How the outputs of one image are read. `size`: (width, height) of the original image, upright; `labels`: one name
     per class, or None; `top`: how many classes of a classifier; `box`: the part of the image that a top-down model was
     given, None for all of it."""
@@ -62,8 +62,8 @@ class DeviceTask:
     predictor: "module:class" of the predictor of its bundles, imported at first use.
     """
 
-    answer: Callable[[Outputs, Reading], Result]
-    same: Callable[[Outputs, Outputs, Reading], bool]
+    answer: Callable[[Outputs, OutputReading], Result]
+    same: Callable[[Outputs, Outputs, OutputReading], bool]
     bind: Callable[[Runner, Outputs, Postprocess | None], Runner] | None = None
     draw: Callable[[Image.Image, Any], Files] | None = None
     predictor: str = "vitdeploy.runtime.predictor:Predictor"

@@ -10,7 +10,7 @@ import numpy as np
 
 from vitdeploy.runtime.postprocess import cosine, equal_share
 from vitdeploy.runtime.runner import Array
-from vitdeploy.runtime.tasks.task import COSINE, DeviceTask, Outputs, Reading
+from vitdeploy.runtime.tasks.task import COSINE, DeviceTask, OutputReading, Outputs
 from vitdeploy.spec import TensorsSpec
 
 # Numbers of one output that `to_dict` has whole; of more it has what describes them.
@@ -56,11 +56,11 @@ def _described(array: Array) -> dict[str, Any]:
     return found
 
 
-def _answer(outputs: Outputs, reading: Reading) -> Tensors:
+def _answer(outputs: Outputs, reading: OutputReading) -> Tensors:
     return Tensors(outputs)
 
 
-def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
+def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     floats = reading.head(TensorsSpec).comparable(theirs)
     exact = [name for name in theirs if name not in floats]
     alike = all(cosine(ours[name], theirs[name]) >= COSINE or not np.any(theirs[name]) for name in floats)

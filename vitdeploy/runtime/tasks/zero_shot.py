@@ -17,7 +17,7 @@ from vitdeploy.runtime.flows import IMAGE_FEATURES, TEXT_FEATURES
 from vitdeploy.runtime.postprocess import best_classes, sigmoid, softmax
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.tasks.classification import ClassScore, Ranking
-from vitdeploy.runtime.tasks.task import DeviceTask, Outputs, Reading
+from vitdeploy.runtime.tasks.task import DeviceTask, OutputReading, Outputs
 from vitdeploy.runtime.tokenizer import Tokens
 from vitdeploy.spec import Postprocess, TensorSpec, ZeroShotSpec
 
@@ -114,11 +114,11 @@ class TextsSent(Runner):
         self.whole.close()
 
 
-def _answer(outputs: Outputs, reading: Reading) -> ZeroShot:
+def _answer(outputs: Outputs, reading: OutputReading) -> ZeroShot:
     raise AssertionError("the predictor of two towers answers itself: it alone has the texts")
 
 
-def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
+def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     """Whether an image has the same best text of a few."""
     return int(ours["logits"].argmax()) == int(theirs["logits"].argmax())
 
