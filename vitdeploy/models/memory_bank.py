@@ -132,7 +132,7 @@ def _grid(original: LoadedModel, tokens: int, size: tuple[int, int]) -> Grid:
 
 # --- Anomalies as distances to normal patches: a model of features with a memory bank of theirs -----------------------
 # Source: Roth et al., "Towards Total Recall in Industrial Anomaly Detection", CVPR 2022 (arXiv 2106.08265), PatchCore,
-# sections 3.1 (features of a neighbourhood) and 3.3 (distances; equation 7, whose softmax is in `runtime.anomaly`).
+# sections 3.1 (features of a neighbourhood) and 3.3 (distances; equation 7: its softmax is in `runtime.tasks.anomaly`).
 #
 # Deviations, which keep the numbers well: features are those of one layer, a Transformer's last; their mean over the
 # normal patches is taken off, as |t|^2 - 2 t m + |m|^2 would else be the small difference of large numbers.
