@@ -96,7 +96,7 @@ def test_a_bundle_reads_what_transformers_reads(bundle, pictures, generated, bea
 def test_the_command_line_prints_texts(bundle, pictures, generated):
     from click.testing import CliRunner
 
-    from vitdeploy.cli.predict import command
+    from vitdeploy.cli.predict import predict as command
 
     found = CliRunner().invoke(command, [str(bundle), str(pictures[0]), "--beams", "4", "--quiet"])
     assert found.exit_code == 0

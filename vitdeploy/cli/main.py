@@ -57,7 +57,14 @@ SECTIONS = {
         "completion": "What a shell reads to complete commands, targets, models and devices.",
     },
 }
-# Commands of wings, and where each is; the others are in this folder.
+# The module of each command in this folder, and those of wings.
+HOMES = {
+    **dict.fromkeys(("run", "tune", "sweep"), "pipelines"),
+    **dict.fromkeys(("export", "optimize", "quantize", "compile", "verify", "bench", "compare"), "steps"),
+    **dict.fromkeys(("bundle", "inspect", "explain"), "bundles"),
+    **dict.fromkeys(("doctor", "selftest", "completion"), "here"),
+    "predict": "predict",
+}
 OF_WINGS = {
     "history": "history.command",
     "serve": "serve.command",
@@ -92,10 +99,10 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        home = (
-            wing(OF_WINGS[cmd_name]) if cmd_name in OF_WINGS else importlib.import_module(f"vitdeploy.cli.{cmd_name}")
-        )
-        command = home.command
+        if cmd_name in OF_WINGS:
+            command = wing(OF_WINGS[cmd_name]).command
+        else:
+            command = getattr(importlib.import_module(f"vitdeploy.cli.{HOMES[cmd_name]}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
 

@@ -207,7 +207,7 @@ def command_of(
     Args:
         groups: further options, which --help has behind the others, or before the option that is named; a name instead
             of a group is that of an option, which --help has elsewhere than the API.
-        name: of the command; by default that of its module.
+        name: of the command; by default that of the function.
         parent: the group of commands that it is one of.
         waits: it measures, and has --max-wait.
     """
@@ -236,7 +236,7 @@ def command_of(
                 raise click.UsageError(error.worded(flag_of)) from None
 
         made = click.Command(
-            name or function.__module__.rpartition(".")[2],
+            name or function.__name__,
             params=[*parameters, *([WAIT] if waits else []), *OUTPUT],
             callback=callback,
             help=inspect.cleandoc(function.__doc__ or ""),

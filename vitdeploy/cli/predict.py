@@ -1,9 +1,11 @@
-"""`vitdeploy predict BUNDLE IMAGE...`: answers for images."""
+"""`vitdeploy predict BUNDLE IMAGE...`: answers for images: files, folders, patterns and standard input."""
 
 # Annotations of options are evaluated: no future import.
 
+import glob
+import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,10 +13,13 @@ from typing import TYPE_CHECKING
 import click
 
 from vitdeploy.api.options import EXPECT_DIGEST, FIRST_ENGINE, TRUST, Options, option, required
-from vitdeploy.api.predict import Input, Point, predict
-from vitdeploy.cli.inputs import find_inputs
+from vitdeploy.api.predict import Input, Point
+from vitdeploy.api.predict import predict as answers_of
 from vitdeploy.cli.options import Console, command_of
-from vitdeploy.errors import InputError
+from vitdeploy.data.folder import other_files, scan
+from vitdeploy.errors import DataError, InputError, MissingFileError
+from vitdeploy.paths import exists, is_dir
+from vitdeploy.runtime.preprocess import SUFFIXES
 
 if TYPE_CHECKING:
     from vitdeploy.runtime.topdown import Box
@@ -52,7 +57,7 @@ class Predict(Options):
 
 
 @command_of(Predict)
-def command(console: Console, options: Predict) -> None:
+def predict(console: Console, options: Predict) -> None:
     """Run a bundle on images, or on the token arrays of .npz files.
 
     INPUTS are files, folders (every image below them), quoted patterns such as 'shots/**/*.png', and - for an image on
@@ -68,7 +73,7 @@ def command(console: Console, options: Predict) -> None:
     inputs = chosen.pop("inputs")
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        found = predict(
+        found = answers_of(
             find=lambda tokens: find_inputs(inputs, console.note, tokens=tokens), reporter=console, **chosen
         )
     answered, failed = found.answered, found.failed
@@ -114,3 +119,69 @@ def _failure(given: Input, error: InputError) -> str:
     found = f" ({error.found})" if error.found else ""
     message = error.message if given.name in error.message else f"{given.name}: {error.message}"
     return f"{error.code}  {message}{found}"
+
+
+# --- The inputs that the arguments name, as one list ------------------------------------------------------------------
+
+
+STDIN = "-"
+TOKENS = {".npz"}
+
+
+def find_inputs(texts: Iterable[str], note: Callable[[str], None], *, tokens: bool = False) -> list[Input]:
+    """All inputs that the arguments name, in their order; those of a folder or pattern are sorted.
+
+    Args:
+        note: called with the files of a folder that are left out.
+        tokens: take .npz files instead of images.
+
+    Raises:
+        MissingFileError: nothing matches a pattern.
+        DataError: a folder holds no usable input.
+    """
+    return [each for text in texts for each in _inputs(text, note, tokens)]
+
+
+def _inputs(text: str, note: Callable[[str], None], tokens: bool) -> Iterator[Input]:
+    path = Path(text)
+    if text == STDIN:
+        if tokens:
+            raise click.UsageError("standard input is for an image; name the .npz file")
+        yield Input(text, _standard_input())
+    elif is_dir(path):
+        yield from _in_folder(path, note, tokens)
+    elif not exists(path) and any(character in text for character in "*?["):
+        matches = sorted(glob.glob(text, recursive=True))  # noqa: PTH207 - a pattern may be absolute
+        if not matches:
+            raise MissingFileError(
+                f"nothing matches {text!r}", wanted="files or folders", fix="check the pattern: ls with it shows them"
+            )
+        files = [match for match in matches if not Path(match).is_dir()]
+        yield from (Input(match) for match in files)
+        for folder in matches if not files else []:  # of a pattern for folders, as a shell would give them
+            yield from _in_folder(Path(folder), note, tokens)
+    else:
+        yield Input(text)
+
+
+def _in_folder(folder: Path, note: Callable[[str], None], tokens: bool) -> Iterator[Input]:
+    """Every file below a folder that ends as one that can be read; the others are named."""
+    endings = TOKENS if tokens else SUFFIXES
+    if tokens:
+        paths = sorted(path for path in folder.rglob("*.npz") if path.is_file())
+        if not paths:
+            raise DataError(f"{folder} holds no token files", found=other_files(folder), wanted="files ending in .npz")
+    else:
+        paths = [sample.path for sample in scan(folder, "none")[0]]
+    others = other_files(folder, endings)
+    if others:
+        note(f"{folder}: left out {others}")
+    yield from (Input(str(path)) for path in paths)
+
+
+def _standard_input() -> bytes:
+    from vitdeploy.runtime.preprocess import MAX_FILE_BYTES
+
+    if sys.stdin.isatty():
+        raise click.UsageError("- reads an image from standard input: vitdeploy predict BUNDLE - < IMAGE")
+    return sys.stdin.buffer.read(MAX_FILE_BYTES + 1)

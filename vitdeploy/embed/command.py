@@ -46,7 +46,7 @@ class Embed(Options):
     folder: Path = field(metadata=required(OUTPUT, help="Write it into this new folder."))
 
 
-@command_of(Embed)
+@command_of(Embed, name="embed")
 def command(console: Console, options: Embed) -> None:
     """Write an app around a bundle's engine, as sources to read, build and keep.
 

@@ -18,7 +18,7 @@ class HistoryOptions(Options):
     trackers: Sequence[str] = option((), TRACKERS)
 
 
-@command_of(HistoryOptions)
+@command_of(HistoryOptions, name="history")
 def command(console: Console, options: HistoryOptions) -> None:
     """Show the series of a history: an artifact on a machine each, with the last latency and every change.
 

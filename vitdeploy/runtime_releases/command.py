@@ -6,7 +6,7 @@ from vitdeploy.api.options import VersionsOptions
 from vitdeploy.cli.options import Console, call, command_of
 
 
-@command_of(VersionsOptions)
+@command_of(VersionsOptions, name="versions")
 def command(console: Console, options: VersionsOptions) -> None:
     """Run a bundle on a series of a runtime's releases, and show where its answers or its times change.
 

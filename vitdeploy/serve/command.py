@@ -60,7 +60,7 @@ class Serve(Options):
     trust: Path | None = option(None, TRUST)
 
 
-@command_of(Serve)
+@command_of(Serve, name="serve")
 def command(console: Console, options: Serve) -> None:
     """Answer HTTP requests with a bundle: the Open Inference Protocol v2, and images at /predict.
 
