@@ -10,7 +10,10 @@ from click.testing import CliRunner
 import vitdeploy as vd
 from tests.extending.toy_option import Paint, paint
 from vitdeploy.api import options as every
-from vitdeploy.api.options import BenchKeywords, described
+from vitdeploy.api.option import described
+from vitdeploy.api.options import (
+    BenchKeywords,
+)
 from vitdeploy.cli.options import command_of
 from vitdeploy.errors import InputError
 

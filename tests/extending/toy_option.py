@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
 from vitdeploy.api.calls import takes
-from vitdeploy.api.options import Options, option, required
+from vitdeploy.api.option import Options, option, required
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 from vitdeploy.api.artifacts import ArtifactLike, Bundle, Graph, Model, Named, artifact_name
 from vitdeploy.api.calls import check_early, documented
 from vitdeploy.api.model import model
-from vitdeploy.api.options import Bench, BenchKeywords
+from vitdeploy.api.options import (
+    Bench,
+    BenchKeywords,
+)
 from vitdeploy.api.values import (
     Column,
     Line,

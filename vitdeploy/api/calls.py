@@ -15,20 +15,18 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from vitdeploy.api.artifacts import ArtifactLike, Bundle, artifact_name, graph_file
 from vitdeploy.api.images import ImagesLike, images
+from vitdeploy.api.option import Chosen, Options, described
 from vitdeploy.api.options import (
     Bench,
     Bisect,
-    Chosen,
     Compare,
     Compile,
     Optimize,
-    Options,
     Quantize,
     Run,
     Sweep,
     TuneRecipe,
     VerifyOn,
-    described,
 )
 from vitdeploy.errors import InputError
 from vitdeploy.pipeline import early

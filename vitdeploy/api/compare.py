@@ -10,7 +10,9 @@ from vitdeploy.api.artifacts import Bundle
 from vitdeploy.api.bench import ratio_text
 from vitdeploy.api.calls import takes
 from vitdeploy.api.images import Images, images
-from vitdeploy.api.options import Compare
+from vitdeploy.api.options import (
+    Compare,
+)
 from vitdeploy.api.values import Line, Shown, interval, reporting, unrelated
 from vitdeploy.benchmark import protocol
 from vitdeploy.document.comparison import AccuracyChange, ComparisonDocument, ComparisonLimits, PairFacts

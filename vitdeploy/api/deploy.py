@@ -7,15 +7,20 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any
 
-from vitdeploy.api.artifacts import Bundle, Model, ModelLike
+from vitdeploy.api.artifacts import Bundle, Model
 from vitdeploy.api.bench import claim, claims_of, ratio_text
 from vitdeploy.api.calls import check_early, takes
 from vitdeploy.api.graph import graph_name
-from vitdeploy.api.images import ImagesLike, images
+from vitdeploy.api.images import images
 from vitdeploy.api.model import model
-from vitdeploy.api.options import Run
+from vitdeploy.api.options import (
+    Deploy,
+    OfModel,
+    Run,
+)
 from vitdeploy.api.values import Column, Line, Reporter, Shown, Table, home_of, human_bytes, latency_plots, reporting
 from vitdeploy.api.workers import workers_of
 from vitdeploy.backends import TARGETS
@@ -39,6 +44,7 @@ from vitdeploy.spec import GateStatus, Grade, Precision, encode
 from vitdeploy.stages.step import OUTPUT_NAMES, Step
 from vitdeploy.verification.gate import Gate, guards
 
+BOUNDS = ("max_drop", "min_agreement", "max_latency", "max_memory")
 GUARDED = " (the guard of every run whose budget bounds neither drop nor agreement)"
 
 
@@ -99,58 +105,11 @@ class PlannedStep:
     reuse: bool
 
 
-def deploy(
-    source: ModelLike,
-    data: ImagesLike,
-    folder: str | Path | None = None,
-    *,
-    targets: Sequence[str] | None = None,
-    precision: Precision = "int8",
-    max_drop: float | None = None,
-    min_agreement: float | None = None,
-    max_latency: float | None = None,
-    max_size: int | None = None,
-    max_memory: int | None = None,
-    calibration: int | Literal["auto"] = "auto",
-    evaluation: int | Literal["all"] = "all",
-    duration: float = 10.0,
-    seed: int = 0,
-    name: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    resume: bool = True,
-    skip_bad: bool = False,
-    executor: str | None = None,
-    jobs: int = 0,
-    progress: bool | Reporter = True,
-) -> Deployment:
+@takes(Deploy)
+def deploy(options: Deploy) -> Deployment:
     """Run the whole pipeline: export, optimize, quantize, compile, verify and measure, into one bundle with its report.
 
     A budget that is not met, or not provably, is said by the result's `status`; nothing is raised for it.
-
-    Args:
-        source: a `Model`, or what `vitdeploy.model` takes.
-        data: images, as `vitdeploy.images` takes them: some calibrate, the others are judged on.
-        folder: of the bundle; by default a temporary one that lasts as long as this process.
-        targets: such as ["openvino-cpu"]; None: all of the CPU whose runtimes are installed.
-        precision: "fp32", "fp16", "bf16", "int8", "mixed", "int4" or "fp8".
-        max_drop: points of top-1 (or the task's metric) that may be lost at most.
-        min_agreement: percent of the original's answers, at least.
-        max_latency: milliseconds, p50 of a single stream.
-        max_size: bytes of the engine's files.
-        max_memory: bytes, the largest resident set of a process that has loaded the engine and answered once.
-        calibration: how many images calibrate; "auto": 128, or a quarter of fewer than 512. evaluation: how many of the
-            others are judged on.
-        duration: seconds of measurement for each artifact and scenario.
-        seed: of the choice of images.
-        name: of the bundle; by default the model's.
-        settings: further fields, as a recipe has them: {"optimize": {"qkv": "merged"}}.
-        resume: reuse finished stages of earlier runs.
-        skip_bad: go on without unreadable images.
-        executor: where stages are made, and many calibration images are observed: by "processes" of this machine, on a
-            cluster of "ray" on it, or "ray:HOST:PORT"; None: in this process. The bundle is the same. What is measured
-            is measured here.
-        jobs: how many of these at a time; 0: one for each core, or for each CPU of the cluster.
-        progress: as for `vitdeploy.export`.
 
     Raises:
         RecipeError: arguments that do not fit. Errors of the model, the images, the targets and the stages.
@@ -161,29 +120,11 @@ def deploy(
     >>> deployed.status
     'pass'
     """
-    read = model(source)
-    budget = {
-        "max_drop": max_drop,
-        "min_agreement": min_agreement,
-        "max_latency": max_latency,
-        "max_size": max_size,
-        "max_memory": max_memory,
-    }
-    recipe = recipe_of(
-        read,
-        data,
-        targets=targets,
-        precision=precision,
-        budget=budget,
-        calibration=calibration,
-        evaluation=evaluation,
-        duration=duration,
-        seed=seed,
-        name=name,
-        settings=settings,
-    )
-    how: Any = {"resume": resume, "skip_bad": skip_bad, "executor": executor, "jobs": jobs, "progress": progress}
-    return run(recipe, folder, source=read, **how)
+    read = model(options.source)
+    recipe = recipe_of(read, options, options.precision, {"max_size": options.max_size})
+    chosen = options.passed_on(Run, recipe=recipe, source=read)
+    check_early(chosen)
+    return _run(chosen)
 
 
 @takes(Run)
@@ -193,6 +134,10 @@ def run(options: Run) -> Deployment:
     Raises:
         RecipeError, MissingFileError: of the recipe. Errors of the model, the images, the targets and the stages.
     """
+    return _run(options)
+
+
+def _run(options: Run) -> Deployment:
     loaded = given_recipe(options.recipe, options.overrides, options.function)
     home, reporter = home_of(options.folder, "bundle", OUTPUT_NAMES), reporting(options.progress)
     workers, store = workers_of(options.executor, options.jobs, resume=options.resume), default_store()
@@ -248,25 +193,14 @@ def planned(options: Run) -> list[PlannedStep]:
 
 
 def recipe_of(
-    read: Model,
-    data: ImagesLike,
-    *,
-    targets: Sequence[str] | None,
-    precision: Precision,
-    budget: Mapping[str, float | None],
-    calibration: int | Literal["auto"],
-    evaluation: int | Literal["all"],
-    duration: float,
-    seed: int,
-    name: str | None,
-    settings: Mapping[str, Any] | None,
+    read: Model, options: OfModel, precision: Precision, bounds: Mapping[str, float | None] = MappingProxyType({})
 ) -> Recipe:
     """The recipe of a model and images with these arguments; raises RecipeError if they do not fit."""
-    chosen = images(data)
+    chosen, targets = images(options.data), options.targets
     place, kind = chosen.place(reference_setting(read.reference))
     fields: dict[str, Any] = {
         "vitdeploy": 1,
-        "name": name or graph_name(read.source.name),
+        "name": options.name or graph_name(read.source.name),
         "source": _source_fields(read),
         "data": {
             "path": str(place),
@@ -274,19 +208,19 @@ def recipe_of(
             "annotations": str(chosen.annotations) if chosen.annotations else None,
             "texts": str(chosen.texts) if chosen.texts else None,
             "template": chosen.template,
-            "calibration": {"images": calibration},
-            "evaluation": {"images": evaluation},
-            "seed": seed,
+            "calibration": {"images": options.calibration},
+            "evaluation": {"images": options.evaluation},
+            "seed": options.seed,
         },
         "precision": precision,
         "targets": list(targets) if targets is not None else targets_here(precision),
-        "budget": dict(budget),
-        "bench": {"duration": duration},
+        "budget": {name: getattr(options, name) for name in BOUNDS} | dict(bounds),
+        "bench": {"duration": options.duration},
     }
     for key in ("preprocess", "postprocess"):
         if (value := getattr(read.overrides, key)) is not None:
             fields[key] = encode(value)
-    for key, value in (settings or {}).items():
+    for key, value in (options.settings or {}).items():
         fields[key] = {**fields.get(key, {}), **value} if isinstance(value, Mapping) else value
     return validate(fields, "the arguments", _code_of(read))
 

@@ -12,7 +12,13 @@ from typing import Any, Literal, cast
 from vitdeploy.api.artifacts import Bundle, Graph, Model, ModelLike, graph_file, labelled, preprocess_lines
 from vitdeploy.api.calls import takes
 from vitdeploy.api.model import model, read_model
-from vitdeploy.api.options import REWRITES, Compile, ExportOptions, Optimize, SourceOptions
+from vitdeploy.api.options import (
+    REWRITES,
+    Compile,
+    ExportOptions,
+    Optimize,
+    SourceOptions,
+)
 from vitdeploy.api.values import Reporter, filling, home_of, reporting
 from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.read import SIZES_FOLDER

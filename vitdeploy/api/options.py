@@ -1,125 +1,24 @@
-"""Every option, once: a field of the dataclass of what has it, with its type, default, range and help.
+"""Every option, once: a field of the dataclass of what has it (`api.option` says what that is).
 
-The API function takes the fields as keyword arguments (`calls.takes`), the command line makes its options of them
-(`cli.options.command_of`), and both get from here the documentation, the range, and the checks of options that go
-together. Nothing heavy is imported, and nothing of the command line. Annotations are evaluated: no future import.
+Annotations are evaluated: no future import.
 """
 
-import dataclasses
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
+from vitdeploy.api.option import Option, Options, option, required
 from vitdeploy.backends import TARGETS
 from vitdeploy.errors import InputError
-from vitdeploy.spec import MAX_BATCH, LabelKind, Task
+from vitdeploy.spec import MAX_BATCH, LabelKind, Precision, Task
 
 if TYPE_CHECKING:
-    from vitdeploy.api.artifacts import ArtifactLike, Bundle, GraphLike, Model
+    from vitdeploy.api.artifacts import ArtifactLike, Bundle, GraphLike, Model, ModelLike
     from vitdeploy.api.images import ImagesLike
     from vitdeploy.api.values import Reporter
     from vitdeploy.compilation.backend import BuildOptions
     from vitdeploy.recipe.recipe import Recipe
-
-T = TypeVar("T")
-Chosen = TypeVar("Chosen", bound="Options")
-
-
-# --- What an option is ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Option:
-    """What a field says of itself beside its name, type and default.
-
-    `help`: its text; without it the command line has no such option. `doc`: of the API, where that needs another text.
-    `flag`: where it is not made of the name; "--x/--no-x" for both sides of a bool. `kind`: how the command line reads
-    it, a row of `cli.options.KINDS`; by default the type says it. `complete`: what a shell offers, a row of
-    `cli.complete.COMPLETE`. `above`: `min` itself is not allowed. `required`: by the command line, although the API has
-    a default. `default`: the text of the default on the command line. `place`: an argument without a flag, which may
-    be "one", "many" or "optional".
-    """
-
-    help: str = ""
-    doc: str = ""
-    flag: str = ""
-    kind: str = ""
-    complete: str = ""
-    metavar: str | None = None
-    min: Any = None  # a number of the field's type
-    max: Any = None
-    above: bool = False
-    required: bool = False
-    default: str | None = None
-    place: Literal["", "one", "many", "optional"] = ""
-
-    def allows(self, value: float) -> bool:
-        least, most = self.min, self.max
-        return (least is None or value > least or (value == least and not self.above)) and (
-            most is None or value <= most
-        )
-
-    def range(self) -> str:
-        """The values that are allowed, in words."""
-        least = [] if self.min is None else [f"{'above' if self.above else 'at least'} {self.min:,}"]
-        return " and ".join([*least, *([] if self.max is None else [f"at most {self.max:,}"])])
-
-
-def option(default: T, about: str | Option, /, **more: Any) -> T:
-    """A field with a default; its text, or an option that others have too, with what differs."""
-    said = Option(about, **more) if isinstance(about, str) else dataclasses.replace(about, **more)
-    return field(default=default, metadata={"option": said})
-
-
-def required(about: str | Option = "", /, **more: Any) -> dict[str, Option]:
-    """The same for a field without a default: `field(metadata=required(...))`."""
-    return {"option": Option(about, **more) if isinstance(about, str) else dataclasses.replace(about, **more)}
-
-
-class OptionError(InputError):
-    """Options out of their range, or that do not go together. `text` has their names as <name>."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(re.sub(r"<(\w+)>", r"\1", text).rstrip("."))
-        self.text = text
-
-    def worded(self, name: Callable[[str], str]) -> str:
-        """The text with the names as they are called elsewhere."""
-        return re.sub(r"<(\w+)>", lambda match: name(match[1]), self.text)
-
-
-@dataclass(frozen=True)
-class Options:
-    """The options of a function or a command."""
-
-    def __post_init__(self) -> None:
-        for each, about in described(type(self)):
-            value = getattr(self, each.name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if number and value != each.default and not about.allows(value):
-                self.refuse(f"<{each.name}> is {value}, and must be {about.range()}.")
-        self.check()
-
-    def check(self) -> None:
-        """What must hold of several options together."""
-
-    def refuse(self, text: str) -> None:
-        raise OptionError(text)
-
-    def passed_on(self, to: type[Chosen], **changes: Any) -> Chosen:
-        """The options of another function: those of the same names, and `changes`."""
-        names = {each.name for each in dataclasses.fields(self)} - {*changes}
-        same = {each.name: getattr(self, each.name) for each in dataclasses.fields(to) if each.name in names}
-        return to(**same, **changes)
-
-
-def described(options: type[Options]) -> Iterator[tuple["dataclasses.Field[Any]", Option]]:
-    """The fields in their order, with what each says of itself."""
-    for each in dataclasses.fields(options):
-        yield each, each.metadata.get("option", Option())
-
 
 # --- Options that several have ----------------------------------------------------------------------------------------
 
@@ -599,6 +498,59 @@ class VersionsOptions(Options):
 
 
 # --- From a checkpoint to a bundle ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OfModel(Options):
+    """What a model and images are made into, without a recipe: its fields, which the recipe checks."""
+
+    source: "ModelLike" = field(metadata=required(doc="a `Model`, or what `vitdeploy.model` takes."))
+    data: "ImagesLike" = field(
+        metadata=required(doc="images, as `vitdeploy.images` takes them: some calibrate, the others are judged on.")
+    )
+    folder: str | Path | None = option(None, OUTPUT)
+    _: KW_ONLY
+    targets: Sequence[str] | None = option(
+        None, "", doc='such as ["openvino-cpu"]; None: all of the CPU whose runtimes are installed.'
+    )
+    max_drop: float | None = option(None, "", doc="points of top-1 (or the task's metric) that may be lost at most.")
+    min_agreement: float | None = option(None, "", doc="percent of the original's answers, at least.")
+    max_latency: float | None = option(None, "", doc="milliseconds, p50 of a single stream.")
+    max_memory: int | None = option(
+        None, "", doc="bytes, the largest resident set of a process that has loaded the engine and answered once."
+    )
+    calibration: int | Literal["auto"] = option(
+        "auto", "", doc='how many images calibrate; "auto": 128, or a quarter of fewer than 512.'
+    )
+    evaluation: int | Literal["all"] = option("all", "", doc="how many of the others are judged on.")
+    duration: float = option(10.0, "", doc="seconds of measurement for each artifact and scenario.")
+    seed: int = option(0, "", doc="of the choice of images.")
+    name: str | None = option(None, "", doc="of the bundle; by default the model's.")
+    settings: Mapping[str, Any] | None = option(
+        None, "", doc='further fields, as a recipe has them: {"optimize": {"qkv": "merged"}}.'
+    )
+    resume: bool = option(True, RESUME)
+    skip_bad: bool = option(False, SKIP_BAD)
+    executor: str | None = option(
+        None,
+        "",
+        doc='where stages or variants are made, and many calibration images are observed: by "processes" of this '
+        'machine, on a cluster of "ray" on it, or "ray:HOST:PORT"; None: in this process. The result is the same. What '
+        "is measured is measured here.",
+    )
+    jobs: int = option(0, "", doc="how many of these at a time; 0: one for each core, or for each CPU of the cluster.")
+    progress: "bool | Reporter" = option(True, PROGRESS)
+
+
+@dataclass(frozen=True)
+class Deploy(OfModel):
+    precision: Precision = option("int8", "", doc='"fp32", "fp16", "bf16", "int8", "mixed", "int4" or "fp8".')
+    max_size: int | None = option(None, "", doc="bytes of the engine's files.")
+
+
+@dataclass(frozen=True)
+class Tune(OfModel):
+    time_budget: float | None = option(None, "", doc="seconds; nothing new is begun after half of them.")
 
 
 @dataclass(frozen=True)

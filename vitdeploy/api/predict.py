@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vitdeploy.api.values import Reporter
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import CapabilityError, ImageError, InputError, MissingFileError
-from vitdeploy.progress import Progress
+from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime import load, load_sequence
 from vitdeploy.runtime.preprocess import decode
 
@@ -200,22 +200,38 @@ def _answer(
     return answered, failed
 
 
+def _each(
+    found: Sequence[Input],
+    answer: Callable[[Input], tuple[list[dict[str, Any]], list[str]]],
+    progress: Progress = silent,
+    errors: tuple[type[InputError], ...] = (InputError,),
+) -> tuple[Answers, Failures]:
+    """The answers of inputs one after the other, and the errors of those that cannot be read."""
+    answered: Answers = []
+    failed: Failures = []
+    for done, given in enumerate(found, start=1):
+        try:
+            answered.append((given, *answer(given)))
+        except errors as error:
+            failed.append((given, error))
+            continue
+        if len(found) > 1:
+            progress("predict", done, len(found))
+    return answered, failed
+
+
 def _answer_boxes(
     predictor: Predictor, found: Sequence[Input], boxes: Sequence[Box], draw: Path | None
 ) -> tuple[Answers, Failures]:
-    answered: Answers = []
-    failed: Failures = []
     taken: set[str] = set()
-    for given in found:
-        try:
-            results = predictor.predict_boxes(given.image, boxes)
-        except InputError as error:
-            failed.append((given, error))
-            continue
+
+    def answer(given: Input) -> tuple[list[dict[str, Any]], list[str]]:
+        results = predictor.predict_boxes(given.image, boxes)
         lines = [f"[{row}]: {line}" for row, result in enumerate(results) for line in str(result).split("\n")]
         drawn = {} if draw is None else {"drawn": _draw(draw, predictor.task, given, results, taken)}
-        answered.append((given, [{"image": given.name, **result.to_dict(), **drawn} for result in results], lines))
-    return answered, failed
+        return [{"image": given.name, **result.to_dict(), **drawn} for result in results], lines
+
+    return _each(found, answer)
 
 
 def _answer_prompts(
@@ -225,8 +241,6 @@ def _answer_prompts(
     boxes: Sequence[Box],
     draw: Path | None,
 ) -> tuple[Answers, Failures]:
-    answered: Answers = []
-    failed: Failures = []
     taken: set[str] = set()
     prompts: dict[str, Any] = {"boxes": list(boxes) or None}
     if points:
@@ -234,17 +248,13 @@ def _answer_prompts(
             "points": [[(point.x, point.y) for point in points]],
             "labels": [[int(point.inside) for point in points]],
         }
-    for given in found:
-        try:
-            result = predictor.predict(given.image, **prompts)
-        except InputError as error:
-            failed.append((given, error))
-            continue
-        answer = {"image": given.name, **result.to_dict()}
-        if draw is not None:
-            answer["drawn"] = _draw(draw, predictor.task, given, result, taken)
-        answered.append((given, [answer], [f": {line}" for line in str(result).split("\n")]))
-    return answered, failed
+
+    def answer(given: Input) -> tuple[list[dict[str, Any]], list[str]]:
+        result = predictor.predict(given.image, **prompts)
+        drawn = {} if draw is None else {"drawn": _draw(draw, predictor.task, given, result, taken)}
+        return [{"image": given.name, **result.to_dict(), **drawn}], [f": {line}" for line in str(result).split("\n")]
+
+    return _each(found, answer)
 
 
 def _read(
@@ -254,34 +264,20 @@ def _read(
     from vitdeploy.runtime.text_predictor import TextPredictor
 
     assert isinstance(predictor, TextPredictor)
-    answered: Answers = []
-    failed: Failures = []
-    for done, given in enumerate(found, start=1):
-        try:
-            text = predictor.predict(given.image, beams=beams, prompt=prompt)
-        except (ImageError, MissingFileError) as error:
-            failed.append((given, error))
-            continue
-        answered.append((given, [{"image": given.name, **text.to_dict()}], [f": {text}"]))
-        if len(found) > 1:
-            progress("predict", done, len(found))
-    return answered, failed
+
+    def answer(given: Input) -> tuple[list[dict[str, Any]], list[str]]:
+        text = predictor.predict(given.image, beams=beams, prompt=prompt)
+        return [{"image": given.name, **text.to_dict()}], [f": {text}"]
+
+    return _each(found, answer, progress, (ImageError, MissingFileError))
 
 
 def _translate(translator: SequencePredictor, found: Sequence[Input], progress: Progress) -> tuple[Answers, Failures]:
     from vitdeploy.data.tokens import read_tokens
 
-    answered: Answers = []
-    failed: Failures = []
-    for done, given in enumerate(found, start=1):
-        try:
-            answers = translator.predict(list(read_tokens(Path(given.name)).source))
-        except InputError as error:
-            failed.append((given, error))
-            continue
+    def answer(given: Input) -> tuple[list[dict[str, Any]], list[str]]:
+        answers = translator.predict(list(read_tokens(Path(given.name)).source))
         rows = [{"file": given.name, "row": row, **answer.to_dict()} for row, answer in enumerate(answers)]
-        lines = [f"[{row}]: {' '.join(map(str, answer.tokens))}" for row, answer in enumerate(answers)]
-        answered.append((given, rows, lines))
-        if len(found) > 1:
-            progress("predict", done, len(found))
-    return answered, failed
+        return rows, [f"[{row}]: {' '.join(map(str, answer.tokens))}" for row, answer in enumerate(answers)]
+
+    return _each(found, answer, progress)

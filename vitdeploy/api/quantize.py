@@ -12,7 +12,9 @@ from typing import Any
 from vitdeploy.api.artifacts import Graph, graph_file
 from vitdeploy.api.calls import takes
 from vitdeploy.api.images import Images, images
-from vitdeploy.api.options import Quantize
+from vitdeploy.api.options import (
+    Quantize,
+)
 from vitdeploy.api.values import Reporter, filling, home_of, reporting
 from vitdeploy.api.workers import workers_of
 from vitdeploy.backends import TARGETS

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from vitdeploy.api.calls import takes
-from vitdeploy.api.options import Sweep
+from vitdeploy.api.options import (
+    Sweep,
+)
 from vitdeploy.api.values import Column, Line, Reporter, Shown, Table, reporting, unnamed_folder
 from vitdeploy.benchmark.run import ExpectedTime, spelt
 from vitdeploy.document.bench import ErrorFacts

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
-from vitdeploy.api.artifacts import ModelLike
 from vitdeploy.api.bench import ratio_text
-from vitdeploy.api.calls import takes
+from vitdeploy.api.calls import check_early, takes
 from vitdeploy.api.deploy import own_model, recipe_of, tell_finished
-from vitdeploy.api.images import ImagesLike
 from vitdeploy.api.model import model
-from vitdeploy.api.options import TuneRecipe
-from vitdeploy.api.values import Column, Line, Reporter, Shown, Table, home_of, human_bytes, reporting
+from vitdeploy.api.options import (
+    Tune,
+    TuneRecipe,
+)
+from vitdeploy.api.values import Column, Line, Shown, Table, home_of, human_bytes, reporting
 from vitdeploy.api.workers import workers_of
 from vitdeploy.document.sweep import TuneDocument
 from vitdeploy.pipeline.run import default_store
@@ -61,35 +60,9 @@ class Tuned(Shown):
         return [*lines, *(f"not tried: {each.what}: {each.why}" for each in document.left_out)]
 
 
-def tune(
-    source: ModelLike,
-    data: ImagesLike,
-    folder: str | Path | None = None,
-    *,
-    targets: Sequence[str] | None = None,
-    max_drop: float | None = None,
-    min_agreement: float | None = None,
-    max_latency: float | None = None,
-    max_memory: int | None = None,
-    time_budget: float | None = None,
-    calibration: int | Literal["auto"] = "auto",
-    evaluation: int | Literal["all"] = "all",
-    duration: float = 10.0,
-    seed: int = 0,
-    name: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    resume: bool = True,
-    skip_bad: bool = False,
-    executor: str | None = None,
-    jobs: int = 0,
-    progress: bool | Reporter = True,
-) -> Tuned:
+@takes(Tune)
+def tune(options: Tune) -> Tuned:
     """Find the engine to ship: every precision, mixed precision and token merging are tried on this machine.
-
-    Args:
-        time_budget: seconds; nothing new is begun after half of them.
-        executor, jobs: variants are made there side by side, up to what is measured, and many calibration images
-            observed; what is found is the same. The others are those of `vitdeploy.deploy`.
 
     Raises:
         RecipeError, InputError: arguments that do not fit. Errors of the model, the images, the targets and the stages.
@@ -100,42 +73,20 @@ def tune(
     >>> found.recipe.name
     'recipe.yaml'
     """
-    read = model(source)
-    budget = {
-        "max_drop": max_drop,
-        "min_agreement": min_agreement,
-        "max_latency": max_latency,
-        "max_memory": max_memory,
-    }
-    recipe = recipe_of(
-        read,
-        data,
-        targets=targets,
-        precision="fp32",
-        budget=budget,
-        calibration=calibration,
-        evaluation=evaluation,
-        duration=duration,
-        seed=seed,
-        name=name,
-        settings=settings,
-    )
-    return tune_recipe(
-        recipe,
-        folder,
-        source=read,
-        time_budget=time_budget,
-        resume=resume,
-        skip_bad=skip_bad,
-        executor=executor,
-        jobs=jobs,
-        progress=progress,
-    )
+    read = model(options.source)
+    recipe = recipe_of(read, options, "fp32")
+    chosen = options.passed_on(TuneRecipe, recipe=recipe, source=read, targets=())
+    check_early(chosen)
+    return _tuned(chosen)
 
 
 @takes(TuneRecipe)
 def tune_recipe(options: TuneRecipe) -> Tuned:
     """Like `tune`, for a recipe, as `vitdeploy tune` does it; errors are those of `vitdeploy.run`."""
+    return _tuned(options)
+
+
+def _tuned(options: TuneRecipe) -> Tuned:
     loaded = given_recipe(options.recipe, options.overrides, options.function)
     home, reporter = home_of(options.folder, "tuned", TUNED_NAMES), reporting(options.progress)
     workers = workers_of(options.executor, options.jobs, resume=options.resume)

@@ -11,7 +11,11 @@ from vitdeploy.api.artifacts import artifact_name
 from vitdeploy.api.bench import opened, path_or_none
 from vitdeploy.api.calls import require_path, takes
 from vitdeploy.api.images import Images, images
-from vitdeploy.api.options import Bisect, Verify, VerifyOn
+from vitdeploy.api.options import (
+    Bisect,
+    Verify,
+    VerifyOn,
+)
 from vitdeploy.api.values import Line, Shown, interval, reporting, unrelated
 from vitdeploy.api.workers import executor_for
 from vitdeploy.document import report as document

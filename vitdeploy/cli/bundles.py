@@ -9,7 +9,12 @@ from pathlib import Path
 
 import click
 
-from vitdeploy.api.options import EXPECT_DIGEST, OUTPUT, TRUST, Options, option, required
+from vitdeploy.api.option import Options, option, required
+from vitdeploy.api.options import (
+    EXPECT_DIGEST,
+    OUTPUT,
+    TRUST,
+)
 from vitdeploy.cli.options import Console, api, command_line, command_of
 from vitdeploy.errors import GateError, MissingFileError
 from vitdeploy.paths import is_file

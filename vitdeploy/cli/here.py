@@ -8,7 +8,11 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
-from vitdeploy.api.options import DURATION, OUTPUT, Options, option, required
+from vitdeploy.api.option import Options, option, required
+from vitdeploy.api.options import (
+    DURATION,
+    OUTPUT,
+)
 from vitdeploy.cli.options import Console, api, command_line, command_of
 from vitdeploy.errors import GateError, HostError
 

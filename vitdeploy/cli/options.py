@@ -23,20 +23,16 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 import vitdeploy
+from vitdeploy.api.option import Chosen, Option, OptionError, Options, described
 from vitdeploy.api.options import (
     REWRITES,
     Build,
-    Chosen,
     Labelled,
-    Option,
-    OptionError,
-    Options,
     Recorded,
     RecordedBundle,
     Run,
     SourceOptions,
     TuneRecipe,
-    described,
 )
 from vitdeploy.api.values import Line, Reporter, human_bytes, printed
 from vitdeploy.cli.complete import COMPLETE

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import click
 
-from vitdeploy.api.options import Bounds, Options, RecordedBundle, Run, Sweep, TuneRecipe, option
+from vitdeploy.api.option import Options, option
+from vitdeploy.api.options import (
+    Bounds,
+    RecordedBundle,
+    Run,
+    Sweep,
+    TuneRecipe,
+)
 from vitdeploy.cli.options import Console, api, call, command_line, command_of, loaded_recipe, recording, unmet_fix
 from vitdeploy.errors import GateError
 

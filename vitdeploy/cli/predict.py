@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vitdeploy.api.options import EXPECT_DIGEST, FIRST_ENGINE, TRUST, Options, option, required
+from vitdeploy.api.option import Options, option, required
+from vitdeploy.api.options import (
+    EXPECT_DIGEST,
+    FIRST_ENGINE,
+    TRUST,
+)
 from vitdeploy.api.predict import Input, Point
 from vitdeploy.api.predict import predict as answers_of
 from vitdeploy.cli.options import Console, command_of

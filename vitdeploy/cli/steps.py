@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from vitdeploy.api.option import Options, option
 from vitdeploy.api.options import (
     Bench,
     Bisect,
@@ -20,7 +21,6 @@ from vitdeploy.api.options import (
     ExportOptions,
     Labelled,
     Optimize,
-    Options,
     Pinned,
     Quantize,
     Recorded,
@@ -28,7 +28,6 @@ from vitdeploy.api.options import (
     There,
     Verify,
     VerifyOn,
-    option,
 )
 from vitdeploy.api.values import Column, Line, Table, human_bytes
 from vitdeploy.cli.options import (

@@ -12,7 +12,12 @@ from vitdeploy.api.artifacts import ArtifactLike, artifact_name
 from vitdeploy.api.bench import Benchmark, bench_protocol, opened, path_or_none
 from vitdeploy.api.calls import documented, require_path, takes_after
 from vitdeploy.api.images import images
-from vitdeploy.api.options import Bench, BenchKeywords, Compile, VerifyOn
+from vitdeploy.api.options import (
+    Bench,
+    BenchKeywords,
+    Compile,
+    VerifyOn,
+)
 from vitdeploy.api.values import Column, Line, Reporter, Table, reporting
 from vitdeploy.api.verify import Verification, data_choice, noun_of
 from vitdeploy.devices import on_devices, rollout

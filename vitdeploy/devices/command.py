@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitdeploy.api.options import DURATION, FIRST_ENGINE, ON, TRUST, Options, Pinned, option, required
+from vitdeploy.api.option import Options, option, required
+from vitdeploy.api.options import DURATION, FIRST_ENGINE, ON, TRUST, Pinned
 from vitdeploy.api.values import Line, require_pinned
 from vitdeploy.cli.options import Console, command_line, command_of
 from vitdeploy.devices.advice import diagnose

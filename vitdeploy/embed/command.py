@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from vitdeploy.api.options import OUTPUT, Options, required
+from vitdeploy.api.option import Options, required
+from vitdeploy.api.options import (
+    OUTPUT,
+)
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.cli.options import Console, command_line, command_of
 from vitdeploy.publish import check_replaceable, replacing

@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vitdeploy.api.options import OUTPUT, TRACKERS, Options, option, required
+from vitdeploy.api.option import Options, option, required
+from vitdeploy.api.options import (
+    OUTPUT,
+    TRACKERS,
+)
 from vitdeploy.cli.options import Console, command_line, command_of
 from vitdeploy.extensions import wing
 

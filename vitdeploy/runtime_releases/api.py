@@ -9,7 +9,9 @@ from typing import Any
 
 from vitdeploy.api.artifacts import Bundle
 from vitdeploy.api.calls import takes
-from vitdeploy.api.options import VersionsOptions
+from vitdeploy.api.options import (
+    VersionsOptions,
+)
 from vitdeploy.api.values import Column, Line, Shown, Table, reporting
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.document.commands import ReleaseFacts, VersionsDocument

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from vitdeploy.api.options import VersionsOptions
+from vitdeploy.api.options import (
+    VersionsOptions,
+)
 from vitdeploy.cli.options import Console, call, command_of
 
 

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vitdeploy.api.options import EXPECT_DIGEST, FIRST_ENGINE, TRUST, Options, option, required
+from vitdeploy.api.option import Options, option, required
+from vitdeploy.api.options import (
+    EXPECT_DIGEST,
+    FIRST_ENGINE,
+    TRUST,
+)
 from vitdeploy.cli.options import Console, command_of
 from vitdeploy.errors import MissingPackageError
 
