@@ -13,8 +13,6 @@ Importing this loads nothing heavy: each name is imported when it is first asked
 
 from __future__ import annotations
 
-import importlib
-
 __version__ = "0.1.0"
 
 # Where each public name is: a module of `vitdeploy`, and what it is called there.
@@ -48,7 +46,9 @@ __all__ = ["__version__", *sorted(_HOMES)]
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), _CALLED.get(name, name))
+    from vitdeploy.extensions import wing  # which says where one is left out
+
+    return getattr(wing(_HOMES[name]), _CALLED.get(name, name))
 
 
 def __dir__() -> list[str]:

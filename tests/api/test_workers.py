@@ -83,7 +83,7 @@ def test_without_a_store_that_can_be_written_nothing_is_kept(tmp_path, monkeypat
 
 
 def test_processes_without_a_number_are_one_for_each_core(monkeypatch):
-    monkeypatch.setattr("vitdeploy.runtime.host.usable_cores", lambda: 7)
+    monkeypatch.setattr("vitdeploy.api.workers.usable_cores", lambda: 7)
     assert workers_of("processes", 0).executor.count == 7
 
 

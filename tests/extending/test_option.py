@@ -14,6 +14,7 @@ from vitdeploy.api.option import described
 from vitdeploy.api.options import (
     BenchKeywords,
 )
+from vitdeploy.cli.main import cli
 from vitdeploy.cli.options import command_of
 from vitdeploy.errors import InputError
 
@@ -61,3 +62,10 @@ def test_functions_have_the_keywords_of_their_options():
         assert list(inspect.signature(getattr(vd, name)).parameters) == [
             field.name for field in dataclasses.fields(kind)
         ]
+
+
+@pytest.mark.parametrize("words", [["quantize", "g", "--data", "d", "-o", "o"], ["compile", "g", "--target", "t"]])
+def test_what_a_command_needs_is_asked_for(words):
+    """Also what the API has a default for, such as the folder."""
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 2 and "Missing option" in done.output

@@ -62,10 +62,11 @@ class Number(click.FloatRange):
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
-    """A text that `read` makes a value of; a ValueError says why not. `whole`: an option of many values is one text."""
+    """A text that `read` makes a value of; a ValueError says why not. `whole`: an option of many values is one text.
+    `bare`: its name stands without quotes in the error."""
 
-    def __init__(self, name: str, read: Callable[[str], Any], whole: bool = False) -> None:
-        self.name, self.read, self.whole = name, read, whole
+    def __init__(self, name: str, read: Callable[[str], Any], whole: bool = False, bare: bool = False) -> None:
+        self.name, self.read, self.whole, self.bare = name, read, whole, bare
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
@@ -73,7 +74,8 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5
         try:
             return self.read(value)
         except ValueError as error:
-            return self.fail(str(error), param, ctx)
+            hint = param.opts[0] if param is not None and self.bare else None
+            raise click.BadParameter(str(error), ctx, param, hint) from None
 
 
 def duration(text: str) -> float:
@@ -177,9 +179,9 @@ KINDS: dict[str, click.ParamType] = {  # type: ignore[type-arg]
     "duration": Text("duration", duration),
     "size": Text("size", image_size),
     "profile": Text("profile", profile),
-    "rows": Text("text", rows),
+    "rows": Text("text", rows, bare=True),
     "scenarios": Text("scenarios", scenarios, whole=True),
-    "batches": Text("text", batches, whole=True),
+    "batches": Text("text", batches, whole=True, bare=True),
     "percentiles": Text("percentiles", percentiles, whole=True),
     "merging": Text("block:tokens", merging),
     "rewrite": click.Choice(REWRITES),
@@ -276,7 +278,9 @@ def _parameter(each: Field[Any], about: Option) -> list[click.Parameter]:
     many = typing.get_origin(each.type) in (Sequence, Iterable) or about.kind == "merging"
     if many and not getattr(shared["type"], "whole", False):
         return [click.Option(names, multiple=True, **shared)]
-    return [click.Option(names, default=default, show_default=shown, **shared)]
+    if default is not None:  # which click would take for a value
+        shared |= {"default": default, "show_default": shown}
+    return [click.Option(names, **shared)]
 
 
 def _no_value(default: Any, about: Option) -> bool:
