@@ -13,7 +13,7 @@ from vitdeploy.data.folder import scan
 from vitdeploy.errors import CheckpointError, DataError, ImageError, InputError, RecipeError
 from vitdeploy.models.memory_bank import MemoryBank
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline import fitted as module
+from vitdeploy.pipeline import setting as module
 from vitdeploy.pipeline.job import prepare, source_of
 from vitdeploy.pipeline.setting import fitted, refuse_known
 from vitdeploy.progress import silent

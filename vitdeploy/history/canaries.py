@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.document.history import CanaryFacts
-from vitdeploy.history.row import ResultRow
+from vitdeploy.history.row import ResultRow, joined
 from vitdeploy.known_bad.entries import Device, KnownBadEntry, Pattern
 from vitdeploy.spec import encode
 
@@ -75,13 +75,13 @@ def _sentence(
 ) -> str:
     times = "" if results == 1 else f"{results} times "
     what = f"{last.runtime} {last.runtime_version or 'of an unknown release'}"
-    wrong = f"{what} {times}gave wrong answers with {last.model} {last.artifact} on {_and(machines)}"
-    right = [f"this engine on {_and(right_machines)}"] if right_machines else []
+    wrong = f"{what} {times}gave wrong answers with {last.model} {last.artifact} on {joined(machines)}"
+    right = [f"this engine on {joined(right_machines)}"] if right_machines else []
     right += [f"{right_engines} other engine{'' if right_engines == 1 else 's'}"] if right_engines else []
     same = (
-        f"the same release was right with {_and(right)}" if right else "nothing else ran right with this release here"
+        f"the same release was right with {joined(right)}" if right else "nothing else ran right with this release here"
     )
-    before = f"; this engine was right with {_and(right_releases)}" if right_releases else ""
+    before = f"; this engine was right with {joined(right_releases)}" if right_releases else ""
     return f"{wrong}; {same}{before}."
 
 
@@ -97,7 +97,7 @@ def _proposal(
     last = rows[-1]
     wrong_isa = set.intersection(*(set(row.isa.split()) for row in rows))
     isa = sorted(wrong_isa - {each for row in elsewhere for each in row.isa.split()}) if elsewhere else []
-    machines = _and(list(dict.fromkeys(map(_machine, rows))))
+    machines = joined(list(dict.fromkeys(map(_machine, rows))))
     seen = f"{last.runtime_version} wrong: {last.error}; {machines}, {last.time:%Y-%m-%d}"
     try:
         entry = KnownBadEntry(
@@ -145,7 +145,3 @@ def _machine(row: ResultRow) -> str:
 def _version(text: str) -> list[tuple[int, str]]:
     """For the order of releases."""
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"[.+-]", text)]
-
-
-def _and(parts: Sequence[str]) -> str:
-    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import typing
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -291,9 +292,9 @@ def _reasons(change: ChangeFacts) -> str:
     parts = []
     if change.differences:
         several = "; which of these it was, the series does not say" if len(change.differences) > 1 else ""
-        parts.append(", when " + _and([_difference(each) for each in change.differences]) + several)
+        parts.append(", when " + joined([_difference(each) for each in change.differences]) + several)
     if change.shares:
-        parts.append(", " + _and([_share_of(each) for each in change.shares]))
+        parts.append(", " + joined([_share_of(each) for each in change.shares]))
     return "".join(parts) or ", and nothing that is recorded changed with it"
 
 
@@ -320,5 +321,6 @@ def _share(ratio: float) -> float:
     return 100 * (ratio - 1)
 
 
-def _and(parts: list[str]) -> str:
+def joined(parts: Sequence[str]) -> str:
+    """Parts of a sentence, with "and" in front of the last."""
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
