@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from vitdeploy.backends import BackendTable
 from vitdeploy.errors import CapabilityError
-from vitdeploy.runtime.host import describe_host
-from vitdeploy.runtime.profiles import Batches, Profile
 from vitdeploy.spec import EngineSpec, FloatRest, Precision, TensorSpec
 
+if TYPE_CHECKING:
+    from vitdeploy.runtime.profiles import Profile
+
 Progress = Callable[[str, int, int], None]
+# As of `runtime.profiles`, which needs numpy: the agent says the state of a job without.
+Batches = tuple[int, int, int]
 
 # --- The user's options for building an engine with TensorRT ----------------------------------------------------------
 
@@ -88,6 +91,8 @@ class CompileRequest:
 
     def engine(self, device: Mapping[str, str], **facts: Any) -> EngineSpec:
         """The engine that this asked for, with what is known of `device` besides this machine."""
+        from vitdeploy.runtime.host import describe_host  # needs numpy
+
         facts = {"batch": self.batch, "graph": self.graph.name, **facts}
         return EngineSpec(target=self.target, precision=self.precision, device={**describe_host(), **device}, **facts)
 
