@@ -64,6 +64,20 @@ def test_functions_have_the_keywords_of_their_options():
         ]
 
 
+@pytest.mark.parametrize(
+    ("name", "places"),
+    [
+        *(("quantize", "graph data target folder"), ("optimize", "graph folder"), ("compile", "graph target folder")),
+        *(("verify", "artifact against data"), ("verify_on", "on artifact against data"), ("bench", "artifacts")),
+        *(("compare", "baseline candidate data folder"), ("run", "recipe folder"), ("sweep", "recipes folder")),
+        *(("deploy", "source data folder"), ("tune", "source data folder"), ("versions", "bundle runtime")),
+    ],
+)
+def test_all_other_options_are_keywords_alone(name, places):
+    parameters = inspect.signature(getattr(vd, name)).parameters.values()
+    assert [each.name for each in parameters if each.kind != each.KEYWORD_ONLY] == places.split()
+
+
 @pytest.mark.parametrize("words", [["quantize", "g", "--data", "d", "-o", "o"], ["compile", "g", "--target", "t"]])
 def test_what_a_command_needs_is_asked_for(words):
     """Also what the API has a default for, such as the folder."""

@@ -368,6 +368,7 @@ class VerifyOn(Options):
 
 @dataclass(frozen=True)
 class Verify(VerifyOn):
+    _: KW_ONLY
     emulate: bool = option(False, "Evaluate a graph typed for a GPU here, with its types' storage.")
     executor: str | None = option(
         None,
@@ -544,12 +545,14 @@ class OfModel(Options):
 
 @dataclass(frozen=True)
 class Deploy(OfModel):
+    _: KW_ONLY
     precision: Precision = option("int8", "", doc='"fp32", "fp16", "bf16", "int8", "mixed", "int4" or "fp8".')
     max_size: int | None = option(None, "", doc="bytes of the engine's files.")
 
 
 @dataclass(frozen=True)
 class Tune(OfModel):
+    _: KW_ONLY
     time_budget: float | None = option(None, "", doc="seconds; nothing new is begun after half of them.")
 
 
