@@ -9,7 +9,7 @@ import pytest
 from tests.pipeline.small_plans import FILE, Small
 from vitdeploy.errors import CapabilityError, DataError, GraphError, WorkerError
 from vitdeploy.pipeline.run import run_plan
-from vitdeploy.pipeline.schedule import Plan, Scheduler, pooled
+from vitdeploy.pipeline.schedule import PlanProgress, Scheduler, pooled
 from vitdeploy.progress import silent
 from vitdeploy.stages.workers import Workers
 from vitdeploy.store.store import Store, read_log
@@ -38,7 +38,7 @@ class Search:
                 finished=lambda step, reused: self.finished.append((step.name, reused)),
                 fatal=lambda owner, error: why_not(owner, error) is None,
             )
-            plans = [Plan(each.name, each, each.name, each.plan(workers)) for each in smalls]
+            plans = [PlanProgress(each.name, each, each.name, each.plan(workers)) for each in smalls]
             return scheduler.run(plans, late), scheduler.errors
 
     def said(self):

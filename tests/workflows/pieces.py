@@ -48,11 +48,11 @@ def begun(ask: tuple[str, int, float]) -> int:
     return len(list(folder.iterdir()))
 
 
-def evaluates(ask: tuple[str, shard_work.Work]) -> None:
+def evaluates(ask: tuple[str, shard_work.ShardTask]) -> None:
     shard_work.do(ask[1])
 
 
-def evaluates_at_second_try(ask: tuple[str, shard_work.Work]) -> None:
+def evaluates_at_second_try(ask: tuple[str, shard_work.ShardTask]) -> None:
     """Ends its process the first time that it is asked for these shards, after half of them."""
     work = ask[1]
     place = Path(ask[0]) / work.parts[0].content / str(work.parts[0].original)
@@ -63,7 +63,7 @@ def evaluates_at_second_try(ask: tuple[str, shard_work.Work]) -> None:
     shard_work.do(work)
 
 
-def always_dies(ask: tuple[str, shard_work.Work]) -> None:
+def always_dies(ask: tuple[str, shard_work.ShardTask]) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 

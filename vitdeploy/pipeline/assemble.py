@@ -25,7 +25,7 @@ from vitdeploy.pipeline.monitored import monitor_of
 from vitdeploy.pipeline.outcome import Outcome, conclude
 from vitdeploy.pipeline.plan import candidates, make_plan
 from vitdeploy.pipeline.run import run_plan
-from vitdeploy.pipeline.schedule import AtSize, Plan, RecipeSource, Scheduler, pooled
+from vitdeploy.pipeline.schedule import AtSize, PlanProgress, RecipeSource, Scheduler, pooled
 from vitdeploy.pipeline.verdict import foresee, still_open
 from vitdeploy.progress import Progress
 from vitdeploy.publish import replacing
@@ -220,7 +220,7 @@ def run_pipeline(
                     finished=functools.partial(finished, job),
                     fatal=lambda owner, error: True,
                 )
-                scheduler.run([Plan(number, AtSize(source, number), job.recipe.name, later, early)])
+                scheduler.run([PlanProgress(number, AtSize(source, number), job.recipe.name, later, early)])
                 for error in scheduler.errors.values():
                     raise error
             made.append(make(later, artifacts=early))

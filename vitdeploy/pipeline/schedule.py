@@ -165,7 +165,7 @@ def _inputs(task: StageTask, plan: list[Step], step: Step, store: Store) -> dict
 
 
 @dataclass
-class Plan:
+class PlanProgress:
     """Steps to make, in order.
 
     `owner`: what has failed when one of them has, maybe with other plans; `source`: of the steps, for workers; `shown`:
@@ -225,11 +225,11 @@ class Scheduler:
     finished: Callable[[Step, bool], None] = lambda step, reused: None
     fatal: Callable[[Hashable, VitdeployError], bool] = lambda owner, error: False
     errors: dict[Hashable, VitdeployError] = field(default_factory=dict, init=False)
-    _plans: Sequence[Plan] = field(default=(), init=False)
+    _plans: Sequence[PlanProgress] = field(default=(), init=False)
     _late: Callable[[], bool] | None = field(default=None, init=False)
     # By key: the digest of what is there; who waits for what is being made; and what has failed.
     _there: dict[str, str] = field(default_factory=dict, init=False)
-    _waiting: dict[str, list[tuple[Plan, Step]]] = field(default_factory=dict, init=False)
+    _waiting: dict[str, list[tuple[PlanProgress, Step]]] = field(default_factory=dict, init=False)
     _failed: dict[str, VitdeployError] = field(default_factory=dict, init=False)
     _other_hosts: set[str] = field(default_factory=set, init=False)
     _needed: int = field(default=0, init=False)
@@ -240,7 +240,7 @@ class Scheduler:
         """How many steps all plans have needed, how many of these are distinct and there, and how many were made."""
         return self._needed, len(self._there), self._made
 
-    def run(self, plans: Sequence[Plan], late: Callable[[], bool] | None = None) -> set[Hashable]:
+    def run(self, plans: Sequence[PlanProgress], late: Callable[[], bool] | None = None) -> set[Hashable]:
         """Make these plans, and return the owners of which all is there, or that have failed: see `errors`.
 
         Args:
@@ -283,7 +283,7 @@ class Scheduler:
         there = sum(step.name in plan.digests for plan in self._plans for step in plan.steps)
         self.progress(self.text, there, sum(len(plan.steps) for plan in self._plans))
 
-    def _advance(self, plan: Plan) -> None:
+    def _advance(self, plan: PlanProgress) -> None:
         """Take what is there, and begin what can be."""
         for step in plan.steps:
             if plan.owner in self.errors or step.name in plan.digests or not plan.digests.keys() >= set(step.inputs):
@@ -339,14 +339,14 @@ class Scheduler:
                 " where it is measured"
             )
 
-    def _next_here(self, plan: Plan, begun: set[str]) -> list[Step]:
+    def _next_here(self, plan: PlanProgress, begun: set[str]) -> list[Step]:
         """What is to be made in this process, could be now, and was not begun."""
         if plan.owner in self.errors or self._over():
             return []
         here = [step for step in plan.ready if step.write is not None and (step.measured or step.shared_out)]
         return [step for step in here if plan.keys[step.name] not in begun]
 
-    def _make_here(self, plan: Plan, step: Step) -> None:
+    def _make_here(self, plan: PlanProgress, step: Step) -> None:
         """Make a step, with what it needs where that has gone meanwhile."""
         try:
             artifacts = run_plan(

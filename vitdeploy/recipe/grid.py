@@ -54,7 +54,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridCell:
     """One recipe of a grid. `overrides` are those of `load_recipe` for the grid's base; `choices` its axes by field, as
     the file calls the values."""
 
@@ -70,7 +70,7 @@ class Grid:
     path: Path
     base: Path
     axes: tuple[str, ...]
-    cells: tuple[Cell, ...]
+    cells: tuple[GridCell, ...]
 
 
 def is_grid(path: Path) -> bool:
@@ -274,10 +274,10 @@ class _Reader:
         path = ("include", index, field)
         return self._choice(field, value, path) if known is None else known
 
-    def named(self, combinations: Sequence[_Choices]) -> list[Cell]:
+    def named(self, combinations: Sequence[_Choices]) -> list[GridCell]:
         """The cells with their names, of which no two are the same."""
         cells, problems = [], []
-        first: dict[str, Cell] = {}
+        first: dict[str, GridCell] = {}
         for choices in combinations:
             at = f"line {max(choice.line for choice in choices.values())}"
             cell = self._cell(choices)
@@ -294,7 +294,7 @@ class _Reader:
         self.refuse(problems)
         return cells
 
-    def _cell(self, choices: _Choices) -> Cell:
+    def _cell(self, choices: _Choices) -> GridCell:
         """A cell is called by its axes, or by all that it has where it does not have them all."""
         values = {field: choice for field, choice in choices.items() if field != NAME}
         parts = [choices[field].name for field in (self.axes if set(self.axes) <= set(choices) else values)]
@@ -303,10 +303,10 @@ class _Reader:
         labels = {field: choice.label for field, choice in values.items()}
         # The graph is called by the grid, so that recipes with the same graph have one file of it.
         graph = () if GRAPH_NAME in values else (f"{GRAPH_NAME}={self.file.name}",)
-        return Cell(name, labels, (*overrides, *graph, f"{NAME}={yaml_text(name)}"))
+        return GridCell(name, labels, (*overrides, *graph, f"{NAME}={yaml_text(name)}"))
 
 
-def _said(cell: Cell) -> str:
+def _said(cell: GridCell) -> str:
     return cut("{" + ", ".join(f"{field}: {label}" for field, label in cell.choices.items()) + "}")
 
 

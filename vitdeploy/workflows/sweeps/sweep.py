@@ -19,7 +19,7 @@ from vitdeploy.errors import VitdeployError, WorkerError
 from vitdeploy.pipeline.assemble import run_pipeline
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.outcome import now
-from vitdeploy.pipeline.schedule import AtSize, Plan, Scheduler, pooled
+from vitdeploy.pipeline.schedule import AtSize, PlanProgress, Scheduler, pooled
 from vitdeploy.progress import Progress, silent
 from vitdeploy.publish import replacing
 from vitdeploy.runtime.host import describe_host
@@ -224,7 +224,9 @@ class RecipeSweep:
         if self._scheduler is None:
             self._scheduler = Scheduler(pool, self._store, self._made, "make", self.told)
         plans = [
-            Plan(each.outlined.entry, AtSize(each.outlined.entry, size), each.outlined.recipe.name, unmeasured(plan))
+            PlanProgress(
+                each.outlined.entry, AtSize(each.outlined.entry, size), each.outlined.recipe.name, unmeasured(plan)
+            )
             for each in looked
             for size, plan in enumerate(each.outlined.plans)
         ]

@@ -24,7 +24,7 @@ from vitdeploy.pipeline.measure import measure, original_candidate
 from vitdeploy.pipeline.outcome import engine_bytes, verified
 from vitdeploy.pipeline.plan import engine_plan, original_step
 from vitdeploy.pipeline.run import run_plan
-from vitdeploy.pipeline.schedule import LoadedRecipe, Plan, Scheduler, pooled
+from vitdeploy.pipeline.schedule import LoadedRecipe, PlanProgress, Scheduler, pooled
 from vitdeploy.pipeline.verdict import criterion_of, engine_gate, foresee
 from vitdeploy.progress import Progress
 from vitdeploy.search.frame import pareto_front, undominated
@@ -59,7 +59,16 @@ from vitdeploy.workflows.tuning.variants import (
     pruning_plan,
     scored_plan,
 )
-from vitdeploy.workflows.tuning.write import NO_TIME, Finalist, LeftOut, Made, Tuned, choose, said, why_not
+from vitdeploy.workflows.tuning.write import (
+    NO_TIME,
+    Finalist,
+    LeftOut,
+    MadeVariant,
+    SearchResult,
+    choose,
+    said,
+    why_not,
+)
 
 # The share of a time budget after which no new variant is begun; the rest is for measuring the finalists.
 SEARCH_SHARE = 0.5
@@ -88,7 +97,7 @@ class Tuner:
     workers: Workers = HERE
     search: LoadedRecipe | None = None
     note: Callable[[str], None] = lambda text: None
-    made: list[Made] = field(default_factory=list)
+    made: list[MadeVariant] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)
     rows: dict[str, RowTable] = field(default_factory=dict)
     schedules: dict[str, Schedules] = field(default_factory=dict)
@@ -107,7 +116,7 @@ class Tuner:
         answers = read_answers(self._run([original_step(self.job)])[REFERENCE].path)
         return foresee(self.job.adapter, answers, self.job.data, self.job.budget)
 
-    def run(self) -> Tuned:
+    def run(self) -> SearchResult:
         """All of it. Errors of any stage propagate."""
         with self._pooled():  # a cluster that does not answer is told before any work
             for text in self.foresee():
@@ -177,9 +186,9 @@ class Tuner:
             with contextlib.suppress(VitdeployError):  # which it has when its turn comes, too
                 steps = scored_plan(self.job, variant, self.workers)
                 source = VariantSteps(self.search, variant)
-                plans.append(Plan(variant, source, variant.name, steps, self._given(variant)))
+                plans.append(PlanProgress(variant, source, variant.name, steps, self._given(variant)))
         if late is None and self.seconds is None:  # it is going to be asked for, and measures nothing
-            plans.append(Plan(PRUNING, VariantSteps(self.search, None), PRUNING, pruning_plan(self.job)))
+            plans.append(PlanProgress(PRUNING, VariantSteps(self.search, None), PRUNING, pruning_plan(self.job)))
         there = self._scheduler.run(plans, late)
         for plan in plans:
             error = self._scheduler.errors.get(plan.owner)
@@ -191,7 +200,7 @@ class Tuner:
         """What is there before the plan of a variant."""
         return {UNCHANGED: self.made[0].artifacts[OPTIMIZE]} if variant.changes_answers else {}
 
-    def _small_enough(self) -> list[Made]:
+    def _small_enough(self) -> list[MadeVariant]:
         """What is within the bound of size; everything where nothing is, or there is none."""
         bound = self.budget.max_size
         if bound is None:
@@ -334,7 +343,7 @@ class Tuner:
             self.left_out.append((variant.name, why))
             return
         score = SCORES.read(artifacts[variant.candidate.step("score")].path)
-        self.made.append(Made(variant, job_of(self.job, variant), artifacts, score))
+        self.made.append(MadeVariant(variant, job_of(self.job, variant), artifacts, score))
 
     def _run(self, plan: list[Step], artifacts: Mapping[str, Artifact] | None = None) -> dict[str, Artifact]:
         return run_plan(
@@ -354,13 +363,15 @@ class Tuner:
         found = read_json(self._run([step])[SCREEN].path / SCREEN_FILE)
         return dict(found["block_medians_ms"]), str(found["disturbed"]), dict(found["faster"])
 
-    def _answered(self, front: Sequence[Made]) -> list[Made]:
+    def _answered(self, front: Sequence[MadeVariant]) -> list[MadeVariant]:
         """These with their answers to the evaluation samples."""
         plans = [judged_plan(self.job, made.variant) for made in front]
         if self._scheduler is not None and self.search is not None:
             self._scheduler.run(
                 [
-                    Plan(made.variant, VariantSteps(self.search, made.variant), made.variant.name, plan, made.artifacts)
+                    PlanProgress(
+                        made.variant, VariantSteps(self.search, made.variant), made.variant.name, plan, made.artifacts
+                    )
                     for made, plan in zip(front, plans, strict=True)
                 ]
             )
@@ -371,7 +382,7 @@ class Tuner:
             replace(made, artifacts=self._run(plan, made.artifacts)) for made, plan in zip(front, plans, strict=True)
         ]
 
-    def _judge(self, finals: Sequence[Made], medians: dict[str, list[float]], disturbed: str) -> Tuned:
+    def _judge(self, finals: Sequence[MadeVariant], medians: dict[str, list[float]], disturbed: str) -> SearchResult:
         bench_candidates = [original_candidate(self.job.reference_model.source)]
         for made in finals:
             folder = made.engine.path
@@ -391,7 +402,7 @@ class Tuner:
             size = engine_bytes(made.artifacts, made.variant.candidate)
             gate = engine_gate(accuracy, self.job.budget, size, measured.row(name))
             finalists.append(Finalist(made.variant, made.score.distance, facts, accuracy, gate, guards(self.budget)))
-        return Tuned(
+        return SearchResult(
             self.job,
             tuple(self.made),
             tuple(finals),
@@ -408,12 +419,12 @@ class Tuner:
 
 
 def _front(
-    made: Sequence[Made], medians: Mapping[str, Sequence[float]], faster: Mapping[str, Sequence[str]] | None
-) -> list[Made]:
+    made: Sequence[MadeVariant], medians: Mapping[str, Sequence[float]], faster: Mapping[str, Sequence[str]] | None
+) -> list[MadeVariant]:
     """The variants that may be the one to ship: no other is as near to the original and faster. `faster`: of
     measurements that were disturbed what they still prove; nothing else is left out for its times then."""
 
-    def distance(item: Made) -> float:
+    def distance(item: MadeVariant) -> float:
         return max(item.score.distance, SAME_DISTANCE)
 
     if faster is not None:

@@ -76,7 +76,7 @@ class Finalist:
 
 
 @dataclass(frozen=True)
-class Choice:
+class TuneChoice:
     """`best`: what to ship, or the best found where `gate` is not met; `grade`: how surely by the times; `rivals`: the
     other finalists to ship that may be as fast. `confirmed`: by name, the nearest first; `stopped`: the finalist that
     was not."""
@@ -91,7 +91,7 @@ class Choice:
     rivals: tuple[Finalist, ...]
 
 
-def choose(finalists: Sequence[Finalist], bench: Bench) -> Choice:
+def choose(finalists: Sequence[Finalist], bench: Bench) -> TuneChoice:
     """The fastest finalist that is confirmed and meets the budget; among those not provably slower, prefer one whose
     graph is not changed, then the nearest to the original.
 
@@ -112,7 +112,7 @@ def choose(finalists: Sequence[Finalist], bench: Bench) -> Choice:
         remarks.insert(0, f"Undecided: whether {names} is fastest; the recipe keeps the targets of all.")
     if stopped is not None:
         remarks.append(_stopped(stopped, order[kept_count + 1 :]))
-    return Choice(
+    return TuneChoice(
         best,
         best.gate,
         _sentence(best, allowed, bench),
@@ -176,7 +176,7 @@ def _loss(verified: Comparison) -> str:
 
 
 @dataclass(frozen=True)
-class Made:
+class MadeVariant:
     """A variant with its artifacts, and how far its answers are from the original's on the calibration images."""
 
     variant: Variant
@@ -190,7 +190,7 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Tuned:
+class SearchResult:
     """The results of a search.
 
     made: every variant; `finals`: those that were judged, with the results; `front`: the same as finalists, the
@@ -203,20 +203,20 @@ class Tuned:
     """
 
     job: Job
-    made: tuple[Made, ...]
-    finals: tuple[Made, ...]
+    made: tuple[MadeVariant, ...]
+    finals: tuple[MadeVariant, ...]
     medians_ms: dict[str, list[float]]
     disturbed: str
     front: tuple[Finalist, ...]
     bench: Bench
-    choice: Choice
+    choice: TuneChoice
     rows: dict[str, RowTable]
     schedules: dict[str, Schedules]
     prunings: tuple[Pruning, ...]
     left_out: tuple[tuple[str, str], ...]
 
     @property
-    def chosen(self) -> Made:
+    def chosen(self) -> MadeVariant:
         return next(each for each in self.finals if each.variant == self.choice.best.variant)
 
 
@@ -315,7 +315,7 @@ def four_bits_remarks(traits: Sequence[Traits], medians: Medians, unit: str, dis
 UNITS = {"classification": "KL, nats"}
 
 
-def write_tuned(tuned: Tuned, out: Path) -> TuneDocument:
+def write_tuned(tuned: SearchResult, out: Path) -> TuneDocument:
     """Publish a search at `out`. Returns tune.json.
 
     Raises:
@@ -331,18 +331,18 @@ def write_tuned(tuned: Tuned, out: Path) -> TuneDocument:
     return document
 
 
-def _recipe(tuned: Tuned) -> Recipe:
+def _recipe(tuned: SearchResult) -> Recipe:
     """The recipe of what is chosen, with the targets of all that may be as fast: `run` measures them again."""
     targets = dict.fromkeys(each.variant.target for each in (tuned.choice.best, *tuned.choice.rivals))
     return tuned.chosen.variant.recipe(tuned.job.recipe).model_copy(update={"targets": tuple(targets)})
 
 
-def _comment(tuned: Tuned) -> str:
+def _comment(tuned: SearchResult) -> str:
     open_names = ", ".join(each.name for each in tuned.choice.rivals)
     return "Chosen by vitdeploy tune." + (f" Not decided: whether {open_names} is as fast." if open_names else "")
 
 
-def _document(tuned: Tuned) -> TuneDocument:
+def _document(tuned: SearchResult) -> TuneDocument:
     """The parts that report.json has too have its names there, for the same tables and plots show them."""
     job, choice = tuned.job, tuned.choice
     finalists = {each.variant: each for each in tuned.front}
@@ -392,7 +392,7 @@ def _document(tuned: Tuned) -> TuneDocument:
     )
 
 
-def _variant(made: Made, tuned: Tuned, finalist: bool) -> VariantFacts:
+def _variant(made: MadeVariant, tuned: SearchResult, finalist: bool) -> VariantFacts:
     variant = made.variant
     return VariantFacts(
         name=variant.name,
