@@ -155,12 +155,13 @@ def measure(
             out, graph = Path(scratch) / variant.name, Path(scratch) / "graph"
             graph.mkdir()
             file, rest = variant.write(graph), variant.float_rest
-            distances, expected = np.zeros(0), None
+            model, distances, expected = load_graph(file), np.zeros(0), None
             if reference_outputs is not None:
-                answers = answers_of(load_graph(file), target, precision, reference_outputs, rest)
+                answers = answers_of(model, target, precision, reference_outputs, rest)
                 distances, expected = reference_outputs.distance(answers), reference_outputs.expected(answers)
             answered.append((distances, expected))
-            candidates.append(engine_candidate(engine_of(file, out, target, precision, batch, rest), out, variant.name))
+            engine = engine_of(model, file, out, target, precision, batch, rest)
+            candidates.append(engine_candidate(engine, out, variant.name))
             shutil.rmtree(graph)
         progress(texts[0].format(variants[-1].name), len(variants), len(variants))
         bench_run = run_benchmark(candidates, in_turns(), lambda text, done, total: progress(texts[1], done, total))
@@ -182,16 +183,17 @@ def answers_of(
     """
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         graph, out = save_in(model, Path(folder)), Path(folder) / "engine"
-        with make_runner(out, engine_of(graph, out, target, precision, reference_outputs.batch, float_rest)) as runner:
+        engine = engine_of(model, graph, out, target, precision, reference_outputs.batch, float_rest)
+        with make_runner(out, engine) as runner:
             return reference_outputs.ask(runner)
 
 
 def engine_of(
-    graph: Path, out: Path, target: str, precision: Precision, batch: int, float_rest: FloatRest
+    model: ir.Model, graph: Path, out: Path, target: str, precision: Precision, batch: int, float_rest: FloatRest
 ) -> EngineSpec:
-    """The engine of a placed graph, in the new folder `out`."""
+    """The engine of a placed model, which lies in the file `graph`, in the new folder `out`."""
     out.mkdir()
-    placed = count_int8(load_graph(graph))
+    placed = count_int8(model)
     return compile_engine(
         graph, out, target=target, precision=precision, batch=batch, placed=placed, float_rest=float_rest
     )

@@ -327,5 +327,5 @@ def _bench_candidate(shape: Shape, target: str, precision: Precision, folder: Pa
     if precision == "int8":
         place(model, {str(linear.input.name): BOUNDS for linear in find_linears(model)}, target)
     save_graph(model, folder / f"{precision}.onnx")
-    engine = engine_of(folder / f"{precision}.onnx", folder / precision, target, precision, 1, "fp32")
+    engine = engine_of(model, folder / f"{precision}.onnx", folder / precision, target, precision, 1, "fp32")
     return engine_candidate(engine, folder / precision, precision)
