@@ -35,7 +35,7 @@ _HOMES = {
     "Postprocess": "spec",
     # Of wings.
     **dict.fromkeys(("History", "Reported", "read_history", "record", "report_to"), "history.api"),
-    **dict.fromkeys(("Versions", "versions"), "runtime_releases.api"),
+    **dict.fromkeys(("Versions", "versions"), "releases.api"),
     **dict.fromkeys(("bench_on", "verify_on"), "devices.api"),
 }
 _CALLED = {"Preprocess": "PreprocessSpec", "Postprocess": "PostprocessSpec"}

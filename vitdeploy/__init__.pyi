@@ -35,11 +35,11 @@ from vitdeploy.history.api import Reported as Reported
 from vitdeploy.history.api import read_history as read_history
 from vitdeploy.history.api import record as record
 from vitdeploy.history.api import report_to as report_to
+from vitdeploy.releases.api import Versions as Versions
+from vitdeploy.releases.api import versions as versions
 from vitdeploy.runtime.load import load as load
 from vitdeploy.runtime.monitor import Monitor as Monitor
 from vitdeploy.runtime.predictor import Predictor as Predictor
-from vitdeploy.runtime_releases.api import Versions as Versions
-from vitdeploy.runtime_releases.api import versions as versions
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 
 Preprocess = PreprocessSpec

@@ -101,7 +101,7 @@ def load_row(entry: EntryPoint, kind: type[Row]) -> Row:
 # --- Wings: packages of vitdeploy that the others never import, so that each may be left out --------------------------
 
 
-WINGS = ("devices", "embed", "history", "qat", "runtime_releases", "serve")
+WINGS = ("devices", "embed", "history", "qat", "releases", "serve")
 
 
 def has_wing(module: str) -> bool:

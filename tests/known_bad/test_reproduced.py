@@ -16,9 +16,9 @@ from tests.known_bad import bundles
 from tests.known_bad.graphs import CASES
 from vitdeploy.known_bad.entries import table
 from vitdeploy.known_bad.platform import holds_for
+from vitdeploy.releases.api import versions
+from vitdeploy.releases.environments import Environments
 from vitdeploy.runtime.host import describe_host
-from vitdeploy.runtime_releases.api import versions
-from vitdeploy.runtime_releases.environments import Environments
 
 DEEP = pytest.mark.skipif("VITDEPLOY_TEST_DEPTH" not in os.environ, reason="installs releases: VITDEPLOY_TEST_DEPTH=1")
 BY_ID = {entry.id: entry for entry in table()}

@@ -70,7 +70,7 @@ OF_WINGS = {
     "serve": "serve.command",
     "embed": "embed.command",
     "devices": "devices.command",
-    "versions": "runtime_releases.command",
+    "versions": "releases.command",
 }
 COMMANDS = {
     name: what

@@ -51,7 +51,7 @@ class Identity:
 PACKAGE = Path(vitdeploy.__file__).parent
 # Folders that no stage imports, which an import contract holds: reports, doors and wings. What is stored of a result of
 # `workflows` has `everything` in its key.
-ABOVE = ("api", "cli", "devices", "embed", "history", "qat", "report", "runtime_releases", "serve", "workflows")
+ABOVE = ("api", "cli", "devices", "embed", "history", "qat", "report", "releases", "serve", "workflows")
 
 
 @functools.cache

@@ -18,9 +18,9 @@ from vitdeploy.document.bench import Ratio
 from vitdeploy.document.commands import AnswersFacts, ReleaseFacts
 from vitdeploy.errors import HubError, InputError
 from vitdeploy.progress import silent
-from vitdeploy.runtime_releases import compare
-from vitdeploy.runtime_releases.compare import compare_versions, parse_releases
-from vitdeploy.runtime_releases.environments import Environment, Environments, NotInstalled
+from vitdeploy.releases import compare
+from vitdeploy.releases.compare import compare_versions, parse_releases
+from vitdeploy.releases.environments import Environment, Environments, NotInstalled
 
 DEEP = pytest.mark.skipif("VITDEPLOY_TEST_DEPTH" not in os.environ, reason="installs releases: VITDEPLOY_TEST_DEPTH=1")
 SHORT = Protocol.of_singles(block_seconds=0.02, warmup=0.0, rounds=3)

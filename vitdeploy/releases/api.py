@@ -15,7 +15,7 @@ from vitdeploy.api.options import (
 from vitdeploy.api.values import Column, Line, Shown, Table, reporting
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.document.commands import ReleaseFacts, VersionsDocument
-from vitdeploy.runtime_releases.compare import compare_versions
+from vitdeploy.releases.compare import compare_versions
 
 
 @dataclass(frozen=True, repr=False)

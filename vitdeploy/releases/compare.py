@@ -25,8 +25,8 @@ from vitdeploy.errors import InputError, VitdeployError
 from vitdeploy.known_bad.platform import platform_of
 from vitdeploy.pipeline.measure import ratios
 from vitdeploy.progress import Progress
+from vitdeploy.releases.environments import Environment, Environments, NotInstalled
 from vitdeploy.runtime.golden import no_golden, read_golden
-from vitdeploy.runtime_releases.environments import Environment, Environments, NotInstalled
 from vitdeploy.spec import EngineSpec, Manifest, decode
 
 # --- Which releases of a runtime are asked for: "openvino==2025.2..2026.4", or any requirement of PEP 508 -------------
