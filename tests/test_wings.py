@@ -57,7 +57,7 @@ def test_the_rest_works_without(wing, digits, small_export, small_bundle, tmp_pa
         env={**os.environ, "PYTHONPATH": str(without(hidden, tmp_path)), "XDG_CONFIG_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
