@@ -47,12 +47,11 @@ def surface() -> dict[str, list[str]]:
 
 def commands(command: click.Command, context: click.Context) -> Iterator[str]:
     """The options of a command and its help text, then those of its sub-commands."""
-    for option in sorted(command.get_params(context), key=lambda option: option.name or ""):
+    for option in sorted(command.get_params(context), key=lambda option: option.opts):
         facts = option.to_info_dict()
-        shown = {
-            key: facts[key] for key in ("opts", "secondary_opts", "required", "nargs", "multiple", "default", "type")
-        }
-        yield f"{context.command_path} {option.name}: {json.dumps(shown, default=str, sort_keys=True)}"
+        shown = {key: facts[key] for key in ("secondary_opts", "required", "nargs", "multiple", "default")}
+        shown |= {key: value for key, value in facts["type"].items() if key in ("choices", "min", "max", "min_open")}
+        yield f"{context.command_path} {' '.join(option.opts)}: {json.dumps(shown, default=str, sort_keys=True)}"
     yield from (f"{context.command_path} | {line}" for line in command.get_help(context).splitlines())
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
@@ -79,7 +78,8 @@ def parameters(function: Any) -> str:
     bare = inspect.Parameter.empty
     signature = inspect.signature(function)
     plain = [parameter.replace(annotation=bare) for parameter in signature.parameters.values()]
-    return str(signature.replace(parameters=plain, return_annotation=bare))
+    ordered = sorted(plain, key=lambda each: (each.kind, each.name if each.kind == each.KEYWORD_ONLY else ""))
+    return str(signature.replace(parameters=ordered, return_annotation=bare))
 
 
 def kinds(kind: type[errors.VitdeployError]) -> Iterator[type[errors.VitdeployError]]:
