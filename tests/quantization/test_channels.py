@@ -13,6 +13,7 @@ from vitdeploy.graph.passes.folds import image_bounds
 from vitdeploy.quantization.channels import scale_channels
 from vitdeploy.quantization.fold import FoldRequest, GainThreshold
 from vitdeploy.quantization.observer import Observer
+from vitdeploy.quantization.placement import LayerPrecision, Placement
 from vitdeploy.quantization.prepare import prepare
 from vitdeploy.quantization.probe import with_outputs
 from vitdeploy.quantization.products import products_error, products_of, weight_of
@@ -209,7 +210,7 @@ def test_pixels_keep_their_bounds_and_get_no_operators():
     model = pixel_model()
     [linear] = find_linears(model)
     name, narrow = str(linear.input.name), Statistics(*np.zeros((3, 3)), np.eye(3), 9)
-    prepared = prepare(model, {name: narrow}, ["conv"], "openvino-cpu")
+    prepared = prepare(model, {name: narrow}, Placement("openvino-cpu", (LayerPrecision("conv", "int8"),)))
     assert prepared.folds == ()
     assert (prepared.ranges[name].low, prepared.ranges[name].high) == pytest.approx((2 - 5.1, 7.65))
 

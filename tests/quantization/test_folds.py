@@ -14,6 +14,7 @@ from vitdeploy.graph.edit import Editor, drop_unused
 from vitdeploy.quantization.channel_split import smooth_hidden, smooth_norms, smooth_values
 from vitdeploy.quantization.fold import FoldRequest, GainThreshold
 from vitdeploy.quantization.observer import Observer
+from vitdeploy.quantization.placement import LayerPrecision, Placement
 from vitdeploy.quantization.prepare import FOLDS, prepare
 from vitdeploy.quantization.probe import with_outputs
 from vitdeploy.quantization.products import expected_error
@@ -32,6 +33,10 @@ from vitdeploy.quantization.statistics import FIELDS, Statistics
 TOKENS = 5
 BATCH = 64
 GAIN_THRESHOLD, TARGET = GainThreshold(2.0, 3.0), "onnxruntime-cpu"
+
+
+def in_int8(layers):
+    return Placement(TARGET, tuple(LayerPrecision(layer, "int8") for layer in layers))
 
 
 def layers(model):
@@ -162,7 +167,7 @@ def test_a_linear_without_bias_that_ends_the_graph_is_scaled_and_not_shifted():
     scaled(scaled(model, "norm.weight", 4.0 ** np.arange(-4, 4)), "norm.bias", 50)  # a shift would help
     [fold] = assert_folded(model, smooth_norms)
     assert (fold.layers, fold.shifted) == (("head",), False)
-    assert prepare(model, observed(model), ["head"], TARGET).weights.keys() == {"head"}
+    assert prepare(model, observed(model), in_int8(["head"])).weights.keys() == {"head"}
 
 
 def outlier_model(seed, reach, **options):
@@ -217,7 +222,7 @@ def test_an_outlier_as_copies_costs_no_accuracy_in_int8():
         [wanted] = run(ir.to_proto(model), feeds)
         known = observed(model)
         plain = fake_quantized(model, {name: range_of(found) for name, found in known.items()}, {}, feeds)
-        prepared = prepare(model, known, layers(model), TARGET)
+        prepared = prepare(model, known, in_int8(layers(model)))
         ours = fake_quantized(model, prepared.ranges, prepared.weights, feeds)
         errors.append([np.square(each - wanted).mean() for each in (plain, ours)])
     (_, alone), (plain, beside) = errors
@@ -311,7 +316,7 @@ def test_ranges_leave_a_tenth_of_room_for_other_images():
     x = np.random.default_rng(0).uniform(-3, 1, (BATCH, TOKENS, WIDTH)).astype(np.float32)
     observer = Observer(-1)
     observer.update(x)
-    found = prepare(model, {"x": observer.statistics()}, ["fc"], TARGET).ranges["x"]
+    found = prepare(model, {"x": observer.statistics()}, in_int8(["fc"])).ranges["x"]
     room = 0.1 * (x.max() - x.min())
     assert (x.min() - found.low, found.high - x.max()) == pytest.approx((room, 0.2 * x.max()), rel=0.05)
 
@@ -323,7 +328,7 @@ def test_prepared_graphs_lose_less_in_int8():
     [wanted] = run(ir.to_proto(model), feeds)
     known, names = observed(model), layers(model)
     plain = fake_quantized(model, {name: range_of(found) for name, found in known.items()}, {}, feeds)
-    prepared = prepare(model, known, names, TARGET)
+    prepared = prepare(model, known, in_int8(names))
     ours = fake_quantized(model, prepared.ranges, prepared.weights, feeds)
     assert prepared.hidden[0].layer == "mlp.fc2"
     assert np.square(ours - wanted).mean() < 0.2 * np.square(plain - wanted).mean()
