@@ -318,7 +318,9 @@ def _bench_run(name: str, protocol: Any) -> dict[str, Any]:
     layer = {"name": "fc1", "kind": "MatMul", "precision": "fp32", "milliseconds": 0.5, "product": True, "fuses": ["a"]}
     profile = {"artifact": name, "batch": 1, "runs": 30, "layers": [layer], "latency_ms": 1.0, "per_layer_ms": 0.0}
     context = {
-        "rates": [{"target": TARGET, "precision": "fp32", "flops": 5e11, "shape": [192, 768], "kernel": "k"}],
+        "rates": [
+            {"target": TARGET, "precision": "fp32", "flops_per_second": 5e11, "rows": 192, "width": 768, "kernel": "k"}
+        ],
         "memory": {"bytes_per_second": 2e10, "array_bytes": 1 << 27, "cache_bytes": 1 << 20, "threads": 2},
         "profiles": [profile],
         "left_out": [{"what": "rate", "name": "x", "why": "y"}],
