@@ -383,7 +383,7 @@ def run_benchmark(
                 scenarios = list(protocol.scenarios)
             elif still_open is not None:
                 left = still_open(BenchRun(protocol, tuple(entries), load_average, cpus))
-                measured = [each for each in measured if each.artifact in left]
+                measured = [candidate for candidate in measured if candidate.artifact in left]
                 again = bool(measured) and parse_scenario(protocol.deciding_scenario).spread
                 scenarios = [protocol.deciding_scenario] if again else []
             elif process % protocol.starts == 0:
@@ -393,8 +393,8 @@ def run_benchmark(
             if still_open is not None or process % protocol.starts == 0:
                 meter.expect(scenarios, None if still_open is None else process, len(measured))
             order = running_order(len(measured), process)
-            with started({measured[index].artifact: measured[index].argv for index in order}) as found:
-                workers = [found[order.index(index)] for index in range(len(measured))]
+            with started({measured[index].artifact: measured[index].argv for index in order}) as running:
+                workers = [running[order.index(index)] for index in range(len(measured))]
                 entries = _joined(entries, meter.measure(measured, workers, process, order, scenarios))
                 for worker in workers:
                     worker.ask({"do": "close"}, protocol.timeout)
