@@ -15,7 +15,7 @@ from tests.faults.plans import PLANS, Plan, in_memory
 
 SEED = 7
 # Sets of operations drawn at random at each point.
-DRAWS, FULL_DRAWS = 2, 40
+DRAWS, FULL_DRAWS = 1, 40
 
 
 def run(full: bool, work: Path) -> list[Row]:

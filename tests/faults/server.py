@@ -38,8 +38,8 @@ import numpy as np
 from tests.faults.gate import Row, asked_seconds, timed
 
 ROOT = Path(__file__).parents[2]
-SECONDS = {True: 600.0, False: 20.0}
-RESTARTS = {True: 50, False: 3}
+SECONDS = {True: 600.0, False: 8.0}
+RESTARTS = {True: 50, False: 1}
 CLIENTS, MALFORMED, LINGERING = 8, 0.01, 24
 # Between two requests of a client: other figures run at the same time.
 PAUSE = 0.004

@@ -81,7 +81,7 @@ def test_one_figure_is_run_and_the_others_stay_as_they_were(tmp_path):
     assert rows[0] == row("clean", "clean") and rows[0].date != rows[1].date
     assert [each.figure for each in rows[1:]] == [each.figure for each in load(rows_file(tmp_path, "one-key", False))]
     assert sum(len(each.cases) for each in rows[1:]) == cases_in(tmp_path / "one-key.log") == 46
-    assert "not run in this form: devices, full-disk" in done.stdout
+    assert "not run in this form: malformed, devices, full-disk" in done.stdout
     assert collected(tmp_path, full=True)[0] == [row("clean", "clean")]
     assert json.loads((tmp_path / "full" / "server.json").read_text())[0]["date"] == "2026-01-02"
 

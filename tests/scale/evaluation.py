@@ -14,12 +14,12 @@ from vitdeploy.data.folder import WINDOW
 
 SHARD_KINDS = ("shard-answers", "shard-tally")
 # Fewer images and more of them; and what of memory an image more may take, as its name and digest are kept.
-SHORT, ALL = (4_000, 16_000), (10_000, 100_000)
+SHORT, ALL = (2_000, 8_000), (10_000, 100_000)
 KB_AN_IMAGE, NOISE_MB = 1.5, 25.0
 KILLED_AT = 0.6
 # Of the rows with executors; and the driver is killed when so much is stored.
-SHARED_OUT, SHARED_OUT_ALL = 6_000, 50_000
-CALIBRATED, CALIBRATED_ALL = 512, 1_797
+SHARED_OUT, SHARED_OUT_ALL = 3_000, 50_000
+CALIBRATED, CALIBRATED_ALL = 256, 1_797
 DRIVER_KILLED_AT = (0.25, 0.6)
 KILL_SECONDS, KILL_SECONDS_ALL = 2.0, 5.0
 # The exit status where chance killed one piece three times: it is named, and the same command goes on.

@@ -19,7 +19,7 @@ from tests.faults.seeds import make_apart
 
 ROOT = Path(__file__).parents[3]
 # Of each reader; and so many readers at once, in the short form beside another figure.
-SHORT_SECONDS, FULL_SECONDS = 10.0, 600.0
+SHORT_SECONDS, FULL_SECONDS = 2.0, 600.0
 SHORT_AT_ONCE, FULL_AT_ONCE = 1, 2
 # To load what a reader needs, and to make smaller what it fails at.
 OVERHEAD_SECONDS = 120.0

@@ -558,7 +558,6 @@ def whole(attempt: Attempt) -> None:
 KIND = Kind(
     "bundles and .vitb",
     full=400,
-    short=80,
     damages=(*FOLDERS, *ARCHIVES),
     words=in_turns(INSPECT, VERIFY, LOAD, INSPECT, PREDICT, VERIFY, LOAD),
     whole=whole,

@@ -228,7 +228,6 @@ def _folder(attempt: Attempt) -> None:
 KIND = Kind(
     "config.json and processor",
     full=200,
-    short=40,
     damages=tuple(CONFIGS),
     words=in_turns(*[MODEL] * 9, EXPORT),
     whole=lambda attempt: copied(attempt) and None,

@@ -167,7 +167,6 @@ def whole(attempt: Attempt) -> None:
 KIND = Kind(
     "engine blobs",
     full=100,
-    short=20,
     damages=tuple(BLOBS),
     words=in_turns(INSPECT, VERIFY, PREDICT, LOAD),
     whole=whole,

@@ -289,7 +289,6 @@ def _shared(attempt: Attempt) -> None:
 KIND = Kind(
     "external data",
     full=400,
-    short=80,
     damages=tuple(EXTERNAL),
     words=in_turns(INSPECT, OPTIMIZE),
     whole=lambda attempt: build(attempt) and None,

@@ -55,7 +55,7 @@ def run(full: bool, work: Path) -> list[Row]:
 
 
 def row_of(kind: Kind, full: bool, sandbox: Sandbox, seeds: Seeds) -> Row:
-    row = Row(f"malformed: {kind.name}", kind.full if full else kind.short)
+    row = Row(f"malformed: {kind.name}", kind.count(full))
     home = sandbox.work / "cases"
     for words in kind.commands:
         folder = _whole(kind, words, seeds, home)[1]

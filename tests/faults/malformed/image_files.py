@@ -385,7 +385,6 @@ def whole(attempt: Attempt) -> None:
 KIND = Kind(
     "images",
     full=300,
-    short=60,
     damages=tuple(IMAGES),
     words=in_turns(LOAD, PREDICT, LOAD),
     whole=whole,

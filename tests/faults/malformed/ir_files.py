@@ -149,7 +149,6 @@ def _other(chance, text, data):
 KIND = Kind(
     "OpenVINO IR",
     full=100,
-    short=20,
     damages=tuple(IR),
     words=lambda number: PREDICT,
     whole=lambda attempt: copied(attempt) and None,

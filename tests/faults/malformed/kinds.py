@@ -58,15 +58,18 @@ class Kind:
 
     name: str
     full: int
-    short: int
     damages: Sequence[Damage]
     words: Callable[[int], Words]
     whole: Make
     commands: Sequence[Words]
 
     def damage(self, number: int) -> Damage:
-        """Classes in turns: the short form is the first fifth of the full one, and has each class."""
+        """Classes in turns."""
         return self.damages[number % len(self.damages)]
+
+    def count(self, full: bool) -> int:
+        """How many cases: in the short form each class once."""
+        return self.full if full else len(self.damages)
 
     def attempt(self, number: int, folder: Path, seeds: Seeds) -> Attempt:
         """The case with this number, not written yet."""

@@ -19,7 +19,6 @@ def whole(attempt: Attempt) -> None:
 KIND = Kind(
     "ONNX",
     full=800,
-    short=160,
     damages=(*WIRE, *GRAPHS),
     words=in_turns(INSPECT, OPTIMIZE, INSPECT, OPTIMIZE, EXPORT, INSPECT, OPTIMIZE),
     whole=whole,

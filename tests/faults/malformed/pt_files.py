@@ -503,7 +503,6 @@ def whole(attempt: Attempt) -> None:
 KIND = Kind(
     ".pt and .npz",
     full=200,
-    short=40,
     damages=tuple(PT),
     words=in_turns(NAMED, ALONE),
     whole=whole,

@@ -389,7 +389,6 @@ def _overrides(attempt: Attempt) -> None:
 KIND = Kind(
     "recipes",
     full=300,
-    short=60,
     damages=tuple(RECIPES),
     words=in_turns(*[PLAN] * 13, EXPORT),
     whole=lambda attempt: attempt.write("recipe.yaml", yaml_of(document_of(attempt.seeds))) and None,

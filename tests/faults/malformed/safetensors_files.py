@@ -356,7 +356,6 @@ def whole(attempt: Attempt) -> None:
 KIND = Kind(
     "safetensors",
     full=400,
-    short=80,
     damages=tuple(SAFETENSORS),
     words=in_turns(*[NAMED, ALONE] * 6, EXPORT),
     whole=whole,
