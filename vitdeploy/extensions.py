@@ -98,6 +98,20 @@ def load_row(entry: EntryPoint, kind: type[Row]) -> Row:
     return row
 
 
+class _Lazy:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute)
+
+
+def lazy(module: str) -> Any:
+    """A heavy module, for the top of a file that others import without it: it is imported when something of it is used.
+    Where it has types, type checkers see its import beside this, under TYPE_CHECKING."""
+    return _Lazy(module)
+
+
 # --- Wings: packages of vitdeploy that the others never import, so that each may be left out --------------------------
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.devices.client import Client
-from vitdeploy.devices.device_artifact import find_device_artifacts, placed_shipment
 from vitdeploy.devices.registry import Device
 from vitdeploy.devices.runner import RemoteRunner
-from vitdeploy.devices.shipment import Shipment, entries
+from vitdeploy.devices.shipment import Shipment, entries, find_device_artifacts, placed_shipment
 from vitdeploy.errors import CapabilityError
 from vitdeploy.graph.analysis.rows import count_int8
 from vitdeploy.graph.io.files import load_graph
@@ -98,7 +97,7 @@ def engines_of(model: str, bundle: Path, work: Path, images: int, wanted: Sequen
     shipments: dict[str, tuple[Shipment, EngineSpec | None]] = {}
     for engine in manifest.engines:
         [artifact] = find_device_artifacts(str(bundle), target=engine.target, work=work)
-        shipments[engine.artifact] = (artifact.shipment, engine)
+        shipments[engine.artifact] = (artifact, engine)
     for target, precision in (("onnxruntime-cpu", "fp32"), ("openvino-cpu", "fp32"), ("openvino-cpu", "fp16")):
         folder = Path(tempfile.mkdtemp(dir=work))
         graphs = place_graphs(bundle / found.file, target, precision, folder)

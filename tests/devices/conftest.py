@@ -19,9 +19,8 @@ import pytest
 from tests.held import held
 from tests.ssh_server import server_options
 from vitdeploy.devices.client import Client
-from vitdeploy.devices.device_artifact import placed_shipment
 from vitdeploy.devices.registry import Device
-from vitdeploy.devices.shipment import make_job
+from vitdeploy.devices.shipment import make_job, placed_shipment
 from vitdeploy.workflows.placement import place_graphs
 
 
@@ -172,4 +171,4 @@ def compile_job(tmp_path_factory: pytest.TempPathFactory, small_export: Path):
     """A job that compiles the small model for ONNX Runtime, and where its files lie."""
     folder = tmp_path_factory.mktemp("placed")
     graphs = place_graphs(small_export / "model.onnx", "onnxruntime-cpu", None, folder)
-    return make_job("compile", [placed_shipment("small", graphs, 1)], {})
+    return make_job("compile", [placed_shipment("small", graphs, 1)])

@@ -29,7 +29,7 @@ from tests.faults.devices.model import make_small
 from vitdeploy.api.values import Reporter
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.bundle.read import file_sha256
-from vitdeploy.devices import connection
+from vitdeploy.devices import client
 from vitdeploy.devices.api import roll_out, standing
 from vitdeploy.devices.call import DevicePatience
 from vitdeploy.devices.command import DeployOptions
@@ -49,7 +49,7 @@ def on_a_bad_day(folder: Path, devices: int) -> Iterator[Shop]:
     """The devices, known here, and a short protocol."""
     with pytest.MonkeyPatch.context() as patch, shop_of(folder, devices) as shop:
         patch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
-        patch.setattr(connection, "PATIENCE", PATIENCE)
+        patch.setattr(client, "PATIENCE", PATIENCE)
         quick = {"processes": 1, "warmup": 0.0}
         defaults = [quick.get(field.name, field.default) for field in dataclasses.fields(Protocol)]
         patch.setattr(Protocol.__init__, "__defaults__", tuple(defaults))

@@ -11,23 +11,22 @@ from vitdeploy.bundle.read import read_bundle
 from vitdeploy.devices.agent.documents import (
     FORMAT,
     Deployed,
-    Deployments,
+    DeviceJob,
     GoldenResult,
     JobResult,
-    Missing,
-    StageOptions,
-    SwitchOptions,
+    ReleaseOptions,
     Tried,
 )
-from vitdeploy.devices.client import check_deployments, check_missing, judge
+from vitdeploy.devices.results import check_deployments, check_missing, judge
 from vitdeploy.devices.rollout import parse_stages
 from vitdeploy.errors import DeviceResultError, InputError, StorageError
 from vitdeploy.spec import GoldenEngine, GoldenSpec
 
 PROTOCOL = Protocol(("single",), (1,), 0.06, 0.02, 3, 0.0, processes=1, max_extension=1)
 OLD, NEW = "a" * 64, "b" * 64
-STAGE = StageOptions("small", NEW, OLD, 3, "auto", PROTOCOL, ())
-SWITCH = SwitchOptions("small", NEW, OLD, 3, "auto", 0.1, PROTOCOL)
+RELEASE = ReleaseOptions("small", NEW, OLD, 3, "auto", 0.1)
+STAGE = DeviceJob(FORMAT, "stage", "a" * 64, "me@here", (), (), PROTOCOL, release=RELEASE)
+SWITCH = replace(STAGE, kind="switch")
 RIGHT = GoldenResult(5, 1e-6, 1e-3, 5, 5)
 
 
@@ -57,8 +56,8 @@ def result(manifest, bench_run, golden=RIGHT, **tried):
     )
 
 
-def judged(manifest, found, options=STAGE, worse=0.1):
-    return judge("till", found, options, manifest, worse)
+def judged(manifest, found, job=STAGE):
+    return judge("till", found, job, manifest)
 
 
 def test_a_release_that_is_right_and_as_fast_may_stay(manifest):
@@ -80,7 +79,7 @@ def test_one_that_is_slower_or_wrong_may_not_and_a_first_one_is_only_measured(ma
 
 
 @pytest.mark.parametrize(
-    ("changes", "options", "message"),
+    ("changes", "job", "message"),
     [
         ({"engine": "another"}, STAGE, "an engine that the release has not"),
         ({"golden": replace(RIGHT, tolerance=1.0)}, STAGE, "other bounds than the bundle's"),
@@ -91,14 +90,14 @@ def test_one_that_is_slower_or_wrong_may_not_and_a_first_one_is_only_measured(ma
         ({"golden": replace(RIGHT, same=4)}, STAGE, "measurements that nobody asked for"),
         ({"kept": True}, STAGE, "a release is kept that may not stay"),
         ({"alone": "nothing was deployed before"}, STAGE, "measurements of other artifacts"),
-        ({}, replace(SWITCH, expected=""), "a comparison with a release that was not there"),
+        ({}, replace(SWITCH, release=replace(RELEASE, expected="")), "a comparison with a release that was not there"),
         ({}, replace(SWITCH, protocol=None), "measurements that nobody asked for"),
     ],
 )
-def test_what_contradicts_itself_or_what_was_asked_is_refused(manifest, changes, options, message):
+def test_what_contradicts_itself_or_what_was_asked_is_refused(manifest, changes, job, message):
     found = result(manifest, measured("new", "current"))
     with pytest.raises(DeviceResultError, match=message):
-        judged(manifest, replace(found, tried=replace(found.tried, **changes)), options)
+        judged(manifest, replace(found, tried=replace(found.tried, **changes)), job)
 
 
 def test_a_device_cannot_keep_what_its_own_numbers_speak_against(manifest):
@@ -117,15 +116,15 @@ def test_a_device_cannot_keep_what_its_own_numbers_speak_against(manifest):
     ],
 )
 def test_no_device_names_a_folder(deployed, message):
-    assert check_deployments("till", Deployments((Deployed("x", OLD, NEW, 3),))) == {"x": Deployed("x", OLD, NEW, 3)}
+    assert check_deployments("till", [Deployed("x", OLD, NEW, 3)]) == {"x": Deployed("x", OLD, NEW, 3)}
     with pytest.raises(DeviceResultError, match=message):
-        check_deployments("till", Deployments(deployed))
+        check_deployments("till", deployed)
 
 
 def test_no_device_asks_for_other_files():
-    assert check_missing("till", Missing(("a",)), ["a", "b"]) == {"a"}
+    assert check_missing("till", ("a",), ["a", "b"]) == {"a"}
     with pytest.raises(DeviceResultError, match="files that it was not asked for"):
-        check_missing("till", Missing(("a", "/etc/passwd")), ["a", "b"])
+        check_missing("till", ("a", "/etc/passwd"), ["a", "b"])
 
 
 def test_stages_are_numbers_of_devices_whatever_they_are_said_in():

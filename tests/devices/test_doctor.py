@@ -9,15 +9,15 @@ from tests.runtime.boards import plant, write
 from vitdeploy.benchmark.machine import Reading
 from vitdeploy.compilation.backend import TargetState
 from vitdeploy.devices.advice import Seen, advice_lines, advise, described, diagnose, fastest_mode
-from vitdeploy.devices.agent.board import (
+from vitdeploy.devices.agent.probe import (
     BoardState,
+    DeviceProbe,
     debian_versions,
     power_mode,
     power_modes,
     read_board,
     tegra_release,
 )
-from vitdeploy.devices.agent.documents import DeviceProbe
 from vitdeploy.devices.registry import Device
 from vitdeploy.runtime.host import describe_host
 

@@ -12,7 +12,7 @@ from tests.devices.shop import die_in_a_move, releases_of, shop_of
 from tests.golden_bundle import golden_small_bundle
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.bundle.read import file_sha256
-from vitdeploy.devices import connection
+from vitdeploy.devices import client
 from vitdeploy.devices.call import DevicePatience
 
 QUICK = ("--duration", "0.03", "--worse", "100")
@@ -33,7 +33,7 @@ def shop(tmp_path_factory):
 def here(shop, shared_store, tmp_path, monkeypatch):
     """The command line in this process, whose user has named the devices of a shop with nothing deployed."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setattr(connection, "PATIENCE", DevicePatience(lost=1, first_retry=0.1))
+    monkeypatch.setattr(client, "PATIENCE", DevicePatience(lost=1, first_retry=0.1))
     quick = {"processes": 1, "warmup": 0.0}  # one process of each is enough here
     defaults = [quick.get(field.name, field.default) for field in dataclasses.fields(Protocol)]
     monkeypatch.setattr(Protocol.__init__, "__defaults__", tuple(defaults))

@@ -6,9 +6,9 @@ import pytest
 
 from tests.known_bad.test_commands import saved
 from vitdeploy.compilation.backend import TargetState
-from vitdeploy.devices.agent.documents import DeviceProbe
-from vitdeploy.devices.device_artifact import placed_shipment
+from vitdeploy.devices.agent.probe import DeviceProbe
 from vitdeploy.devices.on_devices import suspects_of
+from vitdeploy.devices.shipment import placed_shipment
 from vitdeploy.errors import KnownBadError
 from vitdeploy.workflows.placement import place_graphs
 

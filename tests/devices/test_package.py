@@ -7,7 +7,7 @@ import sys
 import zipfile
 
 from tests.test_imports import device_python  # noqa: F401  # a Python with numpy and Pillow only
-from vitdeploy.devices.shipment import agent_package
+from vitdeploy.devices.client import agent_package
 
 IMPORT_ALL = """
 import importlib, json, pkgutil, sys

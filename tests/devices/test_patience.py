@@ -20,14 +20,13 @@ from vitdeploy.compilation.backend import TargetState
 from vitdeploy.devices import call as call_module
 from vitdeploy.devices.advice import Seen, _mend
 from vitdeploy.devices.agent import stream
-from vitdeploy.devices.agent.board import BoardState
-from vitdeploy.devices.agent.documents import FORMAT, DeviceJob, DeviceProbe, PlacedArtifact, PlacedGraph, Status
+from vitdeploy.devices.agent.documents import FORMAT, DeviceJob, PlacedArtifact, PlacedGraph, Status
+from vitdeploy.devices.agent.probe import BoardState, DeviceProbe
 from vitdeploy.devices.agent.stream import BEAT, Beats
 from vitdeploy.devices.call import Call, Clock, DevicePatience, Interrupted, Unresponsive, spelled
 from vitdeploy.devices.client import Client
 from vitdeploy.devices.registry import Device
-from vitdeploy.devices.results import parse
-from vitdeploy.devices.shipment import problem_of
+from vitdeploy.devices.results import parse, problem_of
 from vitdeploy.errors import DeviceError, DeviceResultError
 
 HURRY = DevicePatience(0.5, 0.5, answer=0.6, probe=0.6, stop=0.5, end=0.2, lost=1, mute=2, first_retry=0.01)

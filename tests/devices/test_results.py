@@ -10,7 +10,7 @@ from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.results import BenchRun
 from vitdeploy.devices import results
 from vitdeploy.devices.agent.documents import FORMAT, DeviceJob, JobResult, PlacedArtifact, PlacedGraph, Status
-from vitdeploy.devices.results import check_result, check_run, check_status, parse
+from vitdeploy.devices.results import check_result, check_run, clean, parse
 from vitdeploy.errors import CapabilityError, DeviceResultError, MissingPackageError
 from vitdeploy.spec import EngineSpec, FileEntry, TensorSpec, decode, encode
 
@@ -284,4 +284,4 @@ def test_the_error_of_a_device_keeps_its_class_and_loses_its_escapes():
     assert caught.value.fix == "on board: a\\rb"
     with pytest.raises(MissingPackageError):
         read({**document(), "failure": {**failure, "code": "VD4001"}})
-    assert check_status(Status("queued", "\x07bell")).detail == "\\x07bell"
+    assert clean(Status("queued", "\x07bell")).detail == "\\x07bell"

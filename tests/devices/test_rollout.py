@@ -12,11 +12,12 @@ from vitdeploy.api.values import Reporter
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.devices import rollout
 from vitdeploy.devices import rollout as standing
-from vitdeploy.devices.agent.documents import Deployed, GoldenResult, Missing, StageOptions
+from vitdeploy.devices.agent.documents import Deployed, GoldenResult
 from vitdeploy.devices.call import ConnectionLost
-from vitdeploy.devices.client import Client, ReleaseTrial
+from vitdeploy.devices.client import Client
 from vitdeploy.devices.on_devices import DeviceOutcome
 from vitdeploy.devices.registry import Device, read_fleet
+from vitdeploy.devices.results import ReleaseTrial
 from vitdeploy.devices.rollout import Release
 from vitdeploy.errors import DeviceError, GateError, StorageError
 from vitdeploy.spec import MANIFEST_FORMAT, Manifest
@@ -38,9 +39,9 @@ class Till:
     fails: str = ""
     deployed: Deployed = field(default_factory=lambda: Deployed("small", OLD, "", 1))
 
-    def does(self, options):
+    def does(self, kind, options):
         assert (options.expected, options.counter) == (self.deployed.current, self.deployed.counter)
-        if isinstance(options, StageOptions):
+        if kind == "stage":
             if self.fails == "full":
                 raise StorageError("no space left")
             return WRONG if self.fails == "beside" else RIGHT
@@ -71,8 +72,10 @@ def deploying(folder, monkeypatch):
 
     monkeypatch.setattr(rollout, "ask_all", ask_all)
     monkeypatch.setattr(standing, "ask_all", ask_all)
-    monkeypatch.setattr(rollout, "_job", lambda client, kind, options, *_: tills[client.device.name].does(options))
-    monkeypatch.setattr(Client, "ask", lambda self, kind, *arguments, send=(): Missing(()))  # nothing has to be sent
+    monkeypatch.setattr(
+        rollout, "_job", lambda client, kind, options, *_: tills[client.device.name].does(kind, options)
+    )
+    monkeypatch.setattr(Client, "ask", lambda self, kind, *arguments, send=(): ())  # nothing has to be sent
 
     def run(*given, stages="1,10%,all"):
         tills.clear()

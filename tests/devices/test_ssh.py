@@ -27,9 +27,8 @@ from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.devices.advice import diagnose
 from vitdeploy.devices.agent.documents import FORMAT, JobResult
 from vitdeploy.devices.call import DevicePatience
-from vitdeploy.devices.client import Client, Interrupted
+from vitdeploy.devices.client import Client, Interrupted, agent_package
 from vitdeploy.devices.registry import Device
-from vitdeploy.devices.shipment import agent_package
 from vitdeploy.errors import DeviceError, DeviceResultError, HostError, StorageError
 from vitdeploy.runtime import load
 from vitdeploy.spec import EngineSpec, TensorSpec, encode
@@ -444,8 +443,8 @@ def test_a_job_that_is_killed_while_it_measures_leaves_nothing_running(client, b
     """As the kernel does for want of memory: the measuring processes end, and the next job has the device."""
     (placed,), files = compile_job[0].artifacts, compile_job[1]
     # A duration so short that it waits for no quiet machine, and a run that ends by itself only long after.
-    protocol = encode(Protocol(("sustain:60s",), duration=0.1, warmup=0.1, processes=1))
-    job = dataclasses.replace(compile_job[0], kind="bench", artifacts=(placed,), options={"protocol": protocol})
+    protocol = Protocol(("sustain:60s",), duration=0.1, warmup=0.1, processes=1)
+    job = dataclasses.replace(compile_job[0], kind="bench", artifacts=(placed,), protocol=protocol)
     outcome = []
 
     def work():

@@ -13,7 +13,7 @@ import vitdeploy as vd
 from tests.known_bad import bundles
 from vitdeploy.benchmark import run as benchmark
 from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.devices.shipment import agent_package
+from vitdeploy.devices.client import agent_package
 from vitdeploy.document.bench import Ratio
 from vitdeploy.document.commands import AnswersFacts, ReleaseFacts
 from vitdeploy.errors import HubError, InputError

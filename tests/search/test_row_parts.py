@@ -13,9 +13,9 @@ from vitdeploy.cli.options import rows as parts_of_text
 from vitdeploy.data.folder import split
 from vitdeploy.devices import on_devices as rows_there
 from vitdeploy.devices.agent.documents import Failure, JobResult
-from vitdeploy.devices.device_artifact import find_device_artifacts
 from vitdeploy.devices.on_devices import measure_row_parts_there
 from vitdeploy.devices.registry import this_machine
+from vitdeploy.devices.shipment import find_device_artifacts
 from vitdeploy.errors import CapabilityError, GraphError
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.runtime.engine import make_runner
@@ -136,8 +136,8 @@ def test_a_device_compiles_parts_and_measures_the_bundle_s(placed, tmp_path):
     graphs = [(bundle.folder / bundle.engines[0].graph).read_bytes() for bundle in (there, here)]
     assert graphs[0] == graphs[1]
     [sent] = find_device_artifacts(str(there.folder), target=None, work=tmp_path)
-    assert sent.shipment.placed.row_parts == (16, 1)
-    assert sent.shipment.placed.graphs[0].placed == there.engines[0].kernels["int8"]
+    assert sent.placed.row_parts == (16, 1)
+    assert sent.placed.graphs[0].placed == there.engines[0].kernels["int8"]
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.machine import FIRMWARE, OCCURRED
-from vitdeploy.devices.agent.board import BoardState, read_board, read_memory
-from vitdeploy.devices.agent.documents import DeviceProbe
+from vitdeploy.devices.agent.probe import BoardState, DeviceProbe, read_board, read_memory
 from vitdeploy.devices.call import shell, typed
 from vitdeploy.devices.registry import Device, this_machine
-from vitdeploy.devices.shipment import RUNTIMES, newest, pair
 from vitdeploy.runtime.host import name_host
 from vitdeploy.runtime.values import int8_instructions
 
@@ -335,6 +333,37 @@ def environment_line(board: BoardState) -> str:
     return f"{install}{python} -m venv --system-site-packages ~/venv && ~/venv/bin/python -m pip install numpy pillow"
 
 
+# --- The versions of the runtimes that still run on an older system: what PyPI has for Linux --------------------------
+# Looked up with `pip download --python-version P --platform manylinux_2_G_ARCH` on 2026-11-23. `pip install` finds the
+# right one by itself; this is to say beforehand what it will find.
+
+
+NEWEST = 99
+# A package, its newest version for the Pythons from 3.x to 3.y, and by machine the least glibc 2.z that it needs.
+WHEELS: tuple[tuple[str, str, int, int, dict[str, int]], ...] = (
+    ("onnxruntime", "1.32.0", 11, NEWEST, {"x86_64": 28, "aarch64": 28}),
+    ("onnxruntime", "1.23.2", 10, 13, {"x86_64": 27, "aarch64": 27}),
+    ("openvino", "2026.4.1", 10, NEWEST, {"x86_64": 28, "aarch64": 35}),
+    ("openvino", "2025.4.1", 10, 13, {"x86_64": 17}),
+    ("openvino", "2025.2.0", 10, 13, {"aarch64": 31}),
+)
+
+
+def newest(package: str, python: tuple[int, int], glibc: tuple[int, int], machine: str) -> str | None:
+    """The newest version of a runtime that runs there, of those that vitdeploy works with; None without any."""
+    for name, version, first, last, least in WHEELS:
+        fits = name == package and first <= python[1] <= last and python[0] == 3
+        if fits and machine in least and glibc >= (2, least[machine]):
+            return version
+    return None
+
+
+def pair(version: str) -> tuple[int, int]:
+    """The first two numbers of a version; (0, 0) of what is none."""
+    numbers = [int(part) for part in version.split(".") if part.isdecimal()]
+    return (numbers[0], numbers[1]) if len(numbers) >= 2 else (0, 0)
+
+
 # --- A probe's result for a person: what works on a device, and what to install if something does not -----------------
 
 
@@ -386,7 +415,7 @@ def _mend(seen: Seen, probe: DeviceProbe, target: str) -> str:
     known = jetpack(seen.board)
     if package == "onnxruntime-gpu" and known is not None and known.index:
         return _pip(seen, f"{package} --index-url {known.index}")
-    if package not in RUNTIMES:
+    if package not in {name for name, *_ in WHEELS}:
         return f"{_pip(seen, package)}, where the device's own system does not bring it"
     python, glibc, machine = probe.host.get("python", ""), probe.glibc, probe.host.get("machine", "")
     version = newest(package, pair(python), pair(glibc), machine)

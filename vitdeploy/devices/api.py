@@ -22,10 +22,10 @@ from vitdeploy.api.values import Column, Line, Reporter, Table, reporting
 from vitdeploy.api.verify import Verification, data_choice, noun_of
 from vitdeploy.devices import on_devices, rollout
 from vitdeploy.devices.command import DeployOptions
-from vitdeploy.devices.device_artifact import find_device_artifacts
 from vitdeploy.devices.on_devices import DeviceOutcome
 from vitdeploy.devices.registry import check_deployment, find_devices, read_devices
 from vitdeploy.devices.rollout import RollOut, Standing, ready
+from vitdeploy.devices.shipment import find_device_artifacts
 from vitdeploy.devices.spread import kinds_of
 from vitdeploy.document.bench import DeviceBench
 from vitdeploy.errors import UnknownDeviceError
@@ -111,6 +111,7 @@ def verify_on(on: str, options: VerifyOn) -> list[DeviceOutcome[Verification]]:
         theirs = find(options.against)[0]
         devices = find_devices(on)
         ours = find_device_artifacts(name, target=target, work=Path(work), trust=trust)[0]
+        assert ours.setting is not None
         choice = data_choice(chosen, ours.setting, options)
         outcomes = on_devices.verify_on(ours, theirs, choice, devices, options, reporter)
     return [each.of(lambda found: Verification(found, noun_of(chosen))) for each in outcomes]

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any
@@ -23,12 +23,11 @@ from typing import IO, Any
 from vitdeploy.devices.agent.stream import BEAT, BEAT_SECONDS, BLOCK, StreamError, read_line
 from vitdeploy.devices.registry import Device
 from vitdeploy.errors import DeviceError, DeviceResultError
+from vitdeploy.progress import Progress
 
 TAIL_BYTES = 4096
 GREETING_LINES, GREETING_BYTES = 200, 4096
 PREFIX = b"vitdeploy-agent "
-
-Tell = Callable[[str, int, int], None]
 
 
 class Interrupted(Exception):
@@ -48,7 +47,7 @@ class Call:
     """
 
     def __init__(
-        self, name: str, argv: Sequence[str], patience: DevicePatience, cancelled: threading.Event, tell: Tell
+        self, name: str, argv: Sequence[str], patience: DevicePatience, cancelled: threading.Event, tell: Progress
     ) -> None:
         """Start it. A session of its own keeps Ctrl-C from it: what becomes of the job is for us to say.
 

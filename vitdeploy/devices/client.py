@@ -1,63 +1,236 @@
-"""The client of an agent."""
+"""The client of a device's agent: it is brought there, greeted, and asked over one connection after the other; jobs are
+sent, followed through lost connections, and their results fetched."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import hashlib
+import io
+import select
 import shutil
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from vitdeploy.benchmark.results import BenchRun
-from vitdeploy.benchmark.tail import Tail, p99_ms, tail_of
-from vitdeploy.devices.agent.documents import (
-    DEPLOYMENT,
-    MAX_JOB_BYTES,
-    MAX_RESULT_BYTES,
-    RELEASE,
-    Deployed,
-    Deployments,
-    DeviceJob,
-    DeviceProbe,
-    GoldenResult,
-    JobResult,
-    Missing,
-    StageOptions,
-    Status,
-    SwitchOptions,
-    Tried,
-    flat,
-)
+import vitdeploy
+from vitdeploy.devices.agent.documents import MAX_JOB_BYTES, MAX_RESULT_BYTES, DeviceJob, JobResult, Status, flat
+from vitdeploy.devices.agent.probe import DeviceProbe
 from vitdeploy.devices.agent.stream import BrokenOff, StreamError, message, read_file
-from vitdeploy.devices.call import ConnectionLost, Interrupted, spelled
-from vitdeploy.devices.connection import LATER, MAX_ANSWER_BYTES, AgentConnection
-from vitdeploy.devices.results import MOST, check_probe, check_result, check_run, check_status, clean, parse, refuse
+from vitdeploy.devices.call import (
+    PATIENCE,
+    SSH_FAILED,
+    Call,
+    ConnectionLost,
+    DevicePatience,
+    Interrupted,
+    Unresponsive,
+    command,
+    printable,
+    spelled,
+    why,
+)
+from vitdeploy.devices.registry import Device
+from vitdeploy.devices.results import check_result, clean, parse, refuse
 from vitdeploy.errors import DeviceError, StorageError, VitdeployError
-from vitdeploy.runtime.choice import select_engines, usable_engines
-from vitdeploy.spec import Manifest, encode
-
-# --- Jobs on a device: sent, followed through lost connections, their results fetched; and what a device is -----------
-
+from vitdeploy.progress import Progress, silent
+from vitdeploy.spec import encode
 
 # The states of a job that is not over.
 OPEN = ("queued", "running")
+LEAST_PYTHON = (3, 10)
+MAX_ANSWER_BYTES = 1 << 20
+LOST = "{}: connection lost; trying again"
+MUTE = "{}: its agent has stopped speaking; asking again"
+LATER = "its job goes on there; the same command fetches the result later"
+
+AGENT = "~/.cache/vitdeploy-agent/"
+# Each is one line that every Python understands, so that an old one can report its version.
+LAUNCH = (
+    f'import os,sys;a=os.path.expanduser("{AGENT}"+sys.argv[1]+"/agent.pyz");del sys.argv[1];'
+    "ok=sys.version_info>=(3,10) and os.path.isfile(a);"
+    r'ok or sys.stdout.write("vitdeploy-agent missing %d.%d.%d\n"%tuple(sys.version_info[:3]));'
+    'sys.path.insert(0,a);ok and __import__("vitdeploy.devices.agent.main",fromlist=["main"]).main(a)'
+)
+INSTALL = (
+    f'import hashlib,os,sys;b=sys.stdin.buffer.read();d=os.path.expanduser("{AGENT}"+sys.argv[1]);'
+    'hashlib.sha256(b).hexdigest()==sys.argv[1] or sys.exit("broken off");os.makedirs(d,exist_ok=True);'
+    't=os.path.join(d,"%d"%os.getpid());f=open(t,"wb");f.write(b);f.close();os.replace(t,os.path.join(d,"agent.pyz"));'
+    'print("vitdeploy-agent ok")'
+)
+
+T = TypeVar("T")
 
 
 class _NoRoom(StorageError):
     """A result cannot be written here: it stays on its device."""
 
 
-class Client(AgentConnection):
-    """One device. Whoever sets `cancelled` has to `stop` the job."""
+class Client:
+    """The agent of one device. `cancelled`, once set, ends every wait with Interrupted; whoever sets it has to `stop`
+    the job. `tell` hears how far it is, and what is waited for."""
+
+    def __init__(
+        self,
+        device: Device,
+        cancelled: threading.Event | None = None,
+        tell: Progress = silent,
+        patience: DevicePatience | None = None,
+    ) -> None:
+        self.device, self.tell = device, tell
+        self.cancelled = cancelled or threading.Event()
+        self.patience = patience or PATIENCE
+        self.job: str | None = None
+        # When what was asked for was last seen to go on (time.monotonic).
+        self.went_on = 0.0
+
+    def ask(self, kind: type[T], *arguments: str, send: Iterable[bytes] = (), within: float | None = None) -> T:
+        """The answer of one command of the agent (agent/main.py), `within` so many seconds after all was sent.
+
+        Raises:
+            DeviceError: the device or its Python cannot be reached; ConnectionLost where trying again may help.
+            DeviceResultError: the answer is none.
+            VitdeployError: the error that it reports.
+        """
+        with self.started(*arguments) as call:
+            call.send(send)
+            line = self.line(call, MAX_ANSWER_BYTES, within=within or self.patience.answer)
+            return parse(self.device.name, line, kind)
+
+    @contextlib.contextmanager
+    def started(self, *arguments: str) -> Iterator[Call]:
+        """A command of the agent, which has greeted; the agent is brought there first if it is not there."""
+        digest = agent_package().digest
+        for attempt in (1, 2):
+            with self._call(LAUNCH, digest, *arguments) as call:
+                word, _, version = self._greeting(call).partition(" ")
+                if word == "ok":
+                    yield call
+                    return
+            if word != "missing" or attempt == 2:
+                raise refuse(self.device.name, "the agent does not greet", word)
+            self._check_python(version)
+            self._install(digest)
+
+    def _call(self, code: str, *arguments: str) -> Call:
+        if not hasattr(select, "poll"):
+            raise DeviceError(
+                "devices are reached from Linux and macOS only",
+                found=sys.platform,
+                wanted="pipes that can be waited for",
+                fix="run vitdeploy in the Windows Subsystem for Linux",
+            )
+        argv = command(self.device, ["-c", code, *arguments])
+        try:
+            return Call(self.device.name, argv, self.patience, self.cancelled, self.tell)
+        except OSError as error:
+            raise DeviceError(
+                f"{self.device.name} cannot be reached", found=str(error), fix="install OpenSSH's client"
+            ) from None
+
+    def _greeting(self, call: Call) -> str:
+        try:
+            greeting = call.greeting()
+        except StreamError as error:
+            raise refuse(self.device.name, "no agent answers", error) from None
+        if not greeting:
+            raise why(self.device, *call.end())
+        return greeting
+
+    def line(self, call: Call, limit: int, *, within: float, talk: bool = False) -> bytes:
+        """The next line of an answer that is no beat, waited for `within` seconds. `talk`: one of many that say how
+        things are.
+
+        Raises:
+            ConnectionLost: the connection ended instead.
+            DeviceResultError: it is longer than `limit` bytes.
+        """
+        call.expect(within)
+        try:
+            found = call.line(limit, talk=talk)
+        except BrokenOff as error:
+            raise self.ended(call, str(error)) from None
+        except StreamError as error:
+            raise refuse(self.device.name, "an answer that is too long", error) from None
+        if not found:
+            raise self.ended(call, "no answer")
+        return found
+
+    def ended(self, call: Call, how: str) -> DeviceError:
+        """The error for an incomplete answer."""
+        status, words = call.end()
+        last = words.splitlines()[-1] if words else how
+        if status == 0 or (status > 0 and status != SSH_FAILED):
+            return DeviceError(f"{self.device.name}: the agent ended without an answer", found=last)
+        return ConnectionLost(f"the connection to {self.device.name} broke", found=last)
+
+    def patiently(self, attempt: Callable[[], T]) -> T:
+        """The result of `attempt`, retried while the device is out of reach, or its agent does not speak."""
+        patience, name = self.patience, self.device.name
+        wait, mute = patience.first_retry, 0
+        lost: float | None = None  # since when
+        while True:
+            if self.cancelled.is_set():
+                raise Interrupted
+            try:
+                return attempt()
+            except ConnectionLost as error:
+                if lost is None or self.went_on > lost:
+                    wait, lost, mute = patience.first_retry, time.monotonic(), 0
+                mute += isinstance(error, Unresponsive)
+                if mute >= patience.mute or time.monotonic() - lost > patience.lost:
+                    if self.job is not None:
+                        error.fix = LATER
+                    raise
+                self.tell((MUTE if isinstance(error, Unresponsive) else LOST).format(name), 0, 1)
+            self.cancelled.wait(wait)
+            wait = min(2 * wait, patience.last_retry)
+
+    def _check_python(self, version: str) -> None:
+        numbers = tuple(int(part) for part in version[:20].split(".") if part.isdecimal())
+        if numbers[:2] < LEAST_PYTHON:
+            raise DeviceError(
+                f"{self.device.name} has a Python that is too old",
+                found=f"Python {printable(version[:20])} at {self.device.python}",
+                wanted="Python 3.10 or newer",
+                fix="install one there (uv python install 3.12, or the system's package), then: vitdeploy devices add "
+                f"{self.device.name} {self.device.address} --python PATH; a Jetson's TensorRT is for the Python of its "
+                "system alone, which is new enough from JetPack 6 on",
+            )
+
+    def _install(self, digest: str) -> None:
+        with self._call(INSTALL, digest) as call:
+            call.send([agent_package().data])
+            call.end_input()
+            try:
+                greeting = call.greeting()
+            except StreamError as error:
+                raise refuse(self.device.name, "no agent answers", error) from None
+            if greeting != "ok":
+                status, words = call.end()
+                if status == SSH_FAILED and self.device.host is not None:
+                    raise why(self.device, status, words)
+                raise DeviceError(
+                    f"{self.device.name}: the agent cannot be written to {AGENT}",
+                    found=words.splitlines()[-1] if words else f"exit status {status}",
+                    wanted=f"{len(agent_package().data):,} bytes in the home folder",
+                    fix="free some space there",
+                )
+
+    # --- jobs ---------------------------------------------------------------------------------------------------------
 
     def probe(self) -> DeviceProbe:
-        return check_probe(self.ask(DeviceProbe, "probe", within=self.patience.probe))
+        return clean(self.ask(DeviceProbe, "probe", within=self.patience.probe))
 
     def ask_status(self, verb: str, *arguments: str) -> Status:
-        return check_status(self.ask(Status, verb, *arguments))
+        return clean(self.ask(Status, verb, *arguments))
 
     def run(self, job: DeviceJob, files: Mapping[str, Path], folder: Path) -> JobResult:
         """Send the job, or find it there; wait until it is done; bring its result home, with its files in `folder`,
@@ -106,7 +279,7 @@ class Client(AgentConnection):
     def _send(self, job: DeviceJob, paths: list[Path]) -> Status:
         size = sum(entry.bytes for entry in job.files)
         sent = self._counted(message(encode(job), paths), size)
-        return check_status(self.ask(Status, "submit", send=sent))
+        return clean(self.ask(Status, "submit", send=sent))
 
     def _counted(self, blocks: Iterable[bytes], size: int) -> Iterator[bytes]:
         done, text = 0, f"{self.device.name}: send"
@@ -126,7 +299,7 @@ class Client(AgentConnection):
         with self.started("watch", job.digest) as call:
             while True:
                 line = self.line(call, MAX_ANSWER_BYTES, within=self.patience.answer, talk=True)
-                status = check_status(parse(name, line, Status))
+                status = clean(parse(name, line, Status))
                 if status.state not in OPEN:
                     return status
                 now = time.monotonic()
@@ -217,130 +390,47 @@ class Client(AgentConnection):
         return Client(self.device, tell=self.tell, patience=hurry)
 
 
-# --- Reads what a device says of deployments --------------------------------------------------------------------------
-# as untrusted data; and judges a release by it, by the same rule as there.
+# --- The agent as one file: the device zone in a zipapp, the same bytes wherever it is packed -------------------------
+# What its modules import beyond the standard library is numpy and Pillow, where images or numbers are touched, and one
+# runtime. tests/devices/test_package.py imports all of them where nothing else is installed.
 
 
-# What an agent calls the two artifacts of its comparison (agent/rollout.py, which is not imported for two words).
-NEW, CURRENT = "new", "current"
-MOST_DEPLOYMENTS = 1000
+# Folders go with all that is below them.
+ZONE = (
+    *("__init__.py", "backends.py", "errors.py", "extensions.py", "limits.py", "paths.py", "zip_members.py"),
+    *("progress.py", "publish.py", "spec", "runtime", "compilation", "benchmark"),
+    *(f"bundle/{name}.py" for name in ("__init__", "checked", "layout", "read", "sign")),
+    *("devices/__init__.py", "devices/agent"),
+)
+MAIN = "import sys\nfrom vitdeploy.devices.agent.main import main\n\nmain(sys.argv[0])\n"
+EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True)
-class ReleaseTrial:
-    """How a release did on a device. `p99_ms` None: it was not measured. `tail`: against the release before it; None
-    where `alone` says why there is none. `failed`: why it may not stay there; "" for a release that may."""
+class Package:
+    """`data` is agent.pyz, `digest` its SHA-256."""
 
-    engine: str
-    golden: GoldenResult
-    p99_ms: float | None = None
-    tail: Tail | None = None
-    alone: str = ""
-    failed: str = ""
-    undecided: str = ""
+    data: bytes
+    digest: str
 
 
-def check_deployments(device: str, found: Deployments) -> dict[str, Deployed]:
-    """By name, what is deployed on a device.
-
-    Raises:
-        DeviceResultError: it cannot be.
-    """
-    names = [each.name for each in found.deployed]
-    if len(names) > MOST_DEPLOYMENTS or len(set(names)) < len(names) or not all(map(DEPLOYMENT.fullmatch, names)):
-        raise refuse(device, "deployments of impossible names", names[:5])
-    for each in found.deployed:
-        for release in (each.current, each.previous, each.moving):
-            if release and not RELEASE.fullmatch(release):
-                raise refuse(device, "a release that is no SHA-256", release)
-    return {each.name: each for each in found.deployed}
-
-
-def check_missing(device: str, found: Missing, asked: Collection[str]) -> set[str]:
-    """Those of the paths that a device was asked for which it has not.
-
-    Raises:
-        DeviceResultError: it names others.
-    """
-    odd = set(found.missing) - set(asked)
-    if odd:
-        raise refuse(device, "files that it was not asked for", ", ".join(sorted(odd)[:3]))
-    return set(found.missing)
+@functools.cache
+def agent_package() -> Package:
+    """Stored, not deflated: what zlib makes of a text depends on its version."""
+    home = Path(vitdeploy.__file__).parent
+    files = sorted(file for name in ZONE for file in _files(home / name))
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in [
+            ("__main__.py", MAIN.encode()),
+            *((f"vitdeploy/{file.relative_to(home).as_posix()}", file.read_bytes()) for file in files),
+        ]:
+            entry = zipfile.ZipInfo(name, EPOCH)
+            entry.create_system = 3
+            entry.external_attr = 0o100644 << 16
+            archive.writestr(entry, data)
+    return Package(buffer.getvalue(), hashlib.sha256(buffer.getvalue()).hexdigest())
 
 
-def judge(
-    device: str, result: JobResult, options: StageOptions | SwitchOptions, manifest: Manifest | None, worse: float
-) -> ReleaseTrial:
-    """How a release did on a device. Its bounds are those of its manifest here, never the device's; None for a release
-    of which only the device has the manifest.
-
-    Raises:
-        DeviceResultError: the answer contradicts itself, the manifest, or what was asked.
-    """
-    tried = result.tried
-    assert tried is not None  # check_result
-    if manifest is not None:
-        engines = {each.artifact for each in usable_engines(manifest, select_engines(manifest, options.target))}
-        if tried.engine not in engines:
-            raise refuse(device, "an engine that the release has not", tried.engine, ", ".join(sorted(engines)))
-        _check_bounds(device, tried, manifest)
-    found = tried.golden
-    if not 1 <= found.inputs <= MOST or found.same > found.inputs or (found.difference or 0.0) < 0:
-        raise refuse(device, "impossible golden answers", found)
-    if tried.golden.ok and options.expected == "" and not tried.alone and options.protocol is not None:
-        raise refuse(device, "a comparison with a release that was not there")
-    trial = _trial(device, result, tried, options, worse)
-    if tried.kept and (trial.failed or isinstance(options, StageOptions)):
-        raise refuse(device, "a release is kept that may not stay", trial.failed or "nothing was to be switched")
-    if isinstance(options, SwitchOptions) and not tried.kept and not trial.failed:
-        return dataclasses.replace(trial, failed="the device took it back")
-    return trial
-
-
-def _trial(
-    device: str, result: JobResult, tried: Tried, options: StageOptions | SwitchOptions, worse: float
-) -> ReleaseTrial:
-    alone: str = clean(tried.alone)
-    if not tried.golden.ok or options.protocol is None:
-        if result.bench_run is not None:
-            raise refuse(device, "measurements that nobody asked for")
-        return ReleaseTrial(clean(tried.engine), tried.golden, failed=_wrong(tried.golden), alone=alone)
-    names = [NEW] if tried.alone else [NEW, CURRENT]
-    bench_run: BenchRun = check_run(device, result.bench_run, options.protocol, names)
-    if tried.alone:
-        return ReleaseTrial(tried.engine, tried.golden, p99_ms(bench_run, NEW), alone=alone)
-    tail = tail_of(bench_run, NEW, CURRENT)
-    failed = _slower(tail, worse) if tail.slower(worse) else ""
-    undecided = tail.undecided(worse)
-    return ReleaseTrial(tried.engine, tried.golden, tail.a_ms, tail, failed=failed, undecided=undecided)
-
-
-def _slower(tail: Tail, worse: float) -> str:
-    if tail.low > 1 + worse:
-        what, (ratio, low, high) = "p99", (tail.ratio, tail.low, tail.high)
-    else:
-        what, (ratio, low, high) = "the median query", tail.median
-    return (
-        f"{what} takes {ratio:.2f} times as long as of the current release ({low:.2f} to {high:.2f}); "
-        f"p99 is {tail.a_ms:.3g} and {tail.b_ms:.3g} ms"
-    )
-
-
-def _check_bounds(device: str, tried: Tried, manifest: Manifest) -> None:
-    golden, found = manifest.golden, tried.golden
-    assert golden is not None  # a bundle without golden answers is not deployed
-    own = golden.engines.get(tried.engine)
-    target = next(each.target for each in manifest.engines if each.artifact == tried.engine)
-    wanted = (own.tolerance, own.least_same) if own is not None else (golden.tolerance.get(target), 0)
-    if (found.tolerance, found.least_same) != wanted:
-        raise refuse(device, "other bounds than the bundle's", (found.tolerance, found.least_same), wanted)
-
-
-def _wrong(golden: GoldenResult) -> str:
-    if golden.ok:
-        return ""
-    away = "no number" if golden.difference is None else f"{golden.difference:.1e} of the largest"
-    return (
-        f"golden answers: {golden.same} of {golden.inputs} are the original's (at least {golden.least_same} must be); "
-        f"outputs are {away} from the recorded ones (allowed {golden.tolerance:.1e})"
-    )
+def _files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else list(path.rglob("*.py"))

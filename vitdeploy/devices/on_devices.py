@@ -16,13 +16,13 @@ from vitdeploy.api.options import Compile, VerifyOn
 from vitdeploy.api.values import Reporter
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import against_last
-from vitdeploy.devices.agent.documents import DeviceProbe, JobResult, PlacedArtifact
+from vitdeploy.devices.agent.documents import JobResult, PlacedArtifact
+from vitdeploy.devices.agent.probe import DeviceProbe
 from vitdeploy.devices.client import Client
-from vitdeploy.devices.device_artifact import DeviceArtifact, placed_shipment
 from vitdeploy.devices.registry import Device
 from vitdeploy.devices.results import check_named, check_run, product_files, reported
 from vitdeploy.devices.runner import RemoteRunner
-from vitdeploy.devices.shipment import Shipment, entries, make_job
+from vitdeploy.devices.shipment import Shipment, entries, make_job, placed_shipment
 from vitdeploy.document.bench import DeviceBench, ErrorFacts
 from vitdeploy.document.report import VerifyDocument
 from vitdeploy.errors import CapabilityError, KnownBadError, VitdeployError
@@ -35,7 +35,7 @@ from vitdeploy.pipeline.measure import summarise, work_of
 from vitdeploy.runtime.values import weight_remarks
 from vitdeploy.search.frame import in_turns, judged, now
 from vitdeploy.search.rows import PartsTable, PartsTiming, alternatives_of
-from vitdeploy.spec import Budget, EngineSpec, Precision, encode
+from vitdeploy.spec import Budget, EngineSpec, Precision
 from vitdeploy.stages.compile import check_batch
 from vitdeploy.stages.step import MODEL_FILE
 from vitdeploy.tasks.adapter import DataChoice
@@ -87,7 +87,7 @@ class Suspects:
         return dataclasses.replace(engine, accepted=taken or None)
 
 
-def suspects_of(shipment: Shipment, accepted: Sequence[str]) -> Suspects:
+def suspects_of(shipment: Shipment, accepted: Sequence[str] = ()) -> Suspects:
     """What the table says of an artifact, whatever the release and the machine; errors as `entries.table`."""
     placed = shipment.placed
     graphs = {graph.part: shipment.files[graph.file] for graph in placed.graphs}
@@ -96,7 +96,7 @@ def suspects_of(shipment: Shipment, accepted: Sequence[str]) -> Suspects:
         precision = graph.precision or placed.precision
         entries = [entry for entry in for_target(placed.target) if entry.action in REFUSED]
         found.append((precision, tuple(matches(load_graph(graphs[graph.part]), entries))))
-    return Suspects(placed, graphs, tuple(found), frozenset(accepted))
+    return Suspects(placed, graphs, tuple(found), frozenset((*accepted, *shipment.accepted)))
 
 
 def known_there(client: Client, suspects: Sequence[Suspects]) -> dict[str, KnownBadError]:
@@ -170,7 +170,7 @@ def on_all(devices: Sequence[Device], work: Callable[[Client], T], reporter: Rep
 
 
 def bench_on(
-    device_artifacts: Sequence[DeviceArtifact],
+    artifacts: Sequence[Shipment],
     protocol: Protocol,
     percents: Sequence[float],
     devices: Sequence[Device],
@@ -179,18 +179,13 @@ def bench_on(
 ) -> list[DeviceOutcome[DeviceBench]]:
     """For each device the result of `bench_subjects`, and the engines it made. An artifact that the runtime there is
     known to compute wrongly, by an entry that is not `accepted`, is neither sent nor measured."""
-    names = unique([device_artifact.name for device_artifact in device_artifacts])
-    shipments = [
-        dataclasses.replace(
-            each.shipment,
-            placed=dataclasses.replace(each.shipment.placed, name=name, images=image_request(each.setting)),
-        )
-        for each, name in zip(device_artifacts, names, strict=True)
-    ]
-    suspects = {
-        each.placed.name: suspects_of(each, (*accepted, *artifact.accepted))
-        for each, artifact in zip(shipments, device_artifacts, strict=True)
-    }
+    names = unique([each.placed.name for each in artifacts])
+    shipments = []
+    for each, name in zip(artifacts, names, strict=True):
+        assert each.setting is not None
+        placed = dataclasses.replace(each.placed, name=name, images=image_request(each.setting))
+        shipments.append(dataclasses.replace(each, placed=placed))
+    suspects = {each.placed.name: suspects_of(each, accepted) for each in shipments}
 
     def work(client: Client) -> DeviceBench:
         device = client.device.name
@@ -198,7 +193,7 @@ def bench_on(
         sent = [each for each in shipments if each.placed.name not in refused]
         if not sent:
             raise next(iter(refused.values()))
-        job, files = make_job("bench", sent, {"protocol": encode(protocol)})
+        job, files = make_job("bench", sent, protocol=protocol)
         graphs = {placed.name: files[placed.graphs[0].file] for placed in job.artifacts}
         with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
             result = client.run(job, files, Path(folder))
@@ -225,7 +220,7 @@ def bench_on(
 
 
 def verify_on(
-    device_artifact: DeviceArtifact,
+    artifact: Shipment,
     theirs: Subject,
     choice: DataChoice,
     devices: Sequence[Device],
@@ -234,19 +229,20 @@ def verify_on(
 ) -> list[DeviceOutcome[VerifyDocument]]:
     """Compare the artifact, run on each device, with `theirs`, which runs here, once."""
     budget = Budget(max_drop=options.max_drop, min_agreement=options.min_agreement)
-    placed, files = device_artifact.shipment.placed, entries(device_artifact.shipment.files)
-    ours = Subject(device_artifact.name, placed.precision, device_artifact.setting, True, _not_here, _not_here)
+    assert artifact.setting is not None
+    placed, files = artifact.placed, entries(artifact.files)
+    ours = Subject(placed.name, placed.precision, artifact.setting, True, _not_here, _not_here)
     trial = Trial(ours, theirs, choice, skip_bad=options.skip_bad, progress=reporter.progress)
     for text in trial.foresee(budget):
         reporter.note(text)
-    sent = {graph.part: device_artifact.shipment.files[graph.file] for graph in placed.graphs}
+    sent = {graph.part: artifact.files[graph.file] for graph in placed.graphs}
     graphs = {part: graph_spec(load_graph(file), file.name) for part, file in sent.items()}
-    suspects = suspects_of(device_artifact.shipment, (*options.accept_known_bad, *device_artifact.accepted))
+    suspects = suspects_of(artifact, options.accept_known_bad)
 
     def work(client: Client) -> tuple[Subject, Answers]:
         for error in known_there(client, [suspects]).values():
             raise error
-        name = f"{device_artifact.name} on {client.device.name}"
+        name = f"{placed.name} on {client.device.name}"
         runner = RemoteRunner(client, placed, files, name=name, graphs=graphs)
         there = dataclasses.replace(ours, name=name, runner=lambda: runner)
         answers = trial.answers(there)
@@ -295,7 +291,7 @@ def compile_on(
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as split:
         sent = graphs if parts is None else graphs.in_parts(parts, Path(split))
         shipment = placed_shipment(name, sent, batch, golden)
-        job, files = make_job("compile", [shipment], {} if options.build is None else {"build": encode(options.build)})
+        job, files = make_job("compile", [shipment], build=options.build)
         (outcome,) = on_all([device], lambda client: client.run(job, files, folder), reporter)
     if outcome.error is not None:
         raise outcome.error
@@ -353,7 +349,7 @@ def measure_row_parts_there(placed: PlacedGraphs, batch: int, device: Device, re
             reporter.progress(f"prepare rows in parts for {device.name}", done, len(alternatives))
             form = placed if parts == alternatives[0] else placed.in_parts(parts, new_folder(forms, _name(parts)))
             shipments.append(placed_shipment(_name(parts), form, batch))
-        job, files = make_job("bench", shipments, {"protocol": encode(protocol)})
+        job, files = make_job("bench", shipments, protocol=protocol)
         (outcome,) = on_all([device], lambda client: client.run(job, files, results), reporter)
     if isinstance(outcome.error, CapabilityError):
         return PartsTable(placed.target, now(), {}, batch=batch, reason=outcome.error.message)

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
 from vitdeploy.benchmark.context import LONGEST_NAME, MOST_FUSED, Context
 from vitdeploy.benchmark.protocol import Protocol, parse_scenario
 from vitdeploy.benchmark.results import BenchRun, BlockMachine, Measurements
 from vitdeploy.benchmark.summary import StageTimes
+from vitdeploy.benchmark.tail import Tail, p99_ms, tail_of
 from vitdeploy.bundle.read import ENGINE_OPTIONS
 from vitdeploy.compilation.backend import COMPILE
-from vitdeploy.devices.agent.documents import FORMAT, DeviceJob, DeviceProbe, Failure, JobResult, PlacedArtifact, Status
+from vitdeploy.devices.agent import documents
+from vitdeploy.devices.agent.documents import (
+    Deployed,
+    DeviceJob,
+    Failure,
+    GoldenResult,
+    JobResult,
+    PlacedArtifact,
+    Tried,
+)
 from vitdeploy.devices.agent.stream import StreamError, read_json
 from vitdeploy.devices.call import printable
-from vitdeploy.devices.shipment import problem_of, problem_of_line
 from vitdeploy.errors import DeviceError, DeviceResultError, VitdeployError, error_with_code
-from vitdeploy.spec import DecodeError, EngineSpec, TensorSpec, decode
+from vitdeploy.runtime.choice import select_engines, usable_engines
+from vitdeploy.spec import DecodeError, EngineSpec, Manifest, TensorSpec, decode
 
 T = TypeVar("T")
 Shape = tuple[int | str, ...]
@@ -90,28 +101,20 @@ def reported(device: str, failure: Failure) -> VitdeployError:
     return DeviceError(error.message, found=error.found, wanted=error.wanted, fix=fix)
 
 
-def check_status(status: Status) -> Status:
-    """The same, fit for a terminal."""
-    progress = status.progress and (printable(status.progress[0]), *status.progress[1:])
-    return Status(status.state, printable(status.detail), progress)
-
-
-def check_probe(probe: DeviceProbe) -> DeviceProbe:
-    """The same, fit for a terminal."""
-    cleaned: DeviceProbe = clean(probe)
-    return cleaned
-
-
-def clean(value: Any) -> Any:
+def clean(value: T) -> T:
     """A tree of plain data with all its texts printable."""
+    return cast(T, _clean(value))
+
+
+def _clean(value: Any) -> Any:
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):
-        return {printable(str(key)): clean(item) for key, item in value.items()}
+        return {printable(str(key)): _clean(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(clean(item) for item in value)
+        return type(value)(_clean(item) for item in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.replace(value, **{f.name: clean(getattr(value, f.name)) for f in dataclasses.fields(value)})
+        return dataclasses.replace(value, **{f.name: _clean(getattr(value, f.name)) for f in dataclasses.fields(value)})
     return value
 
 
@@ -122,7 +125,7 @@ def check_result(device: str, result: JobResult, job: DeviceJob) -> JobResult:
         DeviceResultError: it is not.
         VitdeployError: the whole job failed there.
     """
-    if (result.format, result.job) != (FORMAT, job.digest):
+    if (result.format, result.job) != (documents.FORMAT, job.digest):
         raise refuse(device, "the result of another job", result.job, job.digest)
     if result.failure is not None:
         raise reported(device, result.failure)
@@ -242,8 +245,7 @@ def check_run(device: str, document: Any, protocol: Protocol, names: list[str]) 
             raise refuse(device, f"rounds of {name} that were not measured in turns", sorted(counts))
     if bench_run.context is not None:
         _check_context(device, bench_run.context, protocol, names)
-    cleaned: BenchRun = clean(bench_run)
-    return cleaned
+    return clean(bench_run)
 
 
 def _check_entry(device: str, entry: Measurements, protocol: Protocol) -> None:
@@ -328,3 +330,197 @@ def _check_context(device: str, context: Context, protocol: Protocol, names: lis
     texts = [text for layer in layers for text in (layer.name, layer.kind, layer.precision, *layer.fuses)]
     if any(len(text) > LONGEST_NAME for text in texts) or any(len(layer.fuses) > MOST_FUSED for layer in layers):
         raise refuse(device, "layers with longer names than a profile has")
+
+
+# --- What a device says of deployments, and how a release did there, by the same rule as there ------------------------
+
+
+# What an agent calls the two artifacts of its comparison (agent/rollout.py, which is not imported for two words).
+NEW, CURRENT = "new", "current"
+MOST_DEPLOYMENTS = 1000
+
+
+@dataclass(frozen=True)
+class ReleaseTrial:
+    """How a release did on a device. `p99_ms` None: it was not measured. `tail`: against the release before it; None
+    where `alone` says why there is none. `failed`: why it may not stay there; "" for a release that may."""
+
+    engine: str
+    golden: GoldenResult
+    p99_ms: float | None = None
+    tail: Tail | None = None
+    alone: str = ""
+    failed: str = ""
+    undecided: str = ""
+
+
+def check_deployments(device: str, found: Sequence[Deployed]) -> dict[str, Deployed]:
+    """By name, what is deployed on a device.
+
+    Raises:
+        DeviceResultError: it cannot be.
+    """
+    names = [each.name for each in found]
+    named = len(set(names)) == len(names) and all(map(documents.DEPLOYMENT.fullmatch, names))
+    if len(names) > MOST_DEPLOYMENTS or not named:
+        raise refuse(device, "deployments of impossible names", names[:5])
+    for each in found:
+        for release in (each.current, each.previous, each.moving):
+            if release and not documents.RELEASE.fullmatch(release):
+                raise refuse(device, "a release that is no SHA-256", release)
+    return {each.name: each for each in found}
+
+
+def check_missing(device: str, found: Collection[str], asked: Collection[str]) -> set[str]:
+    """Those of the paths that a device was asked for which it has not.
+
+    Raises:
+        DeviceResultError: it names others.
+    """
+    odd = set(found) - set(asked)
+    if odd:
+        raise refuse(device, "files that it was not asked for", ", ".join(sorted(odd)[:3]))
+    return set(found)
+
+
+def judge(device: str, result: JobResult, job: DeviceJob, manifest: Manifest | None) -> ReleaseTrial:
+    """How a release did on a device. Its bounds are those of its manifest here, never the device's; None for a release
+    of which only the device has the manifest.
+
+    Raises:
+        DeviceResultError: the answer contradicts itself, the manifest, or what was asked.
+    """
+    tried, options = result.tried, job.release
+    assert tried is not None and options is not None  # check_result
+    if manifest is not None:
+        engines = {each.artifact for each in usable_engines(manifest, select_engines(manifest, options.target))}
+        if tried.engine not in engines:
+            raise refuse(device, "an engine that the release has not", tried.engine, ", ".join(sorted(engines)))
+        _check_bounds(device, tried, manifest)
+    golden = tried.golden
+    if not 1 <= golden.inputs <= MOST or golden.same > golden.inputs or (golden.difference or 0.0) < 0:
+        raise refuse(device, "impossible golden answers", golden)
+    if golden.ok and options.expected == "" and not tried.alone and job.protocol is not None:
+        raise refuse(device, "a comparison with a release that was not there")
+    trial = _trial(device, result, tried, job.protocol, options.worse)
+    if tried.kept and (trial.failed or job.kind == "stage"):
+        raise refuse(device, "a release is kept that may not stay", trial.failed or "nothing was to be switched")
+    if job.kind == "switch" and not tried.kept and not trial.failed:
+        return dataclasses.replace(trial, failed="the device took it back")
+    return trial
+
+
+def _trial(device: str, result: JobResult, tried: Tried, protocol: Protocol | None, worse: float) -> ReleaseTrial:
+    alone = clean(tried.alone)
+    if not tried.golden.ok or protocol is None:
+        if result.bench_run is not None:
+            raise refuse(device, "measurements that nobody asked for")
+        return ReleaseTrial(clean(tried.engine), tried.golden, failed=_wrong(tried.golden), alone=alone)
+    names = [NEW] if tried.alone else [NEW, CURRENT]
+    bench_run = check_run(device, result.bench_run, protocol, names)
+    if tried.alone:
+        return ReleaseTrial(tried.engine, tried.golden, p99_ms(bench_run, NEW), alone=alone)
+    tail = tail_of(bench_run, NEW, CURRENT)
+    failed = _slower(tail, worse) if tail.slower(worse) else ""
+    undecided = tail.undecided(worse)
+    return ReleaseTrial(tried.engine, tried.golden, tail.a_ms, tail, failed=failed, undecided=undecided)
+
+
+def _slower(tail: Tail, worse: float) -> str:
+    if tail.low > 1 + worse:
+        what, (ratio, low, high) = "p99", (tail.ratio, tail.low, tail.high)
+    else:
+        what, (ratio, low, high) = "the median query", tail.median
+    return (
+        f"{what} takes {ratio:.2f} times as long as of the current release ({low:.2f} to {high:.2f}); "
+        f"p99 is {tail.a_ms:.3g} and {tail.b_ms:.3g} ms"
+    )
+
+
+def _check_bounds(device: str, tried: Tried, manifest: Manifest) -> None:
+    golden, found = manifest.golden, tried.golden
+    assert golden is not None  # a bundle without golden answers is not deployed
+    own = golden.engines.get(tried.engine)
+    target = next(each.target for each in manifest.engines if each.artifact == tried.engine)
+    wanted = (own.tolerance, own.least_same) if own is not None else (golden.tolerance.get(target), 0)
+    if (found.tolerance, found.least_same) != wanted:
+        raise refuse(device, "other bounds than the bundle's", (found.tolerance, found.least_same), wanted)
+
+
+def _wrong(golden: GoldenResult) -> str:
+    if golden.ok:
+        return ""
+    away = "no number" if golden.difference is None else f"{golden.difference:.1e} of the largest"
+    return (
+        f"golden answers: {golden.same} of {golden.inputs} are the original's (at least {golden.least_same} must be); "
+        f"outputs are {away} from the recorded ones (allowed {golden.tolerance:.1e})"
+    )
+
+
+# --- What a device may say at most, whatever is asked -----------------------------------------------------------------
+# checked before a line is parsed, and before a document is decoded.
+#
+# A line of the allowed length can still be a document of many times its size in memory, or hold a number that no
+# arithmetic here takes.
+
+
+# Of a line: its lists and objects, its quotes (two a text), its values. Latencies are most of a result.
+MOST_NESTED, MOST_QUOTES, MOST_VALUES = 2_000_000, 16_000_000, 16_000_000
+# Of a document: items of a list or object; characters of a text; depth.
+MOST_ITEMS, LONGEST_TEXT, DEEPEST = 100_000, 1 << 20, 32
+# A number for each query, however many there were; `results.check_run` looks at each.
+MEASURED = (".latencies_ms", ".waiting_ms")
+# Operations a second are the largest numbers that there are.
+LARGEST = 1e18
+# What the host has chosen, and compares: tokens may have negative numbers there.
+OURS = ("sequence", "protocol")
+
+
+def problem_of_line(line: bytes) -> str:
+    """Why a line is not even parsed; "" for one that is."""
+    counts = {
+        "lists and objects": (line.count(b"[") + line.count(b"{"), MOST_NESTED),
+        "quotes": (line.count(b'"'), MOST_QUOTES),
+        "values": (line.count(b","), MOST_VALUES),
+    }
+    return next((f"{found:,} {what}, more than {most:,}" for what, (found, most) in counts.items() if found > most), "")
+
+
+def problem_of(value: Any, path: str = "$", depth: int = 0) -> str:
+    """What of a parsed document is beyond every measure, with its path; "" for nothing. `path` and `depth` are those of
+    `value` in the document.
+
+    Whole numbers count something, so none is negative. One with a fraction may be: a temperature.
+    """
+    if not isinstance(value, dict | list):
+        odd = _problem(value)
+    elif path.endswith(MEASURED) and set(map(type, value)) <= {int, float}:
+        odd = ""
+    elif len(value) > MOST_ITEMS:
+        odd = f"{len(value):,} items, more than {MOST_ITEMS:,}"
+    elif depth >= DEEPEST:
+        odd = f"nested more than {DEEPEST} deep"
+    else:
+        return next(filter(None, (problem_of(item, path + name, depth + 1) for name, item in _items(value))), "")
+    return f"{path}: {odd}" if odd else ""
+
+
+def _items(container: dict[str, Any] | list[Any]) -> Iterator[tuple[str, Any]]:
+    """What is in a list or an object, each with the end of its path."""
+    if isinstance(container, list):
+        return ((f"[{index}]", item) for index, item in enumerate(container))
+    return ((f".{key[:60]}", item) for key, item in container.items() if key not in OURS)
+
+
+def _problem(value: object) -> str:
+    if isinstance(value, str):
+        return f"a text of {len(value):,} characters" if len(value) > LONGEST_TEXT else ""
+    if type(value) is int and not 0 <= value <= LARGEST:
+        return f"the number {_short(value)}"
+    return f"the number {value:g}" if type(value) is float and not abs(value) <= LARGEST else ""
+
+
+def _short(value: int) -> str:
+    """A whole number, however long."""
+    digits = str(abs(value))
+    return f"{value}" if len(digits) <= 40 else f"{'-' if value < 0 else ''}{digits[:6]}... of {len(digits):,} digits"

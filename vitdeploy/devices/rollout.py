@@ -15,34 +15,15 @@ from vitdeploy.api.values import Column, Line, Reporter, Table
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.bundle.read import MANIFEST_FILE, file_sha256
 from vitdeploy.bundle.sign import SIGNATURE_FILE, signed_digests
-from vitdeploy.devices.agent.documents import (
-    FORMAT,
-    Deployed,
-    Deployments,
-    DeviceJob,
-    Kind,
-    Missing,
-    StageOptions,
-    SwitchOptions,
-)
+from vitdeploy.devices import registry
+from vitdeploy.devices.agent.documents import Deployed, Kind, ReleaseOptions
 from vitdeploy.devices.agent.stream import message
 from vitdeploy.devices.call import ConnectionLost
-from vitdeploy.devices.client import Client, ReleaseTrial, check_deployments, check_missing, judge
+from vitdeploy.devices.client import Client
 from vitdeploy.devices.on_devices import DeviceOutcome, on_all, worst
-from vitdeploy.devices.registry import (
-    Device,
-    Fleet,
-    FleetMember,
-    Progress,
-    State,
-    check_deployment,
-    now,
-    read_fleet,
-    read_fleets,
-    sender,
-    write_fleet,
-)
-from vitdeploy.devices.shipment import agent_package
+from vitdeploy.devices.registry import Device, Fleet, FleetMember, check_deployment, now, read_fleet, write_fleet
+from vitdeploy.devices.results import ReleaseTrial, check_deployments, check_missing, judge
+from vitdeploy.devices.shipment import make_job
 from vitdeploy.errors import (
     DeviceError,
     GateError,
@@ -177,7 +158,7 @@ class _RollOut:
         there = self._ask()
         done = [device for device in self.devices if device.name in there and self._runs(there[device.name])]
         left = [device for device in self.devices if device.name in there and device not in done]
-        progress: Progress = "complete"
+        progress: registry.Progress = "complete"
         try:
             for step in stages:
                 needed = step.count(len(self.devices)) - len(done)
@@ -333,48 +314,41 @@ class _RollOut:
 
     def _bring(self, client: Client, found: Deployed) -> ReleaseTrial:
         release, device = self.release, client.device.name
-        listed = message({"files": encode(list(release.files))})
-        answer = client.ask(Missing, "missing", release.deployment, send=listed)
+        listed = message(encode(list(release.files)))
+        answer = client.ask(tuple[str, ...], "missing", release.deployment, send=listed)
         missing = check_missing(device, answer, [entry.path for entry in release.files])
         sent = {entry: path for entry, path in release.files.items() if entry.path in missing}
-        files = {f"{SENT}/{entry.path}": path for entry, path in sent.items()}
-        entries = [dataclasses.replace(entry, path=f"{SENT}/{entry.path}") for entry in sent]
-        options = StageOptions(
-            *(release.deployment, release.digest, found.current, found.counter, release.target),
-            *(release.protocol, tuple(release.files)),
-        )
-        return _job(client, "stage", options, entries, files, release)
+        files = {dataclasses.replace(entry, path=f"{SENT}/{entry.path}"): path for entry, path in sent.items()}
+        return _job(client, "stage", self._options(found, tuple(release.files)), release, files)
 
     def _move(self, client: Client, found: Deployed) -> ReleaseTrial:
-        release = self.release
-        options = SwitchOptions(
-            *(release.deployment, release.digest, found.current, found.counter, release.target),
-            *(release.worse, release.protocol),
-        )
-        return _job(client, "switch", options, [], {}, release)
+        return _job(client, "switch", self._options(found), self.release)
+
+    def _options(self, found: Deployed, files: tuple[FileEntry, ...] = ()) -> ReleaseOptions:
+        release, before = self.release, (found.current, found.counter)
+        return ReleaseOptions(release.deployment, release.digest, *before, release.target, release.worse, files)
 
 
 def _job(
     client: Client,
     kind: Kind,
-    options: StageOptions | SwitchOptions,
-    entries: Sequence[FileEntry],
-    files: Mapping[str, Path],
+    options: ReleaseOptions,
     release: Release | None,
+    files: Mapping[FileEntry, Path] | None = None,
 ) -> ReleaseTrial:
     """Have a device try a release; None for one whose manifest is not here."""
-    job = DeviceJob(FORMAT, kind, agent_package().digest, sender(), (), tuple(entries), encode(options))
+    protocol = None if release is None else release.protocol
+    job, paths = make_job(kind, (), files, protocol=protocol, release=options)
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
-        result = client.run(job, files, Path(folder))
-    manifest, worse = (release.manifest, release.worse) if release is not None else (None, 0.0)
-    return judge(client.device.name, result, options, manifest, worse)
+        result = client.run(job, paths, Path(folder))
+    return judge(client.device.name, result, job, None if release is None else release.manifest)
 
 
 def ask_all(devices: Sequence[Device], reporter: Reporter) -> list[DeviceOutcome[dict[str, Deployed]]]:
     """What each device says is deployed on it, by name. A move that a power cut ended is undone there first."""
 
     def work(client: Client) -> dict[str, Deployed]:
-        return check_deployments(client.device.name, client.ask(Deployments, "deployed"))
+        return check_deployments(client.device.name, client.ask(tuple[Deployed, ...], "deployed"))
 
     return on_all(devices, work, reporter)
 
@@ -408,8 +382,7 @@ def move_back(
 
     def work(client: Client) -> ReleaseTrial:
         was = there[client.device.name]
-        options = SwitchOptions(was.name, was.previous, was.current, was.counter, target)
-        return _job(client, "switch", options, [], {}, None)
+        return _job(client, "switch", ReleaseOptions(was.name, was.previous, was.current, was.counter, target), None)
 
     errors: list[VitdeployError] = []
     for outcome in on_all(devices, work, reporter) if devices else []:
@@ -426,7 +399,7 @@ def move_back(
             errors.append(error)
             continue
         now_there = there[device] = Deployed(was.name, was.previous, was.current, was.counter + 1)
-        state: State = "current" if now_there.current == fleet.release else "behind"
+        state: registry.State = "current" if now_there.current == fleet.release else "behind"
         fleet = with_member(fleet, seen(fleet.member(device), now_there), state=state, **changes)
     return fleet, errors
 
@@ -491,7 +464,7 @@ def standing(devices: Sequence[Device], name: str | None, reporter: Reporter) ->
     Raises:
         StorageError: what is known of one cannot be read.
     """
-    known = read_fleets()
+    known = registry.read_fleets()
     names = {device.name for device in devices}
     away: list[str] = []
     for outcome in ask_all(devices, reporter) if devices else []:
@@ -508,7 +481,7 @@ def standing(devices: Sequence[Device], name: str | None, reporter: Reporter) ->
             fleet, there = known.get(deployment, Fleet(deployment)), found.get(deployment, Deployed(deployment))
             member = fleet.member(device)
             failed = member.state == "failed" and there.current != fleet.release
-            state: State = "failed" if failed else "current" if there.current == fleet.release else "behind"
+            state: registry.State = "failed" if failed else "current" if there.current == fleet.release else "behind"
             known[deployment] = with_member(fleet, seen(member, there), state=state)
     chosen = [each for each in known.values() if name in (None, each.name)]
     shown = [

@@ -46,11 +46,6 @@ class _Loaded:
     begun: bool = False
 
 
-@dataclass(frozen=True)
-class _Outputs:
-    outputs: tuple[TensorSpec, ...]
-
-
 class RemoteRunner(Runner):
     """`placed` and its files, compiled and run on the device of `client`. `engine` and `host` are known once loaded.
 
@@ -78,7 +73,7 @@ class RemoteRunner(Runner):
     def _connect(self) -> None:
         self._close()
         device = self._client.device.name
-        request = {"placed": encode(self._placed), "files": encode(list(self._files)), "options": {}}
+        request = {"placed": encode(self._placed), "files": encode(list(self._files))}
         with contextlib.ExitStack() as stack:
             call = stack.enter_context(self._client.started("serve"))
             call.send(message(request, self._files.values()))
@@ -149,7 +144,7 @@ class RemoteRunner(Runner):
         call, self._call = self._call, None  # of no use any more, unless all of this goes well
         call.send(_request(feeds))
         line = self._client.line(call, MAX_JOB_BYTES, within=self._client.patience.work)
-        found = parse(self._client.device.name, line, _Outputs).outputs
+        found = parse(self._client.device.name, line, tuple[TensorSpec, ...])
         self._check(found, next(iter(feeds.values())).shape[0])
         try:
             outputs = {}

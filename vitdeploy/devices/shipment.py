@@ -1,68 +1,141 @@
-"""What is sent to a device: the agent, placements and jobs; and its bounds."""
+"""What is sent to a device: the placement of an artifact, never an engine made here, and jobs of such placements.
+
+Nothing is compiled here, so that a target's runtime need not be installed here.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import hashlib
-import io
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import vitdeploy
-from vitdeploy.bundle.read import file_sha256
+from vitdeploy.bundle.read import MANIFEST_FILE, file_sha256
 from vitdeploy.devices.agent.documents import FORMAT, DeviceJob, Kind, PlacedArtifact, PlacedGraph
+from vitdeploy.devices.client import agent_package
 from vitdeploy.devices.registry import sender
-from vitdeploy.spec import EngineSpec, FileEntry, Precision
-
-# --- What is sent to a device for one artifact: its placement and its files -------------------------------------------
-
+from vitdeploy.errors import InputError, quoted
+from vitdeploy.graph.analysis.rows import count_int8
+from vitdeploy.graph.io.files import admitted_metadata, load_graph
+from vitdeploy.pipeline.early import default_target, kind_of, new_folder, open_bundle
+from vitdeploy.pipeline.setting import engine_setting, graph_setting
+from vitdeploy.runtime.backend import engine_is_code
+from vitdeploy.runtime.choice import select_engines
+from vitdeploy.runtime.golden import golden_files
+from vitdeploy.search.rows import in_parts
+from vitdeploy.spec import EngineSpec, FileEntry, Manifest, Precision
+from vitdeploy.stages.step import MODEL_FILE, find_graph
+from vitdeploy.tasks.adapter import Setting
+from vitdeploy.workflows.placement import PlacedGraphs, place_graphs
+from vitdeploy.workflows.seeded import golden_folder, seeded_answers
 
 DATA = ".onnx.data"
 
 
 @dataclass(frozen=True)
 class Shipment:
-    """`files` are by their paths on the device; those of `placed`."""
+    """What goes to a device for one artifact. `files`: those of `placed`, by their paths there. `setting`: how inputs
+    and outputs of an artifact are read that a user named. `accepted`: entries of the table of runtimes known to be
+    wrong that a bundle's engine was compiled in spite of."""
 
     placed: PlacedArtifact
     files: Mapping[str, Path]
+    setting: Setting | None = None
+    accepted: tuple[str, ...] = ()
 
 
-def ship(
-    placed: PlacedArtifact,
-    graphs: Mapping[str, tuple[Path, int]],
-    plan: tuple[EngineSpec, Path] | None = None,
-    precisions: Mapping[str, Precision] | None = None,
-    golden: Mapping[str, Path] | None = None,
+def find_device_artifacts(
+    text: str, *, target: str | None, work: Path, trust: Path | None = None, golden: bool = False
+) -> list[Shipment]:
+    """Every engine of a bundle (or the one for `target`), or a graph, which is placed in a new folder of `work`. With
+    `golden`, an engine must give its golden answers there: those of its bundle, or of its graph (`seeded`).
+
+    Raises:
+        InputError: an original, which no device can run. Errors of reading propagate.
+    """
+    path, kind = Path(text), kind_of(text)
+    if kind == "bundle":
+        manifest, labels = open_bundle(path, trust)
+        return [
+            _of_engine(path, manifest, engine, labels, golden, work)
+            for engine in select_engines(manifest, target or "auto")
+        ]
+    if kind == "model":
+        raise InputError(
+            f"{text} is a model, and devices run what was made of one",
+            wanted="with --on: bundles, graphs of `vitdeploy export` or `vitdeploy quantize`",
+            fix=f"vitdeploy export {quoted(text)} -o DIR, then give DIR",
+        )
+    file, answers = find_graph(path), dict[str, Path]()
+    graphs = place_graphs(file, target or default_target(file), None, new_folder(work, "placed"))
+    first, spec = next(iter(graphs.graphs.values()))
+    if golden:  # of a graph alone, whose part of images is its first
+        seeded = seeded_answers(graphs.folder / f"{next(iter(graphs.graphs))}.onnx", graphs.target)
+        answers = {} if seeded.why else golden_folder(seeded, graphs.target, new_folder(work, "golden"))
+    shipment = placed_shipment(str(path), graphs, graphs.batch, answers)
+    return [dataclasses.replace(shipment, setting=graph_setting(first, graphs.metadata, spec))]
+
+
+def placed_shipment(name: str, graphs: PlacedGraphs, batch: int, golden: Mapping[str, Path] | None = None) -> Shipment:
+    files = {part: graphs.folder / f"{part}.onnx" for part in graphs.graphs}
+    facts = {"sequence": graphs.metadata.sequence, "row_parts": graphs.row_parts}
+    return _ship(name, graphs.target, batch, files, golden or {}, None, facts)
+
+
+def _of_engine(
+    folder: Path, manifest: Manifest, engine: EngineSpec, labels: tuple[str, ...], golden: bool, work: Path
 ) -> Shipment:
-    """The shipment of `placed`, whose `graphs` and `plan` are filled in.
+    """Of an engine of a bundle: one that is code as it is, for the device that it was built on."""
+    files = {part.part: folder / part.graph for part in engine.parts or (engine,)}
+    if engine.row_parts is not None:  # as the bundle's own files compute them
+        files = {engine.part: new_folder(work, "rows") / MODEL_FILE}
+        in_parts(folder / engine.graph, engine.row_parts, files[engine.part])
+    # What the device compares the engine that it builds with; nothing of a bundle without golden answers.
+    names = golden_files(manifest, engine) if golden else ()
+    answers = {name: folder / name for name in ((MANIFEST_FILE, *names) if names else ())}
+    facts = {name: getattr(engine, name) for name in ("sequence", "weight_bits", "row_parts", "float_rest")}
+    built = (engine, folder) if engine_is_code(engine) and not engine.parts else None
+    shipment = _ship(f"{folder}:{engine.artifact}", engine.target, engine.batch, files, answers, built, facts)
+    setting = engine_setting(folder, manifest, engine, labels)
+    return dataclasses.replace(shipment, setting=setting, accepted=engine.accepted or ())
+
+
+def _ship(
+    name: str,
+    target: str,
+    batch: int,
+    graphs: Mapping[str, Path],
+    golden: Mapping[str, Path],
+    plan: tuple[EngineSpec, Path] | None,
+    facts: Mapping[str, Any],
+) -> Shipment:
+    """The shipment of `graphs`, which are by part, with the precision that they were placed for: INT8 where one was.
 
     Args:
-        graphs: by part, the file, and how many of its layers are in integers.
-        plan: an engine built on a device before, and the folder of its files.
-        precisions: by part, where they are not all that of `placed`.
         golden: the manifest and the golden answers of a bundle, by their paths in it.
+        plan: an engine built on a device before, and the folder of its files.
+        facts: further fields of the placement; its `weight_bits` are those of the graphs where this does not say.
     """
+    metadata = {part: admitted_metadata(graph) for part, graph in graphs.items()}
+    own: dict[str, Precision] = {part: found.precision or "fp32" for part, found in metadata.items()}
+    whole: Precision = "int8" if "int8" in own.values() else next(iter(own.values()))
+    bits = next((found.weight_bits for found in metadata.values() if found.weight_bits is not None), None)
     files: dict[str, Path] = {}
     sent = []
-    for part, (graph, count) in graphs.items():
+    for part, graph in graphs.items():
         weights = sorted(graph.parent.glob(f"*{DATA}"))
         # The graph names the file of its weights, and compilers look for it under the graph's own name.
-        name = weights[0].name.removesuffix(".data") if len(weights) == 1 else graph.name
-        files |= {f"{part}/{name}": graph, **{f"{part}/{path.name}": path for path in weights}}
-        sent.append(PlacedGraph(part, f"{part}/{name}", count, (precisions or {}).get(part)))
-    placed = dataclasses.replace(placed, graphs=tuple(sent))
+        called = weights[0].name.removesuffix(".data") if len(weights) == 1 else graph.name
+        files |= {f"{part}/{called}": graph, **{f"{part}/{path.name}": path for path in weights}}
+        precision = own[part] if len(set(own.values())) > 1 else None
+        sent.append(PlacedGraph(part, f"{part}/{called}", count_int8(load_graph(graph)), precision))
+    placed = PlacedArtifact(name, target, whole, batch, tuple(sent), **{"weight_bits": bits, **facts})
     if plan is not None:
         engine, folder = plan
-        products = {file: folder / file for file in engine.files}
         renamed = {file: f"plan/{file.replace('/', '-')}" for file in engine.files}
-        files |= {renamed[file]: path for file, path in products.items()}
-        engine = dataclasses.replace(engine, files=tuple(renamed[file] for file in engine.files))
-        placed = dataclasses.replace(placed, plan=engine)
+        files |= {renamed[file]: folder / file for file in engine.files}
+        placed = dataclasses.replace(placed, plan=dataclasses.replace(engine, files=tuple(renamed.values())))
     if golden:
         files |= {f"golden/{name}": path for name, path in golden.items()}
         placed = dataclasses.replace(placed, golden="golden")
@@ -75,16 +148,17 @@ def entries(files: Mapping[str, Path]) -> dict[FileEntry, Path]:
 
 
 def make_job(
-    kind: Kind, shipments: Sequence[Shipment], options: Mapping[str, Any]
+    kind: Kind, shipments: Sequence[Shipment] = (), more: Mapping[FileEntry, Path] | None = None, **options: Any
 ) -> tuple[DeviceJob, dict[str, Path]]:
-    """One job of all shipments, and the local path of each of its files. Each shipment gets a folder of its own."""
+    """One job of all shipments and of `more` files, and the local path of each file. Each shipment gets a folder of its
+    own. `options`: fields of the job that are of its kind."""
     placed, files = [], dict[str, Path]()
     for index, shipment in enumerate(shipments):
         files |= {f"{index}/{name}": path for name, path in shipment.files.items()}
         placed.append(_below(shipment.placed, str(index)))
-    listed = tuple(entries(files))
-    job = DeviceJob(FORMAT, kind, agent_package().digest, sender(), tuple(placed), listed, dict(options))
-    return job, files
+    listed = {**entries(files), **(more or {})}
+    job = DeviceJob(FORMAT, kind, agent_package().digest, sender(), tuple(placed), tuple(listed), **options)
+    return job, {entry.path: path for entry, path in listed.items()}
 
 
 def _below(placed: PlacedArtifact, folder: str) -> PlacedArtifact:
@@ -94,161 +168,3 @@ def _below(placed: PlacedArtifact, folder: str) -> PlacedArtifact:
     )
     golden = placed.golden and f"{folder}/{placed.golden}"
     return dataclasses.replace(placed, graphs=graphs, plan=plan, golden=golden)
-
-
-# --- The versions of the runtimes that still run on an older system: what PyPI has for Linux --------------------------
-# Looked up with `pip download --python-version P --platform manylinux_2_G_ARCH` on 2026-11-23. `pip install` finds the
-# right one by itself; this is to say beforehand what it will find.
-
-
-@dataclass(frozen=True)
-class Wheel:
-    """The newest version for Pythons (3, `python`) to (3, `last`), and the least glibc 2.x that it needs by machine."""
-
-    package: str
-    version: str
-    python: int
-    last: int
-    glibc: dict[str, int]
-
-
-NEWEST = 99
-WHEELS = (
-    Wheel("onnxruntime", "1.32.0", 11, NEWEST, {"x86_64": 28, "aarch64": 28}),
-    Wheel("onnxruntime", "1.23.2", 10, 13, {"x86_64": 27, "aarch64": 27}),
-    Wheel("openvino", "2026.4.1", 10, NEWEST, {"x86_64": 28, "aarch64": 35}),
-    Wheel("openvino", "2025.4.1", 10, 13, {"x86_64": 17}),
-    Wheel("openvino", "2025.2.0", 10, 13, {"aarch64": 31}),
-)
-RUNTIMES = {wheel.package for wheel in WHEELS}
-
-
-def newest(package: str, python: tuple[int, int], glibc: tuple[int, int], machine: str) -> str | None:
-    """The newest version of a runtime that runs there, of those that vitdeploy works with; None without any."""
-    for wheel in WHEELS:
-        fits = wheel.python <= python[1] <= wheel.last and python[0] == 3
-        least = wheel.glibc.get(machine)
-        if wheel.package == package and fits and least is not None and glibc >= (2, least):
-            return wheel.version
-    return None
-
-
-def pair(version: str) -> tuple[int, int]:
-    """The first two numbers of a version; (0, 0) of what is none."""
-    numbers = [int(part) for part in version.split(".") if part.isdecimal()]
-    return (numbers[0], numbers[1]) if len(numbers) >= 2 else (0, 0)
-
-
-# --- What a device may say at most, whatever is asked -----------------------------------------------------------------
-# checked before a line is parsed, and before a document is decoded.
-#
-# A line of the allowed length can still be a document of many times its size in memory, or hold a number that no
-# arithmetic here takes.
-
-
-# Of a line: its lists and objects, its quotes (two a text), its values. Latencies are most of a result.
-MOST_NESTED, MOST_QUOTES, MOST_VALUES = 2_000_000, 16_000_000, 16_000_000
-# Of a document: items of a list or object; characters of a text; depth.
-MOST_ITEMS, LONGEST_TEXT, DEEPEST = 100_000, 1 << 20, 32
-# A number for each query, however many there were; `results.check_run` looks at each.
-MEASURED = (".latencies_ms", ".waiting_ms")
-# Operations a second are the largest numbers that there are.
-LARGEST = 1e18
-# What the host has chosen, and compares: tokens may have negative numbers there.
-OURS = ("sequence", "protocol")
-
-
-def problem_of_line(line: bytes) -> str:
-    """Why a line is not even parsed; "" for one that is."""
-    counts = {
-        "lists and objects": (line.count(b"[") + line.count(b"{"), MOST_NESTED),
-        "quotes": (line.count(b'"'), MOST_QUOTES),
-        "values": (line.count(b","), MOST_VALUES),
-    }
-    return next((f"{found:,} {what}, more than {most:,}" for what, (found, most) in counts.items() if found > most), "")
-
-
-def problem_of(value: Any, path: str = "$", depth: int = 0) -> str:
-    """What of a parsed document is beyond every measure, with its path; "" for nothing. `path` and `depth` are those of
-    `value` in the document.
-
-    Whole numbers count something, so none is negative. One with a fraction may be: a temperature.
-    """
-    if not isinstance(value, dict | list):
-        odd = _problem(value)
-    elif path.endswith(MEASURED) and set(map(type, value)) <= {int, float}:
-        odd = ""
-    elif len(value) > MOST_ITEMS:
-        odd = f"{len(value):,} items, more than {MOST_ITEMS:,}"
-    elif depth >= DEEPEST:
-        odd = f"nested more than {DEEPEST} deep"
-    else:
-        return next(filter(None, (problem_of(item, path + name, depth + 1) for name, item in _items(value))), "")
-    return f"{path}: {odd}" if odd else ""
-
-
-def _items(container: dict[str, Any] | list[Any]) -> Iterator[tuple[str, Any]]:
-    """What is in a list or an object, each with the end of its path."""
-    if isinstance(container, list):
-        return ((f"[{index}]", item) for index, item in enumerate(container))
-    return ((f".{key[:60]}", item) for key, item in container.items() if key not in OURS)
-
-
-def _problem(value: object) -> str:
-    if isinstance(value, str):
-        return f"a text of {len(value):,} characters" if len(value) > LONGEST_TEXT else ""
-    if type(value) is int and not 0 <= value <= LARGEST:
-        return f"the number {_short(value)}"
-    return f"the number {value:g}" if type(value) is float and not abs(value) <= LARGEST else ""
-
-
-def _short(value: int) -> str:
-    """A whole number, however long."""
-    digits = str(abs(value))
-    return f"{value}" if len(digits) <= 40 else f"{'-' if value < 0 else ''}{digits[:6]}... of {len(digits):,} digits"
-
-
-# --- The agent as one file: the device zone in a zipapp, the same bytes wherever it is packed -------------------------
-# What its modules import beyond the standard library is numpy and Pillow, where images or numbers are touched, and one
-# runtime. tests/devices/test_package.py imports all of them where nothing else is installed.
-
-
-# Folders go with all that is below them.
-ZONE = (
-    *("__init__.py", "backends.py", "errors.py", "extensions.py", "limits.py", "paths.py", "zip_members.py"),
-    *("publish.py", "spec", "runtime", "compilation", "benchmark"),
-    *(f"bundle/{name}.py" for name in ("__init__", "checked", "layout", "read", "sign")),
-    *("devices/__init__.py", "devices/agent"),
-)
-MAIN = "import sys\nfrom vitdeploy.devices.agent.main import main\n\nmain(sys.argv[0])\n"
-EPOCH = (1980, 1, 1, 0, 0, 0)
-
-
-@dataclass(frozen=True)
-class Package:
-    """`data` is agent.pyz, `digest` its SHA-256."""
-
-    data: bytes
-    digest: str
-
-
-@functools.cache
-def agent_package() -> Package:
-    """Stored, not deflated: what zlib makes of a text depends on its version."""
-    home = Path(vitdeploy.__file__).parent
-    files = sorted(file for name in ZONE for file in _files(home / name))
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, data in [
-            ("__main__.py", MAIN.encode()),
-            *((f"vitdeploy/{file.relative_to(home).as_posix()}", file.read_bytes()) for file in files),
-        ]:
-            entry = zipfile.ZipInfo(name, EPOCH)
-            entry.create_system = 3
-            entry.external_attr = 0o100644 << 16
-            archive.writestr(entry, data)
-    return Package(buffer.getvalue(), hashlib.sha256(buffer.getvalue()).hexdigest())
-
-
-def _files(path: Path) -> list[Path]:
-    return [path] if path.is_file() else list(path.rglob("*.py"))

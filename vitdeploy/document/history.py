@@ -89,6 +89,14 @@ class ChangeFacts:
     shares: tuple[ShareFacts, ...]
     sentence: str
 
+    @property
+    def further(self) -> list[str]:
+        """What else is known of both sides, a line each."""
+        known = {each.what for each in self.shares}
+        unclear = [each for each in self.unclear if each not in known]
+        lines = [f"more than one value on a side: {', '.join(unclear)}"] if unclear else []
+        return [*lines, *([f"the same on both sides: {', '.join(self.same)}"] if self.same else [])]
+
 
 @dataclass(frozen=True)
 class SeriesFacts:

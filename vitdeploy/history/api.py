@@ -97,13 +97,8 @@ def _p50(point: PointFacts) -> str:
 
 def change_lines(number: int, change: ChangeFacts) -> list[str]:
     """A change in words: the sentence, then the levels and what else is known of both sides."""
-    lines = [f"series {number}: {change.sentence}", f"    {change.before_ms:.4g} to {change.after_ms:.4g} ms"]
-    known = {each.what for each in change.shares}
-    if unclear := [each for each in change.unclear if each not in known]:
-        lines.append(f"    more than one value on a side: {', '.join(unclear)}")
-    if change.same:
-        lines.append(f"    the same on both sides: {', '.join(change.same)}")
-    return lines
+    level = f"{change.before_ms:.4g} to {change.after_ms:.4g} ms"
+    return [f"series {number}: {change.sentence}", *(f"    {line}" for line in (level, *change.further))]
 
 
 def _remarks(series: SeriesFacts) -> list[str]:

@@ -30,7 +30,9 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.errors import MissingPackageError
+from vitdeploy.extensions import lazy
 
+stats = lazy("scipy.stats")
 Values = npt.NDArray[np.float64]
 
 # The share of series without a change in which one is found, at most, by the union bound, were the noise known.
@@ -146,8 +148,6 @@ def noise_of(logs: Values, edges: Sequence[int] = ()) -> Noise:
 def _penalty(size: int, freedom: float) -> float:
     """What a change has to lower the squared error by, in units of the noise: chance does so at one of `size` places in
     `ALARMS` of all series at most, as the lowered error of one change has a distribution F(1, freedom)."""
-    from scipy import stats
-
     return float(stats.f.isf(ALARMS / size, 1, freedom))
 
 
@@ -163,8 +163,6 @@ def _segments(values: Values, *, count: int | None = None, penalty: float | None
 
 
 def _change(before: Values, after: Values, first: int, noise: Noise) -> Change:
-    from scipy import stats
-
     lower, upper = float(before.mean()), float(after.mean())
     error = noise.long_run * math.sqrt(1 / before.size + 1 / after.size)
     reach = float(stats.t.ppf(0.975, noise.freedom)) * error

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitdeploy.document.bench import Omission
 from vitdeploy.errors import InputError, MissingPackageError, UnsafeError
+from vitdeploy.extensions import lazy
 from vitdeploy.history.row import FORMAT, FORMAT_KEY, Place, ResultRow, defaults, schema
 from vitdeploy.limits import bounded
 from vitdeploy.paths import shown_name
@@ -28,6 +29,9 @@ from vitdeploy.spec import encode
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
+else:
+    pa, pq = lazy("pyarrow"), lazy("pyarrow.parquet")
 
 _NAME = re.compile(r"([0-9]{10,15})-[0-9a-f]{12}\.parquet")
 MAX_ROWS = 100_000
@@ -56,9 +60,6 @@ def append(place: Place, rows: Sequence[ResultRow], document: object) -> str:
         MissingPackageError: without pyarrow. StorageError: nothing can be written there.
     """
     require_packages()
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     place.prepare()
     sequence = 1 + max(map(_sequence, place.names()), default=0)
     text = json.dumps(encode(document), allow_nan=False)
@@ -132,9 +133,6 @@ def _read(place: Place, name: str) -> list[ResultRow]:
 
 def _records(place: Place, name: str, columns: Sequence[str]) -> list[dict[str, Any]]:
     """The rows of one file as they are, with those of the columns that it has."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     data = place.read(name)
     with bounded(f"read {name}", len(data)):
         try:

@@ -6,20 +6,21 @@ import contextlib
 import dataclasses
 import datetime
 import typing
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from vitdeploy.document.history import ChangeFacts, Difference, ShareFacts
 from vitdeploy.errors import InputError, LimitError, MissingFileError
+from vitdeploy.extensions import lazy
 from vitdeploy.publish import replacing_file, storage_errors, temporary_folder
 from vitdeploy.remote import Remote
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from fsspec import AbstractFileSystem
+else:
+    pa = lazy("pyarrow")
 
 
 # --- One row of a history: what one document says of one artifact, in flat columns ------------------------------------
@@ -114,8 +115,6 @@ class ResultRow:
 
 def schema() -> pa.Schema:
     """The columns of a history's files, in Arrow's types, with the format in the metadata."""
-    import pyarrow as pa
-
     columns = {
         str: pa.string(),
         int: pa.int64(),
@@ -147,30 +146,9 @@ MAX_BYTES = 1 << 30
 ENDING = ".parquet"
 
 
-class Place(ABC):
-    """A folder of files. `name` is what messages call it; no credentials are in it."""
-
-    name: str
-
-    @abstractmethod
-    def prepare(self) -> None:
-        """Make the place if it is not there, and raise if nothing can be written to it."""
-
-    @abstractmethod
-    def names(self) -> list[str]:
-        """The names of the files that end as Parquet files do, in order; MissingFileError without the folder."""
-
-    @abstractmethod
-    def read(self, name: str) -> bytes:
-        """The content of a file; LimitError if it is too large."""
-
-    @abstractmethod
-    def write(self, name: str, data: bytes) -> None:
-        """Add a file under a name that no other has."""
-
-
 def open_place(where: str | Path) -> Place:
-    """The place of a path or a URI.
+    """The place of a path or a URI: it is made, its Parquet files are named, read, and added to. Its `name` is what
+    messages call it, without credentials.
 
     Raises:
         InputError: a protocol that fsspec does not know. MissingPackageError: what reads that protocol is not
@@ -189,17 +167,19 @@ def _missing(name: str) -> MissingFileError:
     )
 
 
-class _Folder(Place):
+class _Folder:
     def __init__(self, folder: Path) -> None:
         self.name = str(folder)
         self._folder = folder
 
     def prepare(self) -> None:
+        """Make the place if it is not there, and raise if nothing can be written to it."""
         self._require_folder()
         with temporary_folder(self._folder):
             pass
 
     def names(self) -> list[str]:
+        """The names of the files that end as Parquet files do, in order; MissingFileError without the folder."""
         self._require_folder()
         with storage_errors(self._folder):
             try:
@@ -209,6 +189,7 @@ class _Folder(Place):
         return sorted(name for name in found if not name.startswith("."))
 
     def read(self, name: str) -> bytes:
+        """The content of a file; LimitError if it is too large."""
         path = self._folder / name
         with storage_errors(path):
             try:
@@ -222,6 +203,7 @@ class _Folder(Place):
                 raise MissingFileError(f"{name} has gone") from None
 
     def write(self, name: str, data: bytes) -> None:
+        """Add a file under a name that no other has."""
         with replacing_file(self._folder / name, lambda _: False) as file:
             file.write_bytes(data)
 
@@ -231,7 +213,7 @@ class _Folder(Place):
                 raise InputError(f"{self.name} is no folder", found="a file", wanted="a folder, or a URI with ://")
 
 
-class _Remote(Place):
+class _Remote:
     def __init__(self, uri: str) -> None:
         self._remote = Remote(uri, "history", "history", InputError)
         self.name = self._remote.name
@@ -260,65 +242,7 @@ class _Remote(Place):
         self._remote.publish(name, data, len(data))
 
 
-# --- A change of a series in one sentence: when, by how much, and what changed with it --------------------------------
-
-
-# What facts of a row are called within a sentence.
-_CALLED = {
-    "runtime": "the runtime",
-    "driver": "the driver",
-    "vitdeploy": "vitdeploy",
-    "model digest": "the model",
-    "host": "the host",
-    "system": "the system",
-    "Python": "Python",
-    "command": "the command",
-}
-
-
-def change_sentence(name: str, change: ChangeFacts) -> str:
-    """The sentence about the series called `name`."""
-    amount, bounds = _share(change.ratio), sorted(_share(each) for each in change.ci95)
-    slower = change.direction == "slower"
-    low, high = bounds if slower else (-bounds[1], -bounds[0])
-    begin = (
-        f"{name} got {abs(amount):.1f} % {change.direction} ({low:.1f} to {high:.1f}) "
-        f"at result {change.number} of {change.time[:10]}"
-    )
-    return f"{begin}{_reasons(change)}."
-
-
-def _reasons(change: ChangeFacts) -> str:
-    parts = []
-    if change.differences:
-        several = "; which of these it was, the series does not say" if len(change.differences) > 1 else ""
-        parts.append(", when " + joined([_difference(each) for each in change.differences]) + several)
-    if change.shares:
-        parts.append(", " + joined([_share_of(each) for each in change.shares]))
-    return "".join(parts) or ", and nothing that is recorded changed with it"
-
-
-def _difference(found: Difference) -> str:
-    before, after = (_value(found.what, each) for each in (found.before, found.after))
-    return f"{_CALLED[found.what]} changed from {before} to {after}"
-
-
-def _share_of(found: ShareFacts) -> str:
-    value = f"{'model' if found.what == 'model digest' else found.what} {_value(found.what, found.value)}"
-    text = f"with {value} in {found.after} of {found.of_after} results from there on, in {found.before} of "
-    text += f"{found.of_before} before"
-    if found.ratio is not None:
-        share = _share(found.ratio)
-        text += f" ({abs(share):.1f} % {'slower' if share > 0 else 'faster'} than the others)"
-    return text
-
-
-def _value(what: str, value: str) -> str:
-    return (f"sha256:{value}" if what == "model digest" else value) if value else "unknown"
-
-
-def _share(ratio: float) -> float:
-    return 100 * (ratio - 1)
+Place: TypeAlias = _Folder | _Remote
 
 
 def joined(parts: Sequence[str]) -> str:

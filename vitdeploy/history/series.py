@@ -9,20 +9,22 @@ from typing import Literal
 
 from vitdeploy.document.bench import Omission
 from vitdeploy.document.history import ChangeFacts, Difference, HistoryDocument, PointFacts, SeriesFacts, ShareFacts
+from vitdeploy.extensions import lazy
 from vitdeploy.history.canaries import canaries_of
 from vitdeploy.history.changes import LEAST_OF_LEVEL, LEAST_RESULTS, Change, find_changes
-from vitdeploy.history.row import ResultRow, change_sentence, now
+from vitdeploy.history.row import ResultRow, joined, now
 
-# What may explain a change: the facts of a row, in words.
-FACTS: dict[str, Callable[[ResultRow], str]] = {
-    "runtime": lambda row: f"{row.runtime} {row.runtime_version}".strip(),
-    "driver": lambda row: row.driver,
-    "vitdeploy": lambda row: row.vitdeploy,
-    "model digest": lambda row: (row.model_digest or "")[:12],
-    "host": lambda row: row.host,
-    "system": lambda row: row.system,
-    "Python": lambda row: row.python,
-    "command": lambda row: row.kind,
+stats = lazy("scipy.stats")
+# What may explain a change: the facts of a row in words, and what they are called within a sentence.
+FACTS: dict[str, tuple[str, Callable[[ResultRow], str]]] = {
+    "runtime": ("the runtime", lambda row: f"{row.runtime} {row.runtime_version}".strip()),
+    "driver": ("the driver", lambda row: row.driver),
+    "vitdeploy": ("vitdeploy", lambda row: row.vitdeploy),
+    "model digest": ("the model", lambda row: (row.model_digest or "")[:12]),
+    "host": ("the host", lambda row: row.host),
+    "system": ("the system", lambda row: row.system),
+    "Python": ("Python", lambda row: row.python),
+    "command": ("the command", lambda row: row.kind),
 }
 # A change may be found this many results beside where it is.
 _BESIDE = 1
@@ -141,7 +143,7 @@ def _change(
     name: str, change: Change, first: tuple[int, ResultRow], before: Sequence[ResultRow], after: Sequence[ResultRow]
 ) -> ChangeFacts:
     number, row = first
-    sides = {what: _sides(fact, before, after) for what, fact in FACTS.items()}
+    sides = {what: _sides(fact, before, after) for what, (_, fact) in FACTS.items()}
     unclear = tuple(what for what, side in sides.items() if side == "unclear")
     found = ChangeFacts(
         number=number,
@@ -152,7 +154,7 @@ def _change(
         ratio=change.ratio,
         ci95=change.ci95,
         differences=tuple(
-            Difference(what, FACTS[what](before[-1 - _BESIDE]), FACTS[what](after[_BESIDE]))
+            Difference(what, *(FACTS[what][1](row) for row in (before[-1 - _BESIDE], after[_BESIDE])))
             for what, side in sides.items()
             if side == "other"
         ),
@@ -167,14 +169,12 @@ def _change(
 def _shares(what: str, before: Sequence[ResultRow], after: Sequence[ResultRow]) -> list[ShareFacts]:
     """The values of a fact that came up with a change among the results next to it. A value that all have by then came
     up somewhere else, as the results next to the change show."""
-    from scipy.stats import fisher_exact
-
-    fact, before, after, found = FACTS[what], before[-_NEAR:], after[:_NEAR], []
+    fact, before, after, found = FACTS[what][1], before[-_NEAR:], after[:_NEAR], []
     for value in dict.fromkeys(map(fact, after)):
         old, having = sum(fact(row) == value for row in before), [row for row in after if fact(row) == value]
         rest = [row for row in after if fact(row) != value]
         table = [[len(having), len(rest)], [old, len(before) - old]]
-        if fisher_exact(table, alternative="greater").pvalue < _CHANCE:
+        if stats.fisher_exact(table, alternative="greater").pvalue < _CHANCE:
             times, others = ([row.p50_ms or 0.0 for row in rows] for rows in (having, rest))
             enough = min(len(times), len(others)) >= LEAST_OF_LEVEL
             ratio = statistics.median(times) / statistics.median(others) if enough else None
@@ -193,3 +193,51 @@ def _sides(
         return "same"
     sides = {fact(row) for row in before[:-_BESIDE]}, {fact(row) for row in after[_BESIDE:]}
     return "unclear" if sides[0] & sides[1] else "other"
+
+
+# --- A change of a series in one sentence: when, by how much, and what changed with it --------------------------------
+
+
+def change_sentence(name: str, change: ChangeFacts) -> str:
+    """The sentence about the series called `name`."""
+    amount, bounds = _share(change.ratio), sorted(_share(each) for each in change.ci95)
+    slower = change.direction == "slower"
+    low, high = bounds if slower else (-bounds[1], -bounds[0])
+    begin = (
+        f"{name} got {abs(amount):.1f} % {change.direction} ({low:.1f} to {high:.1f}) "
+        f"at result {change.number} of {change.time[:10]}"
+    )
+    return f"{begin}{_reasons(change)}."
+
+
+def _reasons(change: ChangeFacts) -> str:
+    parts = []
+    if change.differences:
+        several = "; which of these it was, the series does not say" if len(change.differences) > 1 else ""
+        parts.append(", when " + joined([_difference(each) for each in change.differences]) + several)
+    if change.shares:
+        parts.append(", " + joined([_share_of(each) for each in change.shares]))
+    return "".join(parts) or ", and nothing that is recorded changed with it"
+
+
+def _difference(found: Difference) -> str:
+    before, after = (_value(found.what, each) for each in (found.before, found.after))
+    return f"{FACTS[found.what][0]} changed from {before} to {after}"
+
+
+def _share_of(found: ShareFacts) -> str:
+    value = f"{'model' if found.what == 'model digest' else found.what} {_value(found.what, found.value)}"
+    text = f"with {value} in {found.after} of {found.of_after} results from there on, in {found.before} of "
+    text += f"{found.of_before} before"
+    if found.ratio is not None:
+        share = _share(found.ratio)
+        text += f" ({abs(share):.1f} % {'slower' if share > 0 else 'faster'} than the others)"
+    return text
+
+
+def _value(what: str, value: str) -> str:
+    return (f"sha256:{value}" if what == "model digest" else value) if value else "unknown"
+
+
+def _share(ratio: float) -> float:
+    return 100 * (ratio - 1)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from vitdeploy.devices.shipment import agent_package
+from vitdeploy.devices.client import agent_package
 from vitdeploy.errors import HostError, HubError
 from vitdeploy.known_bad.platform import holds_for
 from vitdeploy.publish import publish, storage_errors, temporary_folder

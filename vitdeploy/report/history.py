@@ -46,13 +46,7 @@ def changed_with(change: ChangeFacts) -> list[str]:
         f"{each.of_after} after it"
         for each in change.shares
     ]
-    what = what or ["nothing that is recorded"]
-    known = {each.what for each in change.shares}
-    if unclear := [each for each in change.unclear if each not in known]:
-        what.append(f"more than one value on a side: {', '.join(unclear)}")
-    if change.same:
-        what.append(f"the same on both sides: {', '.join(change.same)}")
-    return what
+    return [*(what or ["nothing that is recorded"]), *change.further]
 
 
 def point_latency(point: PointFacts) -> Cell:

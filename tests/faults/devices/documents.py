@@ -159,15 +159,14 @@ def _kinds(work: Path, small: Small, stack: contextlib.ExitStack) -> list[Kind]:
 def _probe(device: Any) -> Kind:
     from vitdeploy.backends import TARGETS
     from vitdeploy.devices.advice import advice_lines, diagnose
-    from vitdeploy.devices.agent.documents import DeviceProbe
-    from vitdeploy.devices.agent.probe import probe
-    from vitdeploy.devices.results import check_probe, parse
+    from vitdeploy.devices.agent.probe import DeviceProbe, probe
+    from vitdeploy.devices.results import clean, parse
     from vitdeploy.known_bad.entries import table
     from vitdeploy.known_bad.platform import concerns, platform_there
     from vitdeploy.spec import encode
 
     def take(line: bytes) -> None:
-        found = check_probe(parse("board", line, DeviceProbe))
+        found = clean(parse("board", line, DeviceProbe))
         _, lines, advice = diagnose(device, found)
         json.dumps({**encode(found), "advice": encode(advice)}, allow_nan=False)
         "\n".join([*lines, *advice_lines(advice)]).encode()
@@ -194,10 +193,10 @@ def _status() -> Kind:
 
     from vitdeploy.api.live import Live
     from vitdeploy.devices.agent.documents import Status
-    from vitdeploy.devices.results import check_status, parse
+    from vitdeploy.devices.results import clean, parse
 
     def take(line: bytes) -> None:
-        found = check_status(parse("board", line, Status))
+        found = clean(parse("board", line, Status))
         live = Live(Console(file=io.StringIO(), width=100, force_terminal=True))
         live.start()
         _, done, total = found.progress or ("", 0, 1)
@@ -265,8 +264,8 @@ def _measured(device: Any, graph: Path, work: Path, said: dict[str, bytes]) -> l
     from vitdeploy.api.bench import bench_lines
     from vitdeploy.api.values import Reporter, printed
     from vitdeploy.benchmark.protocol import Protocol
-    from vitdeploy.devices.device_artifact import find_device_artifacts
     from vitdeploy.devices.on_devices import bench_on
+    from vitdeploy.devices.shipment import find_device_artifacts
     from vitdeploy.spec import encode
 
     (work / "measured").mkdir()
@@ -334,16 +333,15 @@ def _served(board: Board, graph: Path, work: Path) -> list[Kind]:
 
     from vitdeploy.devices.call import DevicePatience
     from vitdeploy.devices.client import Client
-    from vitdeploy.devices.device_artifact import find_device_artifacts
     from vitdeploy.devices.registry import Device
     from vitdeploy.devices.runner import RemoteRunner
-    from vitdeploy.devices.shipment import entries
+    from vitdeploy.devices.shipment import entries, find_device_artifacts
     from vitdeploy.graph.io.files import graph_spec, load_graph
     from vitdeploy.runtime.predictor import Predictor
 
     (work / "served").mkdir()
     [artifact] = find_device_artifacts(str(graph), target=TARGET, work=work / "served")
-    shipment, preprocess = artifact.shipment, artifact.setting.preprocess
+    preprocess = artifact.setting.preprocess
     sent = {"model": graph_spec(load_graph(graph), "graph.onnx")}
     assert preprocess is not None
     pixels = np.zeros((32, 32, 3), np.uint8)
@@ -353,13 +351,13 @@ def _served(board: Board, graph: Path, work: Path) -> list[Kind]:
         (board.folder / "answer").write_bytes(said)
         board.behave({"verb": "serve", "answer": True})
         client = Client(device, patience=DevicePatience(**IMPATIENT))
-        runner = RemoteRunner(client, shipment.placed, entries(shipment.files), name="small on board", graphs=graphs)
+        runner = RemoteRunner(client, artifact.placed, entries(artifact.files), name="small on board", graphs=graphs)
         with Predictor(runner, preprocess) as predictor:
             predictor.outputs([pixels])
 
     loaded = {"engine": _engine(), "host": _result()["host"], "inputs": [IMAGE], "outputs": [TENSOR]}
     loaded = {**loaded, "provider": "CPU", "waits_for": "", "begun": False}
-    outputs = {"outputs": [{**TENSOR, "shape": [1, 1000]}]}
+    outputs = [{**TENSOR, "shape": [1, 1000]}]
     whole = json.dumps(loaded).encode() + b"\n"
     answered = b"\n" + json.dumps(outputs).encode() + b"\n" + logits
     return [
@@ -373,20 +371,20 @@ def _served(board: Board, graph: Path, work: Path) -> list[Kind]:
 def _deployed(device: Any, small: Small, said: dict[str, bytes]) -> list[Kind]:
     """What a device says of deployments, and of a release that it tries."""
     from vitdeploy.api.values import printed
-    from vitdeploy.devices.agent.documents import Deployments, Missing, StageOptions, SwitchOptions
-    from vitdeploy.devices.client import Client, check_deployments, check_missing
+    from vitdeploy.devices.agent.documents import Deployed, ReleaseOptions
+    from vitdeploy.devices.client import Client
     from vitdeploy.devices.registry import Fleet, FleetMember
-    from vitdeploy.devices.results import parse
+    from vitdeploy.devices.results import check_deployments, check_missing, parse
     from vitdeploy.devices.rollout import Standing, _job, ready, seen
     from vitdeploy.spec import encode
 
     release = ready(small.bundle, None, trust=None, target="auto", duration=0.03, worse=0.1)
     old, paths = "a" * 64, [entry.path for entry in release.files]
-    stage = StageOptions("small", release.digest, old, 3, "auto", release.protocol, tuple(release.files))
-    switch = SwitchOptions("small", release.digest, old, 3, "auto", 0.1, release.protocol)
+    facts = ("small", release.digest, old, 3, "auto", 0.1)
+    stage, switch = ReleaseOptions(*facts, tuple(release.files)), ReleaseOptions(*facts)
 
     def stands(line: bytes) -> None:
-        for name, found in check_deployments("board", parse("board", line, Deployments)).items():
+        for name, found in check_deployments("board", parse("board", line, tuple[Deployed, ...])).items():
             standing = Standing([Fleet(name, members=(seen(FleetMember("board"), found),))], ())
             json.dumps(standing.document, allow_nan=False)
             "\n".join(printed(standing.lines(), 100)).encode()
@@ -394,7 +392,7 @@ def _deployed(device: Any, small: Small, said: dict[str, bytes]) -> list[Kind]:
     def tried(kind: Any, options: Any) -> Callable[[bytes], None]:
         def take(line: bytes) -> None:
             said["line"] = line
-            trial = _job(Client(device), kind, options, [], {}, release)
+            trial = _job(Client(device), kind, options, release)
             json.dumps(encode(trial), allow_nan=False)
             f"{trial.failed} {trial.undecided} {trial.alone}".encode()
 
@@ -409,10 +407,8 @@ def _deployed(device: Any, small: Small, said: dict[str, bytes]) -> list[Kind]:
     facts = {"engine": engine.artifact, "golden": golden, "kept": False, "alone": ""}
     one = {"name": "small", "current": old, "previous": "b" * 64, "counter": 3, "moving": ""}
     return [
-        Kind("deployed", {"deployed": [one]}, stands),
-        Kind(
-            "missing", {"missing": paths[:2]}, lambda line: check_missing("board", parse("board", line, Missing), paths)
-        ),
+        Kind("deployed", [one], stands),
+        Kind("missing", paths[:2], lambda line: check_missing("board", parse("board", line, tuple[str, ...]), paths)),
         Kind("stage", {**answer, "tried": facts}, tried("stage", stage)),
         Kind("switch", {**answer, "tried": {**facts, "kept": True}}, tried("switch", switch)),
     ]

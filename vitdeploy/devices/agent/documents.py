@@ -20,8 +20,7 @@ from typing import Any, Literal
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.compilation.backend import TargetState
-from vitdeploy.devices.agent.board import BoardState
+from vitdeploy.compilation.backend import BuildOptions
 from vitdeploy.errors import HostError, MissingPackageError, StorageError, VitdeployError
 from vitdeploy.spec import SPARSE, EngineSpec, FileEntry, FloatRest, Precision, SequenceSpec, WeightBits, encode
 
@@ -73,10 +72,25 @@ class PlacedArtifact:
 
 
 @dataclass(frozen=True)
+class ReleaseOptions:
+    """Of a job that brings a release ("stage": `files` are those of the whole bundle, of which the job has those that
+    were missing), or that moves the link to one ("switch"), from `expected` ("" for none), which was moved `counter`
+    times: another comparison is another job. `release` is the SHA-256 of its manifest, `target` what an app would ask
+    for. Its p99 may be `worse` times that of the current one, less 1."""
+
+    deployment: str
+    release: str
+    expected: str
+    counter: int
+    target: str
+    worse: float = 0.0
+    files: tuple[FileEntry, ...] = ()
+
+
+@dataclass(frozen=True)
 class DeviceJob:
-    """`files` are all that goes out with it. `options` are of the kind: {"protocol": ...} of a bench (encoded),
-    {"build": ...} where TensorRT is not to build as by default, `StageOptions` and `SwitchOptions`. `device`: whose it
-    is, as two may be one machine.
+    """`files` are all that goes out with it. `protocol`: of a bench, and of a release that is to be measured; `build`:
+    where TensorRT is not to build as by default. `device`: whose it is, as two may be one machine.
     """
 
     format: int
@@ -85,7 +99,9 @@ class DeviceJob:
     sender: str
     artifacts: tuple[PlacedArtifact, ...]
     files: tuple[FileEntry, ...]
-    options: dict[str, Any] = field(default_factory=dict)
+    protocol: Protocol | None = None
+    build: BuildOptions | None = None
+    release: ReleaseOptions | None = None
     device: str = ""
 
     @property
@@ -93,35 +109,6 @@ class DeviceJob:
         """The job's identifier everywhere: equal jobs of one sender are one job."""
         text = json.dumps(encode(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
-
-
-@dataclass(frozen=True)
-class StageOptions:
-    """Of a job that brings a release: the `files` of the whole bundle, of which the job has those that were missing.
-    `release` is the SHA-256 of its manifest, `target` what an app would ask for, `protocol` that of the comparison with
-    the current release, which is `expected` ("" for none) after `counter` moves: another comparison is another job."""
-
-    deployment: str
-    release: str
-    expected: str
-    counter: int
-    target: str
-    protocol: Protocol
-    files: tuple[FileEntry, ...]
-
-
-@dataclass(frozen=True)
-class SwitchOptions:
-    """Of a job that moves the link from `expected` ("" for none), which was moved `counter` times, to a release that is
-    there. Its p99 may be `worse` times that of the current one, less 1; without a `protocol` it is not measured."""
-
-    deployment: str
-    release: str
-    expected: str
-    counter: int
-    target: str
-    worse: float = 0.0
-    protocol: Protocol | None = None
 
 
 @dataclass(frozen=True)
@@ -163,18 +150,6 @@ class Deployed:
 
 
 @dataclass(frozen=True)
-class Deployments:
-    deployed: tuple[Deployed, ...]
-
-
-@dataclass(frozen=True)
-class Missing:
-    """The paths of files that a device has not."""
-
-    missing: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Failure:
     """An error, as `VitdeployError.to_dict` writes it, of one artifact ("" for the whole job)."""
 
@@ -211,26 +186,6 @@ class Status:
     state: State
     detail: str = ""
     progress: tuple[str, int, int] | None = None
-
-
-@dataclass(frozen=True)
-class DeviceProbe:
-    """A description of a device. `sensors`: what it can read while it measures, or why not; `jobs`: running and waiting
-    ones; `board`: what the doctor judges of its power, heat, memory and Python; `runtimes`: by target that works there,
-    the release of its package, and facts of what it computes on."""
-
-    host: dict[str, str]
-    executable: str
-    glibc: str
-    packages: dict[str, str]
-    targets: dict[str, TargetState]
-    free_bytes: int
-    memory_bytes: int
-    sensors: dict[str, str]
-    power_mode: str
-    jobs: tuple[str, ...]
-    board: BoardState = field(default_factory=BoardState)
-    runtimes: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 def flat(path: str) -> str:

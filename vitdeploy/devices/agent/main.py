@@ -31,28 +31,33 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from vitdeploy.devices.agent.board import read_memory
 from vitdeploy.devices.agent.documents import (
+    FORMAT,
     MAX_JOB_BYTES,
-    Deployments,
     DeviceJob,
-    Missing,
+    JobResult,
+    State,
     Status,
     explained,
     failure,
     flat,
 )
+from vitdeploy.devices.agent.probe import probe, read_memory
 from vitdeploy.devices.agent.state import (
     JOB_FILE,
     LOG_FILE,
     RESULT_FILE,
     RESULT_FOLDER,
     STATUS_FILE,
+    Process,
     end,
     home,
     job_folder,
+    read_job,
     read_status,
     scratch,
+    turn,
+    write_status,
 )
 from vitdeploy.devices.agent.stream import (
     BEAT_SECONDS,
@@ -64,8 +69,8 @@ from vitdeploy.devices.agent.stream import (
     read_json,
     read_line,
 )
-from vitdeploy.devices.agent.work import run
 from vitdeploy.errors import HostError, StorageError, VitdeployError
+from vitdeploy.progress import Progress
 from vitdeploy.spec import FileEntry, decode, encode
 
 READY = "vitdeploy-agent ok"
@@ -76,6 +81,8 @@ KEPT_JOBS = 8
 # Beside the files themselves: copies that compilers make of them, and the runtime's own.
 SPARE_BYTES = 16 << 20
 LOOK_SECONDS = 0.2
+TELL_SECONDS = 0.5
+PRODUCTS = "engines"
 STOP_SECONDS = 5.0
 
 
@@ -110,11 +117,14 @@ def main(agent: str) -> None:
 def _answer(command: str, arguments: list[str], agent: str, answers: BinaryIO, beats: Beats) -> Iterable[bytes]:
     """What is written once the beats have ended."""
     if command == "probe":
-        from vitdeploy.devices.agent.probe import probe
-
         return message(encode(probe()))
     if command in ("deployed", "missing"):
-        return message(encode(_deployed() if command == "deployed" else _missing(arguments[0])))
+        from vitdeploy.devices.agent.releases import DeploymentFolder, deployments
+
+        if command == "deployed":
+            return message(encode(deployments()))
+        listed = read_json(read_line(sys.stdin.buffer, MAX_JOB_BYTES))
+        return message(DeploymentFolder(arguments[0]).missing(decode(list[FileEntry], listed)))
     if command in ("submit", "serve"):
         _require_64_bits()
     if command == "submit":
@@ -136,19 +146,6 @@ def _answer(command: str, arguments: list[str], agent: str, answers: BinaryIO, b
         "remove": lambda: _remove(folder),
     }
     return message(asdict(simple[command]()))
-
-
-def _deployed() -> Deployments:
-    from vitdeploy.devices.agent.releases import deployments
-
-    return Deployments(tuple(deployments()))
-
-
-def _missing(name: str) -> Missing:
-    from vitdeploy.devices.agent.releases import DeploymentFolder
-
-    listed = read_json(read_line(sys.stdin.buffer, MAX_JOB_BYTES))
-    return Missing(tuple(DeploymentFolder(name).missing([decode(FileEntry, each) for each in listed["files"]])))
 
 
 def _require_64_bits() -> None:
@@ -266,12 +263,6 @@ def _stopped(number: int, frame: Any) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _run(folder: Path) -> None:
-    signal.signal(signal.SIGTERM, _stopped)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    run(folder)
-
-
 def _watch(folder: Path) -> Iterator[bytes]:
     """The status, whenever its state or what it waits for has changed, and for its progress as often as an agent beats,
     which takes the device next to no time.
@@ -317,3 +308,64 @@ def _fetch(folder: Path) -> Iterator[bytes]:
     yield line + b"\n"
     for entry in entries:
         yield from blocks_of(result / flat(entry.path))
+
+
+# --- A job from its folder to its result, in a process of its own that no connection ends -----------------------------
+# Nothing heavy is imported before the host can be told that a package is missing.
+
+
+def _run(folder: Path) -> None:
+    """Wait for the device, do the job in `folder`, and leave its result there, whatever happens."""
+    signal.signal(signal.SIGTERM, _stopped)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    me = Process.current()
+
+    def tell(state: State, detail: str = "", progress: tuple[str, int, int] | None = None) -> None:
+        write_status(folder, Status(state, detail, progress), me)
+
+    tell("queued")
+    job = read_job(folder / JOB_FILE)
+    try:
+        with turn(f"{job.kind} of {job.sender}", lambda other: tell("queued", other)):
+            tell("running")
+            result = _result(job, folder, _seldom(lambda *progress: tell("running", "", progress)))
+            _publish(result, folder)
+    except SystemExit:
+        tell("stopped")
+        raise
+
+
+def _publish(result: JobResult, folder: Path) -> None:
+    """The result's folder appears whole, with all that it lists, or not at all."""
+    out = folder / f".{RESULT_FOLDER}"
+    out.mkdir()
+    for entry in result.files:
+        (folder / PRODUCTS / entry.path).rename(out / flat(entry.path))
+    with (out / RESULT_FILE).open("w", encoding="utf-8") as file:
+        json.dump(encode(result), file, allow_nan=False)
+        file.flush()
+        os.fsync(file.fileno())
+    out.rename(folder / RESULT_FOLDER)
+
+
+def _seldom(tell: Progress) -> Progress:
+    """Report progress only now and then, so as not to disturb what is measured."""
+    last = -TELL_SECONDS
+
+    def progress(text: str, done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= TELL_SECONDS:
+            last = time.monotonic()
+            tell(text, done, total)
+
+    return progress
+
+
+def _result(job: DeviceJob, folder: Path, progress: Progress) -> JobResult:
+    try:
+        with explained():
+            from vitdeploy.devices.agent.tasks import perform
+
+            return perform(job, folder, folder / PRODUCTS, progress)
+    except VitdeployError as error:
+        return JobResult(FORMAT, job.digest, {}, failure=failure("", error))

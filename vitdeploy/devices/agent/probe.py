@@ -1,27 +1,103 @@
-"""What a device is and what works there, for `vitdeploy devices doctor`."""
+"""What a device is, what works there, and what it says of its power, heat, memory, clock and Python: what `vitdeploy
+devices doctor` judges.
+
+All of the board is read from files under `root`, "/" except in tests, and from `nvpmodel` and `dpkg-query`, where they
+are there. A machine without one of them says nothing of it. Nothing here needs root. Sources:
+
+- nvpmodel -q, /etc/nvpmodel.conf, /etc/nv_tegra_release: NVIDIA Jetson Linux Developer Guide, "Platform Power and
+  Performance" and "Quick Start".
+- governors and drivers: Linux, Documentation/admin-guide/pm/cpufreq.rst.
+- trip points: Linux, Documentation/driver-api/thermal/sysfs-api.rst (millidegrees; those below 0 are off).
+- memory: Linux, Documentation/filesystems/proc.rst, "meminfo" (kB).
+- EXTERNALLY-MANAGED: PEP 668. Debian has ensurepip in the package python3-venv.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
+import re
 import shutil
+import subprocess
 import sys
+import sysconfig
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitdeploy.backends import TARGETS
+from vitdeploy.benchmark import machine
 from vitdeploy.benchmark.energy import EnergyMeter
-from vitdeploy.benchmark.machine import Throttle, affinity, clock_mhz, read_text, temperature, throttle_count
+from vitdeploy.benchmark.machine import ROOT, Throttle, affinity, read_text
 from vitdeploy.compilation.backend import TargetState
-from vitdeploy.devices.agent.board import read_board
-from vitdeploy.devices.agent.documents import DeviceProbe
 from vitdeploy.devices.agent.state import tickets
 from vitdeploy.errors import VitdeployError
 
+LONGEST = 80
+PROGRAM_SECONDS = 10
+# Of JetPack: what a TensorRT for the system's Python needs.
+DEBIAN_PACKAGES = ("nvidia-jetpack", "python3-libnvinfer")
 PACKAGES = ("numpy", "pillow", *dict.fromkeys(row.package for row in TARGETS.values()), "cuda-python")
 GOVERNOR = "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
 UNREADABLE = "cannot be read"
+
+
+@dataclass(frozen=True)
+class BoardState:
+    """What a machine says of itself; empty, or None, for what it does not say.
+
+    bits: of this Python's addresses. managed: its system does not let pip install into it (PEP 668). venv: it can make
+        virtual environments. clock: seconds since 1970 by its clock.
+    power_mode: the name of the active one; power_modes: the identifiers of all by name.
+    governors: how many CPUs have each; driver: of their clocks.
+    throttle: what throttles now, and since boot. margin: how many degrees Celsius a zone is below the temperature at
+        which its passive cooling starts, of the zone that is closest to it; zone: its name.
+    available_bytes, swap_bytes, swap_free_bytes: memory for new processes, and swap.
+    tegra_release: Jetson Linux, as "36.4.3"; debian: versions of `DEBIAN_PACKAGES`; system: the name of the system.
+    """
+
+    bits: int = 64
+    managed: bool = False
+    venv: bool = True
+    clock: float | None = None
+    power_mode: str = ""
+    power_modes: dict[str, int] = field(default_factory=dict)
+    governors: dict[str, int] = field(default_factory=dict)
+    driver: str = ""
+    throttle: machine.Reading = field(default_factory=machine.Reading)
+    margin: float | None = None
+    zone: str = ""
+    available_bytes: int | None = None
+    swap_bytes: int | None = None
+    swap_free_bytes: int | None = None
+    tegra_release: str = ""
+    debian: dict[str, str] = field(default_factory=dict)
+    system: str = ""
+
+
+@dataclass(frozen=True)
+class DeviceProbe:
+    """A description of a device. `sensors`: what it can read while it measures, or why not; `jobs`: running and waiting
+    ones; `board`: what the doctor judges of its power, heat, memory and Python; `runtimes`: by target that works there,
+    the release of its package, and facts of what it computes on."""
+
+    host: dict[str, str]
+    executable: str
+    glibc: str
+    packages: dict[str, str]
+    targets: dict[str, TargetState]
+    free_bytes: int
+    memory_bytes: int
+    sensors: dict[str, str]
+    power_mode: str
+    jobs: tuple[str, ...]
+    board: BoardState = field(default_factory=BoardState)
+    runtimes: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 def probe(root: Path = Path("/")) -> DeviceProbe:
@@ -72,7 +148,8 @@ def _version(package: str) -> str | None:
 
 def _sensors(root: Path) -> dict[str, str]:
     """The sensors that `bench` can read on this machine, with their current state."""
-    mhz, celsius, throttles = clock_mhz(affinity(), root), temperature(root), throttle_count(root)
+    mhz, celsius = machine.clock_mhz(affinity(), root), machine.temperature(root)
+    throttles = machine.throttle_count(root)
     return {
         "clock": UNREADABLE if mhz is None else f"{mhz:.0f} MHz",
         "governor": (read_text(root / GOVERNOR) or UNREADABLE).strip()[:40],
@@ -81,3 +158,108 @@ def _sensors(root: Path) -> dict[str, str]:
         "throttling by": ", ".join(Throttle(root).sources)[:200] or UNREADABLE,
         "energy": EnergyMeter(root).source,
     }
+
+
+def read_board(root: Path = ROOT, cpus: Sequence[int] | None = None) -> BoardState:
+    mode = power_mode(_output(["nvpmodel", "-q"]))
+    modes = power_modes(read_text(root / "etc/nvpmodel.conf") or "")
+    governors, driver = _governors(root, affinity() if cpus is None else cpus)
+    margin, zone = _margin(root)
+    memory = read_memory(root)
+    release = re.search(r'^PRETTY_NAME="?([^"\n]*)', read_text(root / "etc/os-release") or "", re.MULTILINE)
+    return BoardState(
+        bits=64 if sys.maxsize > 2**32 else 32,
+        managed=externally_managed(),
+        venv=importlib.util.find_spec("ensurepip") is not None,
+        clock=time.time(),
+        power_mode=mode or _mode_of_status(read_text(root / "var/lib/nvpmodel/status") or "", modes),
+        power_modes=modes,
+        governors=governors,
+        driver=driver,
+        throttle=Throttle(root).read(),
+        margin=margin,
+        zone=zone,
+        available_bytes=memory.get("MemAvailable"),
+        swap_bytes=memory.get("SwapTotal"),
+        swap_free_bytes=memory.get("SwapFree"),
+        tegra_release=tegra_release(read_text(root / "etc/nv_tegra_release") or ""),
+        debian=debian_versions(_output(["dpkg-query", "-W", "-f", DEBIAN_FORMAT, *DEBIAN_PACKAGES])),
+        system=release[1][:LONGEST] if release else "",
+    )
+
+
+DEBIAN_FORMAT = "${Package} ${Version} ${db:Status-Status}\n"
+
+
+def debian_versions(text: str) -> dict[str, str]:
+    """The versions of the packages that are installed, of lines in `DEBIAN_FORMAT`."""
+    fields = [line.split() for line in text.splitlines()]
+    return {each[0]: each[1][:LONGEST] for each in fields if len(each) == 3 and each[2] == "installed"}
+
+
+def power_mode(text: str) -> str:
+    """The mode that `nvpmodel -q` names, also after lines about fans and warnings."""
+    match = re.search(r"^NV Power Mode:\s*(\S+)", text, re.MULTILINE)
+    return match[1][:LONGEST] if match else ""
+
+
+def power_modes(conf: str) -> dict[str, int]:
+    """The modes of /etc/nvpmodel.conf with their identifiers, which differ from board to board."""
+    return {name: int(number) for number, name in re.findall(r"<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>", conf)}
+
+
+def _mode_of_status(text: str, modes: dict[str, int]) -> str:
+    """The mode of "pmode:0002", the file that nvpmodel leaves, by its name."""
+    match = re.search(r"pmode:(\d+)", text)
+    return next((name for name, number in modes.items() if match and number == int(match[1])), "")
+
+
+def tegra_release(text: str) -> str:
+    """ "36.4.3" of "# R36 (release), REVISION: 4.3, GCID: ..."; "" of anything else."""
+    match = re.search(r"R(\d+)\s*\(release\),\s*REVISION:\s*([\d.]+)", text)
+    return f"{match[1]}.{match[2]}" if match else ""
+
+
+def read_memory(root: Path = ROOT) -> dict[str, int]:
+    """The fields of /proc/meminfo in bytes."""
+    fields = re.findall(r"^(\w+):\s+(\d+) kB$", read_text(root / "proc/meminfo") or "", re.MULTILINE)
+    return {name: 1024 * int(value) for name, value in fields}
+
+
+def externally_managed() -> bool:
+    """Whether pip refuses to install here: outside of a virtual environment, where the system's packager says so."""
+    marker = Path(sysconfig.get_path("stdlib")) / "EXTERNALLY-MANAGED"
+    return sys.prefix == sys.base_prefix and marker.is_file()
+
+
+def _governors(root: Path, cpus: Sequence[int]) -> tuple[dict[str, int], str]:
+    folders = [root / f"sys/devices/system/cpu/cpu{cpu}/cpufreq" for cpu in cpus]
+    found = Counter(text.strip()[:LONGEST] for each in folders if (text := read_text(each / "scaling_governor")))
+    drivers = [text.strip()[:LONGEST] for each in folders if (text := read_text(each / "scaling_driver"))]
+    return dict(found), drivers[0] if drivers else ""
+
+
+def _margin(root: Path) -> tuple[float | None, str]:
+    found = []
+    for zone in root.glob("sys/class/thermal/thermal_zone[0-9]*"):
+        degrees = machine.read_number(zone / "temp")
+        for kind in zone.glob("trip_point_*_type"):
+            limit = machine.read_number(kind.with_name(kind.name.replace("_type", "_temp")))
+            passive = (read_text(kind) or "").strip() == "passive"
+            if passive and degrees is not None and degrees > 0 and limit is not None and limit > 0:
+                found.append(((limit - degrees) / 1e3, (read_text(zone / "type") or zone.name).strip()[:LONGEST]))
+    return min(found) if found else (None, "")
+
+
+def _output(command: list[str]) -> str:
+    """What a program writes, "" where it is not there."""
+    program = shutil.which(command[0], path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if program is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [program, *command[1:]], capture_output=True, text=True, timeout=PROGRAM_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        return ""
+    return done.stdout  # dpkg-query fails where one of several packages is unknown

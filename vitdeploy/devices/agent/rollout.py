@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from vitdeploy.benchmark.protocol import Protocol
@@ -16,29 +16,19 @@ from vitdeploy.benchmark.results import BenchRun
 from vitdeploy.benchmark.run import BenchCandidate, engine_candidate, run_benchmark
 from vitdeploy.benchmark.tail import tail_of
 from vitdeploy.bundle.read import read_bundle
-from vitdeploy.devices.agent.documents import (
-    FORMAT,
-    DeviceJob,
-    GoldenResult,
-    JobResult,
-    StageOptions,
-    SwitchOptions,
-    Tried,
-    explained,
-)
+from vitdeploy.devices.agent.documents import FORMAT, DeviceJob, GoldenResult, JobResult, Tried, explained
 from vitdeploy.devices.agent.releases import DeploymentFolder
 from vitdeploy.errors import HostError, VitdeployError
+from vitdeploy.progress import Progress
 from vitdeploy.runtime.choice import select_engines, usable_engines
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import GoldenCheck, check_golden
 from vitdeploy.runtime.host import describe_host, require_real_times
 from vitdeploy.runtime.runner import Runner
-from vitdeploy.spec import EngineSpec, Manifest, decode, encode
+from vitdeploy.spec import EngineSpec, Manifest, encode
 
 # The two artifacts of a comparison, and the folder of a job that the files of a release lie in.
 NEW, CURRENT, SENT = "new", "current", "release"
-
-Progress = Callable[[str, int, int], None]
 
 
 class _NotKept(Exception):
@@ -51,7 +41,8 @@ def stage(job: DeviceJob, folder: Path, products: Path, progress: Progress) -> J
     Raises:
         VitdeployError: it is not whole, or none of its engines works here.
     """
-    options = decode(StageOptions, job.options)
+    options = job.release
+    assert options is not None
     require_real_times()
     place = DeploymentFolder(options.deployment)
     progress("check files", 0, 3)
@@ -61,9 +52,8 @@ def stage(job: DeviceJob, folder: Path, products: Path, progress: Progress) -> J
         place.add(options.release, options.files, folder / SENT)
     new = place.folder_of(options.release)
     before = found.current if found.current != options.release else ""
-    tried, bench_run = _tried(
-        new, place.folder_of(before) if before else None, options.target, options.protocol, progress
-    )
+    old = place.folder_of(before) if before else None
+    tried, bench_run = _tried(new, old, options.target, job.protocol, progress)
     return _result(job, tried, bench_run)
 
 
@@ -73,12 +63,13 @@ def switch(job: DeviceJob, folder: Path, products: Path, progress: Progress) -> 
     Raises:
         VitdeployError: somebody else moved it meanwhile, or none of its engines works here. The link is where it was.
     """
-    options = decode(SwitchOptions, job.options)
+    options = job.release
+    assert options is not None
     place = DeploymentFolder(options.deployment)
     tried, bench_run = None, None
     with contextlib.suppress(_NotKept):
         with place.moved(options.release, options.expected, options.counter) as (link, before):
-            tried, bench_run = _tried(link, before, options.target, options.protocol, progress)
+            tried, bench_run = _tried(link, before, options.target, job.protocol, progress)
             if not tried.golden.ok or (
                 bench_run is not None and not tried.alone and tail_of(bench_run, NEW, CURRENT).slower(options.worse)
             ):

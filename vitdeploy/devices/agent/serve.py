@@ -1,8 +1,8 @@
 """One engine, asked over the connection itself: a placement comes in, then feeds, and outputs go back.
 
-    {"placed": {...}, "files": [...], "options": {}} + files     {"begun": true}
+    {"placed": {...}, "files": [...]} + files                    {"begun": true}
                                                                  {"engine": {...}, "host": {...}}
-    {"feeds": [{"name", "dtype", "shape"}, ...]} + arrays        {"outputs": [...]} + arrays
+    {"feeds": [{"name", "dtype", "shape"}, ...]} + arrays        [{"name", "dtype", "shape"}, ...] + arrays
 
 While another user has the device, lines {"waits_for": "..."} come first; beats (stream.py) come between any two lines.
 An error is answered as {"failure": {...}}. The session ends with the connection, also while it waits or builds: then a
@@ -22,6 +22,7 @@ from vitdeploy.devices.agent.documents import MAX_JOB_BYTES, PlacedArtifact
 from vitdeploy.devices.agent.state import scratch, turn
 from vitdeploy.devices.agent.stream import BLOCK, Beats, BrokenOff, message, read_file, read_json, read_line
 from vitdeploy.devices.agent.tasks import make_engine
+from vitdeploy.progress import silent
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.flow import FlowRunner
 from vitdeploy.runtime.host import describe_host
@@ -55,7 +56,7 @@ def serve(requests: BinaryIO, answers: BinaryIO, beats: Beats) -> None:
 
 def _answer(folder: Path, request: Any, requests: BinaryIO, say: Say) -> None:
     placed = decode(PlacedArtifact, request["placed"])
-    engine, where = make_engine(placed, folder, folder / "engine", request["options"], lambda *progress: None)
+    engine, where = make_engine(placed, folder, folder / "engine", None, silent)
     with make_runner(where, engine) as runner:
         if isinstance(runner, FlowRunner):
             runner.linked.keep = True  # prompts of one image come one by one, as do images that are compared with texts
@@ -69,7 +70,7 @@ def _infer(runner: Runner, feeds: list[TensorSpec], requests: BinaryIO, say: Say
     outputs = runner.infer({feed.name: read_array(requests, feed) for feed in feeds})
     found = {name: np.ascontiguousarray(array) for name, array in outputs.items()}
     specs = [encode(TensorSpec(name, array.dtype.name, array.shape)) for name, array in found.items()]
-    say({"outputs": specs}, tuple(found.values()))
+    say(specs, tuple(found.values()))
 
 
 # --- Arrays behind a line that lists them -----------------------------------------------------------------------------

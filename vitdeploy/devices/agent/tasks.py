@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import against_last, engine_candidate, run_benchmark
 from vitdeploy.benchmark.survey import surveyed
 from vitdeploy.bundle.read import file_sha256, read_bundle
@@ -16,13 +14,12 @@ from vitdeploy.compilation.engine import compile_engine, joined, within
 from vitdeploy.devices.agent.documents import FORMAT, DeviceJob, JobResult, Kind, PlacedArtifact, explained, failure
 from vitdeploy.devices.agent.rollout import stage, switch
 from vitdeploy.errors import VitdeployError
+from vitdeploy.progress import Progress
 from vitdeploy.runtime.backend import loads_here
 from vitdeploy.runtime.canary import UNPROVEN, require_golden_answers
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import describe_host, require_real_times
-from vitdeploy.spec import EngineSpec, FileEntry, decode, encode
-
-Progress = Callable[[str, int, int], None]
+from vitdeploy.spec import EngineSpec, FileEntry, encode
 
 
 def perform(job: DeviceJob, folder: Path, products: Path, progress: Progress) -> JobResult:
@@ -36,6 +33,7 @@ def perform(job: DeviceJob, folder: Path, products: Path, progress: Progress) ->
 
 def _bench(job: DeviceJob, folder: Path, products: Path, progress: Progress) -> JobResult:
     """Every artifact that works here in one benchmark run; the error of the first, where none does."""
+    assert job.protocol is not None
     require_real_times()  # before anything is built
     engines: dict[str, EngineSpec] = {}
     bench_candidates, errors = [], []
@@ -43,7 +41,7 @@ def _bench(job: DeviceJob, folder: Path, products: Path, progress: Progress) -> 
         progress(f"build {placed.name}", index, len(job.artifacts))
         try:
             with explained():
-                engine, home = make_engine(placed, folder, products / str(index), job.options, progress)
+                engine, home = make_engine(placed, folder, products / str(index), job.build, progress)
                 _require_answers(placed, folder, engine, home)
         except VitdeployError as error:
             errors.append((placed.name, error))
@@ -53,7 +51,7 @@ def _bench(job: DeviceJob, folder: Path, products: Path, progress: Progress) -> 
     if not bench_candidates:
         raise errors[0][1]
     pairs = against_last([bench_candidate.artifact for bench_candidate in bench_candidates])
-    bench_run = run_benchmark(bench_candidates, decode(Protocol, job.options["protocol"]), progress, pairs=pairs)
+    bench_run = run_benchmark(bench_candidates, job.protocol, progress, pairs=pairs)
     bench_run = surveyed(bench_run, bench_candidates, progress)
     left_out = tuple(failure(name, error) for name, error in errors)
     return JobResult(FORMAT, job.digest, describe_host(), engines, left_out, encode(bench_run))
@@ -77,7 +75,7 @@ def _require_answers(placed: PlacedArtifact, folder: Path, engine: EngineSpec, h
 def _compile(job: DeviceJob, folder: Path, products: Path, progress: Progress) -> JobResult:
     """The engine of the one artifact, and its files, but for the graphs that came with the job."""
     (placed,) = job.artifacts
-    engine, home = make_engine(placed, folder, products, job.options, progress)
+    engine, home = make_engine(placed, folder, products, job.build, progress)
     _require_answers(placed, folder, engine, home)
     names = sorted(name for name in engine.files if not name.endswith((".onnx", ".onnx.data")))
     files = tuple(FileEntry(name, (home / name).stat().st_size, file_sha256(home / name)) for name in names)
@@ -96,7 +94,7 @@ KINDS: dict[Kind, Callable[[DeviceJob, Path, Path, Progress], JobResult]] = {
 
 
 def make_engine(
-    placed: PlacedArtifact, job: Path, out: Path, options: Mapping[str, Any], progress: Progress
+    placed: PlacedArtifact, job: Path, out: Path, build: BuildOptions | None, progress: Progress
 ) -> tuple[EngineSpec, Path]:
     """The engine, and the folder that its files lie in: `out`, which is new, or that of a plan that was built here.
 
@@ -106,7 +104,6 @@ def make_engine(
     plan = placed.plan
     if plan is not None and loads_here(job, plan):
         return plan, job
-    build = decode(BuildOptions, options["build"]) if options.get("build") else None
     parts = []
     for graph in placed.graphs:
         folder = out if len(placed.graphs) == 1 else out / graph.part

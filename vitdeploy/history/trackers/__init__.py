@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import datetime
 import hashlib
+import importlib
 import json
 import os
 import re
@@ -19,7 +20,8 @@ from vitdeploy.document.bench import Omission
 from vitdeploy.errors import HostError, InputError, MissingPackageError, VitdeployError
 from vitdeploy.history.row import ResultRow
 from vitdeploy.progress import Progress
-from vitdeploy.remote import within
+from vitdeploy.remote import PATIENCE_SECONDS as PATIENCE_SECONDS
+from vitdeploy.remote import SLOWEST_BYTES, within
 
 # --- A result as trackers of experiments have it ----------------------------------------------------------------------
 # one run, whose parameters and metrics say which engine they are of.
@@ -165,8 +167,6 @@ def flat(values: object, name: str) -> dict[str, str]:
 
 
 T = TypeVar("T")
-# How long one answer is waited for, and what has to go of a file in a second.
-PATIENCE_SECONDS, SLOWEST_BYTES = 60.0, 256 << 10
 
 
 @dataclass(frozen=True)
@@ -186,9 +186,11 @@ class Sent:
 
 
 class Tracker(ABC):
-    """`name` is what messages call it; no credentials are in it."""
+    """`name` is what messages call it; no credentials are in it. `environment`: variables that its client is used with,
+    where they are not set."""
 
     name: str
+    environment: Mapping[str, str] = {}
 
     @abstractmethod
     def prepare(self) -> None:
@@ -202,29 +204,33 @@ class Tracker(ABC):
             HostError: no answer in time, a refusal, or no credentials. OutputError, StorageError: of a file.
         """
 
+    def told(self, error: Exception) -> VitdeployError:
+        """What an error of its client means; its text is not repeated, as secrets may be in it."""
+        return HostError(f"{self.name} cannot be used", found=type(error).__name__)
 
-def asked(name: str, question: Callable[[], T], told: Callable[[Exception], VitdeployError], size: int = 0) -> T:
-    """What a service answers, in the time that so many bytes may take; its errors as `told` says them.
+    def ask(self, question: Callable[[], T], size: int = 0) -> T:
+        """What its service answers, in the time that so many bytes may take; errors as `told`.
 
-    Raises:
-        HostError: no answer in time.
-    """
-    seconds = PATIENCE_SECONDS + size / SLOWEST_BYTES
-    try:
-        return within(seconds, question)
-    except (VitdeployError, KeyboardInterrupt):
-        raise
-    except concurrent.futures.TimeoutError:
-        raise HostError(
-            f"{name} does not answer",
-            found=f"no answer for {seconds:.0f} s",
-            wanted="an answer",
-            fix="look at the network and the address; sending again goes on where this ended",
-        ) from None
-    except ImportError as error:
-        raise MissingPackageError(error.name or "that its client asks for", "", name) from None
-    except Exception as error:  # each client has its own
-        raise told(error) from None
+        Raises:
+            HostError: no answer in time.
+        """
+        seconds = PATIENCE_SECONDS + size / SLOWEST_BYTES
+        try:
+            with set_where_unset(self.environment):
+                return within(seconds, question)
+        except (VitdeployError, KeyboardInterrupt):
+            raise
+        except concurrent.futures.TimeoutError:
+            raise HostError(
+                f"{self.name} does not answer",
+                found=f"no answer for {seconds:.0f} s",
+                wanted="an answer",
+                fix="look at the network and the address; sending again goes on where this ended",
+            ) from None
+        except ImportError as error:
+            raise MissingPackageError(error.name or "that its client asks for", "", self.name) from None
+        except Exception as error:  # each client has its own
+            raise self.told(error) from None
 
 
 @contextlib.contextmanager
@@ -247,6 +253,8 @@ def folder_bytes(folder: Path) -> int:
 # --- Trackers by their names on the command line ----------------------------------------------------------------------
 
 
+# By its module.
+TRACKERS = {"mlflow": "Mlflow", "wandb": "Wandb", "bencher": "Bencher"}
 WANTED = "mlflow[:URI], wandb[:[ENTITY/]PROJECT] or bencher:FILE"
 
 
@@ -258,18 +266,9 @@ def open_tracker(text: str) -> Tracker:
             opened.
     """
     kind, _, place = text.partition(":")
-    if kind == "mlflow":
-        from vitdeploy.history.trackers.mlflow import Mlflow
-
-        return Mlflow(place)
-    if kind == "wandb":
-        from vitdeploy.history.trackers.wandb import Wandb
-
-        return Wandb(place)
-    if kind == "bencher" and place:
-        from vitdeploy.history.trackers.bencher import Bencher
-
-        return Bencher(Path(place))
+    if kind in TRACKERS and (place or kind != "bencher"):
+        tracker: Tracker = getattr(importlib.import_module(f"{__name__}.{kind}"), TRACKERS[kind])(place)
+        return tracker
     raise InputError(
         "no tracker of this name", found="bencher without a file" if kind == "bencher" else kind[:40], wanted=WANTED
     )

@@ -34,8 +34,8 @@ def metrics_of(rows: Sequence[ResultRow]) -> tuple[dict[str, dict[str, dict[str,
 class Bencher(Tracker):
     """A file in the Bencher Metric Format, of all that was sent since it was opened."""
 
-    def __init__(self, file: Path) -> None:
-        self.name, self._file = f"bencher:{file}", file
+    def __init__(self, file: str) -> None:
+        self.name, self._file = f"bencher:{Path(file)}", Path(file)
         self._rows: list[ResultRow] = []
 
     def prepare(self) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from vitdeploy.errors import HostError, MissingPackageError, VitdeployError
-from vitdeploy.history.trackers import Sent, TrackedResult, Tracker, asked, folder_bytes, set_where_unset
+from vitdeploy.history.trackers import Sent, TrackedResult, Tracker, folder_bytes
 from vitdeploy.progress import Progress
 from vitdeploy.remote import shown_uri
 
-T = TypeVar("T")
 EXPERIMENT = "vitdeploy"
 # What a request may hold (https://mlflow.org/docs/latest/rest-api.html), and what stands for a result that is whole.
 _MOST_PARAMS, _MOST_METRICS, _LONGEST_PARAM, _LONGEST_TAG, _PAGE = 100, 1000, 500, 5000, 1000
@@ -27,6 +26,8 @@ class Mlflow(Tracker):
     """The server, database or folder at a tracking URI; without one that of MLFLOW_TRACKING_URI. The experiment is that
     of MLFLOW_EXPERIMENT_NAME, or "vitdeploy"."""
 
+    environment = _PATIENT
+
     def __init__(self, uri: str) -> None:
         try:
             from mlflow import MlflowClient
@@ -34,7 +35,7 @@ class Mlflow(Tracker):
             raise MissingPackageError("mlflow", "mlflow", "sending results to MLflow", error=error) from None
         self.name = f"mlflow:{shown_uri(uri)}" if uri else "mlflow"
         self._experiment_name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
-        self._client: Any = self._ask(lambda: MlflowClient(uri or None))
+        self._client: Any = self.ask(lambda: MlflowClient(uri or None))
         self._experiment = ""
 
     def prepare(self) -> None:
@@ -42,16 +43,16 @@ class Mlflow(Tracker):
             found = self._client.get_experiment_by_name(self._experiment_name)
             return str(found.experiment_id if found else self._client.create_experiment(self._experiment_name))
 
-        self._experiment = self._experiment or self._ask(find)
+        self._experiment = self._experiment or self.ask(find)
 
     def send(self, outcomes: Sequence[TrackedResult], progress: Progress) -> Sent:
         self.prepare()
-        there, new = self._ask(self._there), 0
+        there, new = self.ask(self._there), 0
         for number, outcome in enumerate(outcomes):
             progress(f"sending to {self.name}", number, len(outcomes))
             run, status = there.get(outcome.id, ("", ""))
             if status not in _WHOLE:
-                self._write(outcome, run or self._ask(lambda outcome=outcome: self._new(outcome)))  # type: ignore[misc]
+                self._write(outcome, run or self.ask(lambda outcome=outcome: self._new(outcome)))  # type: ignore[misc]
                 new += 1
         return Sent(f"{self.name}, experiment {self._experiment_name}", new, len(outcomes) - new)
 
@@ -85,25 +86,21 @@ class Mlflow(Tracker):
         metrics = [Metric(name, value, time, 0) for name, value in outcome.metrics.items()]
         for start in range(0, len(params), _MOST_PARAMS):
             part = params[start : start + _MOST_PARAMS]
-            self._ask(lambda part=part: self._client.log_batch(run, params=part))  # type: ignore[misc]
+            self.ask(lambda part=part: self._client.log_batch(run, params=part))  # type: ignore[misc]
         for start in range(0, len(metrics), _MOST_METRICS):
             batch = metrics[start : start + _MOST_METRICS]
-            self._ask(lambda batch=batch: self._client.log_batch(run, metrics=batch))  # type: ignore[misc]
+            self.ask(lambda batch=batch: self._client.log_batch(run, metrics=batch))  # type: ignore[misc]
         if attached.files:
             with tempfile.TemporaryDirectory() as folder:
                 for name, content in attached.files.items():
                     (Path(folder) / name).write_bytes(content)
-                self._ask(lambda: self._client.log_artifacts(run, folder), sum(map(len, attached.files.values())))
+                self.ask(lambda: self._client.log_artifacts(run, folder), sum(map(len, attached.files.values())))
         if outcome.bundle is not None:
             bundle = str(outcome.bundle)
-            self._ask(lambda: self._client.log_artifacts(run, bundle, "bundle"), folder_bytes(outcome.bundle))
-        self._ask(lambda: self._client.set_terminated(run, "FAILED" if outcome.failed else "FINISHED", time))
+            self.ask(lambda: self._client.log_artifacts(run, bundle, "bundle"), folder_bytes(outcome.bundle))
+        self.ask(lambda: self._client.set_terminated(run, "FAILED" if outcome.failed else "FINISHED", time))
 
-    def _ask(self, question: Callable[[], T], size: int = 0) -> T:
-        with set_where_unset(_PATIENT):
-            return asked(self.name, question, self._told, size)
-
-    def _told(self, error: Exception) -> VitdeployError:
+    def told(self, error: Exception) -> VitdeployError:
         """Texts of the client are not repeated: they may hold the URI with its password."""
         code = str(getattr(error, "error_code", ""))
         status = getattr(error, "get_http_status_code", lambda: 0)()

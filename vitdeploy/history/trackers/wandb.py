@@ -7,17 +7,16 @@ import netrc
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from vitdeploy.errors import HostError, MissingPackageError, VitdeployError
 from vitdeploy.history import trackers as tracker
-from vitdeploy.history.trackers import Sent, TrackedResult, Tracker, asked, folder_bytes, set_where_unset
+from vitdeploy.history.trackers import Sent, TrackedResult, Tracker, folder_bytes
 from vitdeploy.progress import Progress
 
-T = TypeVar("T")
 PROJECT = "vitdeploy"
 # In the folder of a run that was written without a network, when it is whole.
 _WHOLE = "vitdeploy.whole"
@@ -30,6 +29,8 @@ _SILENT = {"WANDB_SILENT": "true"}
 class Wandb(Tracker):
     """A project, of an entity where one is named; without a name that of WANDB_PROJECT, or "vitdeploy". With
     WANDB_MODE=offline runs are files below WANDB_DIR, or here, for `wandb sync`."""
+
+    environment = _SILENT
 
     def __init__(self, place: str) -> None:
         try:
@@ -46,9 +47,9 @@ class Wandb(Tracker):
         if os.environ.get("WANDB_MODE") == "disabled":
             raise HostError(f"{self.name} is switched off", found="WANDB_MODE=disabled", wanted="online or offline")
         if not self._offline:
-            if not self._ask(self._has_key):
+            if not self.ask(self._has_key):
                 raise self._no_key("none")
-            self._ask(lambda: self._wandb.login(verify=True))
+            self.ask(lambda: self._wandb.login(verify=True))
 
     def _has_key(self) -> bool:
         """Whether the client finds a key, so that it does not ask for one on a terminal."""
@@ -75,7 +76,7 @@ class Wandb(Tracker):
     def _write(self, outcome: TrackedResult) -> bool:
         """Whether the run is a new one. One that is there is written over: it has the same values."""
         attached = outcome.attach()
-        run = self._ask(lambda: self._begin(outcome, attached.params))
+        run = self.ask(lambda: self._begin(outcome, attached.params))
         new = not run.resumed
 
         def fill() -> None:
@@ -94,10 +95,10 @@ class Wandb(Tracker):
             run.finish(exit_code=1 if outcome.failed else 0)
 
         size = sum(map(len, attached.files.values())) + (folder_bytes(outcome.bundle) if outcome.bundle else 0)
-        self._ask(fill, size)
+        self.ask(fill, size)
         if self._offline:
             folder = Path(run.dir).parent
-            self._ask(lambda: _wait_for_file(folder / f"run-{outcome.id}.wandb"))
+            self.ask(lambda: _wait_for_file(folder / f"run-{outcome.id}.wandb"))
             (folder / _WHOLE).touch()
         return new
 
@@ -134,11 +135,7 @@ class Wandb(Tracker):
     def _written(self, outcome: TrackedResult) -> bool:
         return any(_home().glob(f"*wandb/offline-run-*-{outcome.id}/{_WHOLE}"))
 
-    def _ask(self, question: Callable[[], T], size: int = 0) -> T:
-        with set_where_unset(_SILENT):
-            return asked(self.name, question, self._told, size)
-
-    def _told(self, error: Exception) -> VitdeployError:
+    def told(self, error: Exception) -> VitdeployError:
         """Texts of the client are not repeated: they may hold the key."""
         kind = type(error).__name__
         if kind == "UsageError" or (kind == "AuthenticationError" and re.search("error 40[13]", str(error))):
