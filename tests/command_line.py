@@ -70,7 +70,7 @@ def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Ite
     """`run(*arguments)` calls `vitdeploy ARGUMENTS` in `folder`.
 
     With `short_bench`, `vitdeploy run`, `bench` and `tune` measure as always, but in shorter and fewer blocks, and in
-    processes that are forked.
+    processes that are forked, as are the workers of `--executor processes`.
     """
     from tests import forked
     from vitdeploy.benchmark import process, protocol
@@ -79,6 +79,7 @@ def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Ite
     from vitdeploy.search import frame as alternatives
     from vitdeploy.search import latency
     from vitdeploy.stages import search as screen
+    from vitdeploy.workflows import executors
     from vitdeploy.workflows.tuning import tuner
 
     before = signal.getsignal(signal.SIGTERM)
@@ -97,6 +98,7 @@ def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Ite
             patch.setattr(alternatives, "ROUNDS", 3)
             patch.setattr(alternatives, "PROCESSES", 1)
             patch.setattr(process, "subprocess", forked.SUBPROCESS)
+            patch.setattr(executors, "ProcessPoolExecutor", forked.worker_pool)
 
         def run(*arguments: object) -> Done:
             out, err = io.StringIO(), io.StringIO()

@@ -31,13 +31,15 @@ NO_RAY = "Ray is not installed: pip install 'vitdeploy[ray]'"
 IN_SCALE = pytest.mark.skipif(
     "VITDEPLOY_TEST_DEPTH" not in os.environ, reason="make scale does as much; VITDEPLOY_TEST_DEPTH=1 runs this, too"
 )
+# Of a cluster only what runs tasks: no dashboard, no autoscaler, nobody who reads logs.
+HEAD_NODE = {"num_cpus": 1, "include_dashboard": False, "no_monitor": True, "include_log_monitor": False}
 # The Ray cluster that runs, if one does.
 CLUSTERS: list[Any] = []
 
 # Files that use a Ray cluster, which runs from the first of them to the last, in one process of tests.
 RAY = (
     *("test_sweep_on_ray.py", "test_tune_executors.py", "test_executors.py", "test_run_executors.py"),
-    *("test_shard_executors.py", "test_calibrate_shards.py"),
+    *("test_ray_connections.py", "test_shard_executors.py", "test_calibrate_shards.py"),
 )
 # Files that take longest, longest first: started last, one would run on alone when all others are done.
 LONGEST = (
@@ -318,6 +320,15 @@ def cli(shared_store: Path, tmp_path: Path) -> Cli:
     return run
 
 
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of this test begin with PyTorch and the runtimes loaded."""
+    from tests import forked
+    from vitdeploy.workflows import executors
+
+    monkeypatch.setattr(executors, "ProcessPoolExecutor", forked.worker_pool)
+
+
 @pytest.fixture(scope="session")
 def token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The token of a Ray cluster, and ways of these tests: no address is asked without one."""
@@ -342,7 +353,7 @@ def cluster(token: Path) -> str:
     from vitdeploy.workflows.executors import DEVICE
 
     if not CLUSTERS:
-        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        nodes = Cluster(initialize_head=True, head_node_args=HEAD_NODE)
         nodes.add_node(num_cpus=1, resources={DEVICE: 1})
         nodes.wait_for_nodes()
         CLUSTERS.append(nodes)

@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -31,14 +32,24 @@ SETTLE_SECONDS = 0.01
 
 def start(target: Callable[..., object], *arguments: object) -> BaseProcess:
     """A new process that calls `target(*arguments)`, in this working folder and with this environment."""
+    process = _server().Process(target=_begin, args=(dict(os.environ), target, arguments), daemon=True)
+    process.start()
+    return process
+
+
+def _server() -> multiprocessing.context.ForkServerContext:
+    """The server, which runs."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.loaded"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         forkserver.ensure_running()
-    process = context.Process(target=_begin, args=(dict(os.environ), target, arguments), daemon=True)
-    process.start()
-    return process
+    return context
+
+
+def worker_pool(count: int, context: object, initializer: Callable[[], None]) -> ProcessPoolExecutor:
+    """In the place of `ProcessPoolExecutor`, where workers are started: they are forked."""
+    return ProcessPoolExecutor(count, _server(), _begin, (dict(os.environ), initializer, ()))
 
 
 def _begin(environment: dict[str, str], target: Callable[..., object], arguments: tuple[object, ...]) -> None:

@@ -28,6 +28,7 @@ def small_shards(monkeypatch):
     monkeypatch.setattr(shards, "MOST", 32)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_graph_that_several_processes_calibrated_has_the_bytes_of_one(
     small_export, digits, tmp_path, small_shards, monkeypatch
 ):

@@ -17,6 +17,8 @@ from vitdeploy.workflows.executors import Processes
 from vitdeploy.workflows.tuning.variants import Variant
 from vitdeploy.workflows.tuning.write import why_not
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 class Search:
     """What a search gives to the scheduler, for small plans in two processes."""

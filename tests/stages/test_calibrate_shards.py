@@ -234,6 +234,7 @@ def test_an_observation_of_one_thread_is_what_shards_are_compared_with(graph):
     assert shards.THREADS == Observation(load_graph(graph), None, threads=shards.THREADS).runner.threads == 1
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_images_in_a_tar_give_the_statistics_of_the_same_files(graph, samples, tmp_path):
     tar = write_tar(tmp_path / "all.tar", {f"{i:03}.png": each.path.read_bytes() for i, each in enumerate(samples)})
     listed, _ = list_images(tar, "none")

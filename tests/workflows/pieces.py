@@ -1,4 +1,5 @@
-"""Pieces of work for executors: functions of a module, so that other processes find them."""
+"""Pieces of work for executors: functions of a module, so that other processes find them. What they need of vitdeploy
+beyond its errors is imported by those that need it: most begin in a process of their own."""
 
 from __future__ import annotations
 
@@ -8,10 +9,13 @@ import signal
 import time
 import uuid
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitdeploy.errors import DataError
-from vitdeploy.pipeline.schedule import StageDone, StageTask, make_stage
-from vitdeploy.workflows import sharded as shard_work
+
+if TYPE_CHECKING:
+    from vitdeploy.pipeline.schedule import StageDone, StageTask
+    from vitdeploy.workflows.sharded import ShardTask
 
 
 def squared(number: int) -> int:
@@ -40,35 +44,41 @@ def dies(ask: tuple[str, int]) -> int:
 
 def begun(ask: tuple[str, int, float]) -> int:
     """How many pieces have begun when so many have, or when its seconds are over; a folder counts them."""
-    folder, wanted, seconds = Path(ask[0]), ask[1], ask[2]
+    folder, count, seconds = Path(ask[0]), ask[1], ask[2]
     (folder / uuid.uuid4().hex).touch()
     end = time.monotonic() + seconds
-    while len(list(folder.iterdir())) < wanted and time.monotonic() < end:
+    while len(list(folder.iterdir())) < count and time.monotonic() < end:
         time.sleep(0.01)
     return len(list(folder.iterdir()))
 
 
-def evaluates(ask: tuple[str, shard_work.ShardTask]) -> None:
-    shard_work.do(ask[1])
+def evaluates(ask: tuple[str, ShardTask]) -> None:
+    from vitdeploy.workflows.sharded import do
+
+    do(ask[1])
 
 
-def evaluates_at_second_try(ask: tuple[str, shard_work.ShardTask]) -> None:
+def evaluates_at_second_try(ask: tuple[str, ShardTask]) -> None:
     """Ends its process the first time that it is asked for these shards, after half of them."""
+    from vitdeploy.workflows.sharded import do
+
     work = ask[1]
     place = Path(ask[0]) / work.parts[0].content / str(work.parts[0].original)
     if not place.exists():
         place.mkdir(parents=True)
-        shard_work.do(dataclasses.replace(work, parts=work.parts[: len(work.parts) // 2]))
+        do(dataclasses.replace(work, parts=work.parts[: len(work.parts) // 2]))
         os.kill(os.getpid(), signal.SIGKILL)
-    shard_work.do(work)
+    do(work)
 
 
-def always_dies(ask: tuple[str, shard_work.ShardTask]) -> None:
+def always_dies(ask: tuple[str, ShardTask]) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def stage_at_second_try(task: StageTask) -> StageDone:
     """Ends its process once, at the first stage that is quantized."""
+    from vitdeploy.pipeline.schedule import make_stage
+
     if task.step.endswith("-int8"):
         try:
             (task.source.store.parent / "killed").mkdir()

@@ -93,6 +93,7 @@ def test_the_document_is_that_of_all_images_at_once(data, sides, monkeypatch, ta
     assert verified(data, sides[task], task, labelled) == (found, {ORIGINAL: 0, ENGINE: 0})
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_processes_leave_the_same_shards(data, sides, monkeypatch, tmp_path):
     task = "detection"
     found, _ = verified(data, sides[task], task)

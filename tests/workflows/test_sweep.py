@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import sys
 
 import pytest
@@ -13,7 +12,7 @@ from tests.pipeline.test_imported import NETWORK
 from tests.report.test_html import REPORT
 from vitdeploy.api.sweep import _unmet
 from vitdeploy.document.report import SizeRow
-from vitdeploy.errors import InputError, MissingFileError, WorkerError
+from vitdeploy.errors import InputError, MissingFileError
 from vitdeploy.pipeline.schedule import AtSize, StageTask, make_stage
 from vitdeploy.stages.step import Step
 from vitdeploy.workflows.executors import Processes
@@ -44,20 +43,12 @@ def entry(path, store="store"):
 # --- executors --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_an_error_of_one_piece_is_its_result_and_ends_no_other(tmp_path):
     tasks = [StageTask(AtSize(entry(tmp_path / name), 0), "export", (), "") for name in ("first.yaml", "second.yaml")]
     found = dict(Processes(1).map(make_stage, tasks))
     assert [type(found[index]) for index in (0, 1)] == [MissingFileError, MissingFileError]
     assert "second.yaml" in found[1].message and found[1].exit_code == 2
-
-
-def test_what_is_returned_comes_back_under_its_index():
-    assert dict(Processes(1).map(len, ["a", "bcd"])) == {0: 1, 1: 3}
-
-
-def test_a_process_that_dies_is_an_error():
-    [(index, error)] = Processes(1).map(os._exit, [3])
-    assert index == 0 and isinstance(error, WorkerError) and error.message == "a task died 3 times"
 
 
 # --- the sweep --------------------------------------------------------------------------------------------------------

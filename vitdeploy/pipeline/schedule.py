@@ -22,7 +22,7 @@ from vitdeploy.pipeline.run import run_plan
 from vitdeploy.progress import Progress, silent
 from vitdeploy.recipe.load import validate
 from vitdeploy.stages.step import Step
-from vitdeploy.stages.workers import InPool, Pool, Workers
+from vitdeploy.stages.workers import Executor, Pool, Workers
 from vitdeploy.store.store import Artifact, Store, files_digest, shared_store
 
 # --- Where steps come from, as passed to a worker process: small values that can be pickled ---------------------------
@@ -196,11 +196,11 @@ class PlanProgress:
 def pooled(workers: Workers) -> Iterator[tuple[Workers, Pool | None]]:
     """These workers with one pool for all that they do, and that pool, None without an executor; errors as of
     `Executor.pool`."""
-    if workers.executor is None:
-        yield workers, None
-        return
-    with workers.executor.pool() as pool:
-        yield replace(workers, executor=InPool(pool)), pool
+    if isinstance(workers.executor, Executor):
+        with workers.executor.pool() as pool:
+            yield replace(workers, executor=pool), pool
+    else:
+        yield workers, workers.executor
 
 
 @dataclass

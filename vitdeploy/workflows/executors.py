@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -23,7 +22,7 @@ from urllib.parse import urlsplit
 
 from vitdeploy.document.bench import ErrorFacts
 from vitdeploy.errors import InputError, MissingPackageError, VitdeployError, WorkerError, error_with_code
-from vitdeploy.stages.workers import STARTS, Executor, Pool
+from vitdeploy.stages.workers import STARTS, Executor, Piece, Pool
 from vitdeploy.store.key import code_version
 from vitdeploy.store.store import SHARED_VARIABLE
 
@@ -32,18 +31,6 @@ from vitdeploy.store.store import SHARED_VARIABLE
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-@dataclass
-class Piece:
-    """One piece of work; `starts`: how often it was started."""
-
-    ticket: object
-    function: Callable[..., object]
-    item: object
-    named: str
-    alone: bool = False
-    starts: int = 0
 
 
 class Processes(Executor):
@@ -62,32 +49,19 @@ class Processes(Executor):
             pool.close()
 
 
-class _ProcessPool:
+class _ProcessPool(Pool):
     """Each process is a pool of one, so that the death of one says which piece it did, and ends no other."""
 
-    lonely = 0
-
     def __init__(self, count: int) -> None:
+        super().__init__()
         self._count = count
-        self._waiting: deque[Piece] = deque()
         self._running: dict[Future[object], tuple[Piece, ProcessPoolExecutor]] = {}
         self._idle: list[ProcessPoolExecutor] = []
-
-    def submit(
-        self, ticket: object, function: Callable[[T], object], item: T, named: str = "a task", *, alone: bool = False
-    ) -> None:
-        assert not alone, "asked of a pool that has no nodes"
-        self._waiting.append(Piece(ticket, function, item, named))
-
-    def drop(self) -> list[object]:
-        dropped = [piece.ticket for piece in self._waiting]
-        self._waiting.clear()
-        return dropped
 
     def next(self) -> tuple[object, object] | None:
         while True:
             while self._waiting and len(self._running) < self._count:
-                self._start(self._waiting.popleft())
+                self._start(self._waiting.pop(0))
             if not self._running:
                 return None
             (future, *_), _ = wait(self._running, return_when=FIRST_COMPLETED)
@@ -162,13 +136,12 @@ THREADS = "OMP_NUM_THREADS"
 SPARE_TASKS = 4
 
 
-class RayPool:
-    """As `executors.Pool`. `at_a_time`: how many pieces run at once; None: as many as the cluster has CPUs for."""
+class RayPool(Pool):
+    """`at_a_time`: how many pieces run at once; None: as many as the cluster has CPUs for."""
 
     def __init__(self, ray: ModuleType, at_a_time: int | None) -> None:
+        super().__init__()
         self._ray, self._at_a_time = ray, at_a_time
-        self._waiting: deque[Piece] = deque()
-        self._lonely: deque[Piece] = deque()
         # By Ray's reference: the piece, and the node that it has for itself.
         self._running: dict[object, tuple[Piece, str | None]] = {}
 
@@ -176,30 +149,17 @@ class RayPool:
     def lonely(self) -> int:
         return len(self._devices())
 
-    def submit(
-        self, ticket: object, function: Callable[[T], object], item: T, named: str = "a task", *, alone: bool = False
-    ) -> None:
-        (self._lonely if alone else self._waiting).append(Piece(ticket, function, item, named, alone))
-
-    def drop(self) -> list[object]:
-        dropped = [piece.ticket for piece in (*self._waiting, *self._lonely)]
-        self._waiting.clear()
-        self._lonely.clear()
-        return dropped
-
     def next(self) -> tuple[object, object] | None:
         while True:
             self._start_waiting()
-            if not self._running:
-                if not self._lonely:
-                    return None
-                return self._lonely.popleft().ticket, _no_device()
+            if not self._running:  # what waits is for a node of its own, and none is there
+                return (self._waiting.pop(0).ticket, _no_device()) if self._waiting else None
             (done, *_), _ = self._ray.wait(list(self._running), num_returns=1)
             piece, _ = self._running.pop(done)
             found = self._result(piece, done)
             if found is not None:
                 return piece.ticket, found[0]
-            self._lonely.appendleft(piece)
+            self._waiting.insert(0, piece)
 
     def close(self) -> None:
         """End what runs."""
@@ -209,20 +169,22 @@ class RayPool:
 
     def _start_waiting(self) -> None:
         most = self._at_a_time or int(self._ray.cluster_resources().get("CPU", 1)) + SPARE_TASKS
-        while self._waiting and len(self._running) < most:
-            piece = self._waiting.popleft()
-            piece.starts = STARTS  # Ray counts them
-            self._start(piece, None, num_cpus=1, max_retries=STARTS - 1)
-        if self._lonely:
-            taken = {node for _, node in self._running.values()}
-            free = {node: cpus for node, cpus in self._devices().items() if node not in taken}
-            for node, cpus in free.items():
-                if self._lonely:
-                    piece = self._lonely.popleft()
-                    piece.starts += 1
-                    self._start(piece, node, num_cpus=cpus, resources={DEVICE: 1}, max_retries=0)
+        taken = {node for _, node in self._running.values()}
+        alone = any(piece.alone for piece in self._waiting)
+        free = {node: cpus for node, cpus in self._devices().items() if node not in taken} if alone else {}
+        for piece in list(self._waiting):
+            if len(self._running) >= most and not free:
+                break
+            if piece.alone and free:
+                node, cpus = free.popitem()
+                piece.starts += 1
+                self._start(piece, node, num_cpus=cpus, resources={DEVICE: 1}, max_retries=0)
+            elif not piece.alone and len(self._running) < most:
+                piece.starts = STARTS  # Ray counts them
+                self._start(piece, None, num_cpus=1, max_retries=STARTS - 1)
 
     def _start(self, piece: Piece, node: str | None, **options: object) -> None:
+        self._waiting.remove(piece)
         if node is not None:
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
