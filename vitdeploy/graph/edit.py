@@ -45,7 +45,8 @@ class Names:
 
     def __init__(self, model: ir.Model) -> None:
         self._graph = model.graph
-        self._taken = set(_names(model.graph))
+        self._taken = {str(value.name) for value in _values(model.graph)}
+        self._taken.update(str(node.name) for node in model.graph.all_nodes())
 
     def free(self, name: str) -> str:
         """`name`, with a number behind it where it is taken."""
@@ -82,17 +83,22 @@ class Names:
         return node
 
 
-def _names(graph: ir.Graph) -> Iterator[str]:
-    yield from (str(value.name) for value in (*graph.inputs, *graph.initializers.values()))
-    for node in graph:
-        yield str(node.name)
-        yield from (str(value.name) for value in node.outputs)
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                yield from _names(attribute.as_graph())
-            elif attribute.type == ir.AttributeType.GRAPHS:
-                for inner in attribute.as_graphs():
-                    yield from _names(inner)
+def _values(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Every value of a graph, of its branches and loops too."""
+    for part in (graph, *graph.subgraphs()):
+        yield from part.inputs
+        yield from part.initializers.values()
+    for node in graph.all_nodes():
+        yield from node.outputs
+
+
+def rename(model: ir.Model, value: ir.Value, name: str) -> None:
+    """Give `value` the name; a value that has it, as files of other tools may, takes a new one."""
+    others = [other for other in _values(model.graph) if other is not value and other.name == name]
+    names = Names(model)
+    for other in others:
+        other.name = names.free(name)
+    value.name = name
 
 
 def replace(model: ir.Model, node: ir.Node, new: Sequence[ir.Node]) -> None:

@@ -102,3 +102,18 @@ def test_nodes_out_of_order_are_sorted_and_a_circle_is_refused(tmp_path):
     onnx.save(proto, str(tmp_path / "a.onnx"))
     with pytest.raises(GraphError, match="not a valid ONNX file"):
         admit(tmp_path / "a.onnx")
+
+
+@pytest.mark.parametrize("inner", ["logits", "image"])
+def test_a_value_inside_that_has_one_of_our_names_takes_another(tmp_path, inner):
+    b = Builder(17)
+    logits = classifier(b, b.add("Mul", b.input("pixels", ["batch", 3, SIDE, SIDE]), 1.0), 3)
+    proto = b.model(b.add("Mul", logits, 2.0), rank=2)
+    old = next(node for node in proto.graph.node if node.op_type == "MatMul").output[0]
+    for node in proto.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [inner if name == old else name for name in names]
+    onnx.save(proto, str(tmp_path / "a.onnx"))
+    imported = onnx.load_from_string(serialised(import_graph(tmp_path / "a.onnx").model))
+    images = values(2, 3, SIDE, SIDE)
+    assert np.array_equal(run(imported, image=images)[0], run(proto, pixels=images)[0])

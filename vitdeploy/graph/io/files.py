@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from vitdeploy.bundle.read import check_preprocess
 from vitdeploy.errors import GraphError, quoted
-from vitdeploy.graph.edit import drop_unused
+from vitdeploy.graph.edit import drop_unused, rename
 from vitdeploy.graph.io.admit import admit, admit_graph, drop_shapes, invalid, no_file, note_written
 from vitdeploy.graph.io.bound import bound_notes
 from vitdeploy.graph.io.inputs import (
@@ -353,7 +353,7 @@ def _rename_input(model: ir.Model, path: Path) -> None:
             wanted="one input, float32 [batch, channels, height, width]",
             fix=_BIND if any(map(_is_image, inputs)) else "export it with one image input",
         )
-    inputs[0].name = IMAGE
+    rename(model, inputs[0], IMAGE)
 
 
 def _is_image(value: ir.Value) -> bool:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
+from vitdeploy.graph.edit import rename
 from vitdeploy.graph.io.endings import as_logits, computed_of, ending_of, independent_scores, joined, ranked_in_pixels
 from vitdeploy.graph.io.meanings import (
     OUTPUTS,
@@ -148,7 +149,7 @@ def _put(model: ir.Model, kept: dict[str, ir.Value], postprocess: Postprocess | 
             value, scores = as_logits(model, value)
             if scores is not None and isinstance(postprocess, PostprocessSpec):
                 postprocess = replace(postprocess, scores=scores)
-        value.name = name
+        rename(model, value, name)
         model.graph.outputs.append(value)
     return postprocess
 
