@@ -59,6 +59,15 @@ def two_softmaxes(b, image):
     return b.add("Mul", b.add("Add", *parts), np.float32(0.5))
 
 
+def percent(operator):
+    return lambda b, image: b.add("Mul", b.add(operator, logits(b, image)), np.float32(100))
+
+
+def limited(b, image):
+    scores = b.add("Softmax", logits(b, image), axis=-1)
+    return b.add("Div", b.add("Clip", scores, np.float32(1e-7), np.float32(1 - 1e-7)), np.float32(0.5))
+
+
 def two_sides(b, image):
     yes = b.add("Sigmoid", logits(b, image, 1))
     return b.add("Concat", b.add("Sub", np.float32(1), yes), yes, axis=1)
@@ -92,9 +101,12 @@ CASES = (
     Case("Softmax below Squeeze and Identity", "classification", AS_SCORES, squeezed, note="no second softmax"),
     Case("Exp, ReduceSum, Div", "classification", AS_SCORES, softmax_written_out, note="no second softmax"),
     Case("the mean of two softmaxes", "classification", AS_SCORES, two_softmaxes, note="no second softmax"),
+    Case("a softmax in percent", "classification", AS_SCORES, percent("Softmax"), note="no second softmax"),
+    Case("a softmax with limits, doubled", "classification", AS_SCORES, limited, note="no second softmax"),
     Case("1 - p and p of a sigmoid", "classification", AS_SCORES, two_sides, note="no second softmax"),
     Case("LogSoftmax", "classification", AS_LOGITS, lambda b, image: b.add("LogSoftmax", logits(b, image), axis=-1)),
     Case("Sigmoid", "tensors", AS_NUMBERS, lambda b, image: b.add("Sigmoid", logits(b, image)), note="a sigmoid"),
+    Case("Sigmoid in percent", "tensors", AS_NUMBERS, percent("Sigmoid"), note="a sigmoid"),
     Case("one logit", "tensors", AS_NUMBERS, lambda b, image: logits(b, image, 1), ("logits",), "one number per image"),
     Case("one number, without an axis", "tensors", AS_NUMBERS,
          lambda b, image: b.add("Squeeze", logits(b, image, 1), np.array([1])), ("age",), "of no task"),
@@ -133,6 +145,10 @@ MODULES = (
      CLASSES),
     (Case("`{'logits': softmax}`", "classification", AS_SCORES, lambda m, x, f: {"logits": m.head(f).softmax(1)},
           note="no second"), CLASSES),
+    (Case("`100 * logits.softmax(-1)`", "classification", AS_SCORES, lambda m, x, f: 100 * m.head(f).softmax(-1),
+          note="no second"), CLASSES),
+    (Case("`logits.sigmoid() * 100`", "tensors", AS_NUMBERS, lambda m, x, f: m.head(f).sigmoid() * 100,
+          note="a sigmoid"), CLASSES),
     (Case("`(logits.sigmoid(),)`", "tensors", AS_NUMBERS, lambda m, x, f: (m.head(f).sigmoid(),), note="a sigmoid"),
      CLASSES),
     (Case("`[b, 1]`", "tensors", AS_NUMBERS, lambda m, x, f: m.head(f), note="one number per image"), 1),
@@ -226,7 +242,7 @@ def check_answer(case, predictor, answer):
             found, right = predictor.predict(pixels), answer(pixels)
             first = next(iter(right.values()))[0]
             if case.task == "classification":
-                wanted = first if case.answer == AS_SCORES else softmax(first)
+                wanted = first / first.sum() if case.answer == AS_SCORES else softmax(first)
                 np.testing.assert_allclose(scores_of(found), wanted, atol=2e-6)
             elif case.task == "features":
                 np.testing.assert_allclose(found.vector, first, rtol=1e-4, atol=1e-5)

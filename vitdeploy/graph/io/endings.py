@@ -29,13 +29,14 @@ _DEPTH = 12
 
 def ending_of(output: ir.Value) -> Ending:
     """Of an output [batch, width]."""
-    if _row_sum(output) == 1:
+    if _row_sum(output) > 0:
         return "softmax"
-    node, views = _below(output, _VIEWS)
+    node, views = _below(_unscaled(output), _VIEWS)
+    if node is not None and (node.op_type in _SIGMOIDS or _is_logistic(node) or (node.op_type == "Softmax" and views)):
+        return "sigmoid"
+    node, _ = _below(output, _VIEWS)
     if node is None:
         return ""
-    if node.op_type in _SIGMOIDS or _is_logistic(node) or (node.op_type == "Softmax" and views):
-        return "sigmoid"
     if node.op_type == "LogSoftmax":
         return "log"
     unbiased = node.op_type == "MatMul" or (node.op_type == "Gemm" and len(node.inputs) < 3)
@@ -46,7 +47,8 @@ def ending_of(output: ir.Value) -> Ending:
 def as_logits(model: ir.Model, output: ir.Value) -> tuple[ir.Value, Literal["softmax", "sigmoid"] | None]:
     """The output without the softmax or the sigmoid at its end, and which of them there was; in place.
 
-    Of probabilities that end in neither, as a mean of softmaxes, the logarithm: a softmax of it gives them back.
+    Of probabilities that end in neither, as a mean of softmaxes or percentages, the logarithm: a softmax of it gives
+    them back.
     """
     value: ir.Value | None = output
     reader: ir.Node | None = None
@@ -61,7 +63,7 @@ def as_logits(model: ir.Model, output: ir.Value) -> tuple[ir.Value, Literal["sof
         if node.op_type not in _VIEWS:
             break
         value, reader = node.inputs[0], node
-    if _row_sum(output) != 1:
+    if not _row_sum(output) > 0:
         return output, None
     names = Names(model)
     least = names.constant(np.array(np.finfo(np.float32).tiny), "scores.least")
@@ -125,9 +127,29 @@ def _row_sum(value: ir.Value | None, depth: int = _DEPTH) -> float:
     if node.op_type in ("Mul", "Div") and len(sums) == len(numbers) == 1 and numbers[0].size == 1:
         factor = float(numbers[0].item())
         return round(sums[0] * factor if node.op_type == "Mul" else sums[0] / factor, 6)
+    if node.op_type == "Clip" and _keeps_shares(node):
+        return _row_sum(node.inputs[0], depth - 1)
     if node.op_type == "ReduceMean":  # of several crops or models, whose rows stay rows
         return sums[0]
     return 1.0 if node.op_type == "Concat" and _is_complement(*node.inputs) else math.nan
+
+
+def _keeps_shares(clip: ir.Node) -> bool:
+    """Whether only what is next to 0 or to 1 changes, as where a logarithm is taken later."""
+    least, most = ((_number(bound) if bound is not None else None) for bound in (*clip.inputs[1:], None, None)[:2])
+    return (least is None or float(least.item()) <= 1e-3) and (most is None or float(most.item()) >= 0.999)
+
+
+def _unscaled(value: ir.Value | None) -> ir.Value | None:
+    """The value without factors and limits at its end, as those of percentages."""
+    node, _ = _below(value, _VIEWS)
+    while node is not None and node.op_type in ("Mul", "Div", "Clip"):
+        computed = [operand for operand in node.inputs if operand is not None and _number(operand) is None]
+        if len(computed) != 1 or (node.op_type == "Div" and computed[0] is not node.inputs[0]):
+            break
+        value = computed[0]
+        node, _ = _below(value, _VIEWS)
+    return value
 
 
 def _is_complement(*parts: ir.Value | None) -> bool:

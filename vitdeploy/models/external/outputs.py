@@ -418,8 +418,10 @@ class OutputWatch(TorchDispatchMode):
         if isinstance(first, Tensor):
             sources = [each.data_ptr() for each in args if isinstance(each, Tensor)]
             name = func.overloadpacket.__name__
-            if name in _KEEPS and sources:
-                self.operators[first.data_ptr()] = self.operators.get(sources[0], "")
+            before = self.operators.get(sources[0], "") if sources else ""
+            percent = before == "sigmoid" and len(sources) == 1 and name in ("mul", "div")
+            if (name in _KEEPS and sources) or percent:
+                self.operators[first.data_ptr()] = before
             elif first.data_ptr() not in sources:  # else a view
                 self.operators[first.data_ptr()] = _ENDINGS.get(name, "")
         return result
@@ -437,7 +439,7 @@ class OutputWatch(TorchDispatchMode):
         """Of [batch, width]: by its numbers where these tell, else by the operator."""
         rows = output.detach().double()
         if rows.shape[1] > 1 and bool(rows.isfinite().all()):
-            if bool((rows >= 0).all()) and _all_one(rows.sum(1)):
+            if bool((rows >= 0).all()) and (_all_one(rows.sum(1)) or _all_one(rows.sum(1) / 100)):
                 return "softmax"
             if bool((rows <= 0).all()) and _all_one(rows.exp().sum(1)):
                 return "log"
