@@ -150,7 +150,7 @@ def test_a_module_of_another_process_is_the_same(workplace):
         from pathlib import Path
         sys.path.insert(0, sys.argv[1])
         sys.modules["tests"] = None
-        from vitdeploy.models.external.pickled import open_module
+        from vitdeploy.models.external.module import open_module
         original = open_module(Path(sys.argv[2]))
         print(json.dumps(original.module(torch.ones(1, 1, 32, 32)).tolist()[0]))
     """

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitdeploy.attention.rollout import read_by, rollout, to_grid
+from vitdeploy.attention import read_by, rollout, to_grid
 
 
 def random_weights(seed, *shape):

@@ -638,7 +638,7 @@ def test_the_pad_takes_fingers(opened):
 
 
 def test_the_map_is_the_rollout_that_numpy_computes(opened, bundle):
-    from vitdeploy.attention.instrumented import run_instrumented
+    from vitdeploy.attention import run_instrumented
     from vitdeploy.graph.analysis.attention import token_views
     from vitdeploy.graph.canonical.normalise import normalise as canonical
 

@@ -16,10 +16,10 @@ from tests.references import reference
 from vitdeploy.errors import CheckpointError, MissingFileError
 from vitdeploy.exporter.torch_onnx import export_graph, export_text_graph
 from vitdeploy.graph.io.files import save_graph
-from vitdeploy.models.external.tokenizer import compare_tokenizers, sample_texts
 from vitdeploy.models.load import load_model
 from vitdeploy.models.model_folder.folder import ModelFolder
-from vitdeploy.models.model_folder.tokenizer import open_clip_config, open_clip_preprocess
+from vitdeploy.models.model_folder.tokenizer import compare_tokenizers, sample_texts
+from vitdeploy.models.open_clip import open_clip_config, open_clip_preprocess
 from vitdeploy.models.source import Source
 from vitdeploy.runtime.preprocess import load_pixels, normalise
 from vitdeploy.runtime.tokenizer import TextTokenizer, cleaned

@@ -15,8 +15,8 @@ from tests.references import reference
 from vitdeploy.errors import CheckpointError
 from vitdeploy.exporter.torch_onnx import export_graph, export_text_graph
 from vitdeploy.graph.io.files import save_graph
-from vitdeploy.models.external.tokenizer import TEXTS, compare_tokenizers, sample_texts
 from vitdeploy.models.load import load_model
+from vitdeploy.models.model_folder.tokenizer import TEXTS, compare_tokenizers, sample_texts
 from vitdeploy.models.source import Source
 from vitdeploy.runtime.tasks.zero_shot import logits
 from vitdeploy.runtime.tokenizer import TextTokenizer

@@ -201,7 +201,7 @@ def test_the_command_prints_one_document_and_writes_the_picture_alone(cli, tmp_p
 
 def test_of_a_real_model_the_weights_that_are_drawn_sum_to_one(small_export, tmp_path, digits):
     """Through export, rewrites and bundle, as a user does."""
-    from vitdeploy.attention.instrumented import run_instrumented
+    from vitdeploy.attention import run_instrumented
     from vitdeploy.graph.analysis.attention import token_views
     from vitdeploy.graph.passes.optimize import OptimizeOptions
     from vitdeploy.runtime.preprocess import load_pixels

@@ -112,7 +112,7 @@ def _in_memory(
             wanted="a name, a path, or a torch.nn.Module",
             fix="vitdeploy export list shows the built-in names",
         )
-    from vitdeploy.models.external.pickled import save_module
+    from vitdeploy.models.external.module import save_module
 
     told = None if task == "anomaly" else task  # which is made of whatever tokens it has
     file = save_module(module, unnamed_folder("model"), preprocess=preprocess, image_size=size, task=told)

@@ -14,6 +14,7 @@ from vitdeploy.document.bench import Bench, Ratio
 from vitdeploy.document.engine import EngineFacts
 from vitdeploy.document.verified import Verified
 from vitdeploy.errors import InputError, MissingFileError
+from vitdeploy.exporter.parity import ParityRow
 from vitdeploy.spec import SPARSE, DecodeError, FileEntry, GateStatus, Grade, Task, decode, encode
 from vitdeploy.tasks.answers import AnswerFacts, AttentionFacts, Copies, ExampleFacts, MappingFacts
 from vitdeploy.verification.gate import Gate
@@ -79,22 +80,6 @@ class ModelFacts:
     notes: tuple[str, ...]
     checkpoint: str | None
     checkpoint_sha256: str | None
-
-
-@dataclass(frozen=True)
-class ParityRow:
-    """max|a - b| / max|b| of the exported graph and the original, at one batch size; of sequences also with what length
-    of the source, and after how many steps; of one of several graphs its name. `unproven`: outputs that are all but the
-    same for all inputs, of which the difference proves nothing. `tied`: scores tie by which the model chooses its
-    queries; compared is what both give for the same choice."""
-
-    batch: int
-    max_relative_difference: float
-    source_length: int | None = field(default=None, metadata=SPARSE)
-    steps: int | None = field(default=None, metadata=SPARSE)
-    graph: str | None = field(default=None, metadata=SPARSE)
-    unproven: tuple[str, ...] | None = field(default=None, metadata=SPARSE)
-    tied: bool | None = field(default=None, metadata=SPARSE)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from vitdeploy.errors import EngineError, ExportError, TensorError
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.runtime.runner import Runner
-from vitdeploy.spec import PreprocessSpec, TensorSpec
+from vitdeploy.spec import SPARSE, PreprocessSpec, TensorSpec
 
 BATCHES = (1, 2, 5)
 TOLERANCE = 1e-4
@@ -33,25 +33,24 @@ FREE_BATCH = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parity:
-    """max|a - b| / max|b|, the worst of all outputs, of one batch; a the graph on ONNX Runtime, b the original.
-
-    unproven: outputs that are all but the same for all inputs, of which that says nothing; None where there is none.
-    tied: True where scores tie by which the model chooses, so that the graph was compared for the original's choice.
-    """
+@dataclass(frozen=True)
+class ParityRow:
+    """max|a - b| / max|b|, the worst of all outputs, of the exported graph on ONNX Runtime and the original, at one
+    batch size; of sequences also with what length of the source, and after how many steps; of one of several graphs its
+    name. `unproven`: outputs that are all but the same for all inputs, of which the difference proves nothing. `tied`:
+    scores tie by which the model chooses its queries; compared is what both give for the same choice."""
 
     batch: int
     max_relative_difference: float
-    unproven: tuple[str, ...] | None = None
-    tied: bool | None = None
+    source_length: int | None = field(default=None, metadata=SPARSE)
+    steps: int | None = field(default=None, metadata=SPARSE)
+    graph: str | None = field(default=None, metadata=SPARSE)
+    unproven: tuple[str, ...] | None = field(default=None, metadata=SPARSE)
+    tied: bool | None = field(default=None, metadata=SPARSE)
 
-
-@dataclass(frozen=True, kw_only=True)
-class GraphParity(Parity):
-    """The same of one of several graphs."""
-
-    graph: str
+    def facts(self) -> dict[str, Any]:
+        """The row of export.json: without what such a graph does not have."""
+        return {key: value for key, value in vars(self).items() if value is not None or key in ("unproven", "tied")}
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class ReferenceAnswers:
 
 def check_parity(
     graph: Path, reference: Runner, preprocess: PreprocessSpec, *, fixed_batch: int | None = None
-) -> list[Parity]:
+) -> list[ParityRow]:
     """Compare the ONNX file with the loaded reference on seeded random pixels.
 
     A graph with a dynamic batch is run at 1, 2 and 5; one with a fixed batch thrice at that batch, on other pixels.
@@ -101,12 +100,8 @@ def ask(reference: Runner, preprocess: PreprocessSpec, fixed_batch: int | None) 
                 fix=FREE_BATCH,
             ) from error
         asked.append(ReferenceAnswers(pixels, outputs, choices.taken))
-    _refuse_random(reference, asked[0], preprocess)
+    refuse_two_answers(reference.infer(_feed(reference.inputs[0], asked[0], preprocess)), asked[0].outputs)
     return asked
-
-
-def _refuse_random(reference: Runner, asked: ReferenceAnswers, preprocess: PreprocessSpec) -> None:
-    refuse_two_answers(reference.infer(_feed(reference.inputs[0], asked, preprocess)), asked.outputs)
 
 
 def _feed(tensor: TensorSpec, asked: ReferenceAnswers, preprocess: PreprocessSpec) -> dict[str, np.ndarray]:
@@ -125,32 +120,50 @@ def refuse_two_answers(second: Mapping[str, np.ndarray], first: Mapping[str, np.
         )
 
 
-def check_graph(graph: Path, asked: Sequence[ReferenceAnswers], preprocess: PreprocessSpec) -> list[Parity]:
+def check_graph(graph: Path, asked: Sequence[ReferenceAnswers], preprocess: PreprocessSpec) -> list[ParityRow]:
     """The second half of `check_parity`; errors as there."""
-    rows, unproven = [], all_but_constant([each.outputs for each in asked])
     with OnnxRuntimeRunner(graph, name="the exported graph") as runner:
-        tensor = runner.inputs[0]
-        for each in asked:
-            batch, theirs = len(each.pixels), each.outputs
-            try:
-                ours = runner.infer(_feed(tensor, each, preprocess))
-            except (EngineError, TensorError) as error:
-                raise _baked(batch, error.found) from None
-            for name, wanted in theirs.items():
-                if ours[name].shape != wanted.shape:
-                    raise _baked(batch, f"{name} {list(ours[name].shape)}, wanted {list(wanted.shape)}")
-            worst = worst_difference(ours, theirs)
-            rows.append(Parity(batch=batch, max_relative_difference=worst, unproven=unproven))
+        feeds = [_feed(runner.inputs[0], each, preprocess) for each in asked]
+        rows = _rows(runner, feeds, [each.outputs for each in asked])
     if not all(row.max_relative_difference <= TOLERANCE for row in rows) and asked[0].choices:
-        feeds = [_feed(tensor, each, preprocess) for each in asked]
         rows = _at_the_choice(graph, asked, feeds, rows)
     _refuse_different(rows)
     return rows
 
 
+def check_outputs(
+    graph: Path, feeds: Sequence[tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]], name: str
+) -> list[ParityRow]:
+    """The same of a graph of any inputs: each of `feeds` has inputs, and what the original gives for them."""
+    with OnnxRuntimeRunner(graph, name=f"the exported graph {name}") as runner:
+        rows = _rows(runner, [inputs for inputs, _ in feeds], [answers for _, answers in feeds], graph=name)
+    _refuse_different(rows)
+    return rows
+
+
+def _rows(
+    runner: Runner,
+    feeds: Sequence[Mapping[str, np.ndarray]],
+    answers: Sequence[Mapping[str, np.ndarray]],
+    graph: str | None = None,
+) -> list[ParityRow]:
+    rows, unproven = [], all_but_constant(answers)
+    for inputs, theirs in zip(feeds, answers, strict=True):
+        batch = len(next(iter(inputs.values())))
+        try:
+            ours = runner.infer(inputs)
+        except (EngineError, TensorError) as error:
+            raise _baked(batch, error.found) from None
+        for name, wanted in theirs.items():
+            if ours[name].shape != wanted.shape:
+                raise _baked(batch, f"{name} {list(ours[name].shape)}, wanted {list(wanted.shape)}")
+        rows.append(ParityRow(batch, worst_difference(ours, theirs), graph=graph, unproven=unproven))
+    return rows
+
+
 def _at_the_choice(
-    graph: Path, asked: Sequence[ReferenceAnswers], feeds: Sequence[Mapping[str, np.ndarray]], rows: list[Parity]
-) -> list[Parity]:
+    graph: Path, asked: Sequence[ReferenceAnswers], feeds: Sequence[Mapping[str, np.ndarray]], rows: list[ParityRow]
+) -> list[ParityRow]:
     """The rows of what the graph gives for the choices that the original made among scores; `rows` where it would make
     others though nothing ties."""
     from vitdeploy.exporter.ties import answers_of_choices
@@ -162,7 +175,7 @@ def _at_the_choice(
     return [replace(row, max_relative_difference=apart, tied=True) for row, apart in zip(rows, worst, strict=True)]
 
 
-def _refuse_different(rows: Sequence[Parity]) -> None:
+def _refuse_different(rows: Sequence[ParityRow]) -> None:
     worst = rows[int(np.argmax([row.max_relative_difference for row in rows]))]  # a NaN, where there is one
     if not worst.max_relative_difference <= TOLERANCE:
         raise ExportError(
@@ -197,24 +210,6 @@ def _change(arrays: Sequence[np.ndarray]) -> float:
     largest = max(float(np.abs(each.astype(np.float64)).max(initial=0.0)) for each in rows)
     spans = (each.max(axis=0).astype(np.float64) - each.min(axis=0) for each in rows)
     return max(float(span.max(initial=0.0)) for span in spans) / max(largest, float(np.finfo(np.float64).tiny))
-
-
-def check_outputs(
-    graph: Path, feeds: Sequence[tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]], name: str
-) -> list[GraphParity]:
-    """The same of a graph of any inputs: each of `feeds` has inputs, and what the original gives for them."""
-    rows, unproven = [], all_but_constant([wanted for _, wanted in feeds])
-    with OnnxRuntimeRunner(graph, name=f"the exported graph {name}") as runner:
-        for given, wanted in feeds:
-            batch = len(next(iter(given.values())))
-            try:
-                ours = runner.infer(given)
-            except (EngineError, TensorError) as error:
-                raise _baked(batch, error.found) from None
-            worst = worst_difference(ours, wanted)
-            rows.append(GraphParity(batch=batch, max_relative_difference=worst, unproven=unproven, graph=name))
-    _refuse_different(rows)
-    return rows
 
 
 def compare_graphs(before: Path, after: Path) -> tuple[float, tuple[str, ...] | None]:

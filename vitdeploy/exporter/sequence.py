@@ -20,7 +20,7 @@ the step has no source_mask: an image has no padding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from vitdeploy.errors import EngineError, ExportError, TensorError
-from vitdeploy.exporter.parity import BATCHES, SEED, TOLERANCE, Parity, all_but_constant, relative_difference
+from vitdeploy.exporter.parity import BATCHES, SEED, TOLERANCE, ParityRow, all_but_constant, relative_difference
 from vitdeploy.exporter.torch_onnx import ModelIn, export_graph, exported
 from vitdeploy.graph.io.files import BATCH, GraphMetadata, set_metadata
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
@@ -53,22 +53,28 @@ KeyValue: TypeAlias = tuple[Tensor, Tensor]
 
 
 class _Encoder(nn.Module):
+    """Of a model whose `encode` gives the keys and values of each block of the decoder, perhaps after other tensors."""
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model: Any = model
 
     def forward(self, source: Tensor) -> list[Tensor]:
-        memory, mask, cross = self.model.encode(source)
-        return [memory, mask, *_flat(cross)]
+        encoded = self.model.encode(source)
+        *others, cross = encoded if isinstance(encoded, tuple) else (encoded,)
+        return [*others, *_flat(cross)]
 
 
 class _DecoderStep(nn.Module):
+    """One token more, of lists of keys and values; between them and the token stands what else `step` takes."""
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model: Any = model
 
-    def forward(self, token: Tensor, mask: Tensor, cross: list[Tensor], past: list[Tensor]) -> list[Tensor]:
-        logits, present = self.model.step(token, mask, _paired(cross), _paired(past))
+    def forward(self, token: Tensor, *read: Any) -> list[Tensor]:
+        *others, cross, past = read
+        logits, present = self.model.step(token, *others, _paired(cross), _paired(past))
         return [logits, *_flat(present)]
 
 
@@ -131,9 +137,11 @@ def export_sequence(module: nn.Module, *, name: str, opset: int) -> dict[str, ir
         ),
         {
             "token": {0: batch},
-            "mask": {0: batch, 3: source_length},
-            "cross": [{0: batch, 2: source_length}] * (2 * blocks),
-            "past": [{0: batch, 2: past_length}] * (2 * blocks),
+            "read": (
+                {0: batch, 3: source_length},
+                [{0: batch, 2: source_length}] * (2 * blocks),
+                [{0: batch, 2: past_length}] * (2 * blocks),
+            ),
         },
         opset,
         ["token", "source_mask", *_names("cross", blocks), *_names("past", blocks)],
@@ -144,18 +152,8 @@ def export_sequence(module: nn.Module, *, name: str, opset: int) -> dict[str, ir
     return {ENCODER: encoder, DECODER_STEP: step}
 
 
-@dataclass(frozen=True)
-class ImageTextParts:
-    """A model as `models.external.image_text.ImageText`, and the modules that are its graphs: `encoder` takes the
-    image; `step` the token, and lists of the keys and values of cross-attention and of the tokens before."""
-
-    model: Any
-    encoder: nn.Module
-    step: nn.Module
-
-
 def export_image_text(
-    parts: ImageTextParts,
+    module: Any,
     *,
     name: str,
     preprocess: PreprocessSpec,
@@ -167,6 +165,8 @@ def export_image_text(
 ) -> dict[str, ir.Model]:
     """The graphs "encoder" and "decoder_step" of a model that writes what an image says, with their metadata.
 
+    `module` is one as `models.external.image_text.ImageText`, with its `encode` and `step`.
+
     Args:
         batch: of images, None for a dynamic one; that of the step is dynamic, as a search has several texts an image.
 
@@ -175,10 +175,10 @@ def export_image_text(
     """
     size, longest = preprocess.crop, sequence.max_length
     with torch.no_grad():
-        cross = _flat(parts.model.encode(torch.zeros(EXAMPLE_BATCH, preprocess.channels, *size)))
+        cross = _flat(module.encode(torch.zeros(EXAMPLE_BATCH, preprocess.channels, *size)))
     blocks = len(cross) // 2
     encoder = export_graph(
-        parts.encoder,
+        _Encoder(module),
         name=f"{name}_{ENCODER}",
         preprocess=preprocess,
         image_size=size,
@@ -200,7 +200,7 @@ def export_image_text(
     open_batch, past_length = torch.export.Dim(BATCH), torch.export.Dim(PAST_LENGTH, max=longest - 1)
     opened = {0: open_batch}, [{0: open_batch}] * len(cross), [{0: open_batch, 2: past_length}] * len(cross)
     step = exported(
-        ModelIn(parts.step),
+        ModelIn(_DecoderStep(module)),
         (torch.zeros(EXAMPLE_BATCH, 1, dtype=torch.int64), cross, past),
         {"inputs": opened},
         opset,
@@ -218,27 +218,7 @@ def export_image_text(
 # --- Parity -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class SequenceParity:
-    """max|a - b| / max|b| over the logits of all steps; a the two graphs on ONNX Runtime, b the PyTorch model.
-    `unproven`: as of `Parity`."""
-
-    batch: int
-    source_length: int
-    steps: int
-    max_relative_difference: float
-    unproven: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextParity(Parity):
-    """max|a - b| / max|b| over the logits of all steps; a the two graphs on ONNX Runtime, b the PyTorch model, which
-    sees all tokens at once."""
-
-    steps: int
-
-
-def check_sequence_parity(encoder: Path, decoder_step: Path, module: nn.Module) -> list[SequenceParity]:
+def check_sequence_parity(encoder: Path, decoder_step: Path, module: nn.Module) -> list[ParityRow]:
     """Decode greedily through both graphs, and compare each step with the model that sees the whole target at once.
 
     Sources are seeded random tokens of several lengths with padding of several widths, at batch 1, 2 and 5. The target
@@ -253,7 +233,7 @@ def check_sequence_parity(encoder: Path, decoder_step: Path, module: nn.Module) 
     generator = np.random.default_rng(SEED)
     lengths = [length for length in SOURCE_LENGTHS if length <= config.max_length]
     words = np.delete(np.arange(config.source_vocabulary), config.pad)
-    rows: list[SequenceParity] = []
+    rows: list[ParityRow] = []
     answers: list[dict[str, Array]] = []
     with (
         OnnxRuntimeRunner(encoder, name="the exported encoder") as first,
@@ -268,7 +248,7 @@ def check_sequence_parity(encoder: Path, decoder_step: Path, module: nn.Module) 
                 tokens, ours = _decoded(decoder, source, where, "every batch and length")
                 theirs = _whole(module, source, tokens, config.start)
                 difference = relative_difference(ours, theirs)
-                rows.append(SequenceParity(batch, length, tokens.shape[1], difference))
+                rows.append(ParityRow(batch, difference, length, tokens.shape[1]))
                 _refuse_different(difference, where, "the PyTorch model")
                 _refuse_other_tokens(tokens, theirs, where)
                 answers.append({"logits": theirs.reshape(-1, theirs.shape[-1])})
@@ -284,14 +264,14 @@ def check_text_parity(
     sequence: SequenceSpec,
     *,
     fixed_batch: int | None = None,
-) -> list[TextParity]:
+) -> list[ParityRow]:
     """Write greedily through both graphs, and compare each step with the model that sees all tokens at once, on seeded
     random pixels at batch 1, 2 and 5, or thrice at a fixed one. No text ends early.
 
     Raises:
         ExportError: a batch that does not run, or a difference above 1e-4.
     """
-    generator, rows = np.random.default_rng(SEED), list[TextParity]()
+    generator, rows = np.random.default_rng(SEED), list[ParityRow]()
     answers: list[dict[str, Array]] = []
     with (
         OnnxRuntimeRunner(encoder, name="the exported encoder") as first,
@@ -307,7 +287,7 @@ def check_text_parity(
             theirs = _whole(model, tensor, tokens, sequence.start)
             answers.append({"logits": theirs.reshape(-1, theirs.shape[-1])})
             difference = relative_difference(ours, theirs)
-            rows.append(TextParity(batch=batch, max_relative_difference=difference, steps=tokens.shape[1]))
+            rows.append(ParityRow(batch, difference, steps=tokens.shape[1]))
     worst = rows[int(np.argmax([row.max_relative_difference for row in rows]))]  # a NaN, where there is one
     _refuse_different(worst.max_relative_difference, f"at batch {worst.batch}", "the original")
     unproven = all_but_constant(answers)

@@ -28,9 +28,8 @@ from torch.onnx._internal.exporter import _schemas
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitdeploy.errors import ExportError
-from vitdeploy.exporter.attention import attention, plain_attention
 from vitdeploy.exporter.batches import constant_tables
-from vitdeploy.exporter.scripted import lengths_as_sizes, scripts_as_they_run
+from vitdeploy.exporter.patches import attention, lengths_as_sizes, plain_attention, scripts_as_they_run
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.edit import Names, drop_unused, free_name
 from vitdeploy.graph.io.files import BATCH, GraphMetadata, set_metadata

@@ -1,20 +1,133 @@
-"""Rules on attention: whether it can run in one fused kernel, and what keeps it from that (TRT4xx).
+"""Attention as a fused kernel would match it: two matrix products, a softmax, and all nodes between them; and rules on
+whether it can run in one, and what keeps it from that (TRT4xx).
 
-Sources: the page "Fused Attention" of NVIDIA's guide, and the limits that its chapter on fusing attention had (as
-quoted in NVIDIA/TensorRT issues 2981 and 4167).
+The order of nodes is that of ModelOpt's graphs, with optional nodes in brackets:
+
+    Q -> DQ -> MatMul -> [Mul or Div] -> [Add or Where] -> Softmax -> [Cast] -> Q -> DQ -> MatMul -> Q -> DQ
+
+`graph.analysis.attention` finds attention by what it computes, in float32, for rewrites that must be exact. This finder
+takes any type, passes quantizers, and keeps unexpected nodes, so that a rule can name them.
+
+Sources of the rules: the page "Fused Attention" of NVIDIA's guide, and the limits that its chapter on fusing attention
+had (as quoted in NVIDIA/TensorRT issues 2981 and 4167).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import onnx_ir as ir
 
-from vitdeploy.graph.values import scalar_of
-from vitdeploy.lint.fusible import Fusible, find_fusible
+from vitdeploy.graph.analysis.rows import MOVES, climb
+from vitdeploy.graph.values import dim, rank_of, scalar_of
 from vitdeploy.lint.support import Support
-from vitdeploy.lint.view import QDQ, GraphView, Hit, Rule, label, shape_text, type_name
+from vitdeploy.lint.view import QDQ, GraphView, Hit, Rule, is_weight, label, quantized_type, shape_text, type_name
+
+# On the ways from the first product to the softmax, and from there to the second.
+_SCORES = QDQ | MOVES | {"Add", "Cast", "Div", "Mul", "Sub", "Tanh", "Where"}
+_PROBABILITIES = QDQ | MOVES | {"Cast", "Dropout", "Mul", "Where"}
+
+
+@dataclass(frozen=True)
+class Fusible:
+    """One attention: `between` are the nodes from the scores to the softmax, `after` those from there to `mix`."""
+
+    scores: ir.Node
+    between: tuple[ir.Node, ...]
+    softmax: ir.Node
+    after: tuple[ir.Node, ...]
+    mix: ir.Node
+
+    @property
+    def operands(self) -> dict[str, ir.DataType | None]:
+        """The quantized type of each operand of the two products; None if it comes from no quantizer."""
+        first, second = self.scores.inputs, self.mix.inputs
+        places = {"query": first[0], "key": first[1], "softmax": second[0], "value": second[1]}
+        return {name: _type_behind(value) for name, value in places.items()}
+
+    @property
+    def output(self) -> ir.DataType | None:
+        """That of the quantizer which reads the result, and may be there for the next layer alone."""
+        return _type_ahead(self.mix.outputs[0])
+
+    @property
+    def dtype(self) -> ir.DataType | None:
+        """The type that the products compute in: the quantized one where operands and output have it."""
+        types = {*self.operands.values(), self.output}
+        if len(types) == 1 and None not in types:
+            return types.pop()
+        query = self.scores.inputs[0]
+        return query.dtype if query is not None else None
+
+    @property
+    def head(self) -> int | None:
+        return dim(self.scores.inputs[0], -1)
+
+    @property
+    def lengths(self) -> tuple[int | None, int | None]:
+        """The numbers of queries and of keys."""
+        output = self.scores.outputs[0]
+        return dim(output, -2), dim(output, -1)
+
+
+def _type_behind(value: ir.Value | None) -> ir.DataType | None:
+    node = climb(value, MOVES | {"Cast"})[0].producer() if value is not None else None
+    return quantized_type(node) if node is not None and node.op_type == "DequantizeLinear" else None
+
+
+def _type_ahead(value: ir.Value) -> ir.DataType | None:
+    """The type of the quantizer that reads `value`, perhaps behind what moves numbers."""
+    while len(uses := list(value.uses())) == 1 and uses[0].node.op_type in MOVES:
+        value = uses[0].node.outputs[0]
+    return next((quantized_type(use.node) for use in uses if use.node.op_type == "QuantizeLinear"), None)
+
+
+def find_fusible(view: GraphView) -> list[Fusible]:
+    """All attentions of the main graph: a product of two computed tensors, a softmax over its rows, another product."""
+    found = []
+    for softmax in view.of("Softmax"):
+        axis, axes = int(softmax.attributes.get_int("axis", -1)), rank_of(softmax.outputs[0])
+        first, below = softmax.inputs[0], _to_mix(softmax)
+        above = _to_scores(first) if first is not None and (axis == -1 or axis + 1 == axes) else None
+        if above is not None and below is not None:
+            found.append(Fusible(above[0], tuple(above[1:]), softmax, tuple(below[:-1]), below[-1]))
+    return found
+
+
+def _to_scores(value: ir.Value) -> list[ir.Node] | None:
+    """The nodes from the first product to `value`, in graph order; None if there is no way to one."""
+    ways, seen = [(value, list[ir.Node]())], set[ir.Value]()
+    while ways:
+        value, way = ways.pop(0)  # the nearest product first: a mask may be one, too
+        node = value.producer()
+        if node is None or node.domain or value in seen:
+            continue
+        seen.add(value)
+        if node.op_type == "MatMul" and not any(is_weight(operand) for operand in node.inputs):
+            return [node, *reversed(way)]
+        if node.op_type in _SCORES:
+            ways += [(operand, [*way, node]) for operand in node.inputs if operand is not None]
+    return None
+
+
+def _to_mix(softmax: ir.Node) -> list[ir.Node] | None:
+    """The nodes from behind the softmax to the product with the values, in graph order."""
+    ways, seen = [(softmax, list[ir.Node]())], set[ir.Node]()
+    while ways:
+        node, way = ways.pop(0)
+        for use in node.outputs[0].uses():
+            if use.node.op_type == "MatMul" and use.idx == 0 and not is_weight(use.node.inputs[1]):
+                return [*way, use.node]
+            if use.node.op_type in _PROBABILITIES and use.node not in seen:
+                seen.add(use.node)
+                ways.append((use.node, [*way, use.node]))
+    return None
+
+
+# --- The rules --------------------------------------------------------------------------------------------------------
+
 
 FLOAT16, BFLOAT16, INT8 = ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.INT8
 HALF_HEADS = range(16, 257, 8)
@@ -84,23 +197,57 @@ def _strangers(each: Fusible) -> str | None:
     return ", ".join(f"{node.op_type} ({label(node)})" for node in strange) + " in the pattern" if strange else None
 
 
-_OBSTACLES: tuple[Callable[[Fusible], str | None], ...] = (
-    *(_type, _head, _length, _incomplete, _late_scale, _other_readers, _strangers),
-)
+# By its rule: what keeps an attention from a fused kernel, what is wanted, and the fix.
+_OBSTACLES: dict[str, tuple[Callable[[Fusible], str | None], str, str]] = {
+    "TRT402": (
+        _type,
+        "attention in float16, bfloat16, int8 or float8e4m3fn",
+        "give the graph half precision: --precision fp16 or bf16",
+    ),
+    "TRT403": (
+        _head,
+        "heads of 16 to 256 channels, a multiple of 8; 16, 32 or 64 in int8",
+        "leave the attention of other heads in half precision, without quantizers",
+    ),
+    "TRT404": (
+        _length,
+        f"at most {INT8_LENGTH} queries and keys in int8, known when the engine is built",
+        "remove the attention's quantizers: half precision is faster there",
+    ),
+    "TRT405": (
+        _incomplete,
+        "quantizers at query, key, softmax, value and output, or at none of the first four",
+        "add those that miss, or remove all",
+    ),
+    "TRT406": (
+        _late_scale,
+        "the factor at the query, in front of the first product",
+        "multiply the query, or fold the factor into its linear: `vitdeploy optimize`",
+    ),
+    "TRT407": (
+        _other_readers,
+        "one reader for scores, softmax and what is between",
+        "export without the attention's weights as an output",
+    ),
+    "TRT408": (
+        _strangers,
+        "one mask at most, and nothing else, between the products",
+        "move it in front of the products, or make one mask of all",
+    ),
+}
 
 
 def _obstacle(what: Callable[[Fusible], str | None], view: GraphView, support: Support) -> Iterator[Hit]:
-    for each in find_fusible(view):
-        found = what(each)
-        if found is not None:
-            yield Hit(label(each.softmax), found)
+    for attention in find_fusible(view):
+        if (obstacle := what(attention)) is not None:
+            yield Hit(label(attention.softmax), obstacle)
 
 
 def _fused(view: GraphView, support: Support) -> Iterator[Hit]:
-    for each in find_fusible(view):
-        if not any(what(each) for what in _OBSTACLES):
-            found = f"{type_name(each.dtype)}, heads of {each.head} channels, scores of {_tokens(each)}"
-            yield Hit(label(each.softmax), found)
+    for attention in find_fusible(view):
+        if not any(what(attention) for what, _, _ in _OBSTACLES.values()):
+            form = f"{type_name(attention.dtype)}, heads of {attention.head} channels"
+            yield Hit(label(attention.softmax), f"{form}, scores of {_tokens(attention)}")
 
 
 RULES = (
@@ -111,53 +258,5 @@ RULES = (
         "the engine inspector shows whether a kernel with mha in its name runs",
         _fused,
     ),
-    Rule(
-        "TRT402",
-        "warning",
-        "attention in float16, bfloat16, int8 or float8e4m3fn",
-        "give the graph half precision: --precision fp16 or bf16",
-        partial(_obstacle, _type),
-    ),
-    Rule(
-        "TRT403",
-        "warning",
-        "heads of 16 to 256 channels, a multiple of 8; 16, 32 or 64 in int8",
-        "leave the attention of other heads in half precision, without quantizers",
-        partial(_obstacle, _head),
-    ),
-    Rule(
-        "TRT404",
-        "warning",
-        f"at most {INT8_LENGTH} queries and keys in int8, known when the engine is built",
-        "remove the attention's quantizers: half precision is faster there",
-        partial(_obstacle, _length),
-    ),
-    Rule(
-        "TRT405",
-        "warning",
-        "quantizers at query, key, softmax, value and output, or at none of the first four",
-        "add those that miss, or remove all",
-        partial(_obstacle, _incomplete),
-    ),
-    Rule(
-        "TRT406",
-        "warning",
-        "the factor at the query, in front of the first product",
-        "multiply the query, or fold the factor into its linear: `vitdeploy optimize`",
-        partial(_obstacle, _late_scale),
-    ),
-    Rule(
-        "TRT407",
-        "warning",
-        "one reader for scores, softmax and what is between",
-        "export without the attention's weights as an output",
-        partial(_obstacle, _other_readers),
-    ),
-    Rule(
-        "TRT408",
-        "warning",
-        "one mask at most, and nothing else, between the products",
-        "move it in front of the products, or make one mask of all",
-        partial(_obstacle, _strangers),
-    ),
+    *(Rule(code, "warning", wanted, fix, partial(_obstacle, what)) for code, (what, wanted, fix) in _OBSTACLES.items()),
 )

@@ -12,21 +12,14 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
-from vitdeploy.lint import attention, constants, operators, quantized_layers, quantizers, strong_typing
-from vitdeploy.lint import profiles as shapes
+from vitdeploy.lint import attention, operators, quantizers, tensors
 from vitdeploy.lint.support import VERSIONS, support_of
 from vitdeploy.lint.view import LintFinding, Rule, prepare
 from vitdeploy.runtime.profiles import Profile
 
-RULES: tuple[Rule, ...] = (
-    *operators.RULES,
-    *strong_typing.RULES,
-    *quantizers.RULES,
-    *quantized_layers.RULES,
-    *attention.RULES,
-    *shapes.RULES,
-    *constants.RULES,
-)
+_MODULES = (operators, tensors, quantizers, attention)
+_DECORATED = (row for module in _MODULES for row in vars(module).values() if isinstance(row, Rule))
+RULES: tuple[Rule, ...] = tuple(sorted((*_DECORATED, *attention.RULES), key=lambda row: row.code))
 SEVERITIES = ("error", "warning", "note")
 # Findings that `refuse` spells out.
 SHOWN_FINDINGS = 5

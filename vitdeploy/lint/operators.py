@@ -2,14 +2,193 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import onnx_ir as ir
 
-from vitdeploy.graph.values import rank_of
-from vitdeploy.lint.restrictions import RESTRICTIONS
+from vitdeploy.graph.values import dim, is_constant, rank_of, scalar_of
 from vitdeploy.lint.support import Support
 from vitdeploy.lint.view import QDQ, GraphView, Hit, label, listed, rule, type_name
+
+# --- The parser's restrictions other than types: attributes, ranks, inputs that must be constant ----------------------
+# Not checked, because no static check can, or no vision model has them: activations of recurrent layers, the scan
+# outputs and carried shapes of loops, the ranks of branches, caches of decoders.
+
+
+# (what was found, what is wanted) of one node.
+Misfits = Iterator[tuple[str, str]]
+Restriction = Callable[[ir.Node, Support], Misfits]
+
+MOST_K = 3840
+_REDUCTIONS = (
+    *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd"),
+    *("ReduceSum", "ReduceSumSquare"),
+)
+_RESIZE = {
+    "mode": ("nearest", ("nearest", "linear")),
+    "coordinate_transformation_mode": (
+        "half_pixel",
+        ("half_pixel", "pytorch_half_pixel", "tf_half_pixel_for_nn", "asymmetric", "align_corners"),
+    ),
+    "nearest_mode": ("round_prefer_floor", ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")),
+    "keep_aspect_ratio_policy": ("stretch", ("stretch",)),
+}
+
+
+def _input(node: ir.Node, index: int) -> ir.Value | None:
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def _constant(name: str, index: int, before: tuple[int, int] | None = None) -> Restriction:
+    """The input must be constant; with `before`, in releases before that one."""
+
+    def check(node: ir.Node, support: Support) -> Misfits:
+        value = _input(node, index)
+        if value is not None and not is_constant(value) and (before is None or support.release < before):
+            yield f"computed {name}", f"{name} as a constant"
+
+    return check
+
+
+def _attribute(name: str, only: int | str) -> Restriction:
+    def check(node: ir.Node, support: Support) -> Misfits:
+        attribute = node.attributes.get(name)
+        value = only if attribute is None else attribute.value
+        if value != only:
+            yield f"{name} {value}", f"{name} {only}"
+
+    return check
+
+
+def _axes(taken: tuple[int, ...], wanted: str) -> Restriction:
+    def check(node: ir.Node, support: Support) -> Misfits:
+        if rank_of(node.inputs[0]) not in (None, *taken):
+            yield f"an input of {rank_of(node.inputs[0])} axes", wanted
+
+    return check
+
+
+def _all_of(*restrictions: Restriction) -> Restriction:
+    def check(node: ir.Node, support: Support) -> Misfits:
+        for restriction in restrictions:
+            yield from restriction(node, support)
+
+    return check
+
+
+def _one_output(node: ir.Node, support: Support) -> Misfits:
+    if any(output.name for output in node.outputs[1:]):
+        yield f"{len(node.outputs)} outputs", "the first output alone"
+
+
+def _no_indices(node: ir.Node, support: Support) -> Misfits:
+    if any(output.name for output in node.outputs[1:]):
+        yield "the output of indices", "the first output alone"
+
+
+def _undilated(node: ir.Node, support: Support) -> Misfits:
+    dilations = node.attributes.get_ints("dilations", ()) or ()
+    if any(size != 1 for size in dilations):
+        yield f"dilations {list(dilations)}", "dilations of 1"
+
+
+def _dropout(node: ir.Node, support: Support) -> Misfits:
+    value = _input(node, 2)
+    if value is not None and scalar_of(value) != 0:
+        yield "training_mode", "training_mode as a constant that is false"
+
+
+def _resize(node: ir.Node, support: Support) -> Misfits:
+    for name, (default, taken) in _RESIZE.items():
+        value = node.attributes.get_string(name, default)
+        if value not in taken and (
+            name != "nearest_mode" or node.attributes.get_string("mode", "nearest") == "nearest"
+        ):
+            yield f"{name} {value}", f"{name} one of {', '.join(taken)}"
+
+
+def _top_k(node: ir.Node, support: Support) -> Misfits:
+    k = scalar_of(_input(node, 1))
+    if k is not None and k >= MOST_K:
+        yield f"K {k:.0f}", f"K below {MOST_K}"
+
+
+def _equal_pads(node: ir.Node, support: Support) -> Misfits:
+    pads = list(node.attributes.get_ints("pads", ()) or ())
+    if pads[: len(pads) // 2] != pads[len(pads) // 2 :]:
+        yield f"pads {pads}", "equal pads at both ends of an axis"
+
+
+def _eye_like(node: ir.Node, support: Support) -> Misfits:
+    shape = node.inputs[0].shape if node.inputs[0] is not None else None
+    if shape is None or not shape.is_static():
+        yield "an input of a dynamic shape", "a static shape"
+
+
+def _hardmax(node: ir.Node, support: Support) -> Misfits:
+    if dim(node.inputs[0], int(node.attributes.get_int("axis", -1))) is None:
+        yield "a dynamic axis", "a static size along the axis"
+
+
+def _einsum(node: ir.Node, support: Support) -> Misfits:
+    """Ellipses and diagonals came with 10.12."""
+    equation = str(node.attributes.get_string("equation", ""))
+    terms = [term.strip() for term in equation.partition("->")[0].split(",")]
+    diagonal = any(len(set(term)) != len(term) for term in terms)
+    if support.release < (10, 12) and ("..." in equation or diagonal):
+        yield f"the equation {equation}", "no ellipsis, and no letter twice in one operand"
+
+
+def _attention(node: ir.Node, support: Support) -> Misfits:
+    if any(rank_of(_input(node, index)) not in (None, 4) for index in range(4)):
+        yield "operands that have not 4 axes", "query, key, value and mask of 4 axes"
+    if any(_input(node, index) is not None for index in range(4, 7)):
+        yield "a cache of keys and values", "query, key, value and mask alone"
+    if node.attributes.get_float("softcap", 0.0):
+        yield "softcap", "no softcap"
+    yield from _one_output(node, support)
+
+
+def _constant_node(node: ir.Node, support: Support) -> Misfits:
+    for name in sorted({"sparse_value", "value_string", "value_strings"} & set(node.attributes)):
+        yield name, "a dense tensor of numbers"
+
+
+_SPACE = _axes((4, 5), "2 or 3 axes of space")
+# Layers have 2 or 3 axes of space; the parser adds one where there is one.
+_CONVOLUTION = _axes((3, 4, 5), "1 to 3 axes of space")
+RESTRICTIONS: dict[str, Restriction] = {
+    "Attention": _attention,
+    "AveragePool": _all_of(_undilated, _SPACE),
+    "BatchNormalization": _all_of(_attribute("training_mode", 0), _one_output),
+    "Constant": _constant_node,
+    "Conv": _CONVOLUTION,
+    "ConvTranspose": _CONVOLUTION,
+    "CumSum": _constant("axis", 1),
+    "DeformConv": _all_of(_equal_pads, _axes((3, 4), "1 or 2 axes of space")),
+    "Dropout": _dropout,
+    "Einsum": _einsum,
+    "EyeLike": _eye_like,
+    "GridSample": _axes((4,), "4 axes"),
+    "Hardmax": _hardmax,
+    "LSTM": _all_of(_attribute("input_forget", 0), _attribute("layout", 0)),
+    "LayerNormalization": _one_output,
+    "LpPool": _undilated,
+    "MaxPool": _all_of(_undilated, _SPACE, _no_indices),
+    "OneHot": _constant("depth", 1),
+    "Pad": _constant("axes", 3, (10, 4)),
+    "Resize": _all_of(_resize, _attribute("antialias", 0)),
+    "STFT": _all_of(_constant("frame_step", 1), _constant("window", 2)),
+    "ScatterND": _attribute("reduction", "none"),
+    "Squeeze": _constant("axes", 1),
+    "TopK": _all_of(_attribute("sorted", 1), _top_k),
+    "Unsqueeze": _constant("axes", 1),
+    **dict.fromkeys(_REDUCTIONS, _constant("axes", 1)),
+}
+
+
+# --- The rules --------------------------------------------------------------------------------------------------------
+
 
 UINT8, DOUBLE = ir.DataType.UINT8, ir.DataType.DOUBLE
 GRAPH = "the graph"
@@ -172,18 +351,3 @@ def _double(view: GraphView, support: Support) -> Iterator[Hit]:
 def _branches(view: GraphView, support: Support) -> Iterator[Hit]:
     for node in view.of(*sorted(_BRANCHES)):
         yield Hit(label(node), node.op_type)
-
-
-RULES = (
-    _opset,
-    _ir_version,
-    _domains,
-    _operators,
-    _types,
-    _restrictions,
-    _outside_onnx,
-    _uint8,
-    _double,
-    _branches,
-    _ranks,
-)

@@ -105,6 +105,20 @@ def is_weight(value: ir.Value | None) -> bool:
     return is_constant(end) and all(is_constant(other) for other in others)
 
 
+def quantized_type(node: ir.Node) -> ir.DataType | None:
+    """The type that a QuantizeLinear makes by ONNX's rules, or that a DequantizeLinear reads."""
+    if node.op_type == "DequantizeLinear":
+        return node.inputs[0].dtype if node.inputs[0] is not None else None
+    zero, named = zero_point(node), node.attributes.get_int("output_dtype", 0)
+    if zero is not None:
+        return zero.dtype
+    return ir.DataType(named) if named else ir.DataType.UINT8
+
+
+def zero_point(node: ir.Node) -> ir.Value | None:
+    return node.inputs[2] if len(node.inputs) > 2 else None
+
+
 # --- Rules, which are pure functions over a prepared graph, and their findings, one per node (or tensor) and rule -----
 
 

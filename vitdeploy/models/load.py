@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +24,16 @@ from torch import Tensor, nn
 
 from vitdeploy.errors import CheckpointError, InputError, UserCodeError
 from vitdeploy.graph.io.meanings import ONE_NUMBER, of_problem
-from vitdeploy.models import catalog, names
+from vitdeploy.models import catalog, names, open_clip
 from vitdeploy.models.architectures.layers import RESAMPLING
 from vitdeploy.models.checkpoints.fit import load_state
 from vitdeploy.models.checkpoints.read import class_names, read_checkpoint
-from vitdeploy.models.external.adapted import IMAGE_SIZE
+from vitdeploy.models.external.adapted import IMAGE_SIZE, with_own_scaling
 from vitdeploy.models.external.image_text import MODEL_TYPE, from_encoder_decoder
-from vitdeploy.models.external.module import from_function, weights_digest, with_own_scaling
-from vitdeploy.models.external.pickled import open_module
-from vitdeploy.models.external.transformers import from_timm, from_transformers, refuse_missing
+from vitdeploy.models.external.module import from_function, open_module, weights_digest
+from vitdeploy.models.external.transformers import from_timm, from_transformers, refuse_unsupported
 from vitdeploy.models.family import Family, Hints, LoadedModel, Recognised, refuse_channels
 from vitdeploy.models.json_file import files_of
-from vitdeploy.models.keys.open_clip import refuse_without_config
 from vitdeploy.models.memory_bank import with_memory
 from vitdeploy.models.model_folder.folder import (
     CONFIG,
@@ -56,21 +55,15 @@ from vitdeploy.models.model_folder.folder import (
 from vitdeploy.models.model_folder.hub import is_hub_name, locate
 from vitdeploy.models.model_folder.image_processor import (
     fixed_size,
+    scaled,
     timm_preprocess,
     transformers_preprocess,
     transformers_processor,
 )
-from vitdeploy.models.model_folder.tokenizer import open_clip_config, open_clip_preprocess
-from vitdeploy.models.named_checkpoint import check_config, named_config, read_as, refuse_another
 from vitdeploy.models.source import Source
 from vitdeploy.models.towers import (
     KINDS,
-    as_features,
     from_owl,
-    image_part,
-    refuse_naflex,
-    refuse_open_vocabulary,
-    with_text,
     with_text_features,
     with_text_tower,
 )
@@ -198,7 +191,7 @@ def _from_checkpoint(source: Source) -> LoadedModel:
     state, notes = read_checkpoint(source.checkpoint)
     found = catalog.recognise_within(state, Hints(source.heads, source.size), str(source.checkpoint))
     if found is None:
-        refuse_without_config(state, str(source.checkpoint))
+        open_clip.refuse_without_config(state, str(source.checkpoint))
         raise catalog.unrecognised(state, str(source.checkpoint))
     return _recognised(source, found, notes)
 
@@ -223,7 +216,9 @@ def _of_name(source: Source, name: str, family: Family, config: Any) -> LoadedMo
     """A checkpoint file as the model of a built-in name."""
     assert source.checkpoint is not None
     state, notes = read_checkpoint(source.checkpoint)
-    return _recognised(source, read_as(name, family, config, state, source.heads, str(source.checkpoint)), notes)
+    return _recognised(
+        source, catalog.read_as(name, family, config, state, source.heads, str(source.checkpoint)), notes
+    )
 
 
 def _beside(folder: ModelFolder, model: str) -> Callable[[Recognised], None] | None:
@@ -237,7 +232,7 @@ def _beside(folder: ModelFolder, model: str) -> Callable[[Recognised], None] | N
         return None
     if (known := catalog.find(name) or catalog.find(name.partition(".")[0])) is None:
         return None if own is None else lambda found: None
-    return lambda found: refuse_another(found, name, *known, str(folder.weights[0]))
+    return lambda found: catalog.refuse_another(found, name, *known, str(folder.weights[0]))
 
 
 def _from_folder(
@@ -250,44 +245,62 @@ def _from_folder(
     if folder.is_open_clip:
         return _open_clip(source, folder, name)
     config = model_config(folder.path / CONFIG)
-    refuse_naflex(config)
-    refuse_open_vocabulary(config)
-    refuse_missing(config)
+    refuse_unsupported(config)
     state, notes = _weights(folder, CONFIG)
     file = str(folder.weights[0])
     processor = None if source.preprocess else transformers_processor(folder.path)
     told = stated_size(config) or fixed_size(processor)
-    # transformers reads no pickles
-    library_state = state if folder.given or not (folder.path / SAFETENSORS).is_file() else None
-    if config.get("model_type") == MODEL_TYPE:
-        return _image_text(source, folder, name, config, notes, library_state)
-    if config.get("model_type") in KINDS:
-        return _owl(source, folder, name, config, notes, library_state)
-    hints = Hints(source.heads, told or source.size, config)
-    # A part of another library's model may be one of ours, such as a detector's backbone: the whole is meant.
-    found = catalog.recognise_within(state, hints, file) if _is_ours(config) else catalog.recognise(state, hints)
-    if found is None and "architecture" in config:
-        original = _timm(config["architecture"], config, state, source, file)
-        return _noted(original, name, config, notes)
+    found: Recognised | None = None
+    if config.get("model_type") not in (MODEL_TYPE, *KINDS):
+        hints = Hints(source.heads, told or source.size, config)
+        # A part of another library's model may be one of ours, such as a detector's backbone: the whole is meant.
+        ours = _is_ours(config)
+        found = catalog.recognise_within(state, hints, file) if ours else catalog.recognise(state, hints)
     if found is None:
         size = source.size or told or detector_size(config, processor) or backbone_size(config) or IMAGE_SIZE
-        notes = (*notes, *size_note(config, size))
-        spec, remarks = _folder_preprocess(source, folder, config, _told_channels(config), size)
-        assumed, remarks = (HALF_ASSUMED, ()) if remarks == (HALF_ASSUMED,) else (None, remarks)
-        original = from_transformers(folder.path, config, spec, size, library_state, _asked(source))
-        original = with_label_values(with_own_scaling(original, assumed), transformers_processor(folder.path))
-        return _noted(original, name, config, (*notes, *remarks))
+        return _of_library(source, folder, name, config, state, notes, size)
     check(found)
-    check_config(config, found, str(folder.path) if not folder.given else file)
+    catalog.check_config(config, found, str(folder.path) if not folder.given else file)
     family = catalog.family_named(found.family)
-    config_of = found.config
-    signature = family.describe(config_of)
-    size = signature.image_size
-    preprocess, remarks = _folder_preprocess(source, folder, config, signature.channels, size)
-    original = _built(source, family, config_of, found.state, preprocess, (*notes, *found.notes, *remarks))
+    signature = family.describe(found.config)
+    preprocess, remarks = _folder_preprocess(source, folder, config, signature.channels, signature.image_size)
+    original = _built(source, family, found.config, found.state, preprocess, (*notes, *found.notes, *remarks))
     if source.text_features is None:
         original = with_text_tower(original, folder.path, state, config, source.task)
     return _noted(original, name, config, ())
+
+
+def _of_library(
+    source: Source,
+    folder: ModelFolder,
+    name: str,
+    config: Mapping[str, Any],
+    state: Mapping[str, Tensor],
+    notes: tuple[str, ...],
+    size: tuple[int, int],
+) -> LoadedModel:
+    """A folder whose architecture is that of its library."""
+    kind, path = config.get("model_type"), folder.path
+    # transformers reads no pickles
+    own = state if folder.given or not (path / SAFETENSORS).is_file() else None
+    if kind == MODEL_TYPE:  # the config of its encoder says the size of images
+        encoder = config.get("encoder")
+        encoder = encoder if isinstance(encoder, dict) else {}
+        size = source.size or stated_size(encoder) or fixed_size(transformers_processor(path)) or IMAGE_SIZE
+        spec, remarks = _folder_preprocess(source, folder, encoder, _told_channels(encoder), size)
+        original = from_encoder_decoder(path, config, spec, size, own)
+        return dataclasses.replace(original, name=name, notes=(*notes, *original.notes, *remarks))
+    if kind in KINDS:  # a detector that is told by texts what to find
+        original = from_owl(path, config, partial(_folder_preprocess, source, folder, config), source.size, own)
+        return dataclasses.replace(original, name=name, notes=(*notes, *original.notes))
+    if "architecture" in config:
+        original = _timm(config["architecture"], config, state, source, str(folder.weights[0]))
+        return _noted(original, name, config, notes)
+    spec, remarks = _folder_preprocess(source, folder, config, _told_channels(config), size)
+    assumed, remarks = (HALF_ASSUMED, ()) if remarks == (HALF_ASSUMED,) else (None, remarks)
+    original = from_transformers(path, config, spec, size, own, _asked(source))
+    original = with_label_values(with_own_scaling(original, assumed), transformers_processor(path))
+    return _noted(original, name, config, (*notes, *size_note(config, size), *remarks))
 
 
 def _weights(folder: ModelFolder, config: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
@@ -301,10 +314,10 @@ def _weights(folder: ModelFolder, config: str) -> tuple[dict[str, Tensor], tuple
 
 def _open_clip(source: Source, folder: ModelFolder, name: str) -> LoadedModel:
     """A folder in OpenCLIP's layout: both towers where it has a tokenizer, else that of images."""
-    config = open_clip_config(folder.path)
+    config = open_clip.open_clip_config(folder.path)
     state, notes = _weights(folder, OPEN_CLIP)
-    preprocess = source.preprocess or open_clip_preprocess(config)
-    found = image_part(state, config, source, str(folder.weights[0]))
+    preprocess = source.preprocess or open_clip.open_clip_preprocess(config)
+    found = open_clip.image_part(state, config, source, str(folder.weights[0]))
     if isinstance(found, Recognised):
         family = catalog.family_named(found.family)
         original = _built(source, family, found.config, found.state, preprocess, (*notes, *found.notes))
@@ -312,50 +325,16 @@ def _open_clip(source: Source, folder: ModelFolder, name: str) -> LoadedModel:
         size = found.signature.image_size
         preprocess = source.preprocess or scaled(preprocess, config.image_size, size)
         original = dataclasses.replace(found, preprocess=preprocess, notes=(*notes, *found.notes))
-    original = dataclasses.replace(as_features(original, config.features), name=name)
+    original = dataclasses.replace(open_clip.as_features(original, config.features), name=name)
     alone = source.text_features is not None or source.task == "features"
-    return original if alone else with_text(original, folder, state, config)
-
-
-def _owl(
-    source: Source,
-    folder: ModelFolder,
-    name: str,
-    config: Mapping[str, Any],
-    notes: tuple[str, ...],
-    state: Mapping[str, Tensor] | None,
-) -> LoadedModel:
-    """A detector that is told by texts what to find."""
-
-    def preprocess(channels: int, size: tuple[int, int]) -> tuple[PreprocessSpec, tuple[str, ...]]:
-        return _folder_preprocess(source, folder, config, channels, size)
-
-    original = from_owl(folder.path, config, preprocess, source.size, state)
-    return dataclasses.replace(original, name=name, notes=(*notes, *original.notes))
-
-
-def _image_text(
-    source: Source,
-    folder: ModelFolder,
-    name: str,
-    config: Mapping[str, Any],
-    notes: tuple[str, ...],
-    state: Mapping[str, Tensor] | None,
-) -> LoadedModel:
-    """An encoder-decoder whose source is an image. The config of its encoder says the size of images."""
-    encoder = config.get("encoder")
-    encoder = encoder if isinstance(encoder, dict) else {}
-    size = source.size or stated_size(encoder) or fixed_size(transformers_processor(folder.path)) or IMAGE_SIZE
-    spec, remarks = _folder_preprocess(source, folder, encoder, _told_channels(encoder), size)
-    original = from_encoder_decoder(folder.path, config, spec, size, state)
-    return dataclasses.replace(original, name=name, notes=(*notes, *original.notes, *remarks))
+    return original if alone else open_clip.with_text(original, folder, state, config)
 
 
 def _is_ours(config: Mapping[str, Any]) -> bool:
     """Whether a config.json names an architecture of one of our families."""
     if "model_type" in config:
         return any(config["model_type"] in family.model_types for family in catalog.families())
-    return named_config(str(config.get("architecture"))) is not None
+    return catalog.named_config(str(config.get("architecture"))) is not None
 
 
 def _folder_preprocess(
@@ -449,18 +428,6 @@ def _built(
     return LoadedModel(
         source.name, family.name, module.eval(), signature, preprocess, notes=tuple(dict.fromkeys(notes))
     )
-
-
-def scaled(spec: PreprocessSpec, own: tuple[int, int], wanted: tuple[int, int]) -> PreprocessSpec:
-    """The preprocessing for another size: the same share of the resized image is cropped."""
-    resize, fit = spec.resize, spec.fit
-    if isinstance(resize, int):
-        if wanted[0] == wanted[1]:
-            return dataclasses.replace(spec, resize=int(resize * wanted[0] / min(own)), crop=wanted)
-        # The short side of an image need not be that of the input: the image is to cover both.
-        resize, own, fit = (resize, resize), (min(own), min(own)), "cover"
-    scaled = (int(resize[0] * wanted[0] / own[0]), int(resize[1] * wanted[1] / own[1]))
-    return dataclasses.replace(spec, resize=scaled, crop=wanted, fit=fit)
 
 
 def _noted(original: LoadedModel, name: str, config: Mapping[str, Any], notes: tuple[str, ...]) -> LoadedModel:

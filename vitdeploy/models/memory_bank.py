@@ -37,7 +37,7 @@ class PatchTokens(nn.Module):
     `tokens` gives them, perhaps after others, which are left out. `grid`: (rows, columns).
     """
 
-    def __init__(self, model: nn.Module, tokens: Callable[[nn.Module, Tensor], Tensor], grid: Grid) -> None:
+    def __init__(self, model: nn.Module, tokens: Callable[[Any, Tensor], Tensor], grid: Grid) -> None:
         super().__init__()
         self.model, self.tokens, self.grid = model, tokens, grid
 
@@ -68,34 +68,19 @@ def patch_tokens(original: LoadedModel) -> tuple[PatchTokens, int]:
     return PatchTokens(module, tokens, _grid(original, found.shape[1], size)).eval(), int(found.shape[2])
 
 
-def _reader(original: LoadedModel) -> Callable[[nn.Module, Tensor], Tensor] | None:
+def _reader(original: LoadedModel) -> Callable[[Any, Tensor], Tensor] | None:
     module = original.module
     names = [tensor.name for tensor in original.signature.outputs]
     if isinstance(module, VisionTransformer | SwinTransformer):  # of a classifier too, whose head is passed by
-        return _encoded
+        return lambda model, image: model.encode(image)
     if "patch_features" in names:
-        return _second if len(names) > 1 else _only
+        return (lambda model, image: model(image)[1]) if len(names) > 1 else lambda model, image: model(image)
     if isinstance(module, Adapted) and hasattr(module.model, "forward_features"):
         return _timm_features
     return None
 
 
-def _encoded(module: nn.Module, image: Tensor) -> Tensor:
-    assert isinstance(module, VisionTransformer | SwinTransformer)
-    return module.encode(image)
-
-
-def _only(module: nn.Module, image: Tensor) -> Tensor:
-    found: Tensor = module(image)
-    return found
-
-
-def _second(module: nn.Module, image: Tensor) -> Tensor:
-    found: Tensor = module(image)[1]
-    return found
-
-
-def _timm_features(module: nn.Module, image: Tensor) -> Tensor:
+def _timm_features(module: Any, image: Tensor) -> Tensor:
     """timm's tokens [b, n, d], or a map [b, d, h, w], or [b, h, w, d] of a model that says so by its width."""
     model: Any = module.model
     found: Tensor = model.forward_features(image)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from vitdeploy.bundle.layout import PartTensors
 from vitdeploy.errors import CapabilityError
 from vitdeploy.models.architectures.transformer import KeyValue, Transformer
-from vitdeploy.models.external.image_text import DecoderStep, Encoder, ImageText
+from vitdeploy.models.external.image_text import ImageText
 from vitdeploy.models.external.prompted import Prompted, embeddings_of
 from vitdeploy.models.family import LoadedModel, Signature
 from vitdeploy.models.towers import Towers
@@ -20,8 +20,6 @@ from vitdeploy.runtime.flows import (
     IMAGE_ENCODER,
     IMAGE_FEATURES,
     IMAGE_TOWER,
-    PAST,
-    PRESENT,
     PROMPT_DECODER,
     TEXT_TOWER,
     TOKEN,
@@ -41,7 +39,7 @@ def torch_runner(original: LoadedModel, *, threads: int = 0) -> Runner:
     """The runner (not loaded yet) of an original, by its task."""
     sequence = original.signature.sequence
     if isinstance(original.module, Transformer) and sequence is not None:
-        return TorchSequenceRunner(original.module, sequence, threads=threads)
+        return _TorchSequenceRunner(original.module, sequence, threads=threads)
     if isinstance(original.module, Towers):
         return _towers_runner(original, original.module, threads)
     if isinstance(original.module, Prompted):
@@ -54,29 +52,31 @@ def torch_runner(original: LoadedModel, *, threads: int = 0) -> Runner:
 def _text_runner(original: LoadedModel, module: ImageText, sequence: SequenceSpec, threads: int) -> Runner:
     """Encoder and decoder step as the engines' runner has them: the same search, over PyTorch's modules."""
     signature = original.signature
+
+    def encode(image: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor for pair in module.encode(image) for tensor in pair)
+
     with torch.no_grad():
-        cross = [
-            tensor
-            for pair in module.encode(torch.zeros(1, signature.channels, *signature.image_size))
-            for tensor in pair
-        ]
-        logits = module.model.decoder.config.vocab_size
-    kept = [TensorSpec(name, "float32", ("batch", *tensor.shape[1:])) for name, tensor in _pairs_of("cross", cross)]
-    past = [
-        TensorSpec(name, "float32", ("batch", tensor.shape[1], "past_length", tensor.shape[3]))
-        for name, tensor in _pairs_of("past", cross)
-    ]
-    present = [TensorSpec(PRESENT + each.name.removeprefix(PAST), each.dtype, each.shape) for each in past]
-    token = TensorSpec(TOKEN, "int64", ("batch", 1))
-    step = DecoderStep(module)
+        cross = encode(torch.zeros(1, signature.channels, *signature.image_size))
+
+    def step(token: torch.Tensor, *caches: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        pairs = list(zip(caches[::2], caches[1::2], strict=True))
+        blocks = len(cross) // 2
+        logits, present = module.step(token, pairs[:blocks], pairs[blocks:])
+        return (logits, *(tensor for pair in present for tensor in pair))
+
+    def specs(kind: str, length: str | None = None) -> tuple[TensorSpec, ...]:
+        names = (f"{kind}_{part}_{i}" for i in range(len(cross) // 2) for part in ("key", "value"))
+        return tuple(
+            TensorSpec(name, "float32", ("batch", tensor.shape[1], length or tensor.shape[2], tensor.shape[3]))
+            for name, tensor in zip(names, cross, strict=True)
+        )
+
+    logits = TensorSpec("logits", "float32", ("batch", module.model.decoder.config.vocab_size))
+    token, kept, length = TensorSpec(TOKEN, "int64", ("batch", 1)), specs("cross"), "past_length"
     return TextRunner(
-        TorchParts(Encoder(module), _image(signature), tuple(kept), threads),
-        TorchParts(
-            lambda token, *caches: step(token, list(caches[: len(cross)]), list(caches[len(cross) :])),
-            (token, *kept, *past),
-            (TensorSpec("logits", "float32", ("batch", logits)), *present),
-            threads,
-        ),
+        TorchParts(encode, _image(signature), kept, threads),
+        TorchParts(step, (token, *kept, *specs("past", length)), (logits, *specs("present", length)), threads),
         sequence,
         name="pytorch",
     )
@@ -84,11 +84,6 @@ def _text_runner(original: LoadedModel, module: ImageText, sequence: SequenceSpe
 
 def _image(signature: Signature) -> tuple[TensorSpec]:
     return (TensorSpec("image", "float32", ("batch", signature.channels, *signature.image_size)),)
-
-
-def _pairs_of(kind: str, cross: Sequence[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
-    names = [f"{kind}_{part}_{i}" for i in range(len(cross) // 2) for part in ("key", "value")]
-    return list(zip(names, cross, strict=True))
 
 
 def _towers_runner(original: LoadedModel, module: Towers, threads: int) -> Runner:
@@ -158,7 +153,7 @@ class TorchParts(Runner):
         pass
 
 
-class TorchSequenceRunner(TorchParts):
+class _TorchSequenceRunner(TorchParts):
     """Decodes greedily with an encoder-decoder in eager mode; inputs and outputs as `runtime.SequenceRunner`."""
 
     def __init__(self, module: Transformer, spec: SequenceSpec, *, threads: int = 0) -> None:

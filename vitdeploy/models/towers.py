@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,50 +13,152 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitdeploy.errors import CheckpointError, MissingFileError, UnknownModelError, python_command
-from vitdeploy.models.architectures.vit import TextEncoder, ViTConfig
+from vitdeploy.errors import CheckpointError, MissingFileError, python_command
+from vitdeploy.models.architectures.layers import Activation
+from vitdeploy.models.architectures.vit import TextConfig, TextEncoder
 from vitdeploy.models.checkpoints.fit import load_state
-from vitdeploy.models.external.transformers import from_timm, library_model
-from vitdeploy.models.family import Hints, LoadedModel, Recognised, Signature
-from vitdeploy.models.keys import vit_timm
-from vitdeploy.models.keys.open_clip import TRUNK, compare, image_tower, text_tower
-from vitdeploy.models.keys.open_clip import has_text_tower as open_clip_has_text_tower
-from vitdeploy.models.keys.text_transformers import TextTower, has_text_tower, recognise_text
-from vitdeploy.models.keys.vit import parse_vit
-from vitdeploy.models.model_folder.folder import ModelFolder, sides
-from vitdeploy.models.model_folder.tokenizer import (
-    ALONE,
-    TOKENIZER,
-    OpenClip,
-    TokenizerFacts,
-    byte_pairs_of,
-    tokenizer_of,
-    tokens_of,
-)
-from vitdeploy.models.source import Source
+from vitdeploy.models.checkpoints.mismatch import listed
+from vitdeploy.models.external.transformers import library_model
+from vitdeploy.models.family import LoadedModel, Signature
+from vitdeploy.models.keys import vit
+from vitdeploy.models.keys.rules import renamed, rules
+from vitdeploy.models.keys.vit_transformers import ACTIVATIONS
+from vitdeploy.models.model_folder.folder import sides
+from vitdeploy.models.model_folder.tokenizer import TOKENIZER, tokenizer_of
 from vitdeploy.paths import is_file
 from vitdeploy.runtime.flows import TEXT_FEATURES
 from vitdeploy.runtime.tasks.open_vocabulary import BOXES, CLASS_FEATURES, EPSILON, OF_IMAGES, SCALE, SHIFT
 from vitdeploy.spec import OpenVocabularySpec, PreprocessSpec, Task, TensorSpec, ZeroShotSpec
 from vitdeploy.zip_members import DAMAGED
 
+# --- The text tower in the files of transformers' CLIPModel and SiglipModel, and how its features are compared --------
+
+
+PREFIX = "text_model."
+_RULES = rules(
+    """
+    $P.embeddings.position_ids                      -
+    $P.embeddings.token_embedding.weight            token_embed.weight
+    $P.embeddings.position_embedding.weight         pos_embed
+    $P.final_layer_norm.$W                          norm.$W
+    ($P.head|text_projection).$W                    head.$W
+    $P.encoder.layers.*.layer_norm{1,2}.$W          blocks.*.norm{1,2}.$W
+    $P.encoder.layers.*.self_attn.{q,k,v,out}_proj.$W   blocks.*.attn.{q,k,v,proj}.$W
+    $P.encoder.layers.*.mlp.fc{1,2}.$W              blocks.*.mlp.fc{1,2}.$W
+    """,
+    P="text_model",
+    W="{weight,bias}",
+)
+_LAYERS = ("norm1", "norm2", "attn.q", "attn.k", "attn.v", "attn.proj", "mlp.fc1", "mlp.fc2")
+# By model_type: what transformers 5.23's text config has by default, and what the model's class does.
+_DEFAULTS: dict[str, tuple[float, Activation, int]] = {
+    "clip": (1e-5, "quick_gelu", 8),
+    "siglip": (1e-6, "gelu_tanh", 12),
+}
+CLIP_END = 49407
+# CLIP's config of before its end token was corrected in transformers: the largest token number is meant.
+OLD_END = 2
+
+
+@dataclass(frozen=True)
+class TextTower:
+    """`state` loads strictly into a `TextEncoder` of `config`. `compared`: the fields of `ZeroShotSpec` that say how
+    its features are, logit = scale * cosine + bias, read by a sigmoid (SigLIP) or a softmax over the texts (CLIP)."""
+
+    config: TextConfig
+    state: dict[str, Tensor]
+    compared: dict[str, Any]
+
+    @classmethod
+    def measured(
+        cls, tensors: dict[str, Tensor], state: Mapping[str, Tensor], *, sigmoid: bool, **conventions: Any
+    ) -> TextTower:
+        """Of tensors under our names, and the numbers by which `state` compares features. `conventions`: the fields of
+        TextConfig that sizes leave open."""
+        config = TextConfig(
+            vocabulary=tensors["token_embed.weight"].shape[0],
+            length=tensors["pos_embed"].shape[1],
+            depth=vit.depth_of(tensors),
+            hidden=tensors["blocks.0.mlp.fc1.weight"].shape[0],
+            features=tensors["head.weight"].shape[0],
+            head_bias="head.bias" in tensors,
+            **conventions,
+        )
+        compared = {
+            "scale": math.exp(float(state["logit_scale"])),
+            "bias": float(state["logit_bias"]) if "logit_bias" in state else 0.0,
+            "scores": "sigmoid" if sigmoid else "softmax",
+        }
+        return cls(config, tensors, compared)
+
+
+def recognise_text(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> TextTower:
+    """The text tower of a whole CLIP or SigLIP; `config` is the folder's config.json.
+
+    Raises:
+        CheckpointError: tensors are missing, unknown or of odd shapes, or the config does not say what these are.
+    """
+    kind, part = str(config.get("model_type")), config.get("text_config") or {}
+    eps, activation, heads = _DEFAULTS[kind]
+    name = part.get("hidden_act", activation)
+    if name not in ACTIVATIONS and name != activation:
+        raise CheckpointError(
+            "config.json names an activation of the text tower that vitdeploy does not have",
+            found=f"hidden_act {name!r}",
+            wanted=", ".join(ACTIVATIONS),
+        )
+    tensors = _renamed(state, kind)
+    width, end = tensors["norm.weight"].shape[0], part.get("eos_token_id", CLIP_END)
+    end = end if isinstance(end, int) else CLIP_END
+    heads, eps = part.get("num_attention_heads", heads), part.get("layer_norm_eps", eps)
+    if not isinstance(heads, int) or heads < 1 or width % heads or not isinstance(eps, int | float) or eps < 0:
+        raise CheckpointError(
+            "config.json does not fit the text tower",
+            found=f"num_attention_heads {heads!r}, layer_norm_eps {eps!r}",
+            wanted=f"a number of heads that divides the width {width}, and an epsilon of 0 or more",
+        )
+    return TextTower.measured(
+        tensors,
+        state,
+        sigmoid=kind == "siglip",
+        width=width,
+        heads=heads,
+        layer_norm_eps=float(eps),
+        activation=ACTIVATIONS.get(name, activation),
+        causal=kind == "clip",
+        pooling="last" if kind == "siglip" else "highest" if end == OLD_END else "end",
+        end=end,
+    )
+
+
+def _renamed(state: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
+    text = {key: tensor for key, tensor in state.items() if key.startswith(PREFIX) or key == "text_projection.weight"}
+    found, _, unknown = renamed(_RULES, text)
+    wanted = ["token_embed.weight", "pos_embed", "norm.weight", "norm.bias", "head.weight"]
+    wanted += [f"blocks.0.{part}.weight" for part in _LAYERS]
+    missing = [name for name in wanted if name not in found]
+    missing += [key for key in ("logit_scale", *(("logit_bias",) if kind == "siglip" else ())) if key not in state]
+    if unknown or missing:
+        raise CheckpointError(
+            "the text tower is not whole, or not only one",
+            found="; ".join(
+                f"{what}: {listed(keys)}" for what, keys in (("missing", missing), ("unknown", unknown)) if keys
+            ),
+            wanted=f"the tensors of transformers' {'CLIPModel' if kind == 'clip' else 'SiglipModel'}",
+            fix="save the whole model; or, for the image tower alone, --task features",
+        )
+    found["pos_embed"] = found["pos_embed"][None] if found["pos_embed"].ndim == 2 else found["pos_embed"]
+    return vit.merge_attention(found, [])
+
+
 # --- CLIP and SigLIP whole: our image tower, and the text tower of the same checkpoint beside it ----------------------
 
 
 # `model_type` of configs that are about both towers.
 BOTH = ("clip", "siglip")
-# SigLIP 2 with images of any aspect: its patches come with a mask and sizes, as a sequence of their own.
-NAFLEX = ("siglip2", "siglip2_vision_model")
-_WITHIN = "its layers attend to the tokens of the text: no flow passes these and their masks yet"
-# By model_type: what it is called, and what is missing (ADR 18).
-OPEN_VOCABULARY: Mapping[str, tuple[str, str]] = {
-    "grounding-dino": ("Grounding DINO", _WITHIN),
-    "mm-grounding-dino": ("MM Grounding DINO", _WITHIN),
-    "omdet-turbo": ("OmDet-Turbo", _WITHIN),
-}
 
 
-class ImageTower(nn.Module):
+class _ImageTower(nn.Module):
     """The pooled features alone of a tower: float32 [b, channels, height, width] -> [b, features]."""
 
     def __init__(self, tower: nn.Module) -> None:
@@ -80,30 +184,6 @@ class Towers(nn.Module):
         return (*of_images, self.text_tower(text))
 
 
-def refuse_naflex(config: Mapping[str, Any]) -> None:
-    """Raise CheckpointError for SigLIP 2 NaFlex, whose images have no one size."""
-    if config.get("model_type") in NAFLEX:
-        raise CheckpointError(
-            "SigLIP 2 with images of any aspect (NaFlex) is not exported by this version",
-            found=f"model_type {config['model_type']}: it takes patches with pixel_attention_mask and spatial_shapes",
-            wanted="a SigLIP 2 of one image size, whose config has model_type siglip",
-            fix="take the checkpoint of a fixed size, such as google/siglip2-base-patch16-224",
-        )
-
-
-def refuse_open_vocabulary(config: Mapping[str, Any]) -> None:
-    """Raise CheckpointError for a detector that is told at run time what to find."""
-    found = OPEN_VOCABULARY.get(str(config.get("model_type")))
-    if found is not None:
-        raise CheckpointError(
-            f"{found[0]} is not exported by this version: what it is to find is text at run time",
-            found=f"model_type {config['model_type']}; {found[1]}",
-            wanted="a detector with classes of its own",
-            fix="for a fixed list of things: --model package.module:function, which returns a module that keeps their "
-            "tokens, takes the image alone and returns class logits and boxes",
-        )
-
-
 def with_text_tower(
     original: LoadedModel, folder: Path, state: Mapping[str, Tensor], config: Mapping[str, Any], task: Task | None
 ) -> LoadedModel:
@@ -115,7 +195,7 @@ def with_text_tower(
     """
     if config.get("model_type") not in BOTH or original.signature.task != "features" or task in ("features", "anomaly"):
         return original
-    tokenizer, text = tokenizer_of(folder), has_text_tower(state)
+    tokenizer, text = tokenizer_of(folder), any(key.startswith(PREFIX) for key in state)
     if tokenizer is None:
         told = f"no {TOKENIZER}" if text else "no text tower and no tokenizer"
         return dataclasses.replace(original, notes=(*original.notes, f"{told}: the image tower alone"))
@@ -139,7 +219,7 @@ def text_encoder(tower: TextTower, what: str) -> TextEncoder:
     return module.eval()
 
 
-def both_towers(original: LoadedModel, tower: TextTower, tokenizer: TokenizerFacts, what: str) -> LoadedModel:
+def both_towers(original: LoadedModel, tower: TextTower, tokenizer: Mapping[str, Any], what: str) -> LoadedModel:
     """The image tower with a text tower, which is called `what`.
 
     Raises:
@@ -153,179 +233,20 @@ def both_towers(original: LoadedModel, tower: TextTower, tokenizer: TokenizerFac
             wanted="as many of each",
         )
     module = text_encoder(tower, what)
-    spec = ZeroShotSpec(
-        length=tower.config.length,
-        pad=tokenizer.pad,
-        scale=tower.scale,
-        bias=tower.bias,
-        scores="sigmoid" if tower.sigmoid else "softmax",
-        padding=tokenizer.padding,
-        lowercase=tokenizer.lowercase,
-        clean=tokenizer.clean,
-    )
+    spec = ZeroShotSpec(tower.config.length, **tower.compared, **tokenizer)
     outputs = (
         TensorSpec("image_features", "float32", ("batch", image)),
         TensorSpec("text_features", "float32", ("texts", image)),
     )
     return dataclasses.replace(
         original,
-        module=Towers(ImageTower(original.module), module).eval(),
+        module=Towers(_ImageTower(original.module), module).eval(),
         signature=dataclasses.replace(original.signature, task="zero-shot", outputs=outputs, postprocess=spec),
         notes=(
             *(note for note in original.notes if "text_model" not in note),  # which would say that it is left out
             f"both towers; texts of up to {tower.config.length} tokens",
         ),
     )
-
-
-# --- Models in OpenCLIP's layout: the image tower, ours where we have it and timm's otherwise, and the text tower -----
-
-
-HEAD = "visual.head."
-PROJECTIONS = ("linear", "mlp")
-# timm's arguments of what a name spells out, and our fields.
-SIZES = {"embed_dim": "width", "depth": "depth", "num_heads": "heads", "patch_size": "patch_size"}
-# Pooling that OpenCLIP adds to a tower of timm.
-ATTENTIVE = ("abs_attn", "rot_attn")
-
-
-def image_part(state: Mapping[str, Tensor], config: OpenClip, source: Source, file: str) -> Recognised | LoadedModel:
-    """The image tower: as tensors of our Vision Transformer, or as timm's own module.
-
-    Raises:
-        CheckpointError: tensors are missing or unknown, or the config names a tower that neither is.
-        MissingPackageError: it is timm's, which is not installed.
-    """
-    name = config.vision.get("timm_model_name")
-    if name is None and isinstance(config.vision.get("layers"), list):
-        raise config.refused(
-            "an image tower of convolutions (CLIP's ResNet)", "a Vision Transformer, or a tower of timm"
-        )
-    if name is None:
-        return image_tower(state, config, source.heads)
-    config.refuse_vision()
-    pooling, projection = config.vision.get("timm_pool", "avg"), config.vision.get("timm_proj", "linear")
-    if pooling in ATTENTIVE or projection not in (*PROJECTIONS, "none", "", None):
-        raise config.refused(
-            f"timm_pool {pooling!r}, timm_proj {projection!r}", "pooling of timm's own, and a projection"
-        )
-    arguments = dict(config.vision.get("timm_model_kwargs") or {})
-    if pooling or projection not in PROJECTIONS:
-        arguments["global_pool"] = pooling
-    trunk = {key.removeprefix(TRUNK): tensor for key, tensor in state.items() if key.startswith(TRUNK)}
-    head = {key.removeprefix(HEAD): tensor for key, tensor in state.items() if key.startswith(HEAD)}
-    if projection != "mlp" and (found := _ours(trunk, head, config, name, arguments, source)) is not None:
-        return found
-    arguments["num_classes"] = 0 if projection else config.features
-    told = {"architecture": name, "model_args": arguments}
-    size = source.size or config.image_size
-    return _projected(from_timm(name, told, trunk, size, file, "features"), head)
-
-
-def _ours(
-    trunk: Mapping[str, Tensor],
-    head: Mapping[str, Tensor],
-    config: OpenClip,
-    name: str,
-    arguments: Mapping[str, Any],
-    source: Source,
-) -> Recognised | None:
-    """timm's tower as our Vision Transformer; None if it is another one."""
-    try:
-        named = parse_vit(name)
-    except UnknownModelError:
-        named = None
-    if named is None:
-        return None
-    tensors = {**trunk, **{key.replace("proj.", "head."): tensor for key, tensor in head.items()}}
-    hints = Hints(source.heads, config.image_size, {"architecture": name, "model_args": dict(arguments)})
-    found = vit_timm.recognise(tensors, hints)
-    if found is None or not isinstance(found.config, ViTConfig):
-        return None
-    said = {field: arguments.get(argument, getattr(named, field)) for argument, field in SIZES.items()}
-    compare(config, said, {field: getattr(found.config, field) for field in SIZES.values()})
-    compare(config, {"image_size": config.image_size}, {"image_size": found.config.image_size})
-    return found
-
-
-def _projected(tower: LoadedModel, head: Mapping[str, Tensor]) -> LoadedModel:
-    """timm's module with OpenCLIP's projection behind it, if it has one."""
-    layers: list[nn.Module] = [tower.module]
-    width = tower.signature.outputs[0].shape[-1]
-    for key in ("proj", "mlp.fc1", "mlp.fc2"):
-        found = {name: head[f"{key}.{name}"] for name in ("weight", "bias") if f"{key}.{name}" in head}
-        if "weight" not in found:
-            continue
-        if found["weight"].ndim != 2 or found["weight"].shape[1] != width:
-            raise CheckpointError(
-                f"OpenCLIP's projection does not fit timm's {tower.name}",
-                found=f"{HEAD}{key}.weight of {list(found['weight'].shape)}",
-                wanted=f"rows of {width}, the width of its features",
-            )
-        width = len(found["weight"])
-        linear = nn.Linear(found["weight"].shape[1], width, bias="bias" in found)
-        linear.load_state_dict(found)
-        layers += [linear, nn.GELU()] if key == "mlp.fc1" else [linear]
-    if len(layers) == 1:
-        return tower
-    pooled = TensorSpec("features", "float32", ("batch", width))
-    signature = dataclasses.replace(tower.signature, outputs=(pooled,))
-    return dataclasses.replace(tower, module=nn.Sequential(*layers).eval(), signature=signature)
-
-
-def as_features(original: LoadedModel, features: int) -> LoadedModel:
-    """The image tower as what it gives, whatever its last linear looks like."""
-    own = original.signature
-    pooled = TensorSpec("features", "float32", ("batch", features))
-    if own.outputs[0].shape != pooled.shape:
-        raise CheckpointError(
-            "the image tower does not give the features that images and texts share",
-            found=str(own.outputs[0]),
-            wanted=f"features [batch, {features}], as embed_dim says",
-        )
-    rest = own.outputs[1:] if own.task == "features" else ()
-    return dataclasses.replace(
-        original, signature=dataclasses.replace(own, task="features", outputs=(pooled, *rest), postprocess=None)
-    )
-
-
-def with_text(original: LoadedModel, folder: ModelFolder, state: Mapping[str, Tensor], config: OpenClip) -> LoadedModel:
-    """The same with its text tower; without a tokenizer itself, with a note.
-
-    Raises:
-        CheckpointError: the text tower is missing, not whole, or none that vitdeploy has; or the tokenizer has other
-            tokens than the tower.
-    """
-    if not (folder.path / TOKENIZER).is_file():
-        own = config.text.get("hf_tokenizer_name")
-        told = f"that of {own}" if own else "CLIP's, which is that of openai/clip-vit-base-patch32"
-        note = f"no {TOKENIZER}: the image tower alone; for both, put the tokenizer beside the weights: {told}"
-        return dataclasses.replace(original, notes=(*original.notes, note))
-    config.refuse_text()
-    if not open_clip_has_text_tower(state):
-        raise CheckpointError(
-            f"the text tower is not in the weights of {folder.path}",
-            found=f"text_cfg in {config.file.name}, {TOKENIZER}, and no tensor token_embedding.weight",
-            wanted="the weights of both",
-            fix=f"save the whole model; or, {ALONE}",
-        )
-    tower, clean = text_tower(state, config), config.clean
-    count, rows = tokens_of(folder.path / TOKENIZER), tower.config.vocabulary
-    if count > rows:
-        raise CheckpointError(
-            f"{TOKENIZER} has tokens that the text tower does not have",
-            found=f"{count} tokens, {rows} rows of token_embedding.weight",
-            wanted="the tokenizer that the model was trained with",
-            fix=f"get it of {config.text.get('hf_tokenizer_name') or 'openai/clip-vit-base-patch32'}",
-        )
-    if config.text.get("hf_tokenizer_name"):
-        tokenizer = tokenizer_of(folder.path)
-        assert tokenizer is not None
-        # OpenCLIP pads at the right, whatever the tokenizer's own file says.
-        tokenizer = dataclasses.replace(tokenizer, padding="right", lowercase=False, clean=clean)
-    else:
-        tokenizer = dataclasses.replace(byte_pairs_of(folder.path, rows), clean=clean)
-    return both_towers(original, tower, tokenizer, f"the text tower of {folder.path}")
 
 
 # --- OWL-ViT (arXiv 2205.06230) and OWLv2 (arXiv 2306.09683) of transformers as two towers ----------------------------
@@ -336,7 +257,7 @@ def with_text(original: LoadedModel, folder: ModelFolder, state: Mapping[str, Te
 KINDS = {"owlvit": "OwlViTForObjectDetection", "owlv2": "Owlv2ForObjectDetection"}
 
 
-class OwlImage(nn.Module):
+class _OwlImage(nn.Module):
     """float32 [b, channels, side, side] -> class features of length 1 [b, boxes, width], shift and scale of their
     cosines [b, boxes], and boxes [b, boxes, 4], cx cy w h relative to the image."""
 
@@ -403,11 +324,9 @@ def from_owl(
     both = getattr(model, kind)
     found = recognise_text(both.state_dict(), {"model_type": "clip", "text_config": model.config.text_config.to_dict()})
     tower = dataclasses.replace(found, config=dataclasses.replace(found.config, pooling="highest"))
-    module = Towers(OwlImage(model), text_encoder(tower, f"the text tower of {folder}")).eval()
+    module = Towers(_OwlImage(model), text_encoder(tower, f"the text tower of {folder}")).eval()
     images, told = preprocess(vision.num_channels, own)
-    spec = OpenVocabularySpec(
-        tower.config.length, tokenizer.pad, padding=tokenizer.padding, lowercase=tokenizer.lowercase
-    )
+    spec = OpenVocabularySpec(tower.config.length, **tokenizer)
     boxes, width = (own[0] // vision.patch_size) * (own[1] // vision.patch_size), tower.config.features
     shapes = {CLASS_FEATURES: (boxes, width), SHIFT: (boxes,), SCALE: (boxes,), BOXES: (boxes, 4)}
     outputs = [TensorSpec(each, "float32", ("batch", *shapes[each])) for each in OF_IMAGES]
@@ -430,7 +349,7 @@ def from_owl(
 ZERO_SHOT_SCALE = 100.0
 
 
-class ZeroShotClassifier(nn.Module):
+class _ZeroShotClassifier(nn.Module):
     """float32 [b, classes] of a tower's features: cosines with the rows of `text`, times CLIP's scale."""
 
     text: Tensor
@@ -480,7 +399,7 @@ def with_text_features(original: LoadedModel, path: Path) -> LoadedModel:
             wanted=f"float32 [classes, {width}], finite, no row of zeros",
             fix="embed the class names with the text tower of the same checkpoint, and np.save the matrix",
         )
-    module = ZeroShotClassifier(original.module, torch.from_numpy((text / lengths[:, None]).astype(np.float32)))
+    module = _ZeroShotClassifier(original.module, torch.from_numpy((text / lengths[:, None]).astype(np.float32)))
     logits = TensorSpec("logits", "float32", ("batch", len(text)))
     signature = dataclasses.replace(original.signature, task="classification", outputs=(logits,))
     return dataclasses.replace(original, module=module.eval(), signature=signature, labels=())

@@ -12,6 +12,7 @@ from vitdeploy import __version__
 from vitdeploy.graph.io.admit import admit_graph
 from vitdeploy.graph.io.bound import bindings
 from vitdeploy.graph.passes.optimize import OptimizeOptions
+from vitdeploy.models.model_folder.image_processor import scaled
 from vitdeploy.models.names import is_graph
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.early import require_target
@@ -51,8 +52,6 @@ def at_size(recipe: Recipe, size: tuple[int, int]) -> Recipe:
     if recipe.preprocess is not None:
         spec = recipe.preprocess.to_spec()
         if spec.crop != size:
-            from vitdeploy.models.load import scaled  # PyTorch with it
-
             spec = scaled(spec, spec.crop, size)
         new = {"resize": spec.resize, "crop": spec.crop, "fit": spec.fit}
         changed["preprocess"] = recipe.preprocess.model_copy(update=new)

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.attention.instrumented import run_instrumented
-from vitdeploy.attention.rollout import Floats
+from vitdeploy.attention import Floats, run_instrumented
 from vitdeploy.errors import EngineError, GraphError
 from vitdeploy.graph.analysis.attention import AttentionViews, token_views
 from vitdeploy.graph.canonical.normalise import normalise

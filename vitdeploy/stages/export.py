@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,12 +14,10 @@ import onnx_ir as ir
 
 from vitdeploy.errors import CapabilityError, ExportError, GraphError
 from vitdeploy.exporter.batches import one_function
-from vitdeploy.exporter.parity import BATCHES, FREE_BATCH, SEED, TOLERANCE, GraphParity, ask, check_graph, check_outputs
+from vitdeploy.exporter.parity import BATCHES, FREE_BATCH, SEED, TOLERANCE, ParityRow, ask, check_graph, check_outputs
 from vitdeploy.exporter.sequence import (
     DECODER_STEP,
     ENCODER,
-    ImageTextParts,
-    TextParity,
     check_sequence_parity,
     check_text_parity,
     export_image_text,
@@ -39,11 +37,11 @@ from vitdeploy.graph.io.files import (
 )
 from vitdeploy.graph.io.inputs import take_pixels
 from vitdeploy.models.architectures.transformer import Transformer
-from vitdeploy.models.external.image_text import DecoderStep, Encoder, ImageText
+from vitdeploy.models.external.image_text import ImageText
 from vitdeploy.models.external.prompted import Prompted, embeddings_of
-from vitdeploy.models.external.tokenizer import compare_tokenizers, compare_writers
 from vitdeploy.models.family import LoadedModel
 from vitdeploy.models.load import load_model
+from vitdeploy.models.model_folder.tokenizer import compare_tokenizers, compare_writers
 from vitdeploy.models.source import Source
 from vitdeploy.models.torch_runner import torch_runner
 from vitdeploy.models.towers import Towers
@@ -80,7 +78,7 @@ def export_image_text_model(
     in_graph: bool,
     out: Path,
     progress: Progress,
-) -> tuple[Sequence[TextParity], tuple[int, int], str | None]:
+) -> tuple[Sequence[ParityRow], tuple[int, int], str | None]:
     """Writes encoder.onnx, decoder_step.onnx and tokenizer.json. Returns the parity rows, opset and IR version, and
     what the tokenizer was compared with (None: with nothing).
 
@@ -105,7 +103,7 @@ def export_image_text_model(
     compared = compare_writers(reference_model.tokenizer, spec, sequence)
     progress("export to ONNX", 2, 4)
     graphs = export_image_text(
-        ImageTextParts(module, Encoder(module), DecoderStep(module)),
+        module,
         name=name,
         preprocess=reference_model.images,
         postprocess=spec,
@@ -138,7 +136,7 @@ def export_prompted(
     in_graph: bool,
     out: Path,
     progress: Progress,
-) -> tuple[Sequence[GraphParity], tuple[int, int]]:
+) -> tuple[Sequence[ParityRow], tuple[int, int]]:
     """Writes image_encoder.onnx and prompt_decoder.onnx. Returns the parity rows, opset and IR version.
 
     Args:
@@ -212,7 +210,7 @@ def _asked(
 
 def export_sequence_model(
     reference_model: ReferenceModel, name: str, opset: int, out: Path, progress: Progress
-) -> tuple[Sequence[Any], tuple[int, int]]:
+) -> tuple[Sequence[ParityRow], tuple[int, int]]:
     """Writes encoder.onnx and decoder_step.onnx; returns the parity rows, and opset and IR version."""
     progress("load the model", 0, 3)
     module = load_model(reference_model.source).module
@@ -240,7 +238,7 @@ def export_towers(
     in_graph: bool,
     out: Path,
     progress: Progress,
-) -> tuple[Sequence[GraphParity], tuple[int, int], str | None]:
+) -> tuple[Sequence[ParityRow], tuple[int, int], str | None]:
     """Writes image_tower.onnx, text_tower.onnx and tokenizer.json. Returns the parity rows, opset
     and IR version, and what the tokenizer was compared with (None: with nothing).
 
@@ -283,7 +281,7 @@ def export_towers(
         rows = check_graph(
             out / f"{IMAGE_TOWER}.onnx", ask(parts[IMAGE_TOWER], reference_model.images, batch), reference_model.images
         )
-        parity = [GraphParity(**vars(row), graph=IMAGE_TOWER) for row in rows]
+        parity = [dataclasses.replace(row, graph=IMAGE_TOWER) for row in rows]
         asked = _texts(spec, module.text_tower.config.vocabulary, module.text_tower.config.end)
         answers = [parts[TEXT_TOWER].infer({"text": tokens})["features"] for tokens in asked]
         feeds = [({"text": tokens}, {"features": found}) for tokens, found in zip(asked, answers, strict=True)]
@@ -326,7 +324,7 @@ def export(
 ) -> dict[str, Any]:
     """Writes the graph or graphs, export.json (what the export is, and its parity), labels.txt where there are any."""
     compared: str | None = None
-    parity: Sequence[Any]
+    parity: Sequence[ParityRow]
     if reference_model.task in ("zero-shot", "open-vocabulary-detection"):
         size = config.opset, config.batch, config.in_graph
         parity, opset, compared = export_towers(reference_model, config.name, *size, out, progress)
@@ -348,7 +346,7 @@ def export(
         "opset": opset[0],
         "ir_version": opset[1],
         "bytes": sum(file.stat().st_size for file in files),
-        "parity": [asdict(row) for row in parity],
+        "parity": [row.facts() for row in parity],
         "tolerance": TOLERANCE,
         **({"tokenizer": compared} if compared is not None else {}),
     }
@@ -358,7 +356,7 @@ def export(
 
 def _export_image_model(
     reference_model: ReferenceModel, config: ExportConfig, out: Path, progress: Progress
-) -> tuple[Sequence[Any], tuple[int, int]]:
+) -> tuple[Sequence[ParityRow], tuple[int, int]]:
     progress("load the model", 0, 3)
     original: LoadedModel | None = None if is_onnx(reference_model.source) else load_model(reference_model.source)
     progress("export to ONNX", 1, 3)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from vitdeploy.attention.instrumented import InstrumentedOutputs, run_instrumented
-from vitdeploy.attention.rollout import Floats, read_by, to_grid
+from vitdeploy.attention import Floats, InstrumentedOutputs, read_by, run_instrumented, to_grid
 from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.document.commands import Explanation
 from vitdeploy.errors import GraphError, InputError, OutputError

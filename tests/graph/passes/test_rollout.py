@@ -5,7 +5,7 @@ import onnxruntime
 import pytest
 
 from tests.pipeline import planted
-from vitdeploy.attention.instrumented import run_instrumented
+from vitdeploy.attention import run_instrumented
 from vitdeploy.graph.analysis.attention import token_views
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.files import load_graph, serialised

@@ -10,9 +10,8 @@ from tests.models.detr_reference import original_state, outputs_of, randomise, s
 from tests.references import reference
 from vitdeploy.models.architectures.detr import DETR, DETRConfig, GroupNorm, ResNet, ResNetConfig, sine_positions
 from vitdeploy.models.checkpoints.fit import load_state
-from vitdeploy.models.families.detr import FAMILY, build, parse, recognise, resize
+from vitdeploy.models.families.detr import FAMILY, RULES, build, parse, recognise, resize
 from vitdeploy.models.family import Hints
-from vitdeploy.models.keys.detr import RULES
 from vitdeploy.models.keys.rules import renamed
 
 ROW = {False: "DETR, detection", True: "DETR, panoptic"}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from vitdeploy.errors import CheckpointError
-from vitdeploy.models.checkpoints.unwrap import PREFIXES, unwrap
+from vitdeploy.models.checkpoints.fit import PREFIXES, unwrap
 
 PLAIN = {"cls_token": torch.full((1, 1, 4), 1.0), "head.weight": torch.full((2, 4), 1.0)}
 AVERAGE = {key: tensor + 1 for key, tensor in PLAIN.items()}

@@ -11,7 +11,7 @@ from tests.models.external.detectors import DETECTORS, saved
 from tests.references import reference
 from vitdeploy.errors import CheckpointError, ExportError
 from vitdeploy.exporter.parity import TIED, ask, check_graph, unproven_told
-from vitdeploy.exporter.scripted import lengths_as_sizes
+from vitdeploy.exporter.patches import lengths_as_sizes
 from vitdeploy.exporter.torch_onnx import export_graph
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.models.external.module import described

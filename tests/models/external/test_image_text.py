@@ -21,9 +21,8 @@ from tests.models.external.image_texts import FIELDS, PROCESSORS, TRAINED, saved
 from tests.parity import BATCHES, ENGINES, engine_runner
 from tests.references import reference
 from vitdeploy.errors import CheckpointError
-from vitdeploy.exporter.sequence import ImageTextParts, check_text_parity, export_image_text
+from vitdeploy.exporter.sequence import check_text_parity, export_image_text
 from vitdeploy.graph.io.files import save_graph
-from vitdeploy.models.external.image_text import DecoderStep, Encoder
 from vitdeploy.models.load import load_model
 from vitdeploy.models.model_folder.image_processor import transformers_preprocess
 from vitdeploy.models.source import Source
@@ -51,7 +50,7 @@ def exported(request, tmp_path_factory):
     original = load_model(Source(f"hf:{folder}"))
     module, signature = original.module, original.signature
     graphs = export_image_text(
-        ImageTextParts(module, Encoder(module), DecoderStep(module)), name="model", preprocess=original.preprocess,
+        module, name="model", preprocess=original.preprocess,
         postprocess=signature.postprocess, sequence=signature.sequence, opset=20, batch=None, in_graph=True,
     )  # fmt: skip
     for name, graph in graphs.items():

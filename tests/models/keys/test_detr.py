@@ -5,9 +5,8 @@ import torch
 
 from tests.models.detr_reference import original_state, saved_state, small
 from vitdeploy.errors import CheckpointError
-from vitdeploy.models.families.detr import build, recognise
+from vitdeploy.models.families.detr import build, read, recognise
 from vitdeploy.models.family import Hints
-from vitdeploy.models.keys.detr import read
 
 
 def states(panoptic):

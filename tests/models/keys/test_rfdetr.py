@@ -30,9 +30,8 @@ from vitdeploy.exporter.torch_onnx import export_graph
 from vitdeploy.graph.io.files import save_graph
 from vitdeploy.models import catalog
 from vitdeploy.models.checkpoints.fit import load_state
-from vitdeploy.models.families.rfdetr import FAMILY
+from vitdeploy.models.families.rfdetr import FAMILY, RULES
 from vitdeploy.models.family import Hints
-from vitdeploy.models.keys.library_detectors import RULES
 from vitdeploy.models.keys.rules import apply
 from vitdeploy.models.load import load_model
 from vitdeploy.models.source import Source
@@ -59,7 +58,7 @@ def test_every_key_is_used_once_and_every_tensor_of_the_module_comes_of_one(name
     state = checkpoint(names[name], weights=False)
     found = FAMILY.recognise(state, Hints())
     assert (found.style, found.config) == ("original", NAMES[name])
-    targets = Counter(target for named in apply(RULES["rf_detr"], state).values() for target in named)
+    targets = Counter(target for named in apply(RULES, state).values() for target in named)
     assert max(targets.values()) == 1
     with torch.device("meta"):
         module = FAMILY.build(NAMES[name])

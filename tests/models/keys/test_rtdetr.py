@@ -31,9 +31,8 @@ from vitdeploy.exporter.torch_onnx import export_graph
 from vitdeploy.graph.io.files import save_graph
 from vitdeploy.models import catalog
 from vitdeploy.models.checkpoints.fit import load_state
-from vitdeploy.models.families.rtdetr import FAMILY
+from vitdeploy.models.families.rtdetr import COMPUTED, FAMILY, RULES, TRAINING, TWINS
 from vitdeploy.models.family import Hints
-from vitdeploy.models.keys.library_detectors import COMPUTED, RULES, TRAINING, TWINS
 from vitdeploy.models.keys.rules import apply
 from vitdeploy.models.load import load_model
 from vitdeploy.models.source import Source

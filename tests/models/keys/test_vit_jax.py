@@ -15,7 +15,7 @@ from tests.references import reference
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.checkpoints.read import read_npz
 from vitdeploy.models.family import Hints
-from vitdeploy.models.keys.vit_jax import recognise
+from vitdeploy.models.keys.vit_others import recognise_jax as recognise
 
 CLASS = {"class_token": True, "global_pool": "token", "num_classes": 5}
 MEAN = {"class_token": False, "global_pool": "avg", "fc_norm": False, "num_classes": 5}

@@ -13,7 +13,7 @@ from vitdeploy.errors import CheckpointError
 from vitdeploy.models.architectures.vit import ViTConfig
 from vitdeploy.models.families.vit import resize
 from vitdeploy.models.family import Hints
-from vitdeploy.models.keys.vit_torchvision import recognise
+from vitdeploy.models.keys.vit_others import recognise_torchvision as recognise
 
 HINTS = Hints(heads=4)
 

@@ -48,7 +48,7 @@ class ResNetConfig:
         return 4, 8, 16, 16 if self.dilate_last else 32
 
 
-class FrozenBatchNorm(nn.Module):
+class _FrozenBatchNorm(nn.Module):
     """Batch norm whose statistics and affine parameters are constants: y = scale * x + shift."""
 
     weight: Tensor
@@ -68,7 +68,7 @@ class FrozenBatchNorm(nn.Module):
         return scale, self.bias - self.running_mean * scale
 
 
-class ConvNorm(nn.Module):
+class _ConvNorm(nn.Module):
     """A convolution and its frozen batch norm, computed as one convolution with a bias.
 
     The scale multiplies the weights instead of the output, which constant folding turns into a plain Conv at export.
@@ -78,7 +78,7 @@ class ConvNorm(nn.Module):
         super().__init__()
         self.stride, self.dilation, self.padding = stride, dilation, dilation * (kernel // 2)
         self.weight = nn.Parameter(torch.empty(outputs, inputs, kernel, kernel))
-        self.norm = FrozenBatchNorm(outputs)
+        self.norm = _FrozenBatchNorm(outputs)
         nn.init.kaiming_normal_(self.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,16 +87,16 @@ class ConvNorm(nn.Module):
         return F.conv2d(x, weight, shift, self.stride, self.padding, self.dilation)
 
 
-class Bottleneck(nn.Module):
+class _Bottleneck(nn.Module):
     """1x1 convolution to a quarter of the channels, 3x3, 1x1 back, and a residual connection."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, dilation: int) -> None:
         super().__init__()
         inner = outputs // REDUCTION
-        self.conv1 = ConvNorm(inputs, inner, 1)
-        self.conv2 = ConvNorm(inner, inner, 3, stride, dilation)
-        self.conv3 = ConvNorm(inner, outputs, 1)
-        self.downsample = ConvNorm(inputs, outputs, 1, stride) if stride != 1 or inputs != outputs else nn.Identity()
+        self.conv1 = _ConvNorm(inputs, inner, 1)
+        self.conv2 = _ConvNorm(inner, inner, 3, stride, dilation)
+        self.conv3 = _ConvNorm(inner, outputs, 1)
+        self.downsample = _ConvNorm(inputs, outputs, 1, stride) if stride != 1 or inputs != outputs else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         inner = F.relu(self.conv2(F.relu(self.conv1(x))))
@@ -112,7 +112,7 @@ class ResNet(nn.Module):
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
-        self.conv1 = ConvNorm(config.in_channels, config.stem_width, 7, 2)
+        self.conv1 = _ConvNorm(config.in_channels, config.stem_width, 7, 2)
         self.layers = nn.ModuleList()
         inputs = config.stem_width
         for stage, (outputs, depth) in enumerate(zip(config.widths, config.depths, strict=True)):
@@ -121,7 +121,7 @@ class ResNet(nn.Module):
             for block in range(depth):
                 stride = 2 if block == 0 and stage > 0 and not dilated else 1
                 # The first block of a dilated stage still sees the undilated grid of the stage before it.
-                blocks.append(Bottleneck(inputs, outputs, stride, dilation=2 if dilated and block > 0 else 1))
+                blocks.append(_Bottleneck(inputs, outputs, stride, dilation=2 if dilated and block > 0 else 1))
                 inputs = outputs
             self.layers.append(blocks)
 
@@ -246,7 +246,7 @@ class _Attention(nn.Module):
         return x.reshape(-1, tokens, self.heads, width // self.heads).transpose(1, 2)  # [b, h, tokens, e]
 
 
-class EncoderLayer(nn.Module):
+class _EncoderLayer(nn.Module):
     def __init__(self, config: DETRConfig) -> None:
         super().__init__()
         self.self_attn = _Attention(config.width, config.heads)
@@ -260,7 +260,7 @@ class EncoderLayer(nn.Module):
         return self.norm2(x + self.mlp(x))
 
 
-class DecoderLayer(nn.Module):
+class _DecoderLayer(nn.Module):
     def __init__(self, config: DETRConfig) -> None:
         super().__init__()
         self.self_attn = _Attention(config.width, config.heads)
@@ -277,7 +277,7 @@ class DecoderLayer(nn.Module):
         return self.norm3(x + self.mlp(x))
 
 
-class BoxHead(nn.Module):
+class _BoxHead(nn.Module):
     """Three linears with ReLU between, and a sigmoid: centre x, centre y, width, height, relative to the image."""
 
     def __init__(self, width: int) -> None:
@@ -313,12 +313,12 @@ class DETR(nn.Module):
         self.config = config
         self.backbone = ResNet(config.backbone)
         self.input_proj = nn.Conv2d(config.backbone.widths[3], config.width, 1)
-        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.encoder = nn.ModuleList(_EncoderLayer(config) for _ in range(config.encoder_layers))
         self.query_embed = nn.Parameter(torch.empty(config.queries, config.width))
-        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        self.decoder = nn.ModuleList(_DecoderLayer(config) for _ in range(config.decoder_layers))
         self.decoder_norm = nn.LayerNorm(config.width)
         self.class_embed = nn.Linear(config.width, config.num_classes + 1)
-        self.box_embed = BoxHead(config.width)
+        self.box_embed = _BoxHead(config.width)
         # A function of the image size alone. Not a buffer: a model built without memory and filled from a checkpoint
         # would lose it.
         self.positions = sine_positions(*config.feature_size, config.width)
@@ -371,7 +371,7 @@ class DETR(nn.Module):
 # queries, n image tokens, d width, h heads, e width per head, c channels.
 
 
-class AttentionMaps(nn.Module):
+class _AttentionMaps(nn.Module):
     """softmax(Q K^T / sqrt(e)) over all heads and all image tokens together: an object's maps sum to 1."""
 
     def __init__(self, config: DETRConfig) -> None:
@@ -412,7 +412,7 @@ class GroupNorm(nn.Module):
         return x * self.weight.reshape(-1, 1, 1) + self.bias.reshape(-1, 1, 1)
 
 
-class Upsample(nn.Module):
+class _Upsample(nn.Module):
     """Nearest-neighbour upsampling to the next features, which are added; then convolution, group norm, ReLU."""
 
     def __init__(self, features: int, inputs: int, outputs: int) -> None:
@@ -431,7 +431,7 @@ class Upsample(nn.Module):
         return F.relu(self.norm(self.conv(x.reshape(-1, *x.shape[2:]))))
 
 
-class MaskHead(nn.Module):
+class _MaskHead(nn.Module):
     def __init__(self, config: DETRConfig) -> None:
         super().__init__()
         first, *widths = config.mask_widths
@@ -441,7 +441,7 @@ class MaskHead(nn.Module):
         self.conv2 = nn.Conv2d(first, widths[0], 3, padding=1)
         self.norm2 = GroupNorm(widths[0])
         channels = reversed(config.backbone.widths[:3])
-        self.upsamples = nn.ModuleList(map(Upsample, channels, widths, widths[1:]))
+        self.upsamples = nn.ModuleList(map(_Upsample, channels, widths, widths[1:]))
         self.out = nn.Conv2d(widths[3], 1, 3, padding=1)
         self.initialise(first)
 
@@ -474,8 +474,8 @@ class DETRPanoptic(DETR):
 
     def __init__(self, config: DETRConfig) -> None:
         super().__init__(config)
-        self.mask_attention = AttentionMaps(config)
-        self.mask_head = MaskHead(config)
+        self.mask_attention = _AttentionMaps(config)
+        self.mask_head = _MaskHead(config)
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         decoded = self.decode(image)

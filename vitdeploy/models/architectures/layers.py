@@ -92,7 +92,7 @@ class MLP(nn.Module):
         return self.fc2(self.activation(self.fc1(x)))
 
 
-class PackedSwiGLU(nn.Module):
+class _PackedSwiGLU(nn.Module):
     """W2 (SiLU(G x) * U x) with G above U in one linear (arXiv 2002.05202, equation 6; DINOv2's giant).
 
     `hidden` counts the rows of that linear, both halves: `fc2` reads hidden / 2.
@@ -108,7 +108,7 @@ class PackedSwiGLU(nn.Module):
         return self.fc2(F.silu(gate) * up)
 
 
-class SwiGLU(nn.Module):
+class _SwiGLU(nn.Module):
     """The same function with two linears of `hidden` rows: `fc1_g` for the gate, `fc1_x` for what it gates."""
 
     def __init__(self, width: int, hidden: int) -> None:
@@ -125,7 +125,7 @@ def feed_forward(kind: FeedForward, width: int, hidden: int, activation: Activat
     """The second half of a block, float [b, n, d] -> [b, n, d]; a SwiGLU has its own activation."""
     if kind == "mlp":
         return MLP(width, hidden, activation)
-    return PackedSwiGLU(width, hidden) if kind == "swiglu_packed" else SwiGLU(width, hidden)
+    return _PackedSwiGLU(width, hidden) if kind == "swiglu_packed" else _SwiGLU(width, hidden)
 
 
 class LayerScale(nn.Module):

@@ -24,6 +24,7 @@ Parameter names are those of timm's (1.0) `swin_*` checkpoints, so such a state 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -176,7 +177,7 @@ class _NormedPatches(PatchEmbedding):
         return self.norm(super().forward(image))
 
 
-class PatchMerging(nn.Module):
+class _PatchMerging(nn.Module):
     """2x2 neighbours side by side, normalised and projected to twice the width (section 3.1)."""
 
     def __init__(self, width: int, resolution: tuple[int, int]) -> None:
@@ -234,7 +235,7 @@ class WindowAttention(nn.Module):
         return self.proj(mixed.transpose(1, 2).reshape(-1, tokens, width))
 
 
-class SwinBlock(nn.Module):
+class _SwinBlock(nn.Module):
     """Attention in windows, regular or shifted, then the MLP: [b, n, d] -> the same."""
 
     def __init__(self, stage: Stage, config: SwinConfig, shifted: bool) -> None:
@@ -293,25 +294,16 @@ def from_windows(x: Tensor, size: tuple[int, int], window: tuple[int, int]) -> T
     return x.reshape(-1, height, width, depth)
 
 
-class SwinStage(nn.Module):
+class _SwinStage(nn.Module):
     """Patch merging, where there is a stage before, then the blocks: [b, n, d] -> [b, n / 4, 2 d], or the same."""
 
     def __init__(self, stage: Stage, before: Stage | None, config: SwinConfig) -> None:
         super().__init__()
-        self.downsample = PatchMerging(before.width, before.resolution) if before else nn.Identity()
-        self.blocks = nn.Sequential(*(SwinBlock(stage, config, shifted=i % 2 == 1) for i in range(stage.depth)))
+        self.downsample = _PatchMerging(before.width, before.resolution) if before else nn.Identity()
+        self.blocks = nn.Sequential(*(_SwinBlock(stage, config, shifted=i % 2 == 1) for i in range(stage.depth)))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.blocks(self.downsample(x))
-
-
-class Head(nn.Module):
-    def __init__(self, width: int, classes: int) -> None:
-        super().__init__()
-        self.fc = nn.Linear(width, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(x)
 
 
 class SwinTransformer(nn.Module):
@@ -327,10 +319,12 @@ class SwinTransformer(nn.Module):
         stages = config.stages
         self.patch_embed = _NormedPatches(config)
         self.layers = nn.Sequential(
-            *(SwinStage(stage, before, config) for stage, before in zip(stages, (None, *stages), strict=False))
+            *(_SwinStage(stage, before, config) for stage, before in zip(stages, (None, *stages), strict=False))
         )
         self.norm = nn.LayerNorm(config.features)
-        self.head = Head(config.features, config.num_classes) if config.num_classes else None
+        self.head: nn.Module | None = None
+        if config.num_classes:
+            self.head = nn.Sequential(OrderedDict[str, nn.Module](fc=nn.Linear(config.features, config.num_classes)))
         self.initialise()
 
     def initialise(self) -> None:

@@ -161,7 +161,7 @@ class ViTConfig:
         return self.pre_logits or self.pooled_width
 
 
-class EncoderBlock(nn.Module):
+class _EncoderBlock(nn.Module):
     """Equations 2 and 3, or their post-norm form. Float [b, n, d] -> [b, n, d]."""
 
     def __init__(self, config: ViTConfig) -> None:
@@ -200,7 +200,7 @@ class VisionTransformer(nn.Module):
         self.pos_embed = _position_table(config)
         self.reg_token = nn.Parameter(torch.zeros(1, config.registers, width)) if config.registers else None
         self.norm_pre = nn.LayerNorm(width, eps=eps) if config.stem_norm else nn.Identity()
-        self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(_EncoderBlock(config) for _ in range(config.depth))
         self.norm = nn.LayerNorm(width, eps=eps) if config.final_norm == "before_pooling" else nn.Identity()
         self.attn_pool = (
             AttentionPool(width, config.heads, config.hidden, activation=config.activation, eps=eps)
@@ -387,7 +387,7 @@ class TextConfig:
     head_bias: bool
 
 
-class TextBlock(nn.Module):
+class _TextBlock(nn.Module):
     """x + MSA(LN(x)), then x + MLP(LN(x)). Float [b, n, d] -> [b, n, d]."""
 
     def __init__(self, config: TextConfig) -> None:
@@ -413,7 +413,7 @@ class TextEncoder(nn.Module):
         self.config = config
         self.token_embed = nn.Embedding(config.vocabulary, config.width)
         self.pos_embed = nn.Parameter(torch.zeros(1, config.length, config.width))
-        self.blocks = nn.ModuleList(TextBlock(config) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(_TextBlock(config) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
         self.head = nn.Linear(config.width, config.features, bias=config.head_bias)
         self.register_buffer("places", torch.arange(config.length)[None], persistent=False)

@@ -19,15 +19,15 @@ from typing import IO, Any
 import numpy as np
 import torch
 from numpy.lib import format as npy
+from safetensors import SafetensorError
+from safetensors.torch import load, load_file, save_file
 from torch import Tensor
 
 from vitdeploy.errors import CheckpointError, MissingFileError, PickleError, quoted
 from vitdeploy.limits import bounded, size_of
-from vitdeploy.models.checkpoints import fit as prefixes
-from vitdeploy.models.checkpoints import unsupported
-from vitdeploy.models.checkpoints.mismatch import listed
-from vitdeploy.models.checkpoints.unsupported import ALONE, FLOAT_FIX
-from vitdeploy.models.checkpoints.unwrap import unwrap
+from vitdeploy.models.checkpoints import mismatch
+from vitdeploy.models.checkpoints.fit import below, unwrap
+from vitdeploy.models.checkpoints.mismatch import ALONE, FLOAT_FIX, listed
 from vitdeploy.models.json_file import files_of, require_checkpoint
 from vitdeploy.paths import is_dir, is_file, not_utf8
 from vitdeploy.zip_members import DAMAGED, MAX_EXPANSION, members
@@ -304,7 +304,7 @@ def read_checkpoint(path: Path, *shards: Path) -> tuple[dict[str, Tensor], tuple
         CheckpointError: not a checkpoint, truncated, without one state dict, or not of a whole float model.
     """
     state, notes = read_tensors(path, *shards)
-    unsupported.refuse_state(str(path), state)
+    mismatch.refuse_state(str(path), state)
     return state, notes
 
 
@@ -335,7 +335,7 @@ def class_names(path: Path) -> tuple[str, ...]:
 
 def _loaded(path: Path) -> object:
     if is_dir(path):
-        unsupported.refuse_folder(path)
+        mismatch.refuse_folder(path)
         raise MissingFileError(
             f"no checkpoint at {path}", found="a folder", wanted="a file with weights", fix=_of_folder(path)
         )
@@ -351,12 +351,12 @@ def _loaded(path: Path) -> object:
     if start.startswith(_ZIP) and is_npz(path):
         return read_npz(path)
     if start.startswith(_ZIP):
-        unsupported.refuse_archive(path)
+        mismatch.refuse_archive(path)
     if start.startswith((_ZIP, _PICKLE)):
         return read_pickle(path)
     if is_tar(start):
         refuse_tar(path)
-    unsupported.refuse_beginning(path, start)
+    mismatch.refuse_beginning(path, start)
     raise CheckpointError(
         f"{path} is no checkpoint that vitdeploy can read",
         found=f"a file that begins with {start[:24]!r}",
@@ -378,9 +378,6 @@ def _is_safetensors(start: bytes) -> bool:
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load, load_file
-
     check_header(path)
     try:
         # The library takes no path that is not UTF-8.
@@ -399,9 +396,7 @@ def save_part(path: str, prefix: str, out: str) -> None:
 
     For a checkpoint that holds several models, or a model among other tensors: the way to say which is meant.
     """
-    from safetensors.torch import save_file
-
-    part = prefixes.below(read_checkpoint(Path(path))[0], prefix)
+    part = below(read_checkpoint(Path(path))[0], prefix)
     if not part:
         raise CheckpointError(f"{path} has nothing below {prefix!r}", fix="check the prefix")
     save_file({key: tensor.clone().contiguous() for key, tensor in part.items()}, out)

@@ -4,12 +4,18 @@ task they are for. It then goes through the same export, parity and bundle as ou
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitdeploy.errors import CheckpointError
 from vitdeploy.graph.io.meanings import (
@@ -33,9 +39,9 @@ from vitdeploy.models.external.outputs import (
     sizes_of_patches,
     watched,
 )
-from vitdeploy.models.external.sizes import FewTokens, QueriesTaken, nearest_sizes, runs, smallest_size
-from vitdeploy.models.family import Signature, few_tokens
+from vitdeploy.models.family import LoadedModel, Signature, few_tokens
 from vitdeploy.models.model_folder.folder import backbone_size, sides
+from vitdeploy.models.pixel_range import Floats, scaling_of, settled
 from vitdeploy.models.source import where
 from vitdeploy.runtime.values import last_resort
 from vitdeploy.spec import INVERSE_ASSUMED, Task, TensorSpec
@@ -113,11 +119,11 @@ def adapt(
     image = torch.rand(2, channels, *image_size, generator=torch.Generator().manual_seed(SEED))
     try:
         # Not inference_mode: what a module keeps from this run must still be usable when it is exported.
-        with torch.no_grad(), QueriesTaken():
+        with torch.no_grad(), _QueriesTaken():
             returned, watch = watched(module.model, lambda: module.returned(image))
-    except FewTokens as error:
+    except _FewTokens as error:
         tokens, queries = error.args
-        smallest = smallest_size(module.model, image_size, channels, module.arguments, queries / tokens)
+        smallest = smallest_size(module, image_size, channels, queries / tokens)
         raise few_tokens(what, image_size, tokens, queries, smallest) from None
     except Exception as error:
         raise CheckpointError(
@@ -166,9 +172,9 @@ def adapt(
 def _fix(module: Adapted, size: tuple[int, int], channels: int) -> str:
     """What a module that does not run needs, as far as it is found by trying."""
     other = 1 if channels == 3 else 3
-    if runs(module.model, size, other, module.arguments):
+    if runs(module, size, other):
         return f"preprocess: in a recipe, with mean and std of {other}: it runs on images of so many channels"
-    near = " or ".join(f"{h}x{w}" for h, w in nearest_sizes(module.model, size, channels, module.arguments))
+    near = " or ".join(f"{h}x{w}" for h, w in nearest_sizes(module, size, channels))
     if near:
         return f"--image-size {near}: it runs on these"
     return "--image-size HEIGHTxWIDTH, or wrap it in a module that takes the image alone"
@@ -231,3 +237,157 @@ def _described(result: Any) -> str:
 
 def _short(value: Any) -> str:
     return _described(value) if isinstance(value, Tensor) else type(value).__name__
+
+
+# --- How a module scales its own pixels: its forward pass up to the first layer, for a few images ---------------------
+# The module's own code runs, under a mode of PyTorch that sees each operator. Operators that scale, shift and move
+# values are followed from the image on; the pass ends at the first other one that reads what they made.
+
+
+MOVES = (
+    *("_reshape_alias", "_to_copy", "_unsafe_view", "alias", "cat", "clone", "detach", "expand", "flip", "index"),
+    *("index_select", "lift_fresh", "permute", "select", "slice", "split", "split_with_sizes", "squeeze", "stack"),
+    *("transpose", "unbind", "unsqueeze", "view"),
+    # Of values that are even, or lie between the bounds, as those that are tried are.
+    *("_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "clamp", "clamp_max", "clamp_min", "upsample_bicubic2d"),
+    *("upsample_bilinear2d", "upsample_nearest2d"),
+)
+NORMS = ("_batch_norm_no_update", "_native_batch_norm_legit_no_training", "native_batch_norm")
+# Of these one operand may be of the image, or both; of the others one alone.
+SUMS, PRODUCTS = ("add", "rsub", "sub"), ("div", "mul", "neg")
+
+
+class _Reached(BaseException):
+    """The first layer is reached; no module takes it for an error of its own."""
+
+
+class _Following(TorchDispatchMode):
+    """`values`: what the first layer read of the image."""
+
+    def __init__(self, image: Tensor) -> None:
+        super().__init__()
+        self.followed = [image]
+        self.values: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        operands = list(_tensors((args, kwargs or {})))
+        reads = [value for value in operands if any(value is image for image in self.followed)]
+        if not reads:
+            return func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("aten::").rstrip("_")
+        linear = name in (*MOVES, *SUMS) or (name in (*PRODUCTS, *NORMS) and reads == [args[0]])
+        linear |= name == "mul" and len(reads) == 1
+        if not linear:
+            self.values = reads
+            raise _Reached
+        made = func(*args, **(kwargs or {}))
+        self.followed += _tensors(made[:1] if name in NORMS else made)
+        return made
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    leaves, _ = torch.utils._pytree.tree_flatten(values)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def first_values(module: nn.Module, images: Floats) -> list[Floats]:
+    """What the first layer of a module reads of images; [] where the module does not come so far."""
+    image = torch.from_numpy(images.copy())  # which the module may change
+    following = _Following(image)
+    try:
+        with torch.no_grad(), following:
+            module(image)
+    except _Reached:
+        pass
+    except Exception:  # a scripted module wraps whatever ends it
+        return [value.numpy() for value in following.values]
+    return [value.numpy() for value in following.values]
+
+
+def with_own_scaling(original: LoadedModel, assumed: str | None) -> LoadedModel:
+    """The model with the pixels that its own scaling asks for, and notes on it; `assumed` as of `settled`."""
+    signature, spec = original.signature, original.preprocess
+    assert spec is not None
+    scaling = scaling_of(lambda images: first_values(original.module, images), spec.channels, signature.image_size)
+    spec, notes = settled(spec, scaling, assumed)
+    return dataclasses.replace(original, preprocess=spec, notes=(*original.notes, *notes))
+
+
+# --- Which image sizes a module takes, found by running it on tensors without numbers ---------------------------------
+# Patches, windows and strides that a size must be a multiple of have other names in every library.
+
+
+# What sizes of published models are multiples of: patches and strides, with windows of 2 to 8 of them.
+UNITS = (8, 12, 14, 16, 24, 28, 32, 48, 56, 64, 96, 112, 128, 224, 256)
+# Sizes that are tried before there is no answer.
+TRIALS = 24
+
+
+class _FewTokens(Exception):
+    """More is to be taken than there is: how many there are, and how many are wanted."""
+
+
+class _QueriesTaken(TorchFunctionMode):
+    """Inside it a `torch.topk` of more than there is raises `_FewTokens`."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = {**dict(zip(("input", "k", "dim"), args, strict=False)), **(kwargs or {})}
+        if func in (torch.topk, torch.Tensor.topk) and isinstance(options.get("k"), int):
+            tokens = options["input"].shape[options.get("dim", -1)]
+            if 0 < tokens < options["k"]:
+                raise _FewTokens(tokens, options["k"])
+        return func(*args, **(kwargs or {}))
+
+
+Size = tuple[int, int]  # (height, width)
+
+
+def _multiples(size: tuple[float, float], stride: int = 1) -> set[Size]:
+    """Sizes whose sides are the multiples of one unit that are next to `size`."""
+    units = [(unit, up) for unit in UNITS if unit % stride == 0 for up in (0, 1)]
+    sizes = {(int(size[0] // unit + up) * unit, int(size[1] // unit + up) * unit) for unit, up in units}
+    return {candidate for candidate in sizes if min(candidate) > 0}
+
+
+def smallest_size(module: Adapted, size: Size, channels: int, share: float) -> Size | None:
+    """The smallest size of about the same aspect that the module takes; it needs `share` times the tokens that it has
+    at `size`."""
+    sizes = _multiples((size[0] * share**0.5, size[1] * share**0.5))
+    larger = sorted(
+        (candidate for candidate in sizes if max(candidate) > max(size)),
+        key=lambda candidate: (candidate[0] * candidate[1], candidate),
+    )
+    return next((candidate for candidate in larger if runs(module, candidate, channels)), None)
+
+
+def nearest_sizes(module: Adapted, size: Size, channels: int) -> list[Size]:
+    """The nearest sizes below and above `size` that the module takes, where there are any; smallest first."""
+    nearest: dict[bool, Size] = {}
+    first = next((part for part in module.modules() if isinstance(part, nn.Conv2d)), None)
+    stride = max(first.stride) if first is not None else 1  # what is no multiple of a patch would be cut off
+
+    def distance(candidate: Size) -> tuple[int, Size]:
+        return sum(abs(a - b) for a, b in zip(candidate, size, strict=True)), candidate
+
+    for candidate in sorted(_multiples(size, int(stride)) - {size}, key=distance)[:TRIALS]:
+        smaller = candidate < size
+        if smaller not in nearest and runs(module, candidate, channels):
+            nearest[smaller] = candidate
+        if len(nearest) == 2:
+            break
+    return sorted(nearest.values())
+
+
+def runs(module: Adapted, size: Size, channels: int) -> bool:
+    """Whether the module gives anything for images of this size. Nothing is computed."""
+    logger = logging.getLogger(fake_tensor.__name__)
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)  # it reports every operator that refuses a shape
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            module.returned(torch.empty(2, channels, *size))
+    except Exception:
+        return False
+    finally:
+        logger.setLevel(level)
+    return True

@@ -76,33 +76,6 @@ class ImageText(nn.Module):
         return found.logits[:, -1], [(layer.keys, layer.values) for layer in own.layers]
 
 
-class Encoder(nn.Module):
-    """The encoder alone: an image -> the keys and values of each block, one after the other."""
-
-    def __init__(self, model: ImageText) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
-        return tuple(tensor for pair in self.model.encode(image) for tensor in pair)
-
-
-class DecoderStep(nn.Module):
-    """The step alone, of flat lists."""
-
-    def __init__(self, model: ImageText) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, token: Tensor, cross: list[Tensor], past: list[Tensor]) -> tuple[Tensor, ...]:
-        logits, present = self.model.step(token, _paired(cross), _paired(past))
-        return (logits, *(tensor for pair in present for tensor in pair))
-
-
-def _paired(flat: Sequence[Tensor]) -> list[Pair]:
-    return list(zip(flat[::2], flat[1::2], strict=True))
-
-
 def from_encoder_decoder(
     folder: Path,
     config: Mapping[str, Any],

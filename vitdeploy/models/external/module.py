@@ -19,97 +19,22 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import vitdeploy
 from vitdeploy.errors import CheckpointError, UserCodeError
 from vitdeploy.models.checkpoints.fit import load_state
+from vitdeploy.models.checkpoints.mismatch import refuse_state
 from vitdeploy.models.checkpoints.read import read_tensors
-from vitdeploy.models.checkpoints.unsupported import refuse_state
-from vitdeploy.models.external.adapted import IMAGE_SIZE, SEED, adapt, size_of, size_within
+from vitdeploy.models.external.adapted import IMAGE_SIZE, SEED, adapt, size_of, size_within, with_own_scaling
 from vitdeploy.models.family import LoadedModel
 from vitdeploy.models.model_folder.image_processor import timm_preprocess
-from vitdeploy.models.pixel_range import Floats, scaling_of, settled
 from vitdeploy.models.source import last_line, where
 from vitdeploy.runtime.values import number_of_classes
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, Task
-
-# --- How a module scales its own pixels: its forward pass up to the first layer, for a few images ---------------------
-# The module's own code runs, under a mode of PyTorch that sees each operator. Operators that scale, shift and move
-# values are followed from the image on; the pass ends at the first other one that reads what they made.
-
-
-MOVES = (
-    *("_reshape_alias", "_to_copy", "_unsafe_view", "alias", "cat", "clone", "detach", "expand", "flip", "index"),
-    *("index_select", "lift_fresh", "permute", "select", "slice", "split", "split_with_sizes", "squeeze", "stack"),
-    *("transpose", "unbind", "unsqueeze", "view"),
-    # Of values that are even, or lie between the bounds, as those that are tried are.
-    *("_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "clamp", "clamp_max", "clamp_min", "upsample_bicubic2d"),
-    *("upsample_bilinear2d", "upsample_nearest2d"),
-)
-NORMS = ("_batch_norm_no_update", "_native_batch_norm_legit_no_training", "native_batch_norm")
-# Of these one operand may be of the image, or both; of the others one alone.
-SUMS, PRODUCTS = ("add", "rsub", "sub"), ("div", "mul", "neg")
-
-
-class _Reached(BaseException):
-    """The first layer is reached; no module takes it for an error of its own."""
-
-
-class _Following(TorchDispatchMode):
-    """`values`: what the first layer read of the image."""
-
-    def __init__(self, image: Tensor) -> None:
-        super().__init__()
-        self.followed = [image]
-        self.values: list[Tensor] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        operands = list(_tensors((args, kwargs or {})))
-        reads = [value for value in operands if any(value is image for image in self.followed)]
-        if not reads:
-            return func(*args, **(kwargs or {}))
-        name = func._schema.name.removeprefix("aten::").rstrip("_")
-        linear = name in (*MOVES, *SUMS) or (name in (*PRODUCTS, *NORMS) and reads == [args[0]])
-        linear |= name == "mul" and len(reads) == 1
-        if not linear:
-            self.values = reads
-            raise _Reached
-        made = func(*args, **(kwargs or {}))
-        self.followed += _tensors(made[:1] if name in NORMS else made)
-        return made
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    leaves, _ = torch.utils._pytree.tree_flatten(values)
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-
-
-def first_values(module: nn.Module, images: Floats) -> list[Floats]:
-    """What the first layer of a module reads of images; [] where the module does not come so far."""
-    image = torch.from_numpy(images.copy())  # which the module may change
-    following = _Following(image)
-    try:
-        with torch.no_grad(), following:
-            module(image)
-    except _Reached:
-        pass
-    except Exception:  # a scripted module wraps whatever ends it
-        return [value.numpy() for value in following.values]
-    return [value.numpy() for value in following.values]
-
-
-def with_own_scaling(original: LoadedModel, assumed: str | None) -> LoadedModel:
-    """The model with the pixels that its own scaling asks for, and notes on it; `assumed` as of `settled`."""
-    signature, spec = original.signature, original.preprocess
-    assert spec is not None
-    scaling = scaling_of(lambda images: first_values(original.module, images), spec.channels, signature.image_size)
-    spec, notes = settled(spec, scaling, assumed)
-    return dataclasses.replace(original, preprocess=spec, notes=(*original.notes, *notes))
-
 
 # --- A module of the user's own, with what has to be known of it ------------------------------------------------------
 # what a function returned, or one that is in memory.
@@ -540,3 +465,71 @@ def _code() -> list[str]:
 
 def _known(file: Path) -> bool:
     return bool(INSTALLED & set(file.parts)) or file.is_relative_to(OURS) or file.is_relative_to(STANDARD)
+
+
+# --- A module in memory for other processes of the same run: with its code, which may be a notebook's -----------------
+# cloudpickle writes classes of a notebook or of the user's own files by value, so that a measuring process needs none
+# of these. The file lies in a folder that only this user can read, is named by no recipe and no bundle, and is read by
+# processes of the run that wrote it.
+
+
+def save_module(
+    module: object,
+    folder: Path,
+    *,
+    preprocess: PreprocessSpec | None = None,
+    image_size: tuple[int, int] | None = None,
+    task: Task | None = None,
+) -> Path:
+    """Save a copy of a module, and its description, to a file in `folder`; `open_module` reads it.
+
+    Raises:
+        UserCodeError: not a torch.nn.Module, or one that cannot be copied or written.
+    """
+    model = require_module(module, "what is given is no model")
+    name = type(model).__name__
+    options = {"preprocess": preprocess, "image_size": image_size, "task": task}
+    file = folder / f"{name}.pickle"
+    try:
+        with _by_value(model):
+            file.write_bytes(cloudpickle.dumps((copied(model, name), options)))
+    except UserCodeError:
+        raise
+    except Exception as error:  # open files, locks, generators in attributes
+        raise UserCodeError(
+            f"{name} cannot be given to other processes, which measure it",
+            found=f"{type(error).__name__}: {last_line(error)}",
+            wanted="a module whose attributes can be pickled",
+            fix="take the attribute away, or give a function that builds it: model(function='package.module:function')",
+        ) from None
+    return file
+
+
+def open_module(
+    file: Path, image_size: tuple[int, int] | None = None, preprocess: PreprocessSpec | None = None
+) -> LoadedModel:
+    """Read what `save_module` wrote, as the original of a job; a size and preprocessing that are given count. Errors as
+    in `from_module`."""
+    module, options = cloudpickle.loads(file.read_bytes())  # written by this run, in a folder of this user's alone
+    options["image_size"] = image_size or options["image_size"]
+    options["preprocess"] = preprocess or options["preprocess"]
+    return from_module(module, name=file.stem, **options)
+
+
+@contextlib.contextmanager
+def _by_value(model: nn.Module) -> Iterator[None]:
+    """Classes of the user's own files are written whole: another process may not find these."""
+    names = {type(layer).__module__ for layer in model.modules()}
+    own = [module for name in sorted(names) if (module := sys.modules.get(name)) is not None and _is_users(module)]
+    for module in own:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in own:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_users(module: ModuleType) -> bool:
+    file: Any = getattr(module, "__file__", None)
+    return module.__name__ != "__main__" and file is not None and not _known(Path(file))

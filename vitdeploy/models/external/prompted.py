@@ -33,7 +33,7 @@ MULTIPLE = 3
 BLANK_BATCH = 2
 
 
-class SamEncoder(nn.Module):
+class _SamEncoder(nn.Module):
     """float32 [b, channels, side, side] -> the embedding [b, width, h, w]."""
 
     def __init__(self, model: Any) -> None:
@@ -44,7 +44,7 @@ class SamEncoder(nn.Module):
         return (self.encoder(image).last_hidden_state,)
 
 
-class Sam2Encoder(nn.Module):
+class _Sam2Encoder(nn.Module):
     """float32 [b, channels, side, side] -> the embedding [b, width, h, w], and two finer maps for the decoder's end.
 
     SAM 3's encoder may give a coarser map, too, that its tracker does not read; transformers then adds what stands for
@@ -156,7 +156,7 @@ def _sam(model: Any) -> tuple[Prompted, PromptSpec]:
     kinds = torch.cat([each.weight for each in model.prompt_encoder.point_embed])
     decoder = model.mask_decoder
     tokens = (decoder.iou_token, decoder.mask_tokens)
-    return Prompted(SamEncoder(model), PromptDecoder(model, kinds, tokens)), PromptSpec(SLOTS)
+    return Prompted(_SamEncoder(model), PromptDecoder(model, kinds, tokens)), PromptSpec(SLOTS)
 
 
 def _sam2(model: Any) -> tuple[Prompted, PromptSpec]:
@@ -169,7 +169,7 @@ def _sam2(model: Any) -> tuple[Prompted, PromptSpec]:
             float(decoder.dynamic_multimask_stability_thresh),
         )
     kinds = model.prompt_encoder.point_embed.weight
-    module = Prompted(Sam2Encoder(model), PromptDecoder(model, kinds, tokens))
+    module = Prompted(_Sam2Encoder(model), PromptDecoder(model, kinds, tokens))
     return module, PromptSpec(SLOTS, closed_box=True, stability=stability)
 
 

@@ -60,11 +60,35 @@ OF_VIDEOS = {
     "EdgeTamVideoModel": "EdgeTamModel",
     "Sam3TrackerVideoModel": "Sam3TrackerModel",
 }
+# SigLIP 2 with images of any aspect: its patches come with a mask and sizes, as a sequence of their own.
+NAFLEX = ("siglip2", "siglip2_vision_model")
+# Detectors that are told at run time what to find, by layers that read the text (ADR 18), by model_type.
+OPEN_VOCABULARY = {
+    "grounding-dino": "Grounding DINO",
+    "mm-grounding-dino": "MM Grounding DINO",
+    "omdet-turbo": "OmDet-Turbo",
+}
 
 
-def refuse_missing(config: Mapping[str, Any]) -> None:
-    """Raise CheckpointError for a class of `MISSING`, before anything of it is read."""
-    name = str((config.get("architectures") or [""])[0])
+def refuse_unsupported(config: Mapping[str, Any]) -> None:
+    """Raise CheckpointError for a model that cannot be taken as it is, before anything of it is read."""
+    kind, name = str(config.get("model_type")), str((config.get("architectures") or [""])[0])
+    if kind in NAFLEX:
+        raise CheckpointError(
+            "SigLIP 2 with images of any aspect (NaFlex) is not exported by this version",
+            found=f"model_type {kind}: it takes patches with pixel_attention_mask and spatial_shapes",
+            wanted="a SigLIP 2 of one image size, whose config has model_type siglip",
+            fix="take the checkpoint of a fixed size, such as google/siglip2-base-patch16-224",
+        )
+    if kind in OPEN_VOCABULARY:
+        raise CheckpointError(
+            f"{OPEN_VOCABULARY[kind]} is not exported by this version: what it is to find is text at run time",
+            found=f"model_type {kind}; its layers attend to the tokens of the text: no flow passes these and their "
+            "masks yet",
+            wanted="a detector with classes of its own",
+            fix="for a fixed list of things: --model package.module:function, which returns a module that keeps their "
+            "tokens, takes the image alone and returns class logits and boxes",
+        )
     if name in MISSING:
         found, wanted, fix = MISSING[name]
         raise CheckpointError(f"vitdeploy does not take transformers' {name}", found=found, wanted=wanted, fix=fix)

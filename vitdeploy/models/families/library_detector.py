@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, nn
 
 from vitdeploy.errors import CapabilityError, CheckpointError
 from vitdeploy.models.checkpoints.mismatch import listed, patterns
 from vitdeploy.models.family import Signature, refuse_few_tokens
-from vitdeploy.models.keys.library_detectors import Kind
 from vitdeploy.models.source import cannot_import, last_line, library
 from vitdeploy.spec import PostprocessSpec, TensorSpec
 
+Kind: TypeAlias = Literal["rt_detr", "rt_detr_v2", "d_fine", "rf_detr"]
 # The classes of transformers, and a module that they have under the names of today, and not under earlier ones.
 LIBRARY: dict[Kind, tuple[str, str]] = {
     "rt_detr": ("RTDetr", "model.encoder.aifi"),

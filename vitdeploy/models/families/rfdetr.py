@@ -16,10 +16,9 @@ from typing import Any
 from torch import Tensor
 
 from vitdeploy.errors import CheckpointError
-from vitdeploy.models.families.library_detector import LibraryDetector, checked, describe, resize, told_unknown
+from vitdeploy.models.families.library_detector import Kind, LibraryDetector, checked, describe, resize, told_unknown
 from vitdeploy.models.family import Family, Hints, Recognised
-from vitdeploy.models.keys.library_detectors import RULES, Kind
-from vitdeploy.models.keys.rules import apply, count_below
+from vitdeploy.models.keys.rules import apply, count_below, rules
 from vitdeploy.models.model_folder.image_processor import IMAGENET_MEAN, IMAGENET_STD
 from vitdeploy.models.names import NAMES
 from vitdeploy.spec import PreprocessSpec
@@ -109,6 +108,33 @@ _VARIANTS = (
 _PARAMETERS = (30_467_298, 32_111_170, 33_687_458, 32_174_530, 33_933_218)
 _EMBEDDINGS = "backbone.0.encoder.encoder.embeddings."
 _MARKS = ("refpoint_embed.weight", "query_feat.weight", f"{_EMBEDDINGS}position_embeddings")
+# The repository's keys under the names of transformers' module.
+RULES = rules(
+    """
+    backbone.0.encoder.encoder.{embeddings,layernorm}.      model.backbone.backbone.{embeddings,layernorm}.
+    $BLOCK.attention.attention.{query,key,value}.   $LAYER.attention.{q,k,v}_proj.
+    $BLOCK.attention.output.dense.                  $LAYER.attention.o_proj.
+    $BLOCK.{norm1,norm2,layer_scale1,layer_scale2,mlp}.     $LAYER.{norm1,norm2,layer_scale1,layer_scale2,mlp}.
+    $STAGE.0.cv{1,2}.{conv,bn}.                     model.backbone.projector.projector_layer.conv{1,2}.{conv,norm}.
+    $STAGE.0.m.*.cv{1,2}.{conv,bn}.     model.backbone.projector.projector_layer.bottlenecks.*.conv{1,2}.{conv,norm}.
+    $STAGE.1.                                       model.backbone.projector.layer_norm.
+    refpoint_embed.                                 model.reference_point_embed.
+    query_feat.                                     model.query_feat.
+    $DECODER.self_attn.in_proj_                     model.decoder.layers.*.self_attn.<q,k,v>_proj.
+    $DECODER.self_attn.out_proj.                    model.decoder.layers.*.self_attn.o_proj.
+    $DECODER.cross_attn.                            model.decoder.layers.*.cross_attn.
+    $DECODER.norm{1,2,3}.       model.decoder.layers.*.{self_attn_layer_norm,cross_attn_layer_norm,layer_norm}.
+    $DECODER.linear{1,2}.                           model.decoder.layers.*.mlp.fc{1,2}.
+    transformer.decoder.{norm,ref_point_head}.      model.decoder.{layernorm,ref_point_head}.
+    transformer.enc_{$ENDS}.                        model.enc_{$ENDS}.
+    {class,bbox}_embed.                             {class,bbox}_embed.
+    """,
+    BLOCK="backbone.0.encoder.encoder.encoder.layer.*",
+    LAYER="model.backbone.backbone.encoder.layer.*",
+    STAGE="backbone.0.projector.stages.0",
+    DECODER="transformer.decoder.layers.*",
+    ENDS="output,output_norm,out_bbox_embed,out_class_embed",
+)
 
 
 def _recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
@@ -122,7 +148,7 @@ def _recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
     """
     if any(mark not in state for mark in _MARKS) or "model_type" in hints.config:
         return None  # transformers saves its own models under these names, too: their config.json says what they are
-    renamed = apply(RULES["rf_detr"], state)
+    renamed = apply(RULES, state)
     if unknown := [key for key, tensors in renamed.items() if tensors is None]:
         raise CheckpointError(
             "the state dict is that of an RF-DETR which vitdeploy does not have",

@@ -19,10 +19,9 @@ from torch import Tensor
 
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.checkpoints.mismatch import listed
-from vitdeploy.models.families.library_detector import LibraryDetector, checked, describe, resize, told_unknown
+from vitdeploy.models.families.library_detector import Kind, LibraryDetector, checked, describe, resize, told_unknown
 from vitdeploy.models.family import Family, Hints, Recognised
-from vitdeploy.models.keys.library_detectors import COMPUTED, RULES, TRAINING, TWINS, Kind
-from vitdeploy.models.keys.rules import apply, count_below
+from vitdeploy.models.keys.rules import Rule, apply, count_below, rules
 from vitdeploy.models.names import NAMES
 from vitdeploy.spec import PreprocessSpec
 
@@ -337,6 +336,99 @@ def _hgnet_of(state: Mapping[str, Tensor]) -> dict[str, Any]:
         width, layers = len(state[f"{blocks}0.aggregation.1.conv.weight"]), count_below(state, f"{blocks}0.layers.")
         stages.append((len(first), width, count_below(state, blocks), light, first.shape[-1], layers))
     return _hgnet(stem, stages, "backbone.stem.stem1.lab.scale" in state)
+
+
+# --- The repositories' keys under the names of transformers' modules --------------------------------------------------
+
+
+# What a model computes for one image size, and what only training asks for.
+COMPUTED = ("decoder.anchors", "decoder.valid_mask")
+TRAINING = ("decoder.denoising_class_embed.",)
+# One number of D-FINE's decoder under a second name, which the model has once.
+TWINS = {"decoder.decoder.up": "decoder.up", "decoder.decoder.reg_scale": "decoder.reg_scale"}
+
+# The backbone's norms count no batches: they are the constants that they are in training. After a pooling that halves
+# the map, the convolution of a shortcut is the second part.
+_RESNET = """
+    backbone.**.num_batches_tracked                 -
+    backbone.conv1.conv1_{1,2,3}.{conv,norm}.       $NET.embedder.embedder.{0,1,2}.{convolution,normalization}.
+    $BLOCK.branch2{a,b,c}.{conv,norm}.              $LAYER.layer.{0,1,2}.{convolution,normalization}.
+    $BLOCK.short.conv.{conv,norm}.                  $LAYER.shortcut.1.{convolution,normalization}.
+    $BLOCK.short.{conv,norm}.                       $LAYER.shortcut.{convolution,normalization}.
+"""
+_HGNET = """
+    backbone.**.num_batches_tracked                 -
+    backbone.stem.*.{conv,bn,lab}.                  $NET.embedder.*.$NORMED.
+    backbone.stages.*.downsample.{conv,bn,lab}.     $NET.encoder.stages.*.downsample.$NORMED.
+    $BLOCKS.aggregation.*.{conv,bn,lab}.            $NET.encoder.stages.*.blocks.*.aggregation.*.$NORMED.
+    $BLOCKS.layers.*.{conv1,conv2}.{conv,bn,lab}.   $NET.encoder.stages.*.blocks.*.layers.*.{conv1,conv2}.$NORMED.
+    $BLOCKS.layers.*.{conv,bn,lab}.                 $NET.encoder.stages.*.blocks.*.layers.*.$NORMED.
+"""
+_SHARED = """
+    decoder.(anchors|valid_mask)                    -
+    decoder.denoising_class_embed.                  -
+    {encoder,decoder}.input_proj.*.{0,1,conv,norm}.     model.{encoder,decoder}_input_proj.*.{0,1,0,1}.
+    {$PLACES}.self_attn.in_proj_                    {$NAMES}.self_attn.<q,k,v>_proj.
+    {$PLACES}.self_attn.out_proj.                   {$NAMES}.self_attn.o_proj.
+    {$PLACES}.linear{1,2}.                          {$NAMES}.mlp.{$MLP}.
+    {$PLACES}.norm1.                                {$NAMES}.self_attn_layer_norm.
+    encoder.encoder.*.layers.*.norm2.               model.encoder.aifi.*.layers.*.final_layer_norm.
+    decoder.decoder.layers.*.norm{2,3}.             model.decoder.layers.*.{encoder_attn,final}_layer_norm.
+    encoder.lateral_convs.                          model.encoder.lateral_convs.
+    decoder.decoder.layers.*.cross_attn.num_points_scale    model.decoder.layers.*.encoder_attn.$SCALE
+    decoder.decoder.layers.*.cross_attn.{$READ}.   model.decoder.layers.*.encoder_attn.{$READ}.
+    decoder.query_pos_head.                         model.decoder.query_pos_head.
+    decoder.enc_output.{0,1,proj,norm}.             model.enc_output.{0,1,0,1}.
+    decoder.enc_{score,bbox}_head.                  model.enc_{score,bbox}_head.
+"""
+# Transformers' later modules hold the heads twice, as one tensor.
+_HEAD = """
+    decoder.dec_{score,bbox}_head.*.                model.decoder.{class,bbox}_embed.*.
+"""
+_HEADS = """
+    decoder.dec_{score,bbox}_head.*.                model.decoder.{class,bbox}_embed.*.     {class,bbox}_embed.*.
+"""
+_PYRAMID = """
+    encoder.downsample_convs.                       model.encoder.downsample_convs.
+    encoder.{fpn,pan}_blocks.*.conv{1,2,3}.         model.encoder.{fpn,pan}_blocks.*.conv{1,2,3}.
+    encoder.{fpn,pan}_blocks.*.bottlenecks.*.conv{1,2}.     model.encoder.{fpn,pan}_blocks.*.bottlenecks.*.conv{1,2}.
+"""
+_FINE = """
+    decoder.decoder.(up|reg_scale)                  -
+    encoder.downsample_convs.*.0.cv{1,2}.           model.encoder.downsample_convs.*.conv{1,2}.
+    encoder.{fpn,pan}_blocks.*.cv{1,4}.             model.encoder.{fpn,pan}_blocks.*.conv{1,4}.
+    encoder.{fpn,pan}_blocks.*.cv{2,3}.0.conv{1,2,3}.   model.encoder.{fpn,pan}_blocks.*.csp_rep{1,2}.conv{1,2,3}.
+    $CSP.cv{2,3}.0.bottlenecks.*.conv{1,2}.   model.encoder.{fpn,pan}_blocks.*.csp_rep{1,2}.bottlenecks.*.conv{1,2}.
+    encoder.{fpn,pan}_blocks.*.cv{2,3}.1.           model.encoder.{fpn,pan}_blocks.*.conv{2,3}.
+    decoder.decoder.layers.*.gateway.               model.decoder.layers.*.gateway.
+    decoder.decoder.lqe_layers.                     model.decoder.lqe_layers.
+    decoder.pre_bbox_head.                          model.decoder.pre_bbox_head.
+    decoder.{up,reg_scale}                          model.decoder.{up,reg_scale}
+"""
+
+
+def _of_family(kind: Kind) -> tuple[Rule, ...]:
+    fine = kind == "d_fine"
+    parts = (_HGNET, _FINE, _SHARED, _HEADS) if fine else (_RESNET, _PYRAMID, _SHARED, _HEADS)
+    if kind == "rt_detr":
+        parts = (*parts[:3], _HEAD)
+    return rules(
+        "".join(parts),
+        BLOCKS="backbone.stages.*.blocks.*",
+        BLOCK="backbone.res_layers.*.blocks.*",
+        LAYER="model.backbone.model.encoder.stages.*.layers.*",
+        NORMED="{convolution,normalization,lab}",
+        NET="model.backbone.model",
+        PLACES="encoder.encoder.*.layers.*,decoder.decoder.layers.*",
+        NAMES="model.encoder.aifi.*.layers.*,model.decoder.layers.*",
+        MLP="layers.0,layers.1" if fine else "fc1,fc2",
+        SCALE="num_points_scale" if fine else "n_points_scale",
+        READ="sampling_offsets,attention_weights,value_proj,output_proj",
+        CSP="encoder.{fpn,pan}_blocks.*",
+    )
+
+
+RULES: Mapping[Kind, tuple[Rule, ...]] = {kind: _of_family(kind) for kind in _KINDS.values()}
 
 
 FAMILY = Family(

@@ -12,7 +12,7 @@ from vitdeploy.errors import CheckpointError
 from vitdeploy.models.architectures.layers import resize_positions
 from vitdeploy.models.architectures.vit import DistilledVisionTransformer, Preset, VisionTransformer, ViTConfig
 from vitdeploy.models.family import Family, Hints, Recognised, Signature, refuse_channels
-from vitdeploy.models.keys import vit_jax, vit_timm, vit_torchvision, vit_transformers
+from vitdeploy.models.keys import vit_others, vit_timm, vit_transformers
 from vitdeploy.models.keys.vit import parse_deit, parse_vit
 from vitdeploy.models.keys.vit_transformers import MODEL_TYPES
 from vitdeploy.models.model_folder.image_processor import (
@@ -36,7 +36,9 @@ PRESETS: Mapping[Preset, tuple[tuple[float, ...], tuple[float, ...], float, floa
 }
 LARGE = 384
 CONVENTIONS = ("activation", "layer_norm_eps")
-READERS = (vit_timm.recognise, vit_transformers.recognise, vit_torchvision.recognise, vit_jax.recognise)
+READERS = (
+    *(vit_timm.recognise, vit_transformers.recognise, vit_others.recognise_torchvision, vit_others.recognise_jax),
+)
 Config = TypeVar("Config", bound=ViTConfig)
 # What makes another architecture, by the word that a user knows it by.
 ARCHITECTURE = {

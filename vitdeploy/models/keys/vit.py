@@ -30,6 +30,28 @@ _SPLIT = re.compile(r"blocks\.\d+\.attn\.[qkv]\.")
 BLOCK_PARTS = ("norm1", "attn.q", "attn.k", "attn.v", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
 
 
+def shown_fields(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The fields of ViTConfig that names and shapes under timm's names show, whatever the image size."""
+    patches, gate = state["patch_embed.proj.weight"], state.get("blocks.0.mlp.fc1_g.weight")
+    rows = (state["blocks.0.mlp.fc1.weight"] if gate is None else gate).shape[0]
+    packed = rows == 2 * state["blocks.0.mlp.fc2.weight"].shape[1]
+    return {
+        "patch_size": int(patches.shape[2]),
+        "in_channels": int(patches.shape[1]),
+        "width": int(patches.shape[0]),
+        "depth": depth_of(state),
+        "mlp_ratio": int(rows) / int(patches.shape[0]),
+        "num_classes": _first_axis(state, "head.weight", 0),
+        "class_token": "cls_token" in state,
+        "registers": _first_axis(state, "reg_token", 1),
+        "stem_norm": "norm_pre.weight" in state,
+        "qkv_bias": "blocks.0.attn.qkv.bias" in state,
+        "mlp": "swiglu" if gate is not None else "swiglu_packed" if packed else "mlp",
+        "layer_scale": "blocks.0.ls1.gamma" in state,
+        "pre_logits": _first_axis(state, "pre_logits.fc.weight", 0),
+    }
+
+
 def measured(state: Mapping[str, Tensor], heads: int, image_size: tuple[int, int], **conventions: Any) -> ViTConfig:
     """The configuration of a whole state dict under timm's names.
 
@@ -38,31 +60,18 @@ def measured(state: Mapping[str, Tensor], heads: int, image_size: tuple[int, int
     Raises:
         CheckpointError: sizes that make no ViT.
     """
-    patches, positions = state["patch_embed.proj.weight"], state["pos_embed"]
-    patch = int(patches.shape[2])
-    rows, read = state["blocks.0.mlp.fc1.weight"].shape[0], state["blocks.0.mlp.fc2.weight"].shape[1]
+    fields = shown_fields(state)
+    patch = fields["patch_size"]
     grid = (image_size[0] // patch) * (image_size[1] // patch)
     config = DeiTConfig if "dist_token" in state else ViTConfig
     try:
         return config(
             image_size=image_size,
-            patch_size=patch,
-            in_channels=int(patches.shape[1]),
-            width=int(patches.shape[0]),
-            depth=depth_of(state),
             heads=heads,
-            mlp_ratio=int(rows) / int(patches.shape[0]),
-            num_classes=_first_axis(state, "head.weight", 0),
             drop_remainder=bool(image_size[0] % patch or image_size[1] % patch),
-            class_token="cls_token" in state,
-            registers=_first_axis(state, "reg_token", 1),
-            prefix_positions=int(positions.shape[1]) > grid or "cls_token" not in state,
-            stem_norm="norm_pre.weight" in state,
-            qkv_bias="blocks.0.attn.qkv.bias" in state,
-            mlp="swiglu_packed" if rows == 2 * read else "mlp",
-            layer_scale="blocks.0.ls1.gamma" in state,
-            pre_logits=_first_axis(state, "pre_logits.fc.weight", 0),
+            prefix_positions=int(state["pos_embed"].shape[1]) > grid or "cls_token" not in state,
             head="projection" if "head.weight" in state and "head.bias" not in state else "linear",
+            **fields,
             **conventions,
         )
     except ValueError as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,20 +20,11 @@ from vitdeploy.errors import CheckpointError, UnknownModelError
 from vitdeploy.models.architectures.layers import ACTIVATIONS, sincos_2d, sinusoidal
 from vitdeploy.models.architectures.vit import DeiTConfig, FinalNorm, Pooling, Positions, ViTConfig
 from vitdeploy.models.family import Hints, Recognised
-from vitdeploy.models.keys.vit import (
-    SIZES,
-    depth_of,
-    heads_for,
-    image_size_for,
-    left_out,
-    parse_deit,
-    parse_vit,
-    recognised,
-)
+from vitdeploy.models.keys import vit
 from vitdeploy.models.model_folder.folder import stated_size
 
 # The published width with two numbers of heads: DINOv2's giant has 24, and SwiGLU.
-GIANTOPT = SIZES["giantopt"]
+GIANTOPT = vit.SIZES["giantopt"]
 # What tells a ViT of this style from every other state dict.
 SIGNS = {"patch_embed.proj.weight": 4, "blocks.0.norm1.weight": 1, "blocks.0.attn.qkv.weight": 2}
 # A block with any other tensor is another function (relative positions, gates, parallel branches ...).
@@ -66,7 +57,7 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
     if named is None:
         return None
     unused = [key for key in own if key.startswith(TRAINING_ONLY)]
-    notes = left_out(unused, "used in training only")
+    notes = vit.left_out(unused, "used in training only")
     for key in unused:
         del own[key]
     try:
@@ -79,7 +70,7 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
         config = replace(config, position_resampling="offset")
     elif "decoder_pos_embed" in state:
         config = replace(config, position_resampling="plain")
-    return recognised("original" if original else "timm", own, config, notes)
+    return vit.recognised("original" if original else "timm", own, config, notes)
 
 
 @dataclass(frozen=True)
@@ -99,7 +90,7 @@ def _named(config: Mapping[str, Any]) -> _Named | None:
     """None if timm's config names a model, or arguments of one, that is not ours."""
     name, arguments = config.get("architecture"), config.get("model_args") or {}
     try:
-        model = (parse_vit(name) or parse_deit(name)) if isinstance(name, str) else None
+        model = (vit.parse_vit(name) or vit.parse_deit(name)) if isinstance(name, str) else None
     except UnknownModelError:
         return None
     pooling = arguments.get("global_pool", config.get("global_pool"))
@@ -112,7 +103,7 @@ def _named(config: Mapping[str, Any]) -> _Named | None:
 
 
 def _config(state: Mapping[str, Tensor], hints: Hints, named: _Named, notes: list[str]) -> ViTConfig:
-    width, channels, patch, across = _shape(state, "patch_embed.proj.weight", 4)
+    width, _, patch, across = _shape(state, "patch_embed.proj.weight", 4)
     if patch != across:
         raise CheckpointError("the patches are not square", found=f"{patch}x{across}", wanted="square patches")
     known_heads = named.argument("num_heads", named.model and named.model.heads)
@@ -120,39 +111,23 @@ def _config(state: Mapping[str, Tensor], hints: Hints, named: _Named, notes: lis
     if qk_norm:
         known_heads = _heads_of_norms(width, _shape(state, "blocks.0.attn.q_norm.weight", 1)[0], hints)
     swiglu = "blocks.0.mlp.fc1_g.weight" in state
-    hidden, _ = _shape(state, "blocks.0.mlp.fc1_g.weight" if swiglu else "blocks.0.mlp.fc1.weight", 2)
-    packed = hidden == 2 * _shape(state, "blocks.0.mlp.fc2.weight", 2)[1]
+    required = {f"blocks.0.mlp.{'fc1_g' if swiglu else 'fc1'}.weight": 2, "blocks.0.mlp.fc2.weight": 2}
+    optional = {"reg_token": 3, "pre_logits.fc.weight": 2, "head.weight": 2}
+    for key, axes in (required | {key: axes for key, axes in optional.items() if key in state}).items():
+        _shape(state, key, axes)
+    fields = vit.shown_fields(state)
     blocks = {key.split(".")[1] for key in state if key.startswith("blocks.")}
-    if len(blocks) != depth_of(state):
+    if len(blocks) != fields["depth"]:
         raise CheckpointError(
-            "blocks are missing", found=f"{len(blocks)} blocks, the last is number {depth_of(state) - 1}"
+            "blocks are missing", found=f"{len(blocks)} blocks, the last is number {fields['depth'] - 1}"
         )
-    if not (known_heads or hints.heads or swiglu or packed) and width == GIANTOPT.width:
+    if not (known_heads or hints.heads) and fields["mlp"] == "mlp" and width == GIANTOPT.width:
         known_heads = GIANTOPT.heads
         notes.append(f"{known_heads} heads, as SigLIP 2's model of width {width} has; --heads says otherwise")
     final_norm, pooling = _ending(state, named, width, notes)
-    plain = ViTConfig(
-        patch_size=patch,
-        image_size=(patch, patch),
-        in_channels=channels,
-        width=width,
-        depth=len(blocks),
-        heads=heads_for(width, hints, known_heads, notes),
-        mlp_ratio=hidden / width,
-        class_token="cls_token" in state,
-        registers=_shape(state, "reg_token", 3)[1] if "reg_token" in state else 0,
-        stem_norm="norm_pre.weight" in state,
-        qkv_bias="blocks.0.attn.qkv.bias" in state,
-        qk_norm=qk_norm,
-        mlp="swiglu" if swiglu else "swiglu_packed" if packed else "mlp",
-        layer_scale="blocks.0.ls1.gamma" in state,
-        pooling=pooling,
-        final_norm=final_norm,
-        pre_logits=_shape(state, "pre_logits.fc.weight", 2)[0] if "pre_logits.fc.weight" in state else 0,
-        num_classes=_shape(state, "head.weight", 2)[0] if "head.weight" in state else 0,
-    )
-    if "dist_token" in state:
-        plain = DeiTConfig(**{field.name: getattr(plain, field.name) for field in fields(ViTConfig)})
+    heads = vit.heads_for(width, hints, known_heads, notes)
+    made = {"heads": heads, "qk_norm": qk_norm, "pooling": pooling, "final_norm": final_norm, **fields}
+    plain = (DeiTConfig if "dist_token" in state else ViTConfig)(image_size=(patch, patch), **made)
     config = _with_positions(_with_conventions(plain, state, named, notes), state, hints, named, notes)
     kind = "SwiGLU" if config.mlp != "mlp" else config.activation
     notes.append(
@@ -269,7 +244,7 @@ def _with_positions(
     square = [count for count in choices if count > 0 and math.isqrt(count) ** 2 == count]
     patches = next(iter([*fitting, *square, *choices]))
     configured = next((s for s in sizes if (s[0] // patch) * (s[1] // patch) == patches), None)
-    size = image_size_for(patches, patch, hints, configured, notes)
+    size = vit.image_size_for(patches, patch, hints, configured, notes)
     positioned = patches != rows or prefix == 0
     if not positioned:
         notes.append("the tokens before the patches have no positions")

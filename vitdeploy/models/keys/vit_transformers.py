@@ -23,17 +23,8 @@ from vitdeploy.models.architectures.layers import Activation
 from vitdeploy.models.architectures.vit import FinalNorm, Pooling, Preset
 from vitdeploy.models.checkpoints.mismatch import listed
 from vitdeploy.models.family import Hints, Recognised
+from vitdeploy.models.keys import vit
 from vitdeploy.models.keys.rules import renamed, rules
-from vitdeploy.models.keys.vit import (
-    as_rows,
-    heads_for,
-    image_size_for,
-    left_out,
-    measured,
-    merge_attention,
-    recognised,
-    require,
-)
 from vitdeploy.models.model_folder.folder import stated_size, vision_part
 
 PREFIXES = ("", "vit.", "deit.", "dinov2.", "dinov2_with_registers.", "vision_model.")
@@ -128,17 +119,17 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
             wanted="the config.json that says which class this is, or a state dict without the pooling layer",
             fix="put config.json beside the checkpoint, or bring the module itself: --model package.module:function",
         )
-    notes = [*settings.notes, *left_out(unused, "no part of the image encoder")]
+    notes = [*settings.notes, *vit.left_out(unused, "no part of the image encoder")]
     tensors = _gated(tensors)
-    require(tensors, style, stem=_required(kind))
-    tensors = as_rows(merge_attention(tensors, notes))
+    vit.require(tensors, style, stem=_required(kind))
+    tensors = vit.as_rows(vit.merge_attention(tensors, notes))
     pooling, final_norm = _pooling(tensors, kind, "classifier.weight" in state, notes)
     width, _, patch, _ = tensors["patch_embed.proj.weight"].shape
-    heads = heads_for(width, hints, settings.heads, notes)
+    heads = vit.heads_for(width, hints, settings.heads, notes)
     patches = tensors["pos_embed"].shape[1] - ("cls_token" in tensors) - ("dist_token" in tensors)
-    image_size = image_size_for(patches, patch, hints, settings.image_size, notes)
+    image_size = vit.image_size_for(patches, patch, hints, settings.image_size, notes)
     tensors = _with_registers(tensors)
-    config = measured(
+    config = vit.measured(
         tensors,
         heads,
         image_size,
@@ -149,7 +140,7 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
         preset=DEFAULTS[kind][2],
         position_resampling="antialias" if kind == "dinov2_with_registers" else "plain",
     )
-    return recognised("transformers", tensors, config, notes)
+    return vit.recognised("transformers", tensors, config, notes)
 
 
 def _tower(state: Mapping[str, Tensor]) -> tuple[str, str] | None:
@@ -217,7 +208,7 @@ def _pooling(state: dict[str, Tensor], kind: str, classifier: bool, notes: list[
 
 def _drop(state: dict[str, Tensor], prefix: str, why: str, notes: list[str]) -> None:
     dropped = [key for key in state if key.startswith(prefix)]
-    notes += left_out(dropped, why)
+    notes += vit.left_out(dropped, why)
     for key in dropped:
         del state[key]
 

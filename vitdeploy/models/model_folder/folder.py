@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitdeploy.errors import CheckpointError, MissingFileError
-from vitdeploy.models.checkpoints.mismatch import listed
-from vitdeploy.models.checkpoints.unsupported import refuse_folder
+from vitdeploy.models.checkpoints.mismatch import listed, refuse_folder
 from vitdeploy.models.json_file import INDEX, any_json, files_of, read_json
 from vitdeploy.models.model_folder.image_processor import fixed_size, processor_name, short_side
 from vitdeploy.paths import is_file
@@ -145,24 +144,12 @@ KINDS: Mapping[str, _Kind] = {
 }
 
 
-class _Wrong(NamedTuple):
-    """A value that cannot be, for an error."""
-
-    key: str
-    found: str
-    wanted: str
-
-
-def wrong_value(config: Mapping[str, Any]) -> _Wrong | None:
-    """The first value of a config, or of one inside it, that is not of its kind."""
-    return next(_wrong(config, 0), None)
-
-
-def _wrong(values: Mapping[str, Any], depth: int) -> Iterator[_Wrong]:
+def _wrong(values: Mapping[str, Any], depth: int = 0) -> Iterator[tuple[str, str, str]]:
+    """The key, the value and what it should be, of each value of a config, or of one inside it, that cannot be."""
     for key, value in values.items():
         kind = KINDS.get(key)
         if kind is not None and value is not None and not _fits(value, kind):
-            yield _Wrong(key, json.dumps(value)[:200], kind.wanted)
+            yield key, json.dumps(value)[:200], kind.wanted
         if isinstance(value, dict) and key not in _OTHERS and depth < _DEEPEST:
             yield from _wrong(value, depth + 1)
 
@@ -194,14 +181,13 @@ def model_config(path: Path) -> dict[str, Any]:
         MissingFileError, CheckpointError: as `read_json`; a value that is of another type.
     """
     config = read_json(path)
-    absent = [key for key in ("model_type", "architecture") if key in config and config[key] is None]
-    wrong = _Wrong(absent[0], "null", "text") if absent else wrong_value(config)
-    if wrong is not None:
+    absent = ((key, "null", "text") for key in ("model_type", "architecture") if key in config and config[key] is None)
+    for key, value, wanted in (*absent, *_wrong(config)):
         raise CheckpointError(
             f"{path} has a value that cannot be",
-            found=f"{wrong.key} {wrong.found}",
-            wanted=f"{wrong.key}: {wrong.wanted}",
-            fix=f"correct {wrong.key} in it, or download it again",
+            found=f"{key} {value}",
+            wanted=f"{key}: {wanted}",
+            fix=f"correct {key} in it, or download it again",
         )
     return config
 

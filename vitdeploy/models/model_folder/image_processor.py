@@ -14,6 +14,7 @@ import importlib
 import math
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,22 +59,9 @@ IGNORED_FLAGS = {"do_convert_rgb", "do_reduce_labels", "reduce_labels", "do_conv
 
 # The classes of transformers whose settings mean something here.
 PROCESSORS = (
-    *(
-        "ViT",
-        "DeiT",
-        "Beit",
-        "CLIP",
-        "ChineseCLIP",
-        "Bit",
-        "Siglip",
-        "Blip",
-        "ConvNext",
-        "DINOv3ViT",
-        "Pvt",
-        "Segformer",
-    ),
-    *("Detr", "ConditionalDetr", "DeformableDetr", "Yolos", TOPDOWN, "RfDetr", "Mask2Former", "MaskFormer", "Eomt"),
-    *(THUMBNAIL, "DPT", LONGEST, "Sam2", "OwlViT", SQUARED, "Sam3", FLIPPED, PADDING, "RTDetr"),
+    *("ViT", "DeiT", "Beit", "CLIP", "ChineseCLIP", "Bit", "Siglip", "Blip", "ConvNext", "DINOv3ViT", "Pvt"),
+    *("Segformer", "Detr", "ConditionalDetr", "DeformableDetr", "Yolos", TOPDOWN, "RfDetr", "Mask2Former"),
+    *("MaskFormer", "Eomt", THUMBNAIL, "DPT", LONGEST, "Sam2", "OwlViT", SQUARED, "Sam3", FLIPPED, PADDING, "RTDetr"),
 )
 
 
@@ -156,6 +144,18 @@ def timm_preprocess(config: Mapping[str, Any], channels: int, image_size: tuple[
     )
 
 
+def scaled(spec: PreprocessSpec, own: tuple[int, int], wanted: tuple[int, int]) -> PreprocessSpec:
+    """The preprocessing for another size: the same share of the resized image is cropped."""
+    resize, fit = spec.resize, spec.fit
+    if isinstance(resize, int):
+        if wanted[0] == wanted[1]:
+            return replace(spec, resize=int(resize * wanted[0] / min(own)), crop=wanted)
+        # The short side of an image need not be that of the input: the image is to cover both.
+        resize, own, fit = (resize, resize), (min(own), min(own)), "cover"
+    scaled = (int(resize[0] * wanted[0] / own[0]), int(resize[1] * wanted[1] / own[1]))
+    return replace(spec, resize=scaled, crop=wanted, fit=fit)
+
+
 def transformers_processor(folder: Path) -> dict[str, Any] | None:
     """The image processor's settings of a model folder, None if it has none.
 
@@ -229,11 +229,8 @@ def transformers_preprocess(
     """
     name, notes = _class_of(config)
     defaults = defaults_of(name)
-    if name == LONGEST:
-        spec, remarks = _longest(config, defaults, channels, image_size)
-        return spec, (*notes, *remarks)
-    if name == SQUARED:
-        spec, remarks = _squared(config, defaults, channels, image_size)
+    if (squares := {LONGEST: _longest, SQUARED: _squared}.get(name)) is not None:
+        spec, remarks = squares(config, defaults, channels, image_size)
         return spec, (*notes, *remarks)
     if name == THUMBNAIL and isinstance(config.get("size"), list):
         config = {**config, "size": config["size"][::-1]}

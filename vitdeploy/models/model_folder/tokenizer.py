@@ -1,18 +1,20 @@
-"""Tokenizers and OpenCLIP's configs in folders of libraries."""
+"""Tokenizers in folders of libraries: what they say beside `tokenizer.json`, and whether a bundle's tokenizer gives the
+tokens of transformers' own."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from vitdeploy.errors import CheckpointError, python_command
 from vitdeploy.models.json_file import read_json
-from vitdeploy.models.model_folder.folder import OPEN_CLIP, sides
-from vitdeploy.models.model_folder.image_processor import CLIP_MEAN, CLIP_STD
-from vitdeploy.spec import CLEANINGS, Clean, Interpolation, PreprocessSpec, TextSpec
+from vitdeploy.runtime.tokenizer import TextTokenizer, TextWriter, cleaned
+from vitdeploy.spec import ReadsTexts, SequenceSpec, TextSpec
 
 # --- What a model folder says of its tokenizer, as far as `tokenizer.json` alone does not -----------------------------
 
@@ -30,19 +32,9 @@ CLIP_MARKS = ("<|startoftext|>", "<|endoftext|>")
 CLASSES: dict[str, tuple[bool, Side]] = {"Siglip2Tokenizer": (True, "left")}
 
 
-@dataclass(frozen=True)
-class TokenizerFacts:
-    """`pad`: the number of the token that texts are padded with, on the side `padding`; the rest as `ZeroShotSpec`."""
-
-    file: Path
-    pad: int
-    padding: Side
-    lowercase: bool
-    clean: Clean | None = None
-
-
-def tokenizer_of(folder: Path) -> TokenizerFacts | None:
-    """The tokenizer of a folder; None without a tokenizer.json.
+def tokenizer_of(folder: Path) -> dict[str, Any] | None:
+    """What a folder says of its tokenizer, as fields of `ZeroShotSpec`: the number of the token that texts are padded
+    with, the side of the padding, and whether they become small letters; None without a tokenizer.json.
 
     Raises:
         CheckpointError: its files cannot be read, or do not say what texts are padded with.
@@ -68,10 +60,10 @@ def tokenizer_of(folder: Path) -> TokenizerFacts | None:
     kind = str(config.get("tokenizer_class")).removesuffix("Fast")
     lowercase, usual = CLASSES.get(kind, (False, str(padding.get("direction", "right")).lower()))
     side = config.get("padding_side", usual)
-    return TokenizerFacts(file, number, "left" if side == "left" else "right", lowercase)
+    return {"pad": number, "padding": "left" if side == "left" else "right", "lowercase": lowercase}
 
 
-def byte_pairs_of(folder: Path, vocabulary: int) -> TokenizerFacts:
+def byte_pairs_of(folder: Path, vocabulary: int) -> dict[str, Any]:
     """CLIP's byte pairs as OpenCLIP uses them: padded with the token 0, which is a word's, too.
 
     Raises:
@@ -87,7 +79,7 @@ def byte_pairs_of(folder: Path, vocabulary: int) -> TokenizerFacts:
             wanted=f"{vocabulary - 2} and {vocabulary - 1}, the last of the text tower's {vocabulary} tokens",
             fix="take tokenizer.json of openai/clip-vit-base-patch32",
         )
-    return TokenizerFacts(file, 0, "right", False)
+    return {"pad": 0, "padding": "right", "lowercase": False}
 
 
 def text_spec(folder: Path, *, keeps_special: bool) -> TextSpec:
@@ -166,166 +158,155 @@ def _number(tokenizer: Mapping[str, Any], name: object) -> int | None:
     return None
 
 
-# --- A folder in OpenCLIP's layout ------------------------------------------------------------------------------------
-# `open_clip_config.json` beside weights with OpenCLIP's names, and what it says.
-#
-# Source: `CLIPVisionCfg`, `CLIPTextCfg` and `PreprocessCfg` of open_clip_torch 3.3, whose defaults stand for what the
-# file leaves out. A key that is not read here must have a value that changes nothing.
+# --- Does the tokenizer of a bundle give the tokens of transformers' own? Asked of a thousand texts -------------------
 
 
-ALONE = "for the image tower alone: --task features"
-# Keys that are read, and those that have no part in what a trained tower computes.
-_VISION = {"layers", "width", "head_width", "patch_size", "image_size", "no_ln_pre", "final_ln_after_pool"}
-_VISION |= {"pool_type", "act_kwargs", "norm_kwargs", "timm_model_name", "timm_pool", "timm_proj", "timm_model_kwargs"}
-_TEXT = {"context_length", "vocab_size", "width", "heads", "layers", "no_causal_mask", "pool_type", "eos_id"}
-_TEXT |= {"act_kwargs", "norm_kwargs", "hf_tokenizer_name", "tokenizer_kwargs"}
-_BY_TENSORS = {"mlp_ratio", "ls_init_value", "pos_embed_type", "proj_bias", "timm_proj_bias"}
-_OF_TRAINING = {"patch_dropout", "output_tokens", "image_seq_len", "timm_model_pretrained", "timm_drop"}
-_OF_TRAINING |= {"timm_drop_path", "attn_pooler_queries", "attn_pooler_heads"}
-# Of tokenizers, whose numbers are in their own files; and of text towers that are refused before.
-_OF_TOKENIZERS = {"pad_id", "bos_id", "hf_model_pretrained", "hf_proj_type", "hf_pooler_type"}
-_NEUTRAL: tuple[Any, ...] = (None, False, "", "default")
-# Values that are as good as absent where they are these.
-_USUAL = {"text_arch": "clip", "proj_type": "linear", "in_chans": 3, "tiktoken_name": "cl100k_base"}
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(("width", "head_width", "heads", "context_length", "vocab_size", "patch_size"), (int,)),
-    **dict.fromkeys(
-        ("pool_type", "proj_type", "timm_model_name", "timm_pool", "timm_proj", "hf_tokenizer_name"), (str,)
+TEXTS, SEED = 1000, 0
+# Texts that tokenizers have had trouble with: nothing, spaces of many kinds, marks that combine, scripts without spaces
+# or from right to left, emoji of several code points, control characters, and names of special tokens.
+ODD = (
+    "",
+    " ",
+    "  a   photo\tof\na cat  ",
+    "a photo of a cat",
+    "A PHOTO OF A CAT!",
+    "a cat's tail, it's 10,000.50 km — “quoted” … #1 @home",
+    "naïve café, cafe\u0301, Ångström, Straße, İstanbul, ﬁne, ①②, ½",
+    "ein Foto einer Katze",
+    "Ảnh chụp một con mèo",
+    "фото кошки",
+    "μια γάτα ΣΑΣ",
+    "صورة قطة",
+    "תמונה של חתול",
+    "बिल्ली की तस्वीर",
+    "ภาพถ่ายของแมว",
+    "猫の写真。犬？",
+    "一张猫的照片",
+    "고양이 사진",
+    "🐱🐶 👩‍👩‍👧‍👦 🏳️‍🌈 🇩🇪 👍🏽",
+    "\u200b\ufeff\u00a0\u2028zero width",
+    "\x00\x01\x1f\x7f",
+    "<|startoftext|> <|endoftext|> <s> </s> <pad> <unk> <bos> <eos> [CLS] ▁ ##",
+    "https://example.com/a?b=c&d=%20#e",
+    "x" * 400,
+    "word " * 300,
+    "猫" * 200,
+    "🐱" * 120,
+)
+_PARTS = (
+    *("a", "photo", "of", "the", "cat", "Dog", "JPEG", "it's", "don't", "3", "1984", "0.5", "red-ish", "left,", "end."),
+    *(
+        "über",
+        "año",
+        "naïve",
+        "кошка",
+        "γάτα",
+        "猫",
+        "고양이",
+        "قطة",
+        "🐱",
+        "👩‍👩‍👧",
+        "\t",
+        "\n",
+        "  ",
+        "…",
+        "_x_",
+        "<pad>",
     ),
-    **dict.fromkeys(("act_kwargs", "norm_kwargs", "timm_model_kwargs", "tokenizer_kwargs"), (dict,)),
-    **dict.fromkeys(("no_ln_pre", "final_ln_after_pool", "no_causal_mask"), (bool,)),
-}
+)
 
 
-@dataclass(frozen=True)
-class OpenClip:
-    """What the file says. `vision`, `text`: its parts as they are; `features`: the width that both towers share."""
-
-    file: Path
-    features: int
-    quick_gelu: bool
-    vision: Mapping[str, Any]
-    text: Mapping[str, Any]
-    preprocess: Mapping[str, Any]
-
-    @property
-    def image_size(self) -> tuple[int, int]:
-        """(height, width) in pixels."""
-        size = sides(self.vision.get("image_size", 224))
-        if size is None:
-            raise self.refused(f"image_size {self.vision['image_size']!r}", "a side in pixels, or height and width")
-        return size
-
-    def refused(self, found: str, wanted: str, fix: str = "") -> CheckpointError:
-        """The error of a value that vitdeploy does not have."""
-        return CheckpointError(
-            f"{self.file} says something that vitdeploy does not do", found=found, wanted=wanted, fix=fix
-        )
-
-    def refuse_vision(self) -> None:
-        """Raise CheckpointError for an image tower with parts that ours does not have."""
-        self._refuse("vision_cfg", self.vision, _VISION, "the image tower of CLIP, SigLIP or timm")
-
-    def refuse_text(self) -> None:
-        """Raise CheckpointError for a text tower that is not OpenCLIP's own Transformer."""
-        name = self.text.get("hf_model_name")
-        if name:
-            raise self.refused(f"a text tower of transformers, {name}", "OpenCLIP's own text Transformer", ALONE)
-        self._refuse("text_cfg", self.text, _TEXT, "the text tower of CLIP or SigLIP", ALONE)
-
-    def _refuse(self, name: str, part: Mapping[str, Any], read: set[str], wanted: str, fix: str = "") -> None:
-        known = read | _BY_TENSORS | _OF_TRAINING | _OF_TOKENIZERS
-        others = {key: value for key, value in part.items() if key not in known and value not in _NEUTRAL}
-        foreign = [f"{key} {value!r}" for key, value in others.items() if _USUAL.get(key) != value]
-        foreign += [
-            f"{key} {part[key]!r}"
-            for key, kinds in _KINDS.items()
-            if part.get(key) is not None and (type(part[key]) not in kinds or (kinds == (int,) and part[key] < 1))
-        ]
-        if foreign:
-            raise self.refused(f"{name}: {', '.join(foreign)}", wanted, fix)
-
-    @property
-    def clean(self) -> Clean:
-        """How OpenCLIP's tokenizers change a text first.
-
-        Raises:
-            CheckpointError: a tokenizer of another kind, or one that is used in a way of its own.
-        """
-        arguments = self.text.get("tokenizer_kwargs") or {}
-        clean = arguments.get("clean", "whitespace" if self.text.get("hf_tokenizer_name") else "lower")
-        if set(arguments) - {"clean"} or clean not in CLEANINGS:
-            raise self.refused(
-                f"tokenizer_kwargs {dict(arguments)}", f"clean alone, one of {', '.join(CLEANINGS)}", ALONE
-            )
-        return clean
-
-
-def open_clip_config(folder: Path) -> OpenClip:
-    """What `open_clip_config.json` says: the file of a model folder, or one of OpenCLIP's own `model_configs`.
-
-    Raises:
-        CheckpointError: it describes no dual tower, or one with a decoder.
-    """
-    file = folder / OPEN_CLIP
-    content = read_json(file)
-    model = content.get("model_cfg", content)
-    model = model if isinstance(model, Mapping) else {}
-    vision, text, width = (model.get(key) for key in ("vision_cfg", "text_cfg", "embed_dim"))
-    others = [
-        key for key, value in model.items() if key.endswith("_cfg") and value and key not in ("vision_cfg", "text_cfg")
+def sample_texts() -> list[str]:
+    """A thousand texts, always the same: the odd ones, and seeded mixtures of 1 to 120 words."""
+    generator = np.random.default_rng(SEED)
+    mixed = [
+        " ".join(generator.choice(_PARTS, generator.integers(1, 121 if i % 10 == 0 else 12)))
+        for i in range(TEXTS - len(ODD))
     ]
-    whole = isinstance(vision, Mapping) and isinstance(text, Mapping) and isinstance(width, int)
-    if not whole or others:
-        raise CheckpointError(
-            f"{file} is not the config of an image tower and a text tower",
-            found=", ".join(map(str, others or model or content)) or "{}",
-            wanted="model_cfg with embed_dim, vision_cfg and text_cfg, as OpenCLIP writes it",
-            fix="CoCa, CLAP and GenLIP have further parts, and are not read"
-            if others
-            else "copy the folder again, whole",
-        )
-    preprocess = content.get("preprocess_cfg")
-    preprocess = preprocess if isinstance(preprocess, Mapping) else {}
-    return OpenClip(file, width, model.get("quick_gelu") is True, vision, text, preprocess)  # type: ignore[arg-type]
+    return [*ODD, *mixed]
 
 
-def open_clip_preprocess(config: OpenClip) -> PreprocessSpec:
-    """The preprocessing of `preprocess_cfg`, as OpenCLIP's `image_transform` does it for evaluation.
+def compare_tokenizers(file: Path, spec: ReadsTexts) -> str | None:
+    """What the tokenizer in the folder of `file` was compared with, in a few words; None where transformers is not
+    installed, or has no tokenizer for the folder.
 
     Raises:
-        CheckpointError: a setting that vitdeploy does not have.
+        CheckpointError: other tokens than transformers' own, for at least one text.
+        MissingPackageError: the package `tokenizers` is not installed.
     """
-    cfg, size = config.preprocess, config.image_size
-    mode, named = cfg.get("resize_mode") or "shortest", cfg.get("interpolation") or "bicubic"
-    own = sides(cfg.get("size")) or size
-    fill, colours = cfg.get("fill_color") or 0, cfg.get("mode") or "RGB"
-    if (
-        mode not in ("shortest", "squash")
-        or named not in ("bicubic", "bilinear", "random")
-        or (own, fill, colours) != (size, 0, "RGB")
-    ):
-        raise config.refused(
-            f"resize_mode {mode!r}, interpolation {named!r}, size {own}, fill_color {fill!r}, mode {colours!r}",
-            f"shortest or squash; bicubic or bilinear; size {size[0]}x{size[1]}; 0; RGB",
+    texts = sample_texts()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        ours = TextTokenizer(file, spec).encode(texts)
+
+    def padded(theirs: Any) -> Any:
+        """As transformers pads; of a model of OpenCLIP as that library asks it for tokens."""
+        if spec.clean is None:
+            return theirs(texts, padding="max_length", truncation=True, max_length=spec.length)["input_ids"]
+        plain = [cleaned(text, spec.clean) for text in texts]
+        rows = theirs(plain, truncation=True, max_length=spec.length)["input_ids"]
+        return [[*row, *[spec.pad] * (spec.length - len(row))] for row in rows]
+
+    if (library := _of_transformers(file, padded)) is None:
+        return None
+    name, theirs = library[0], np.asarray(library[1])
+    different = [i for i, row in enumerate(theirs) if not np.array_equal(ours[i], row)]
+    if different:
+        first = different[0]
+        place = int(np.flatnonzero(ours[first] != theirs[first])[0])
+        raise _other(
+            f"{file} gives other tokens than transformers' {name.split()[-1]} of its folder",
+            f"{len(different)} of {len(texts)} texts, first {texts[first][:60]!r}: token {ours[first][place]} at "
+            f"place {place}, transformers' {theirs[first][place]}",
+            "the same tokens for every text",
         )
-    # OpenCLIP's own reading: what is random in training is bicubic, and so is a crop that is not square.
-    square = size[0] == size[1]
-    plain = named == "bilinear" and (square or mode == "squash")
-    interpolation: Interpolation = "bilinear" if plain else "bicubic"
-    mean, std = (_channels(config, key, usual) for key, usual in (("mean", CLIP_MEAN), ("std", CLIP_STD)))
-    if mode == "squash":
-        return PreprocessSpec(size, size, interpolation, mean, std)
-    if square:
-        return PreprocessSpec(size[0], size, interpolation, mean, std)
-    return PreprocessSpec(size, size, interpolation, mean, std, "cover")
+    return f"{len(texts)} texts as {name}"
 
 
-def _channels(config: OpenClip, key: str, usual: tuple[float, ...]) -> tuple[float, ...]:
-    found = config.preprocess.get(key) or usual
-    values = list(found) if isinstance(found, list | tuple) else [found] * 3
-    if len(values) != 3 or not all(type(value) in (int, float) and abs(value) < 1e6 for value in values):
-        raise config.refused(f"{key} {found!r}", "a number for each of 3 channels")
-    if key == "std" and min(values) <= 0:
-        raise config.refused(f"std {found!r}", "numbers above 0")
-    return tuple(map(float, values))
+def compare_writers(file: Path, spec: TextSpec, sequence: SequenceSpec) -> str | None:
+    """The same of texts that are made of tokens: a thousand seeded answers, each with an end and padding.
+
+    Raises:
+        CheckpointError: another text than transformers' own, for at least one answer.
+        MissingPackageError: the package `tokenizers` is not installed.
+    """
+    writer = TextWriter(file, spec)
+    generator, count = np.random.default_rng(SEED), writer.vocabulary
+    answers = [generator.integers(0, count, generator.integers(1, 40)).tolist() for _ in range(TEXTS)]
+    answers = [[*answer, sequence.end, sequence.pad, sequence.pad] for answer in answers]
+
+    def decoded(theirs: Any) -> tuple[list[list[int]], list[str]]:
+        """The answers, and their texts; where special tokens are part of texts, as of Donut, without any."""
+        kept, hidden = answers, {*theirs.all_special_ids, *spec.left_out}
+        if hidden != set(spec.left_out):
+            kept = [[token for token in answer if token not in hidden] for answer in answers]
+        return kept, [theirs.decode(answer, skip_special_tokens=True) for answer in kept]
+
+    if (library := _of_transformers(file, decoded)) is None:
+        return None
+    name, (kept, texts) = library
+    different = [pair for pair in zip(map(writer.text, kept), texts, strict=True) if pair[0] != pair[1]]
+    if different:
+        ours, theirs = different[0]
+        raise _other(
+            f"{file} makes other texts than transformers' {name.split()[-1]} of its folder",
+            f"{len(different)} of {len(answers)} answers, first {ours[:60]!r}, transformers' {theirs[:60]!r}",
+            "the same text of every answer",
+        )
+    return f"{len(answers)} answers as {name}"
+
+
+def _of_transformers(file: Path, ask: Callable[[Any], Any]) -> tuple[str, Any] | None:
+    """transformers' tokenizer of a folder in words, and what it answers; None without one."""
+    try:
+        import transformers
+
+        theirs = transformers.AutoTokenizer.from_pretrained(file.parent, local_files_only=True, trust_remote_code=False)
+        return f"transformers {transformers.__version__}'s {type(theirs).__name__}", ask(theirs)
+    except Exception:  # transformers has many, of files that it does not know and of packages that it needs
+        return None
+
+
+def _other(message: str, found: str, wanted: str) -> CheckpointError:
+    fix = "save the tokenizer again with transformers' save_pretrained, and export that folder"
+    return CheckpointError(message, found=found, wanted=wanted, fix=fix)

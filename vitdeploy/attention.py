@@ -1,16 +1,17 @@
-"""A graph run with the weights of its attentions as outputs, on ONNX Runtime."""
+"""Attention weights for an image: a graph run with them as outputs on ONNX Runtime, and their rows as maps over
+patches."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
-from vitdeploy.attention.rollout import Floats, read_by, rollout, to_grid
 from vitdeploy.graph.analysis.attention import AttentionViews
 from vitdeploy.graph.io.files import save_graph
 from vitdeploy.graph.passes.tokens import mark, mark_mean
@@ -18,6 +19,8 @@ from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import Pixels, to_input
 from vitdeploy.runtime.runner import Array
 from vitdeploy.spec import PreprocessSpec
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -72,3 +75,37 @@ def _watched(
         arrays.append(array.reshape(-1, heads, weights.queries, weights.keys)[0])
     own = {name: array[0] for name, array in outputs.items() if name not in names}
     return InstrumentedOutputs(own, tuple(array[0] for array in arrays[:-1]), arrays[-1])
+
+
+def rollout(blocks: Sequence[Floats], *, pooled: bool = False) -> Floats:
+    """How much of each token of the input is in each token of the output, if attention alone mixed them.
+
+    Abnar & Zuidema, "Quantifying Attention Flow in Transformers", arXiv 2005.00928, section 3: a block's matrix is the
+    mean over its heads, A = 0.5 W + 0.5 I for its residual connection, rows made to sum to 1; the blocks' matrices are
+    multiplied, the last one leftmost.
+
+    Args:
+        blocks: the mean over the heads, [tokens, tokens] each; the last one may have the first rows only,
+            [queries, tokens].
+        pooled: the last one is attention pooling, whose query is a parameter: it has no residual connection.
+
+    Returns: [queries of the last block, tokens]; rows sum to 1.
+    """
+    flow: Floats = np.eye(blocks[0].shape[-1])
+    for index, weights in enumerate(blocks):
+        last = index == len(blocks) - 1
+        mixed = weights if last and pooled else 0.5 * weights + 0.5 * np.eye(*weights.shape)
+        flow = mixed / mixed.sum(axis=-1, keepdims=True) @ flow
+    return flow
+
+
+def read_by(weights: Floats, rows: Sequence[int]) -> Floats:
+    """The mean of some rows: [..., queries, tokens] -> [..., tokens]."""
+    return np.asarray(weights[..., list(rows), :].mean(axis=-2))
+
+
+def to_grid(weights: Floats, grid: tuple[int, int]) -> Floats:
+    """[..., prefix + patches] -> [..., rows, columns]: the tokens before the patches are left out, nothing is rescaled,
+    so that a map's sum is the share that goes to patches."""
+    patches = grid[0] * grid[1]
+    return np.asarray(weights[..., weights.shape[-1] - patches :].reshape(*weights.shape[:-1], *grid))

@@ -1,4 +1,9 @@
-"""ViTs with the keys of the original JAX code: google-research/vision_transformer (augreg) and big_vision.
+"""ViTs with torchvision's keys, and with those of the original JAX code.
+
+torchvision (`vit_b_16` and its sizes, torchvision.models.vision_transformer): files and older versions name the MLP's
+linears `mlp.linear_1` and `mlp.linear_2`, newer modules `mlp.0` and `mlp.3`.
+
+JAX (google-research/vision_transformer, augreg; and big_vision):
 
 A Flax kernel is [inputs, outputs]; one of attention has the heads as an axis: query, key and value [width, heads, e],
 out [heads, e, width]; one of a convolution is [height, width, inputs, outputs]. The two code bases differ so:
@@ -25,22 +30,68 @@ from torch import Tensor
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.checkpoints.mismatch import listed
 from vitdeploy.models.family import Hints, Recognised
+from vitdeploy.models.keys import vit
 from vitdeploy.models.keys.rules import renamed, rules
-from vitdeploy.models.keys.vit import (
-    as_rows,
-    image_size_for,
-    left_out,
-    measured,
-    merge_attention,
-    recognised,
-    require,
+
+TORCHVISION, JAX = "torchvision's ViT", "JAX's ViT"
+_TORCHVISION_RULES = rules(
+    """
+    class_token                                     cls_token
+    encoder.pos_embedding                           pos_embed
+    conv_proj.$W                                    patch_embed.proj.$W
+    encoder.ln.$W                                   norm.$W
+    heads.pre_logits.$W                             pre_logits.fc.$W
+    heads.head.$W                                   head.$W
+    $BLOCK.ln_{1,2}.$W                              blocks.*.norm{1,2}.$W
+    $BLOCK.self_attention.in_proj_$W                blocks.*.attn.<q,k,v>.$W
+    $BLOCK.self_attention.out_proj.$W               blocks.*.attn.proj.$W
+    $BLOCK.mlp.{0,3,linear_1,linear_2}.$W           blocks.*.mlp.{fc1,fc2,fc1,fc2}.$W
+    """,
+    W="{weight,bias}",
+    BLOCK="encoder.layers.encoder_layer_*",
 )
 
-STYLE = "JAX's ViT"
+
+def recognise_torchvision(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
+    """The model and its renamed tensors; None if the keys are not those of torchvision's ViT.
+
+    Raises:
+        CheckpointError: a convolutional stem, tensors missing or of odd shapes, heads or image size unknown.
+    """
+    if "class_token" not in state or "encoder.pos_embedding" not in state:
+        return None
+    if any(key.startswith("conv_proj.conv_") for key in state):
+        raise CheckpointError(
+            "the model has a convolutional stem, which vitdeploy's ViT does not",
+            found="conv_proj.conv_*",
+            wanted="one convolution, conv_proj.weight",
+            fix="export it from your own module: --model package.module:function",
+        )
+    tensors, _, unknown = renamed(_TORCHVISION_RULES, state)
+    if unknown:
+        raise CheckpointError(
+            f"the state dict has the names of {TORCHVISION}, and tensors that this model does not have",
+            found=f"{len(unknown)} unknown: {listed(unknown)}",
+        )
+    notes: list[str] = []
+    vit.require(tensors, TORCHVISION, stem=("cls_token", "norm.weight"))
+    tensors = vit.as_rows(vit.merge_attention(tensors, notes))
+    width, _, patch, _ = tensors["patch_embed.proj.weight"].shape
+    heads = vit.heads_for(width, hints, None, notes)
+    image_size = vit.image_size_for(tensors["pos_embed"].shape[1] - 1, patch, hints, None, notes)
+    # torchvision has these as constants of its code.
+    conventions = {"layer_norm_eps": 1e-6, "activation": "gelu", "position_resampling": "align_corners"}
+    config = vit.measured(tensors, heads, image_size, **conventions, preset="imagenet")
+    return vit.recognised("torchvision", tensors, config, notes)
+
+
+# --- JAX --------------------------------------------------------------------------------------------------------------
+
+
 # In this order: a text tower is a sibling of `img/`, an optimizer's state one of `target/`.
 PREFIXES = ("params/img/", "img/", "params/", "opt/target/", "target/", "")
 
-_RULES = rules(
+_JAX_RULES = rules(
     """
     cls                                             cls_token
     (pos_embedding|Transformer/posembed_input/pos_embedding)    pos_embed
@@ -65,7 +116,7 @@ _RULES = rules(
 _STACKED = "Transformer/encoderblock/"
 
 
-def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
+def recognise_jax(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
     """The model and its renamed tensors; None if the keys are not those of the JAX code.
 
     `state` is what `read_npz` gives. Heads are an axis of the kernels, so no hint is needed for them.
@@ -81,26 +132,26 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
     _check_variant(own)
     notes = [
         "GELU in its tanh form, as the JAX code computes it; ports of its weights to PyTorch use the exact form",
-        *left_out([key for key in state if not key.startswith(prefix)], "no part of the image encoder"),
+        *vit.left_out([key for key in state if not key.startswith(prefix)], "no part of the image encoder"),
     ]
     arrays = _unstacked(own)
     queries = [key for key in arrays if key.startswith("Transformer/") and key.endswith("/query/kernel")]
     heads = max((arrays[key].shape[1] for key in queries if arrays[key].ndim == 3), default=0)
-    tensors, _, unknown = renamed(_RULES, {key: _in_torch_layout(array, key) for key, array in arrays.items()})
+    tensors, _, unknown = renamed(_JAX_RULES, {key: _in_torch_layout(array, key) for key, array in arrays.items()})
     if unknown:
         raise CheckpointError(
-            f"the arrays have the names of {STYLE}, and some that this model does not have",
+            f"the arrays have the names of {JAX}, and some that this model does not have",
             found=f"{len(unknown)} unknown: {listed(unknown)}",
         )
-    require(tensors, STYLE, stem=("norm.weight",))
-    tensors = _pooled(as_rows(merge_attention(tensors, notes)))
+    vit.require(tensors, JAX, stem=("norm.weight",))
+    tensors = _pooled(vit.as_rows(vit.merge_attention(tensors, notes)))
     rows = tensors["pos_embed"].shape[1]
     # Old files of big_vision have the class token's position in the table, as vision_transformer has.
     combined = "cls_token" in tensors and ("pos_embedding" not in own or _is_square(rows - 1))
     patch = tensors["patch_embed.proj.weight"].shape[2]
-    image_size = image_size_for(rows - combined, patch, hints, None, notes)
+    image_size = vit.image_size_for(rows - combined, patch, hints, None, notes)
     pooling = "attention" if "attn_pool.latent" in tensors else "class" if "cls_token" in tensors else "average"
-    config = measured(
+    config = vit.measured(
         tensors,
         heads,
         image_size,
@@ -109,7 +160,7 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
         pooling=pooling,
         preset="siglip" if pooling == "attention" else "augreg",
     )
-    return recognised("jax", tensors, config, notes)
+    return vit.recognised("jax", tensors, config, notes)
 
 
 def _is_square(count: int) -> bool:

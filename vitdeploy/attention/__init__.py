@@ -1,1 +1,0 @@
-"""Attention weights for an image: a graph run with them as outputs, and their rows as maps over patches."""

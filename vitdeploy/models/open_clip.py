@@ -1,0 +1,572 @@
+"""Models in OpenCLIP's layout: `open_clip_config.json` beside weights with OpenCLIP's names, which are OpenAI's:
+`visual.transformer.resblocks.0.attn.in_proj_weight`.
+
+The image tower is ours where we have it, and timm's otherwise. The text tower's names stand alone, or below `text.`
+where OpenCLIP built it apart (`custom_text`). An image tower of timm has timm's names below `visual.trunk.`. What
+tensors cannot show is in the config; what both say must be the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitdeploy.errors import CheckpointError, UnknownModelError
+from vitdeploy.models.architectures.layers import Activation
+from vitdeploy.models.architectures.vit import TextPooling, ViTConfig
+from vitdeploy.models.checkpoints.mismatch import listed
+from vitdeploy.models.external.transformers import from_timm
+from vitdeploy.models.family import Hints, LoadedModel, Recognised
+from vitdeploy.models.json_file import read_json
+from vitdeploy.models.keys import vit, vit_timm
+from vitdeploy.models.keys.rules import Rule, renamed, rules
+from vitdeploy.models.model_folder.folder import OPEN_CLIP, ModelFolder, sides
+from vitdeploy.models.model_folder.image_processor import CLIP_MEAN, CLIP_STD
+from vitdeploy.models.model_folder.tokenizer import TOKENIZER, byte_pairs_of, tokenizer_of, tokens_of
+from vitdeploy.models.source import Source
+from vitdeploy.models.towers import TextTower, both_towers
+from vitdeploy.spec import CLEANINGS, Clean, Interpolation, PreprocessSpec, TensorSpec
+
+# --- What the config says ---------------------------------------------------------------------------------------------
+# Source: `CLIPVisionCfg`, `CLIPTextCfg` and `PreprocessCfg` of open_clip_torch 3.3, whose defaults stand for what the
+# file leaves out. A key that is not read here must have a value that changes nothing.
+
+
+ALONE = "for the image tower alone: --task features"
+# Keys that are read, and those that have no part in what a trained tower computes.
+_VISION = {"layers", "width", "head_width", "patch_size", "image_size", "no_ln_pre", "final_ln_after_pool"}
+_VISION |= {"pool_type", "act_kwargs", "norm_kwargs", "timm_model_name", "timm_pool", "timm_proj", "timm_model_kwargs"}
+_TEXT = {"context_length", "vocab_size", "width", "heads", "layers", "no_causal_mask", "pool_type", "eos_id"}
+_TEXT |= {"act_kwargs", "norm_kwargs", "hf_tokenizer_name", "tokenizer_kwargs"}
+_BY_TENSORS = {"mlp_ratio", "ls_init_value", "pos_embed_type", "proj_bias", "timm_proj_bias"}
+_OF_TRAINING = {"patch_dropout", "output_tokens", "image_seq_len", "timm_model_pretrained", "timm_drop"}
+_OF_TRAINING |= {"timm_drop_path", "attn_pooler_queries", "attn_pooler_heads"}
+# Of tokenizers, whose numbers are in their own files; and of text towers that are refused before.
+_OF_TOKENIZERS = {"pad_id", "bos_id", "hf_model_pretrained", "hf_proj_type", "hf_pooler_type"}
+_NEUTRAL: tuple[Any, ...] = (None, False, "", "default")
+# Values that are as good as absent where they are these.
+_USUAL = {"text_arch": "clip", "proj_type": "linear", "in_chans": 3, "tiktoken_name": "cl100k_base"}
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("width", "head_width", "heads", "context_length", "vocab_size", "patch_size"), (int,)),
+    **dict.fromkeys(
+        ("pool_type", "proj_type", "timm_model_name", "timm_pool", "timm_proj", "hf_tokenizer_name"), (str,)
+    ),
+    **dict.fromkeys(("act_kwargs", "norm_kwargs", "timm_model_kwargs", "tokenizer_kwargs"), (dict,)),
+    **dict.fromkeys(("no_ln_pre", "final_ln_after_pool", "no_causal_mask"), (bool,)),
+}
+
+
+@dataclass(frozen=True)
+class OpenClip:
+    """What the file says. `vision`, `text`: its parts as they are; `features`: the width that both towers share."""
+
+    file: Path
+    features: int
+    quick_gelu: bool
+    vision: Mapping[str, Any]
+    text: Mapping[str, Any]
+    preprocess: Mapping[str, Any]
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """(height, width) in pixels."""
+        size = sides(self.vision.get("image_size", 224))
+        if size is None:
+            raise self.refused(f"image_size {self.vision['image_size']!r}", "a side in pixels, or height and width")
+        return size
+
+    def refused(self, found: str, wanted: str, fix: str = "") -> CheckpointError:
+        """The error of a value that vitdeploy does not have."""
+        return CheckpointError(
+            f"{self.file} says something that vitdeploy does not do", found=found, wanted=wanted, fix=fix
+        )
+
+    def refuse_vision(self) -> None:
+        """Raise CheckpointError for an image tower with parts that ours does not have."""
+        self._refuse("vision_cfg", self.vision, _VISION, "the image tower of CLIP, SigLIP or timm")
+
+    def refuse_text(self) -> None:
+        """Raise CheckpointError for a text tower that is not OpenCLIP's own Transformer."""
+        name = self.text.get("hf_model_name")
+        if name:
+            raise self.refused(f"a text tower of transformers, {name}", "OpenCLIP's own text Transformer", ALONE)
+        self._refuse("text_cfg", self.text, _TEXT, "the text tower of CLIP or SigLIP", ALONE)
+
+    def _refuse(self, name: str, part: Mapping[str, Any], read: set[str], wanted: str, fix: str = "") -> None:
+        known = read | _BY_TENSORS | _OF_TRAINING | _OF_TOKENIZERS
+        others = {key: value for key, value in part.items() if key not in known and value not in _NEUTRAL}
+        foreign = [f"{key} {value!r}" for key, value in others.items() if _USUAL.get(key) != value]
+        foreign += [
+            f"{key} {part[key]!r}"
+            for key, kinds in _KINDS.items()
+            if part.get(key) is not None and (type(part[key]) not in kinds or (kinds == (int,) and part[key] < 1))
+        ]
+        if foreign:
+            raise self.refused(f"{name}: {', '.join(foreign)}", wanted, fix)
+
+    @property
+    def clean(self) -> Clean:
+        """How OpenCLIP's tokenizers change a text first.
+
+        Raises:
+            CheckpointError: a tokenizer of another kind, or one that is used in a way of its own.
+        """
+        arguments = self.text.get("tokenizer_kwargs") or {}
+        clean = arguments.get("clean", "whitespace" if self.text.get("hf_tokenizer_name") else "lower")
+        if set(arguments) - {"clean"} or clean not in CLEANINGS:
+            raise self.refused(
+                f"tokenizer_kwargs {dict(arguments)}", f"clean alone, one of {', '.join(CLEANINGS)}", ALONE
+            )
+        return clean
+
+
+def open_clip_config(folder: Path) -> OpenClip:
+    """What `open_clip_config.json` says: the file of a model folder, or one of OpenCLIP's own `model_configs`.
+
+    Raises:
+        CheckpointError: it describes no dual tower, or one with a decoder.
+    """
+    file = folder / OPEN_CLIP
+    content = read_json(file)
+    model = content.get("model_cfg", content)
+    model = model if isinstance(model, Mapping) else {}
+    vision, text, width = (model.get(key) for key in ("vision_cfg", "text_cfg", "embed_dim"))
+    others = [
+        key for key, value in model.items() if key.endswith("_cfg") and value and key not in ("vision_cfg", "text_cfg")
+    ]
+    whole = isinstance(vision, Mapping) and isinstance(text, Mapping) and isinstance(width, int)
+    if not whole or others:
+        raise CheckpointError(
+            f"{file} is not the config of an image tower and a text tower",
+            found=", ".join(map(str, others or model or content)) or "{}",
+            wanted="model_cfg with embed_dim, vision_cfg and text_cfg, as OpenCLIP writes it",
+            fix="CoCa, CLAP and GenLIP have further parts, and are not read"
+            if others
+            else "copy the folder again, whole",
+        )
+    preprocess = content.get("preprocess_cfg")
+    preprocess = preprocess if isinstance(preprocess, Mapping) else {}
+    return OpenClip(file, width, model.get("quick_gelu") is True, vision, text, preprocess)  # type: ignore[arg-type]
+
+
+def open_clip_preprocess(config: OpenClip) -> PreprocessSpec:
+    """The preprocessing of `preprocess_cfg`, as OpenCLIP's `image_transform` does it for evaluation.
+
+    Raises:
+        CheckpointError: a setting that vitdeploy does not have.
+    """
+    cfg, size = config.preprocess, config.image_size
+    mode, named = cfg.get("resize_mode") or "shortest", cfg.get("interpolation") or "bicubic"
+    own = sides(cfg.get("size")) or size
+    fill, colours = cfg.get("fill_color") or 0, cfg.get("mode") or "RGB"
+    if (
+        mode not in ("shortest", "squash")
+        or named not in ("bicubic", "bilinear", "random")
+        or (own, fill, colours) != (size, 0, "RGB")
+    ):
+        raise config.refused(
+            f"resize_mode {mode!r}, interpolation {named!r}, size {own}, fill_color {fill!r}, mode {colours!r}",
+            f"shortest or squash; bicubic or bilinear; size {size[0]}x{size[1]}; 0; RGB",
+        )
+    # OpenCLIP's own reading: what is random in training is bicubic, and so is a crop that is not square.
+    square = size[0] == size[1]
+    plain = named == "bilinear" and (square or mode == "squash")
+    interpolation: Interpolation = "bilinear" if plain else "bicubic"
+    mean, std = (_channels(config, key, usual) for key, usual in (("mean", CLIP_MEAN), ("std", CLIP_STD)))
+    if mode == "squash":
+        return PreprocessSpec(size, size, interpolation, mean, std)
+    if square:
+        return PreprocessSpec(size[0], size, interpolation, mean, std)
+    return PreprocessSpec(size, size, interpolation, mean, std, "cover")
+
+
+def _channels(config: OpenClip, key: str, usual: tuple[float, ...]) -> tuple[float, ...]:
+    found = config.preprocess.get(key) or usual
+    values = list(found) if isinstance(found, list | tuple) else [found] * 3
+    if len(values) != 3 or not all(type(value) in (int, float) and abs(value) < 1e6 for value in values):
+        raise config.refused(f"{key} {found!r}", "a number for each of 3 channels")
+    if key == "std" and min(values) <= 0:
+        raise config.refused(f"std {found!r}", "numbers above 0")
+    return tuple(map(float, values))
+
+
+# --- Both towers in OpenCLIP's names ----------------------------------------------------------------------------------
+
+
+IMAGE, TEXT, TRUNK = "visual.", "text.", "visual.trunk."
+# What tells such a state dict with an image tower of OpenCLIP's own.
+SIGN = f"{IMAGE}transformer.resblocks.0.attn.in_proj_weight"
+# The first are buffers of OpenAI's archives and of old versions, and not of one tower.
+_BLOCK = """
+    $P(logit_scale|logit_bias|attn_mask|input_resolution|context_length|vocab_size)     -
+    $BLOCK.ln_{1,2}.$W              blocks.*.norm{1,2}.$W
+    $BLOCK.attn.in_proj_$W          blocks.*.attn.qkv.$W
+    $BLOCK.attn.out_proj.$W         blocks.*.attn.proj.$W
+    $BLOCK.mlp.{c_fc,c_proj}.$W     blocks.*.mlp.{fc1,fc2}.$W
+"""
+_IMAGE_NAMES = rules(
+    _BLOCK
+    + """
+    $BLOCK.ls_{1,2}.gamma           blocks.*.ls{1,2}.gamma
+    $Pconv1.weight                  patch_embed.proj.weight
+    $Pclass_embedding               cls_token
+    $Ppositional_embedding          pos_embed
+    $Pln_pre.$W                     norm_pre.$W
+    $Pln_post.$W                    norm.$W
+    $Pproj                          head.weight
+    """,
+    BLOCK="$Ptransformer.resblocks.*",
+    W="{weight,bias}",
+    P=IMAGE,
+)
+_TEXT_NAMES = rules(
+    _BLOCK
+    + """
+    $Ptoken_embedding.weight        token_embed.weight
+    $Ppositional_embedding          pos_embed
+    $Pln_final.$W                   norm.$W
+    $Ptext_projection               head.weight
+    $Ptext_projection.$W            head.$W
+    """,
+    BLOCK="$Ptransformer.resblocks.*",
+    W="{weight,bias}",
+    P=f"({TEXT})?",
+)
+# What every block has, and what stands around them.
+_LAYERS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
+_PARTS = [f"{layer}.{kind}" for layer in _LAYERS for kind in ("weight", "bias")]
+_IMAGE_STEM = ("patch_embed.proj.weight", "cls_token", "pos_embed", "norm.weight", "norm.bias", "head.weight")
+_TEXT_STEM = ("token_embed.weight", "pos_embed", "norm.weight", "norm.bias", "head.weight")
+# Axes of tensors whose sizes are read.
+_AXES = {"patch_embed.proj.weight": 4, "token_embed.weight": 2, "head.weight": 2, "blocks.0.mlp.fc1.weight": 2}
+POOLINGS: Mapping[str, TextPooling] = {"argmax": "highest", "last": "last", "eos": "end"}
+
+
+def image_tower(state: Mapping[str, Tensor], config: OpenClip, heads: int | None) -> Recognised:
+    """OpenCLIP's own Vision Transformer, to the features that images and texts share.
+
+    Args:
+        heads: instead of the config's.
+
+    Raises:
+        CheckpointError: tensors are missing or unknown, or the config says what they are not, or names something that
+            our Vision Transformer does not do.
+    """
+    config.refuse_vision()
+    cfg = config.vision
+    image = {key: tensor for key, tensor in state.items() if key.startswith(IMAGE)}
+    tensors = _renamed(image, _IMAGE_NAMES, "image tower")
+    _require(tensors, _IMAGE_STEM, "image tower")
+    tensors = vit.as_rows(tensors)
+    tensors["head.weight"] = tensors["head.weight"].T.contiguous()
+    width, _, patch, _ = tensors["patch_embed.proj.weight"].shape
+    if "norm_pre.weight" not in tensors:  # our patches have no bias only where a norm follows them
+        tensors["patch_embed.proj.bias"] = torch.zeros(width)
+    size = config.image_size
+    compare(
+        config,
+        cfg,
+        {
+            "width": width,
+            "layers": vit.depth_of(tensors),
+            "patch_size": patch,
+            "embed_dim": len(tensors["head.weight"]),
+        },
+    )
+    notes: list[str] = []
+    fitting = vit.image_size_for(tensors["pos_embed"].shape[1] - 1, patch, Hints(image_size=size), None, notes)
+    compare(config, cfg, {"image_size": fitting if fitting != size else cfg.get("image_size", 224)})
+    pooling, after = cfg.get("pool_type", "tok"), cfg.get("final_ln_after_pool") is True
+    if pooling not in ("tok", "avg") or bool(cfg.get("no_ln_pre")) == ("norm_pre.weight" in tensors):
+        raise config.refused(
+            f"pool_type {pooling!r}, no_ln_pre {cfg.get('no_ln_pre', False)}",
+            "tok or avg, and a ln_pre in the weights that is as the config says",
+        )
+    if after:
+        tensors |= {f"fc_{key}": tensors.pop(key) for key in ("norm.weight", "norm.bias")}
+    activation, eps = conventions(config, cfg)
+    found = vit.measured(
+        tensors,
+        vit.heads_for(width, Hints(heads), max(1, width // cfg.get("head_width", 64)), notes),
+        size,
+        layer_norm_eps=eps,
+        activation=activation,
+        pooling="class" if pooling == "tok" else "average",
+        final_norm="after_pooling" if after else "before_pooling",
+        preset="clip",
+    )
+    return vit.recognised("OpenCLIP", tensors, found, notes)
+
+
+def refuse_without_config(state: Mapping[str, Tensor], file: str) -> None:
+    """Raise CheckpointError for such a state dict, of which nothing says what the tensors cannot show."""
+    if SIGN in state:
+        raise CheckpointError(
+            f"{file} is of OpenCLIP's layout, and its tensors do not show heads, activation and how texts are pooled",
+            found=f"{SIGN}, no {OPEN_CLIP} beside it",
+            wanted=f"{OPEN_CLIP}, and tokenizer.json for the text tower",
+            fix="put the model's own config beside it: that of its repository, or OpenCLIP's model_configs/NAME.json "
+            f"as {OPEN_CLIP} (OpenAI's and MetaCLIP's models are those called ...-quickgelu)",
+        )
+
+
+def text_tower(state: Mapping[str, Tensor], config: OpenClip) -> TextTower:
+    """OpenCLIP's own text Transformer, and how its features are compared.
+
+    Raises:
+        CheckpointError: as `image_tower`.
+    """
+    config.refuse_text()
+    cfg = config.text
+    own = {key: tensor for key, tensor in state.items() if not key.startswith(IMAGE)}
+    tensors = _renamed(own, _TEXT_NAMES, "text tower")
+    _require(tensors, _TEXT_STEM, "text tower")
+    if f"{TEXT}text_projection.weight" not in state and "text_projection.weight" not in state:
+        tensors["head.weight"] = tensors["head.weight"].T.contiguous()
+    tensors = vit.as_rows(tensors)
+    vocabulary, width = tensors["token_embed.weight"].shape
+    length, heads = tensors["pos_embed"].shape[1], cfg.get("heads", 8)
+    tells = {"width": width, "layers": vit.depth_of(tensors), "vocab_size": vocabulary, "context_length": length}
+    compare(config, cfg, {**tells, "embed_dim": len(tensors["head.weight"])})
+    pooling, end = cfg.get("pool_type", "argmax"), cfg.get("eos_id")
+    if pooling not in POOLINGS or (pooling == "eos" and type(end) is not int) or width % heads:
+        raise config.refused(
+            f"text_cfg: pool_type {pooling!r}, eos_id {end!r}, heads {heads}",
+            f"one of {', '.join(POOLINGS)}, a token's number for eos, and heads that divide {width}",
+            ALONE,
+        )
+    if "logit_scale" not in state:
+        raise CheckpointError(
+            "the weights do not say how images and texts are compared", wanted="logit_scale", fix=ALONE
+        )
+    activation, eps = conventions(config, cfg)
+    return TextTower.measured(
+        tensors,
+        state,
+        sigmoid="logit_bias" in state,
+        width=width,
+        heads=heads,
+        layer_norm_eps=eps,
+        activation=activation,
+        causal=not cfg.get("no_causal_mask", False),
+        pooling=POOLINGS[pooling],
+        end=end if type(end) is int else vocabulary - 1,
+    )
+
+
+def conventions(config: OpenClip, part: Mapping[str, Any]) -> tuple[Activation, float]:
+    """The activation, and the epsilon of LayerNorm, of a part of the config.
+
+    Raises:
+        CheckpointError: others than those of CLIP and SigLIP.
+    """
+    act, norm = part.get("act_kwargs") or {}, part.get("norm_kwargs") or {}
+    eps, tanh = norm.get("eps", 1e-5), act == {"approximate": "tanh"}
+    if (act and (not tanh or config.quick_gelu)) or set(norm) - {"eps"} or not isinstance(eps, float) or eps < 0:
+        raise config.refused(
+            f"act_kwargs {dict(act)}, norm_kwargs {dict(norm)}, quick_gelu {config.quick_gelu}",
+            'quick_gelu alone, or act_kwargs {"approximate": "tanh"}, or neither; norm_kwargs {"eps": 1e-06}',
+        )
+    return "quick_gelu" if config.quick_gelu else "gelu_tanh" if tanh else "gelu", eps
+
+
+def _renamed(state: Mapping[str, Tensor], table: tuple[Rule, ...], what: str) -> dict[str, Tensor]:
+    tensors, _, unknown = renamed(table, state)
+    if unknown:
+        raise CheckpointError(
+            f"the {what} has tensors that CLIP's does not have",
+            found=listed(unknown),
+            wanted="the tensors of OpenCLIP's own Transformer",
+            fix=ALONE if what == "text tower" else "",
+        )
+    return tensors
+
+
+def _require(tensors: Mapping[str, Tensor], stem: Iterable[str], what: str) -> None:
+    wanted = [*stem, *(f"blocks.{block}.{part}" for block in range(max(1, vit.depth_of(tensors))) for part in _PARTS)]
+    missing = [name for name in wanted if name not in tensors]
+    if missing:
+        raise CheckpointError(
+            f"the {what} is not whole",
+            found=f"{len(missing)} missing, by our names: {listed(missing)}",
+            wanted="every tensor of OpenCLIP's own Transformer",
+            fix="save the whole model",
+        )
+    wrong = [name for name, axes in _AXES.items() if name in tensors and tensors[name].ndim != axes]
+    if wrong:
+        raise CheckpointError(
+            f"the {what} has tensors of other shapes than CLIP's",
+            found=", ".join(f"{name} of {list(tensors[name].shape)}" for name in wrong),
+            wanted=", ".join(f"{name} with {_AXES[name]} axes" for name in wrong),
+        )
+
+
+def compare(config: OpenClip, part: Mapping[str, object], tells: Mapping[str, object]) -> None:
+    """Raise CheckpointError if the config says other sizes than the weights have; what it leaves out claims nothing."""
+    said = {"embed_dim": config.features, **part}
+    wrong = [
+        f"{key} {said[key]}, the weights have {value}" for key, value in tells.items() if said.get(key, value) != value
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"{config.file.name} does not fit the weights",
+            found="; ".join(wrong),
+            wanted="the config and the weights of one model",
+            fix="take both from one repository; for OpenCLIP's own names of models, from its model_configs",
+        )
+
+
+# --- The towers: that of images, ours where we have it and timm's otherwise, and that of texts ------------------------
+
+
+HEAD = "visual.head."
+PROJECTIONS = ("linear", "mlp")
+# timm's arguments of what a name spells out, and our fields.
+SIZES = {"embed_dim": "width", "depth": "depth", "num_heads": "heads", "patch_size": "patch_size"}
+# Pooling that OpenCLIP adds to a tower of timm.
+ATTENTIVE = ("abs_attn", "rot_attn")
+
+
+def image_part(state: Mapping[str, Tensor], config: OpenClip, source: Source, file: str) -> Recognised | LoadedModel:
+    """The image tower: as tensors of our Vision Transformer, or as timm's own module.
+
+    Raises:
+        CheckpointError: tensors are missing or unknown, or the config names a tower that neither is.
+        MissingPackageError: it is timm's, which is not installed.
+    """
+    name = config.vision.get("timm_model_name")
+    if name is None and isinstance(config.vision.get("layers"), list):
+        raise config.refused(
+            "an image tower of convolutions (CLIP's ResNet)", "a Vision Transformer, or a tower of timm"
+        )
+    if name is None:
+        return image_tower(state, config, source.heads)
+    config.refuse_vision()
+    pooling, projection = config.vision.get("timm_pool", "avg"), config.vision.get("timm_proj", "linear")
+    if pooling in ATTENTIVE or projection not in (*PROJECTIONS, "none", "", None):
+        raise config.refused(
+            f"timm_pool {pooling!r}, timm_proj {projection!r}", "pooling of timm's own, and a projection"
+        )
+    arguments = dict(config.vision.get("timm_model_kwargs") or {})
+    if pooling or projection not in PROJECTIONS:
+        arguments["global_pool"] = pooling
+    trunk = {key.removeprefix(TRUNK): tensor for key, tensor in state.items() if key.startswith(TRUNK)}
+    head = {key.removeprefix(HEAD): tensor for key, tensor in state.items() if key.startswith(HEAD)}
+    if projection != "mlp" and (found := _ours(trunk, head, config, name, arguments, source)) is not None:
+        return found
+    arguments["num_classes"] = 0 if projection else config.features
+    told = {"architecture": name, "model_args": arguments}
+    size = source.size or config.image_size
+    return _projected(from_timm(name, told, trunk, size, file, "features"), head)
+
+
+def _ours(
+    trunk: Mapping[str, Tensor],
+    head: Mapping[str, Tensor],
+    config: OpenClip,
+    name: str,
+    arguments: Mapping[str, Any],
+    source: Source,
+) -> Recognised | None:
+    """timm's tower as our Vision Transformer; None if it is another one."""
+    try:
+        named = vit.parse_vit(name)
+    except UnknownModelError:
+        named = None
+    if named is None:
+        return None
+    tensors = {**trunk, **{key.replace("proj.", "head."): tensor for key, tensor in head.items()}}
+    hints = Hints(source.heads, config.image_size, {"architecture": name, "model_args": dict(arguments)})
+    found = vit_timm.recognise(tensors, hints)
+    if found is None or not isinstance(found.config, ViTConfig):
+        return None
+    said = {field: arguments.get(argument, getattr(named, field)) for argument, field in SIZES.items()}
+    compare(config, said, {field: getattr(found.config, field) for field in SIZES.values()})
+    compare(config, {"image_size": config.image_size}, {"image_size": found.config.image_size})
+    return found
+
+
+def _projected(tower: LoadedModel, head: Mapping[str, Tensor]) -> LoadedModel:
+    """timm's module with OpenCLIP's projection behind it, if it has one."""
+    layers: list[nn.Module] = [tower.module]
+    width = tower.signature.outputs[0].shape[-1]
+    for key in ("proj", "mlp.fc1", "mlp.fc2"):
+        found = {name: head[f"{key}.{name}"] for name in ("weight", "bias") if f"{key}.{name}" in head}
+        if "weight" not in found:
+            continue
+        if found["weight"].ndim != 2 or found["weight"].shape[1] != width:
+            raise CheckpointError(
+                f"OpenCLIP's projection does not fit timm's {tower.name}",
+                found=f"{HEAD}{key}.weight of {list(found['weight'].shape)}",
+                wanted=f"rows of {width}, the width of its features",
+            )
+        width = len(found["weight"])
+        linear = nn.Linear(found["weight"].shape[1], width, bias="bias" in found)
+        linear.load_state_dict(found)
+        layers += [linear, nn.GELU()] if key == "mlp.fc1" else [linear]
+    if len(layers) == 1:
+        return tower
+    pooled = TensorSpec("features", "float32", ("batch", width))
+    signature = dataclasses.replace(tower.signature, outputs=(pooled,))
+    return dataclasses.replace(tower, module=nn.Sequential(*layers).eval(), signature=signature)
+
+
+def as_features(original: LoadedModel, features: int) -> LoadedModel:
+    """The image tower as what it gives, whatever its last linear looks like."""
+    own = original.signature
+    pooled = TensorSpec("features", "float32", ("batch", features))
+    if own.outputs[0].shape != pooled.shape:
+        raise CheckpointError(
+            "the image tower does not give the features that images and texts share",
+            found=str(own.outputs[0]),
+            wanted=f"features [batch, {features}], as embed_dim says",
+        )
+    rest = own.outputs[1:] if own.task == "features" else ()
+    return dataclasses.replace(
+        original, signature=dataclasses.replace(own, task="features", outputs=(pooled, *rest), postprocess=None)
+    )
+
+
+def with_text(original: LoadedModel, folder: ModelFolder, state: Mapping[str, Tensor], config: OpenClip) -> LoadedModel:
+    """The same with its text tower; without a tokenizer itself, with a note.
+
+    Raises:
+        CheckpointError: the text tower is missing, not whole, or none that vitdeploy has; or the tokenizer has other
+            tokens than the tower.
+    """
+    if not (folder.path / TOKENIZER).is_file():
+        own = config.text.get("hf_tokenizer_name")
+        told = f"that of {own}" if own else "CLIP's, which is that of openai/clip-vit-base-patch32"
+        note = f"no {TOKENIZER}: the image tower alone; for both, put the tokenizer beside the weights: {told}"
+        return dataclasses.replace(original, notes=(*original.notes, note))
+    config.refuse_text()
+    if not any(key.removeprefix(TEXT) == "token_embedding.weight" for key in state):
+        raise CheckpointError(
+            f"the text tower is not in the weights of {folder.path}",
+            found=f"text_cfg in {config.file.name}, {TOKENIZER}, and no tensor token_embedding.weight",
+            wanted="the weights of both",
+            fix=f"save the whole model; or, {ALONE}",
+        )
+    tower, clean = text_tower(state, config), config.clean
+    count, rows = tokens_of(folder.path / TOKENIZER), tower.config.vocabulary
+    if count > rows:
+        raise CheckpointError(
+            f"{TOKENIZER} has tokens that the text tower does not have",
+            found=f"{count} tokens, {rows} rows of token_embedding.weight",
+            wanted="the tokenizer that the model was trained with",
+            fix=f"get it of {config.text.get('hf_tokenizer_name') or 'openai/clip-vit-base-patch32'}",
+        )
+    if config.text.get("hf_tokenizer_name"):
+        tokenizer = tokenizer_of(folder.path)
+        assert tokenizer is not None
+        # OpenCLIP pads at the right, whatever the tokenizer's own file says.
+        tokenizer = {**tokenizer, "padding": "right", "lowercase": False}
+    else:
+        tokenizer = byte_pairs_of(folder.path, rows)
+    return both_towers(original, tower, {**tokenizer, "clean": clean}, f"the text tower of {folder.path}")
