@@ -38,11 +38,11 @@ from vitdeploy.data.decoding import decode_each
 from vitdeploy.data.folder import scan
 from vitdeploy.models.source import Source
 from vitdeploy.runtime.predictor import Predictor
-from vitdeploy.workflows.subjects import find_subjects
+from vitdeploy.workflows.subjects import Finder
 text, checkpoint, target, graph, images, count, repeats, work = json.loads(sys.argv[1])
 source = Source(checkpoint=Path(checkpoint)) if checkpoint else Source()
-[subject] = find_subjects(text, target=target, source=source, work=Path(work))
-[exported] = find_subjects(graph, target="onnxruntime-cpu", source=Source(), work=Path(work))
+[subject] = Finder(Path(work), target).find(text, source)
+[exported] = Finder(Path(work), "onnxruntime-cpu").find(graph)
 preprocess = exported.setting.images
 used = lambda: sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 samples = scan(Path(images), "folders")[0].pick(slice(0, count))
@@ -153,10 +153,9 @@ def decoded(images: Path, graph: Path, work: Path) -> float:
     """Core seconds to decode an image, by the process that does it for an engine."""
     from vitdeploy.data.decoding import decode_each
     from vitdeploy.data.folder import scan
-    from vitdeploy.models.source import Source
-    from vitdeploy.workflows.subjects import find_subjects
+    from vitdeploy.workflows.subjects import Finder
 
-    [exported] = find_subjects(str(graph), target="onnxruntime-cpu", source=Source(), work=work)
+    [exported] = Finder(work, "onnxruntime-cpu").find(str(graph))
     preprocess = exported.setting.images
     samples, _ = scan(images, "folders")
     spent = []

@@ -79,8 +79,7 @@ def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Ite
     from vitdeploy.search import frame as alternatives
     from vitdeploy.search import latency
     from vitdeploy.stages import search as screen
-    from vitdeploy.workflows import executors
-    from vitdeploy.workflows.tuning import tuner
+    from vitdeploy.workflows import executors, tuning
 
     before = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch:
@@ -90,7 +89,7 @@ def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Ite
         if short_bench:
             short = _short(protocol.Protocol)
             patch.setattr(protocol, "Protocol", short)
-            for module in (assemble, tuner):
+            for module in (assemble, tuning):
                 patch.setattr(module, "Protocol", short)
             for searching in (screen, alternatives, latency):
                 patch.setattr(searching, "BLOCK_SECONDS", 0.02)

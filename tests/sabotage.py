@@ -17,7 +17,6 @@ from vitdeploy.bundle.read import read_bundle
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.errors import AnswersError
 from vitdeploy.graph.io.files import graph_spec, load_graph
-from vitdeploy.models.source import Source
 from vitdeploy.pipeline.assemble import golden_set
 from vitdeploy.progress import silent
 from vitdeploy.runtime.canary import require_golden_answers
@@ -26,7 +25,7 @@ from vitdeploy.runtime.golden import GoldenCheck, check_golden
 from vitdeploy.tasks.adapter import DataChoice
 from vitdeploy.tasks.registry import make_adapter
 from vitdeploy.workflows.placement import compile_bundle
-from vitdeploy.workflows.subjects import find_subjects
+from vitdeploy.workflows.subjects import Finder
 
 
 def sabotage(graph: Path) -> None:
@@ -79,7 +78,7 @@ def golden_checks(
     from vitdeploy.api.images import images
 
     manifest = read_bundle(homes[0])
-    [subject] = find_subjects(str(original), target=None, source=Source(), work=out.parent)
+    [subject] = Finder(out.parent).find(str(original))
     adapter, chosen = make_adapter(subject.setting), images(data)
     place, kind = chosen.place(subject.setting)
     texts = (chosen.texts, chosen.template) if chosen.texts is not None else ()

@@ -22,7 +22,6 @@ from tests.compatibility_page import Page
 from tests.workflows.dense_graphs import PREPROCESS, SIDE, graph
 from vitdeploy.errors import VitdeployError
 from vitdeploy.graph.io.files import GraphMetadata, save_graph, set_metadata
-from vitdeploy.models.source import Source
 from vitdeploy.progress import silent
 from vitdeploy.spec import Budget
 from vitdeploy.tasks.adapter import DataChoice, Setting
@@ -30,7 +29,7 @@ from vitdeploy.tasks.registry import make_adapter
 from vitdeploy.workflows import sharded
 from vitdeploy.workflows.comparison import verify_subjects
 from vitdeploy.workflows.placement import compile_bundle
-from vitdeploy.workflows.subjects import find_subjects
+from vitdeploy.workflows.subjects import Finder
 
 COUNT, WIDTH, HEIGHT = 12, 40, 24
 COLOURS = ("red", "green", "blue")
@@ -90,7 +89,7 @@ def sides(work):
             folder.mkdir()
             make = classifier if task == "classification" else lambda path, noise, task=task: graph(task, path, noise)
             compile_bundle(make(work / f"{task}-{name}.onnx", noise), "onnxruntime-cpu", None, None, folder)
-            found[task, name] = find_subjects(str(folder), target=None, source=Source(), work=work)[0]
+            found[task, name] = Finder(work).find(str(folder))[0]
     return {task: (found[task, ENGINE], found[task, ORIGINAL]) for task in TASKS}
 
 

@@ -19,13 +19,12 @@ from vitdeploy.progress import silent
 from vitdeploy.recipe.load import load_recipe, recipe_text
 from vitdeploy.runtime.values import read_labels
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
-from vitdeploy.stages.beside import ASSUMED
 from vitdeploy.stages.export import ExportConfig, export
-from vitdeploy.stages.reference_model import Overrides, find_reference_model, reference_runner
+from vitdeploy.stages.reference_model import ASSUMED, Overrides, find_reference_model, reference_runner
 from vitdeploy.workflows.placement import compile_bundle
-from vitdeploy.workflows.subjects import find_subjects, opened, settings_of
-from vitdeploy.workflows.sweeps.entries import Entry
-from vitdeploy.workflows.tuning.variants import begin_search, prepare_search
+from vitdeploy.workflows.subjects import Finder, opened, settings_of
+from vitdeploy.workflows.sweep import Entry
+from vitdeploy.workflows.variants import begin_search, prepare_search
 
 LABELS = tuple(f"digit {i}" for i in range(10))
 PREPROCESS = PreprocessSpec(40, (32, 32), "bilinear", (0.4,), (0.3,), crop_rounding="down")
@@ -267,7 +266,7 @@ def test_tune_and_sweep_take_it_too(own, tmp_path):
     search = begin_search(recipe, (), {}, store=tmp_path / "store", skip_bad=False, function=function)
     job = prepare_search(search, silent)
     assert job.reference_model.name == function
-    [job] = Entry(tmp_path / "r.yaml", (), tmp_path / "store", False, function).prepare()
+    [job] = Entry(recipe, tmp_path / "store", False, function).prepare()
     assert job.reference_model.source.function == function
 
 
@@ -289,10 +288,10 @@ def test_heads_say_nothing_of_it(own, tmp_path):
 
 
 def test_verify_and_bench_name_it_as_it_is(own, small_export, tmp_path):
-    with opened(target=None, source=Source()) as find:
-        [subject] = find(f"{own}:build")
+    with opened(target=None) as finder:
+        [subject] = finder.find(f"{own}:build")
         assert subject.setting.images.crop == (32, 32)
-        [ours] = find(str(small_export))
+        [ours] = finder.find(str(small_export))
         assert settings_of(ours, subject)[1].preprocess == ours.setting.preprocess
         other = dataclasses.replace(ours.setting.images, crop=(48, 48))
         larger = dataclasses.replace(ours, setting=dataclasses.replace(ours.setting, preprocess=other))
@@ -301,4 +300,4 @@ def test_verify_and_bench_name_it_as_it_is(own, small_export, tmp_path):
         assert "--image-size 48x48" in caught.value.fix
     source = Source(function=f"{own}:build")
     with pytest.raises(InputError, match="two models are named: vit_tiny_patch16_224, and --model"):
-        find_subjects("vit_tiny_patch16_224", target=None, source=source, work=tmp_path)
+        Finder(tmp_path).find("vit_tiny_patch16_224", source)

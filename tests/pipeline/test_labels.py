@@ -29,8 +29,8 @@ from vitdeploy.stages.reference_model import reference_runner
 from vitdeploy.store.store import Store
 from vitdeploy.tasks.adapter import DataChoice
 from vitdeploy.workflows.comparison import Trial, verify_subjects
-from vitdeploy.workflows.subjects import Subject, find_subjects
-from vitdeploy.workflows.tuning.tuner import Tuner
+from vitdeploy.workflows.subjects import Finder, Subject
+from vitdeploy.workflows.tuning import Tuner
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 ORDER = (4, 7, 2, 0, 9, 5, 1, 8, 6, 3)
@@ -180,7 +180,7 @@ def test_verify_warns_and_says_what_cannot_be_proven_before_the_gate(home, tmp_p
 @pytest.fixture(scope="module")
 def small(small_checkpoint, tmp_path_factory) -> Subject:
     source = Source(checkpoint=small_checkpoint)
-    [subject] = find_subjects(SMALL_MODEL, target=None, source=source, work=tmp_path_factory.mktemp("work"))
+    [subject] = Finder(tmp_path_factory.mktemp("work")).find(SMALL_MODEL, source)
     grey = dataclasses.replace(subject.setting.images, mean=(0.5,), std=(0.5,))
     return dataclasses.replace(subject, own=True, setting=dataclasses.replace(subject.setting, preprocess=grey))
 

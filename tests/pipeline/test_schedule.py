@@ -14,8 +14,7 @@ from vitdeploy.progress import silent
 from vitdeploy.stages.workers import Workers
 from vitdeploy.store.store import Store, read_log
 from vitdeploy.workflows.executors import Processes
-from vitdeploy.workflows.tuning.variants import Variant
-from vitdeploy.workflows.tuning.write import why_not
+from vitdeploy.workflows.variants import Variant, why_not
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 

@@ -39,11 +39,11 @@ def grid(tmp_path):
 
 
 def names(found):
-    return [cell.name for cell in found.cells]
+    return [each.recipe.name for each in found]
 
 
 def recipes(found):
-    return [load_recipe(found.base, cell.overrides) for cell in found.cells]
+    return [each.recipe for each in found]
 
 
 def problems(grid, text, **given):
@@ -62,8 +62,7 @@ def test_axes_combine_and_the_last_changes_fastest(grid):
     assert [(each.precision, each.targets) for each in recipes(found)] == [
         (p, (f"{t}-cpu",)) for p in ("fp32", "int8") for t in ("onnxruntime", "openvino")
     ]
-    assert [each.name for each in recipes(found)] == names(found)
-    assert found.cells[0].choices == {"precision": "fp32", "targets": "[onnxruntime-cpu]"}
+    assert found[0].choices == (("precision", "fp32"), ("targets", "[onnxruntime-cpu]"))
 
 
 def test_a_rule_to_exclude_needs_to_match_in_part_alone(grid):
@@ -85,7 +84,7 @@ def test_what_is_included_extends_cells_or_is_one(grid):
 def test_named_values_are_called_so_in_cells_and_rules(grid):
     text = "axes:\n  source:\n    tiny: {model: vit_w32d2h2_patch8_32}\n    mine: {checkpoint: w.pt, heads: 2}\n"
     found = grid(text + "exclude: [{source: tiny}]\ninclude: [{source: mine, vnni: true}]\n")
-    assert names(found) == ["g-mine"] and found.cells[0].choices["source"] == "mine"
+    assert names(found) == ["g-mine"] and dict(found[0].choices)["source"] == "mine"
     [recipe] = recipes(found)
     assert recipe.source.heads == 2 and recipe.vnni is True
 
@@ -251,16 +250,17 @@ def test_a_grid_is_no_recipe(grid, tmp_path):
 def test_the_recipes_of_a_grid_as_files_are_those_recipes(grid, tmp_path):
     found = grid("axes:\n  data.path: [one, sub/two]\n  precision: [fp32, int8]\n")
     (tmp_path / "written").mkdir()
-    written = write_recipes([found.path], tmp_path / "written")
+    file = found[0].file
+    written = write_recipes([file], tmp_path / "written")
     assert [path.name for path in written] == [f"{name}.yaml" for name in names(found)]
     again = [load_recipe(path) for path in written]
     assert [Path(each.data.path).resolve() for each in again] == [Path(each.data.path) for each in recipes(found)]
     assert [each.precision for each in again] == ["fp32", "int8"] * 2
     assert "Of grid.yaml" in written[0].read_text()
-    write_recipes([found.path], tmp_path / "written")
+    write_recipes([file], tmp_path / "written")
     (tmp_path / "written" / "mine.txt").write_text("kept")
     with pytest.raises(OutputError):
-        write_recipes([found.path], tmp_path / "written")
+        write_recipes([file], tmp_path / "written")
 
 
 def test_the_grid_of_the_digits():
@@ -273,6 +273,6 @@ def test_the_grid_of_the_digits():
 
 
 def test_two_recipes_of_one_name_are_not_written(grid, tmp_path):
-    found = grid(AXES)
+    file = grid(AXES)[0].file
     with pytest.raises(InputError, match="the same name"):
-        write_recipes([found.path, found.path], tmp_path / "written")
+        write_recipes([file, file], tmp_path / "written")

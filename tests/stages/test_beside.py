@@ -5,7 +5,7 @@ import json
 import pytest
 
 from vitdeploy.spec import PostprocessSpec, TensorSpec
-from vitdeploy.stages.beside import SOFTMAX, settled_scores
+from vitdeploy.stages.reference_model import SOFTMAX, settled_scores
 
 OUTPUTS = (TensorSpec("logits", "float32", ("batch", 6, 5)), TensorSpec("boxes", "float32", ("batch", 6, 4)))
 

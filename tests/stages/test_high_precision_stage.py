@@ -22,7 +22,6 @@ from vitdeploy.stages.calibrate import calibrate
 from vitdeploy.stages.place import HIGH_PRECISION_SEARCH, PlaceConfig, place_graph
 from vitdeploy.stages.search import (
     CalibratedGraph,
-    HighPrecisionConfig,
     find_high_precision,
     form_of,
     raises_precision,
@@ -50,7 +49,7 @@ def quick(monkeypatch):
 
 @pytest.mark.parametrize("target", ["openvino-cpu", "onnxruntime-cpu"])
 def test_layers_are_tried_timed_and_run(target, calibrated, quick, tmp_path):
-    found = find_high_precision(HighPrecisionConfig(target, 100.0), calibrated, tmp_path)
+    found = find_high_precision(PlaceConfig(target, "int8"), 100.0, 1, calibrated, tmp_path)
     assert found == HIGH_PRECISION_SEARCH.read(tmp_path)
     assert (tmp_path / "sensitivity.json").is_file()
     assert found.images == 16
@@ -62,12 +61,12 @@ def test_layers_are_tried_timed_and_run(target, calibrated, quick, tmp_path):
 
 
 def test_a_small_model_and_a_good_one_are_left_alone(calibrated, monkeypatch, tmp_path):
-    found = find_high_precision(HighPrecisionConfig("openvino-cpu", 5.0), calibrated, tmp_path)
+    found = find_high_precision(PlaceConfig("openvino-cpu", "int8"), 5.0, 1, calibrated, tmp_path)
     assert (found.rungs, found.precisions) == ((), ())
     assert "million products at batch 1, which are too few to time layers" in found.why
     monkeypatch.setattr(alternatives, "LEAST_MACS", 0)
     monkeypatch.setattr(high_precision, "ENOUGH", 1.0)
-    found = find_high_precision(HighPrecisionConfig("openvino-cpu", 5.0), calibrated, tmp_path)
+    found = find_high_precision(PlaceConfig("openvino-cpu", "int8"), 5.0, 1, calibrated, tmp_path)
     assert found.why.startswith("plain INT8 is expected to keep ")
     assert not (tmp_path / "sensitivity.json").exists()
 
@@ -84,7 +83,7 @@ def test_a_graph_that_layers_cannot_be_tried_of_is_quantized_as_before(calibrate
 
     monkeypatch.setattr(alternatives, "LEAST_MACS", 0)
     monkeypatch.setattr(high_precision, "open_trials", refused)
-    found = find_high_precision(HighPrecisionConfig("openvino-cpu", 5.0), calibrated, tmp_path)
+    found = find_high_precision(PlaceConfig("openvino-cpu", "int8"), 5.0, 1, calibrated, tmp_path)
     assert (found.precisions, found.why) == ((), "single layers cannot be tried: the layer pads by itself")
 
 
@@ -159,5 +158,5 @@ def test_where_precision_is_raised(target, precision, task, price, wanted):
 
 
 def test_why_is_in_the_file(calibrated, tmp_path):
-    found = find_high_precision(HighPrecisionConfig("onnxruntime-cpu", 5.0), calibrated, tmp_path)
+    found = find_high_precision(PlaceConfig("onnxruntime-cpu", "int8"), 5.0, 1, calibrated, tmp_path)
     assert json.loads((tmp_path / "high_precision.json").read_text(encoding="utf-8")) == encode(found)

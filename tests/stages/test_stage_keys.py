@@ -10,6 +10,7 @@ from vitdeploy.pipeline.plan import make_plan
 from vitdeploy.progress import silent
 from vitdeploy.recipe.load import load_recipe
 from vitdeploy.spec import EngineSpec, encode
+from vitdeploy.stages.place import PlaceConfig
 from vitdeploy.stages.rows import rows_step, schedules_step
 from vitdeploy.stages.search import float_rest_step, high_precision_step, score_step, screen_step
 from vitdeploy.stages.step import Candidate, Step, write_json
@@ -30,7 +31,8 @@ def steps(tmp_path_factory):
     artifact, candidate = Artifact(folder, "", ""), Candidate("onnxruntime-cpu", "int8", True)
     found = [*make_plan(job), rows_step("onnxruntime-cpu"), schedules_step("onnxruntime-cpu", job.data)]
     found += [score_step(candidate, artifact, job.data), screen_step(1, {"onnxruntime-cpu-int8": artifact})]
-    found += [high_precision_step(candidate, 5.0, 1, 8, job.data), float_rest_step(candidate, 1, 8, job.data)]
+    plain = PlaceConfig(candidate.target, "int8")
+    found += [high_precision_step(candidate, plain, 5.0, 1, job.data), float_rest_step(candidate, plain, 1, job.data)]
     typed = typed_step(Candidate("onnxruntime-cuda", "fp16", True), job.data)
     by_kind = {**{step.kind: step for step in found}, "typed": typed}
     assert by_kind.keys() == ALL

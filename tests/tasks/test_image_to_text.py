@@ -201,12 +201,11 @@ def test_beams_are_for_bundles_that_write(small_bundle, pictures):
 
 
 def predict_with_beams(bundle, picture):
-    from vitdeploy.api.predict import Input, predict
+    from vitdeploy.api.predict import Input, Predict, predict
     from vitdeploy.api.values import Reporter
 
-    return predict(
-        bundle, lambda tokens: [Input(str(picture))], top=1, beams=2, trust=None, reporter=Reporter(quiet=True)
-    )
+    chosen = Predict(bundle, (str(picture),), beams=2)
+    return predict(chosen, lambda tokens: [Input(str(picture))], Reporter(quiet=True))
 
 
 def test_verify_says_how_many_characters_are_right(exported, scenes):

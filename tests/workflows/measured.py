@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.command_line import command_line, undisturbed
-from vitdeploy.workflows.sweeps.entries import Entry
-from vitdeploy.workflows.sweeps.sweep import MeasuredThere, measure_there
+from vitdeploy.workflows.sweep import Entry, MeasuredThere, measure_there
 
 
 def measured_shortly(entry: Entry) -> MeasuredThere:

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from tests.documents import bench_of, ratio_of, row
+from vitdeploy.stages.search import Score
 from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.gate import Gate
-from vitdeploy.workflows.tuning.variants import Variant
-from vitdeploy.workflows.tuning.write import Finalist, choose
+from vitdeploy.workflows.variants import Finalist, MadeVariant, Variant, choose
 
 PASS, FAIL = Gate("pass"), Gate("fail", ("drop 3.00 points [2.00, 4.00], budget 1",))
 UNDECIDED = Gate("undecided", ("drop 0.90 points; undecided: needs about 9,000 images",))
@@ -26,7 +26,8 @@ def finalist(precision, distance, p50, accuracy=PASS, gate=None, drop=(-0.5, 0.5
         max_difference=p50,  # for `bench`
     )
     variant = Variant("openvino-cpu", precision, merges)
-    return Finalist(variant, distance, verified, accuracy, accuracy if gate is None else gate, guarded)
+    made = MadeVariant(variant, {}, Score(0, distance, (distance, distance), None))
+    return Finalist(made, verified, accuracy, accuracy if gate is None else gate, guarded)
 
 
 def bench(*finalists, spread=0.01, undecided=()):

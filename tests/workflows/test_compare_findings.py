@@ -7,7 +7,7 @@ import pytest
 
 from vitdeploy.document.comparison import AccuracyChange, ComparisonLimits, TimeRatio
 from vitdeploy.verification.comparison import Control
-from vitdeploy.workflows.regression.findings import Found, judge
+from vitdeploy.workflows.regression import judge, unjudged
 
 LIMITS = ComparisonLimits(max_drop=1.0, max_slowdown=5.0)
 BUSY = "somebody else was busy"
@@ -47,7 +47,7 @@ def checks(found, limits=LIMITS):
     ],
 )
 def test_a_time_is_judged_by_its_interval_and_throughput_as_the_time_of_an_image(metric, slower, spread, status, said):
-    found = Found("engine", None, [ratio(metric, slower, spread)])
+    found = unjudged("engine", None, [ratio(metric, slower, spread)])
     statuses, gate = checks(found, ComparisonLimits(None, 5.0))
     assert (statuses[metric], gate) == (status, status)
     facts, _ = judge(found, ComparisonLimits(None, 5.0))
@@ -61,7 +61,7 @@ def test_a_time_is_judged_by_its_interval_and_throughput_as_the_time_of_an_image
 @pytest.mark.parametrize("times", [*itertools.product((0.9, 1.05, 1.2), repeat=2)])
 def test_the_worst_of_latency_and_throughput_decides(times):
     ranks = {0.9: "pass", 1.05: "undecided", 1.2: "fail"}
-    found = Found("engine", None, [ratio("latency", times[0], 0.02), ratio("throughput", times[1], 0.02)])
+    found = unjudged("engine", None, [ratio("latency", times[0], 0.02), ratio("throughput", times[1], 0.02)])
     statuses, gate = checks(found, ComparisonLimits(None, 5.0))
     assert (statuses["latency"], statuses["throughput"]) == (ranks[times[0]], ranks[times[1]])
     assert gate == next(each for each in ("fail", "undecided", "pass") if each in statuses.values())
@@ -72,13 +72,13 @@ def test_the_worst_of_latency_and_throughput_decides(times):
     [((-0.5, 0.5), "pass"), ((-2.0, -1.0), "pass"), ((0.5, 1.5), "undecided"), ((1.1, 3.0), "fail")],
 )
 def test_accuracy_is_judged_by_its_interval(interval, status):
-    statuses, gate = checks(Found("engine", accuracy(*interval), ()), ComparisonLimits(1.0, None))
+    statuses, gate = checks(unjudged("engine", accuracy(*interval), ()), ComparisonLimits(1.0, None))
     assert (statuses["accuracy"], gate) == (status, status)
 
 
 @pytest.mark.parametrize("times", [0.5, 1.0, 1.2])
 def test_what_hinders_the_times_neither_passes_nor_fails_and_claims_no_difference(times):
-    found = Found("engine", None, [ratio("latency", times, decided=False)])
+    found = unjudged("engine", None, [ratio("latency", times, decided=False)])
     assert checks(found, ComparisonLimits(None, 5.0)) == ({"accuracy": "none", "latency": "undecided"}, "undecided")
     facts, _ = judge(found, ComparisonLimits(None, 5.0))
     assert facts.ratios[0].difference == "not decided"
@@ -86,7 +86,7 @@ def test_what_hinders_the_times_neither_passes_nor_fails_and_claims_no_differenc
 
 
 def test_one_time_that_is_not_decided_undoes_no_other():
-    found = Found("engine", None, [ratio("latency", 1.4), ratio("throughput", 1.0, decided=False)])
+    found = unjudged("engine", None, [ratio("latency", 1.4), ratio("throughput", 1.0, decided=False)])
     assert checks(found, ComparisonLimits(None, 5.0))[0] == {
         "accuracy": "none",
         "latency": "fail",
@@ -95,17 +95,20 @@ def test_one_time_that_is_not_decided_undoes_no_other():
 
 
 def test_a_flag_lets_nothing_pass():
-    assert checks(Found("engine", None, [ratio("latency", 0.5)], ["throttled"]), LIMITS)[0]["latency"] == "undecided"
+    assert checks(unjudged("engine", None, [ratio("latency", 0.5)], ["throttled"]), LIMITS)[0]["latency"] == "undecided"
 
 
 def test_the_same_files_pass_without_times_and_whatever_a_recorded_ratio_said():
     certain = dataclasses.replace(accuracy(0.0, 0.0), how="same files")
-    assert checks(Found("engine", certain, (), same_engine=True)) == ({"accuracy": "pass", "latency": "pass"}, "pass")
+    assert checks(unjudged("engine", certain, same_engine=True)) == (
+        {"accuracy": "pass", "latency": "pass"},
+        "pass",
+    )
 
 
 def test_what_was_not_measured_is_undecided_where_it_has_a_limit_and_nothing_where_it_has_none():
-    nothing = Found("engine", None, ())
+    nothing = unjudged("engine", None, ())
     assert checks(nothing) == ({"accuracy": "undecided", "latency": "undecided"}, "undecided")
     assert checks(nothing, ComparisonLimits(None, None)) == ({"accuracy": "none"}, "none")
-    everything = Found("engine", accuracy(5.0, 9.0), [ratio("latency", 3.0), ratio("throughput", 3.0)])
+    everything = unjudged("engine", accuracy(5.0, 9.0), [ratio("latency", 3.0), ratio("throughput", 3.0)])
     assert checks(everything, ComparisonLimits(None, None))[1] == "none"

@@ -25,9 +25,7 @@ from vitdeploy.runtime import load
 from vitdeploy.spec import decode, encode
 from vitdeploy.tasks.adapter import DataChoice
 from vitdeploy.workflows.placement import compile_bundle
-from vitdeploy.workflows.regression.compare import _timed, compare
-from vitdeploy.workflows.regression.findings import Found, Pair, judge, pair_up
-from vitdeploy.workflows.regression.reports import NOT_IN_TURNS
+from vitdeploy.workflows.regression import NOT_IN_TURNS, Pair, _timed, compare, judge, pair_up, unjudged
 
 ENGINE = "openvino-cpu-int8"
 STRICT = ComparisonLimits(max_drop=1.0, max_slowdown=5.0)
@@ -243,8 +241,8 @@ def test_a_ratio_that_is_not_decided_hinders_and_flags_of_one_side_do_not():
     rows = [row(name, flags=("unstable", "contended")) for name in names]
     for reason, status in (("", "pass"), ("others ran", "undecided")):
         bench = bench_of(rows, [ratio_of(names[1], names[0], 1.0, 0.01, reason)])
-        found = _timed(Found("a", None, ()), Pair("a", "a"), bench)
-        assert found.flags == []
+        found = _timed(unjudged("a", None, ()), Pair("a", "a"), bench)
+        assert found.flags == ()
         gate = judge(found, ComparisonLimits(None, 5.0))[1]
         assert gate.status == status and reason in "".join(gate.reasons)
 
@@ -371,6 +369,6 @@ def test_the_page_escapes_what_reports_say(tmp_path):
 def test_what_holds_beside_others_decides_a_limit(metric, bounds, status, difference):
     """Of a ratio without a reliable interval."""
     ratio = TimeRatio(metric, 1.0, (0.5, 2.0), False, "others ran", bounds=bounds)
-    facts, gate = judge(Found("engine", None, [ratio]), ComparisonLimits(None, 5.0))
+    facts, gate = judge(unjudged("engine", None, [ratio]), ComparisonLimits(None, 5.0))
     assert (gate.status, facts.ratios[0].difference) == (status, difference)
     assert "others ran" in gate.reasons[0] if status == "undecided" else "others ran" not in "".join(gate.reasons)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from vitdeploy.workflows.tuning.variants import Variant
-from vitdeploy.workflows.tuning.write import Traits, four_bits_remarks, remarks
+from vitdeploy.document.sweep import VariantFacts
+from vitdeploy.workflows.variants import Variant, four_bits_remarks, remarks
 
 FP32, BF16, INT8 = (Variant("openvino-cpu", precision) for precision in ("fp32", "bf16", "int8"))
 MERGED = Variant("openvino-cpu", "int8", ((1, 192), (6, 128)))
@@ -11,6 +11,12 @@ MERGED = Variant("openvino-cpu", "int8", ((1, 192), (6, 128)))
 
 def rounds(median, jitter=0.0):
     return [median * (1 + jitter * (-1) ** i) for i in range(12)]
+
+
+def facts(variant, distance, size, milliseconds, finalist):
+    shape = variant.target, variant.precision, variant.merges, variant.rows
+    times = milliseconds, tuple(rounds(milliseconds))
+    return VariantFacts(variant.name, *shape, *times, size, finalist, 8, distance, (distance, distance), None)
 
 
 @pytest.mark.parametrize(
@@ -73,13 +79,13 @@ def test_a_name_says_what_is_done():
 
 def test_int4_weights_are_told_with_what_they_save_and_cost():
     int4 = Variant("openvino-cpu", "int4")
-    traits = [Traits(INT8, 0.004, 7_200_000, True), Traits(int4, 0.1, 4_400_000, False), Traits(MERGED, 0.01, 1, True)]
-    medians = {INT8.name: rounds(4.0), int4.name: rounds(6.0)}
-    [said] = four_bits_remarks(traits, medians, "KL, nats")
+    plain, merged = facts(INT8, 0.004, 7_200_000, 4.0, True), facts(MERGED, 0.01, 1, 3.0, True)
+    [said] = four_bits_remarks([plain, facts(int4, 0.1, 4_400_000, 6.0, False), merged], "KL, nats")
     assert said == (
         "INT4 weights on openvino-cpu against INT8: 4.4 MB for 7.2, latency ratio 1.50 [1.41, 1.60], "
         "KL, nats 0.1 for 0.004: no finalist, as another one is nearer to the original and as fast."
     )
-    [told] = four_bits_remarks([traits[0], Traits(int4, 0.1, 4_400_000, True)], medians, "KL, nats", "others were busy")
+    final = facts(int4, 0.1, 4_400_000, 6.0, True)
+    [told] = four_bits_remarks([plain, final], "KL, nats", "others were busy")
     assert "4.4 MB for 7.2, times not decided, KL, nats 0.1 for 0.004: a finalist." in told
-    assert four_bits_remarks(traits[1:], medians, "KL, nats") == []
+    assert four_bits_remarks([final, merged], "KL, nats") == []

@@ -145,11 +145,10 @@ def test_a_node_with_other_files_or_packages_is_refused(subjects, tmp_path):  # 
 
 
 def test_an_engine_that_was_compiled_for_the_command_is_sent_by_the_store(small_export, subjects, tmp_path):  # noqa: F811
-    from vitdeploy.models.source import Source
-    from vitdeploy.workflows.subjects import find_subjects
+    from vitdeploy.workflows.subjects import Finder
 
     (tmp_path / "work").mkdir()
-    [found] = find_subjects(str(small_export), target=None, source=Source(), work=tmp_path / "work")
+    [found] = Finder(tmp_path / "work").find(str(small_export))
     identity, store = found.identity(), Store(tmp_path / "store")
     sent = found.portable.sent(identity, store)
     (tmp_path / "work").rename(tmp_path / "elsewhere")

@@ -21,7 +21,7 @@ from vitdeploy.tasks.adapter import DataChoice
 from vitdeploy.workflows import sharded
 from vitdeploy.workflows.comparison import verify_subjects
 from vitdeploy.workflows.placement import compile_bundle
-from vitdeploy.workflows.subjects import find_subjects
+from vitdeploy.workflows.subjects import Finder
 
 IMAGES = 240
 ORIGINAL, ENGINE, DIGESTS = "original", "engine", "digests of the images"
@@ -53,10 +53,7 @@ def subjects(small_checkpoint, small_bundle, small_export, tmp_path_factory):
     source, work = Source(checkpoint=small_checkpoint), tmp_path_factory.mktemp("work")
     (work / "openvino").mkdir()
     compile_bundle(small_export / "model.onnx", "openvino-cpu", None, None, work / "openvino")
-    found = [
-        find_subjects(text, target=None, source=source, work=work)[0]
-        for text in (SMALL_MODEL, str(small_bundle), str(work / "openvino"))
-    ]
+    found = [Finder(work).find(text, source)[0] for text in (SMALL_MODEL, str(small_bundle), str(work / "openvino"))]
     return [dataclasses.replace(each, name=name) for each, name in zip(found, (ORIGINAL, ENGINE, ENGINE), strict=True)]
 
 
@@ -169,7 +166,7 @@ def test_a_graph_that_is_compiled_again_is_the_same_engine(small_export, tmp_pat
     identities = []
     for name in "ab":
         (tmp_path / name).mkdir()
-        [found] = find_subjects(str(small_export), target=target, source=Source(), work=tmp_path / name)
+        [found] = Finder(tmp_path / name, target).find(str(small_export))
         identities.append(found.identity())
     assert identities[0] == identities[1] and identities[0].inputs
 
@@ -182,12 +179,12 @@ from vitdeploy.spec import Budget
 from vitdeploy.tasks.adapter import DataChoice
 from vitdeploy.workflows import sharded
 from vitdeploy.workflows.comparison import verify_subjects
-from vitdeploy.workflows.subjects import find_subjects
+from vitdeploy.workflows.subjects import Finder
 
 sharded.WINDOW, sharded.MOST = 8, 64
 images, model, checkpoint, bundle, stops_in, stops_at = sys.argv[1:]
 source = Source(checkpoint=Path(checkpoint))
-theirs, ours = (find_subjects(text, target=None, source=source, work=Path())[0] for text in (model, bundle))
+theirs, ours = (Finder(Path()).find(text, source)[0] for text in (model, bundle))
 
 def progress(text, done, total):
     if text == (theirs.name if stops_in == "original" else ours.name) and done >= int(stops_at):

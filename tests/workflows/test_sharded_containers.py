@@ -20,7 +20,7 @@ from vitdeploy.store.store import STORE_VARIABLE
 from vitdeploy.tasks.adapter import DataChoice
 from vitdeploy.workflows import sharded
 from vitdeploy.workflows.comparison import verify_subjects
-from vitdeploy.workflows.subjects import find_subjects
+from vitdeploy.workflows.subjects import Finder
 
 IMAGES = 60
 
@@ -41,7 +41,7 @@ def contents(tmp_path_factory):
 def subjects(small_checkpoint, small_bundle, tmp_path_factory):
     """The original and an engine."""
     source, work = Source(checkpoint=small_checkpoint), tmp_path_factory.mktemp("work")
-    found = (find_subjects(text, target=None, source=source, work=work)[0] for text in (SMALL_MODEL, str(small_bundle)))
+    found = (Finder(work).find(text, source)[0] for text in (SMALL_MODEL, str(small_bundle)))
     return [dataclasses.replace(each, name=name) for each, name in zip(found, ("original", "engine"), strict=True)]
 
 

@@ -13,7 +13,6 @@ from tests.workflows.dense_graphs import HEADS, LABELS, graph, picture, scenes
 from tests.workflows.test_shard_executors import stored
 from tests.workflows.test_sharded import ENGINE, ORIGINAL, small_shards  # noqa: F401 - a fixture of all tests
 from vitdeploy.errors import DataError, ImageError
-from vitdeploy.models.source import Source
 from vitdeploy.spec import Budget
 from vitdeploy.store.store import STORE_VARIABLE
 from vitdeploy.tasks.adapter import DataChoice
@@ -21,7 +20,7 @@ from vitdeploy.workflows import sharded
 from vitdeploy.workflows.comparison import verify_subjects
 from vitdeploy.workflows.executors import Processes
 from vitdeploy.workflows.placement import compile_bundle
-from vitdeploy.workflows.subjects import find_subjects
+from vitdeploy.workflows.subjects import Finder
 
 IMAGES = 72
 TASKS = list(HEADS)
@@ -48,7 +47,7 @@ def sides(tmp_path_factory):
             folder.mkdir()
             file = graph(task, work / f"{task}-{name}.onnx", noise)
             compile_bundle(file, "onnxruntime-cpu", None, None, folder)
-            [subject] = find_subjects(str(folder), target=None, source=Source(), work=work)
+            [subject] = Finder(work).find(str(folder))
             found[task, name] = dataclasses.replace(subject, name=name)
     return {task: (found[task, ORIGINAL], found[task, ENGINE]) for task in TASKS}
 

@@ -13,10 +13,12 @@ from tests.report.test_html import REPORT
 from vitdeploy.api.sweep import _unmet
 from vitdeploy.document.report import SizeRow
 from vitdeploy.errors import InputError, MissingFileError
-from vitdeploy.pipeline.schedule import AtSize, StageTask, make_stage
+from vitdeploy.pipeline.schedule import StageTask, at_size, make_stage
+from vitdeploy.recipe.grid import list_recipes
+from vitdeploy.recipe.load import load_recipe
 from vitdeploy.stages.step import Step
 from vitdeploy.workflows.executors import Processes
-from vitdeploy.workflows.sweeps.entries import Entry, load_all, unmeasured
+from vitdeploy.workflows.sweep import Entry, unmeasured
 
 
 def a_recipe(folder, name, checkpoint, digits, **fields):
@@ -36,19 +38,17 @@ def a_recipe(folder, name, checkpoint, digits, **fields):
     return path
 
 
-def entry(path, store="store"):
-    return Entry(path, (), path.parent / store, False)
-
-
 # --- executors --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("forked_workers")
-def test_an_error_of_one_piece_is_its_result_and_ends_no_other(tmp_path):
-    tasks = [StageTask(AtSize(entry(tmp_path / name), 0), "export", (), "") for name in ("first.yaml", "second.yaml")]
+def test_an_error_of_one_piece_is_its_result_and_ends_no_other(tmp_path, digits):
+    files = [a_recipe(tmp_path, name, tmp_path / f"{name}.safetensors", digits) for name in ("first", "second")]
+    entries = [Entry(load_recipe(file), tmp_path / "store", False, file=file) for file in files]
+    tasks = [StageTask(at_size(entry, 0), "export", (), "") for entry in entries]
     found = dict(Processes(1).map(make_stage, tasks))
     assert [type(found[index]) for index in (0, 1)] == [MissingFileError, MissingFileError]
-    assert "second.yaml" in found[1].message and found[1].exit_code == 2
+    assert "second.safetensors" in found[1].message and found[1].exit_code == 2
 
 
 # --- the sweep --------------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def test_nothing_that_needs_a_measured_step_is_made_ahead():
 def test_two_recipes_of_one_name_are_refused(tmp_path, small_checkpoint, digits):
     first = a_recipe(tmp_path, "same", small_checkpoint, digits)
     with pytest.raises(InputError, match="the same name"):
-        load_all([entry(first), entry(first)])
+        list_recipes([first, first])
 
 
 def test_a_module_of_ones_own_in_recipes_that_name_no_model(tmp_path, shared_store, digits, monkeypatch):

@@ -8,8 +8,8 @@ from tests.command_line import command_line
 from tests.conftest import IN_SCALE
 from tests.workflows.measured import measured_shortly
 from vitdeploy.store.store import read_log
-from vitdeploy.workflows.sweeps import sweep
-from vitdeploy.workflows.sweeps.sweep import TRAVELS
+from vitdeploy.workflows import sweep
+from vitdeploy.workflows.sweep import TRAVELS
 
 AXES = {"precision": ["fp32", "int8"]}
 # No times decide over what is made.

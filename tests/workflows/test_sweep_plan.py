@@ -12,7 +12,7 @@ from vitdeploy.document.sweep import Estimate, PlannedRecipe, PlannedStage, Plan
 from vitdeploy.stages.step import Step
 from vitdeploy.store.key import Record
 from vitdeploy.store.store import LOG_FILE, Line, append, made_now, read_log
-from vitdeploy.workflows.sweeps.entries import Costs, added, planned_keys
+from vitdeploy.workflows.sweep import Costs, added, planned_keys
 
 ABOUT = {"parameters": 1000, "pixels": 1024, "samples": 100}
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vitdeploy.api.artifacts import ArtifactLike, Bundle, Graph, Model, Named, artifact_name
 from vitdeploy.api.calls import check_early, documented
@@ -31,13 +30,10 @@ from vitdeploy.api.values import (
 from vitdeploy.benchmark import protocol
 from vitdeploy.benchmark.summary import Claim, Row, ScenarioResult, StageTimes, quota_remarks
 from vitdeploy.document.bench import BenchDocument, Ratio
-from vitdeploy.known_bad.find import check_ids
 from vitdeploy.models.model_folder.hub import is_hub_name
-from vitdeploy.models.source import Source
 from vitdeploy.spec import bound_words
-from vitdeploy.workflows import subjects
 from vitdeploy.workflows.comparison import bench_subjects
-from vitdeploy.workflows.subjects import Subject, original_subject
+from vitdeploy.workflows.subjects import Finder, Subject, opened, original_subject
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -213,9 +209,9 @@ class Benchmark(Shown):
 def _bench(options: Bench) -> Benchmark:
     reporter, trust = reporting(options.progress), path_or_none(options.trust)
     accepted = options.accept_known_bad
-    with reporter, opened(target=options.target, trust=trust, accepted=accepted, proven=True) as find:
-        found = [subject for artifact in options.artifacts for subject in find(artifact)]
-        return Benchmark(bench_subjects(found, bench_protocol(options), reporter.progress, options.percentiles))
+    with reporter, opened(target=options.target, trust=trust, accepted=accepted, proven=True) as finder:
+        subjects = [subject for artifact in options.artifacts for subject in found_by(finder, artifact)]
+        return Benchmark(bench_subjects(subjects, bench_protocol(options), reporter.progress, options.percentiles))
 
 
 @documented(Bench, many="artifacts")
@@ -256,41 +252,13 @@ def path_or_none(value: str | Path | None) -> Path | None:
 # --- What can be run: every engine of a bundle, a graph, a model; as values or as their names -------------------------
 
 
-@contextlib.contextmanager
-def opened(
-    *,
-    target: str | None,
-    emulated: bool = False,
-    trust: Path | None = None,
-    accepted: Sequence[str] = (),
-    proven: bool = False,
-) -> Iterator[Callable[[ArtifactLike], list[Subject]]]:
-    """A finder of what can be run: every engine of a bundle (or the one for `target`), a graph, which is compiled into
-    a folder that goes at the end, or an original.
-
-    Args:
-        emulated: graphs that are typed for a GPU are evaluated on this CPU, with the storage of their types.
-        trust: bundles must be signed by this identity.
-        accepted: entries of the table of runtimes known to be wrong that are no reason to refuse a graph.
-        proven: engines of graphs must give the graph's own answers.
-
-    Raises:
-        InputError: one of `accepted` is no entry.
-    """
-    if accepted:
-        check_ids(accepted)
-    how: dict[str, Any] = {"emulated": emulated, "trust": trust, "accepted": accepted, "proven": proven}
-    with contextlib.ExitStack() as stack:
-
-        def find(artifact: ArtifactLike) -> list[Subject]:
-            name = artifact_name(artifact)
-            if name is None:
-                return [_original(model(artifact))]  # type: ignore[arg-type]
-            source = artifact.source if isinstance(artifact, Named) else Source()
-            finder = stack.enter_context(subjects.opened(target=target, source=source, **how))
-            return [_shortened(each, artifact) for each in finder(name)]
-
-        yield find
+def found_by(finder: Finder, artifact: ArtifactLike) -> list[Subject]:
+    """What can be run of an artifact: every engine of a bundle, a graph, an original."""
+    name = artifact_name(artifact)
+    if name is None:
+        return [_original(model(artifact))]  # type: ignore[arg-type]
+    source = artifact.source if isinstance(artifact, Named) else None
+    return [_shortened(each, artifact) for each in finder.find(name, source)]
 
 
 def _original(read: Model) -> Subject:

@@ -192,8 +192,7 @@ def _(options: Run | TuneRecipe) -> None:
 def _(options: Sweep) -> None:
     from vitdeploy.recipe.grid import list_recipes
 
-    for path in options.recipes:
-        list_recipes(Path(path), options.overrides, options.function)
+    list_recipes(options.recipes, options.overrides, options.function)
 
 
 def check_export(name: str | None, options: Any) -> None:

@@ -25,7 +25,7 @@ from vitdeploy.runtime.trust import write_atomic
 from vitdeploy.spec import GateStatus
 from vitdeploy.stages.step import write_json
 from vitdeploy.tasks.adapter import DataChoice, Setting
-from vitdeploy.workflows.regression.compare import compare as compare_paths
+from vitdeploy.workflows.regression import compare as compare_paths
 
 OUTPUT_FILES = ("compare.json", "compare.html")
 

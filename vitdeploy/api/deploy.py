@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from vitdeploy.errors import CapabilityError, HostError
 from vitdeploy.graph.io.bound import named
 from vitdeploy.pipeline.assemble import run_pipeline
 from vitdeploy.pipeline.early import require_target
-from vitdeploy.pipeline.job import Job, prepare
+from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.outcome import Outcome
 from vitdeploy.pipeline.plan import make_plan
 from vitdeploy.pipeline.run import default_store, preview
@@ -142,21 +141,18 @@ def _run(options: Run) -> Deployment:
     home, reporter = home_of(options.folder, "bundle", OUTPUT_NAMES), reporting(options.progress)
     workers, store = workers_of(options.executor, options.jobs, resume=options.resume), default_store()
     code = own_model(options.function, options.source)
-    source = LoadedRecipe(loaded.model_dump_json(exclude_unset=True), store.root.absolute(), options.skip_bad, *code)
+    source = LoadedRecipe(loaded, store.root.absolute(), options.skip_bad, *code)
     with reporter:
-        sizes = _jobs(loaded, *code, options.skip_bad, reporter)
-        several = len(sizes) > 1
         report, outcomes = run_pipeline(
-            sizes,
-            loaded,
+            source,
+            _jobs(source, reporter),
             home,
             store,
             resume=options.resume,
-            progress=lambda job: functools.partial(_progress, reporter, job, several),
-            finished=lambda job, step, reused: tell_finished(reporter, at_size(job, step.name, several), step, reused),
-            note=lambda job, text: reporter.note(at_size(job, text, several)),
+            progress=lambda job: lambda text, done, total: reporter.progress(f"{job.prefix}{text}", done, total),
+            finished=lambda job, step, reused: tell_finished(reporter, f"{job.prefix}{step.name}", step, reused),
+            note=lambda job, text: reporter.note(f"{job.prefix}{text}"),
             workers=workers,
-            source=source,
         )
     return _deployment(home, report, outcomes, loaded)
 
@@ -181,15 +177,11 @@ def planned(options: Run) -> list[PlannedStep]:
     check_early(options)
     loaded = given_recipe(options.recipe, options.overrides, options.function)
     workers_of(options.executor, options.jobs)
-    reporter = reporting(options.progress)
+    reporter, store = reporting(options.progress), default_store()
     with reporter:
-        sizes = _jobs(loaded, options.function, None, options.skip_bad, reporter)
-        store = default_store()
-        return [
-            PlannedStep(at_size(job, step, len(sizes) > 1), there)
-            for job in sizes
-            for step, there in preview(make_plan(job), store)
-        ]
+        jobs = _jobs(LoadedRecipe(loaded, store.root, options.skip_bad, options.function), reporter)
+        steps = ((job.prefix, *step) for job in jobs for step in preview(make_plan(job), store))
+        return [PlannedStep(f"{prefix}{name}", reuse) for prefix, name, reuse in steps]
 
 
 def recipe_of(
@@ -271,18 +263,12 @@ def own_model(function: str | None, source: Model | None) -> tuple[str | None, P
     return function or (given.function if given else None), given.module if given else None
 
 
-def _jobs(
-    recipe: Recipe, function: str | None, module: Path | None, skip_bad: bool, reporter: Reporter
-) -> Sequence[Job]:
-    jobs = prepare(recipe, skip_bad=skip_bad, progress=reporter.progress, function=function, module=module)
+def _jobs(source: LoadedRecipe, reporter: Reporter) -> Sequence[Job]:
+    jobs = source.prepare(reporter.progress)
     notes = [(*job.reference_model.notes, *job.data.notes, *job.data.warnings, *split_notes(job)) for job in jobs]
     for note in dict.fromkeys(itertools.chain(*notes)):
         reporter.note(note)
     return jobs
-
-
-def _progress(reporter: Reporter, job: Job, several: bool, text: str, done: int, total: int) -> None:
-    reporter.progress(at_size(job, text, several), done, total)
 
 
 def tell_finished(reporter: Reporter, name: str, step: Step, reused: bool) -> None:
@@ -290,11 +276,6 @@ def tell_finished(reporter: Reporter, name: str, step: Step, reused: bool) -> No
     if step.measured and reused:
         reporter.note(f"{name}: chosen by times that were measured earlier on this device; --no-resume measures again")
     reporter.detail(f"{'reused' if reused else 'made'} {name}")
-
-
-def at_size(job: Job, text: str, several: bool) -> str:
-    """The text, with the job's image size where there are several."""
-    return f"{job.size}: {text}" if several else text
 
 
 def _deployment(home: Path, report: Report, outcomes: Sequence[Outcome], recipe: Recipe) -> Deployment:

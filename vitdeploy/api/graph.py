@@ -17,7 +17,6 @@ from vitdeploy.api.options import (
     Compile,
     ExportOptions,
     Optimize,
-    SourceOptions,
 )
 from vitdeploy.api.values import Reporter, filling, home_of, reporting
 from vitdeploy.backends import TARGETS
@@ -26,7 +25,6 @@ from vitdeploy.exporter.parity import unproven_told
 from vitdeploy.extensions import wing
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.known_bad.find import check_ids, described, engine_matches, match_lines
-from vitdeploy.models.source import Source
 from vitdeploy.pipeline.job import at_size, at_sizes, export_config_of, overrides_of, source_of
 from vitdeploy.recipe.load import load_recipe
 from vitdeploy.runtime.flows import PARTS
@@ -89,8 +87,7 @@ def export_of(name: str | None, options: ExportOptions, reporter: Reporter) -> G
     changed: dict[str, Any] = {"opset": int(options.opset)} if options.opset else {}
     changed |= {"in_graph": False} if options.no_preprocess else {}
     sizes = tuple(dict.fromkeys(options.image_size))
-    source = Source(name, **{each.name: getattr(options, each.name) for each in dataclasses.fields(SourceOptions)})
-    source = dataclasses.replace(source, image_size=None)
+    source = dataclasses.replace(options.to_source(name), image_size=None)
     wanted: list[Wanted] = []
     if name is not None and name.endswith((".yaml", ".yml")):
         said = {key: value for key, value in vars(source).items() if value and key != "model"}

@@ -4,7 +4,7 @@ Annotations are evaluated: no future import.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vitdeploy.api.images import ImagesLike
     from vitdeploy.api.values import Reporter
     from vitdeploy.compilation.backend import BuildOptions
+    from vitdeploy.models.source import Source
     from vitdeploy.recipe.recipe import Recipe
 
 # --- Options that several have ----------------------------------------------------------------------------------------
@@ -143,6 +144,11 @@ class SourceOptions(Options):
         "A further input of an .onnx file becomes a constant: a number, numbers with commas, a .npy or .npz.",
         metavar="NAME=VALUE",
     )
+
+    def to_source(self, model: str | None = None) -> "Source":
+        from vitdeploy.models.source import Source
+
+        return Source(model=model, **{each.name: getattr(self, each.name) for each in fields(SourceOptions)})
 
 
 # --- Each step alone --------------------------------------------------------------------------------------------------

@@ -1,12 +1,15 @@
-"""Answers of a bundle to many inputs, some possibly unreadable; needs only numpy, Pillow and one runtime."""
+"""Answers of a bundle to many inputs, some possibly unreadable; needs only numpy, Pillow and one runtime.
 
-from __future__ import annotations
+Annotations of options are evaluated: no future import.
+"""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitdeploy.api.option import Options, option, required
+from vitdeploy.api.options import EXPECT_DIGEST, FIRST_ENGINE, TRUST
 from vitdeploy.api.values import Reporter
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import CapabilityError, ImageError, InputError, MissingFileError
@@ -19,11 +22,10 @@ if TYPE_CHECKING:
     from vitdeploy.runtime.prompted_predictor import PromptedPredictor
     from vitdeploy.runtime.sequence_predictor import SequencePredictor
     from vitdeploy.runtime.tasks.task import Result
-    from vitdeploy.runtime.topdown import Box
     from vitdeploy.spec import Task
 
 
-PROMPTED: Task = "promptable-segmentation"
+PROMPTED: "Task" = "promptable-segmentation"
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,39 @@ Failures = list[tuple[Input, InputError]]
 
 
 @dataclass(frozen=True)
-class Point:
-    """A point in pixels of an image: inside of the object that is meant, or outside."""
+class Predict(Options):
+    """A box is left, top, right, bottom in pixels of an image. A point is x, y in pixels, and whether it is inside of
+    the object that is meant; all of them are one prompt."""
 
-    x: float
-    y: float
-    inside: bool = True
+    bundle: Path = field(metadata=required(place="one"))
+    inputs: Sequence[str] = field(metadata=required(place="many", kind="input"))
+    target: str = option("auto", FIRST_ENGINE)
+    top: int = option(3, "How many classes to show.", min=1)
+    texts: Sequence[str] = option((), "Compare the images with this text; as often as needed.", flag="--text")
+    beams: int | None = option(None, "Beams of a search for texts; 1: the likeliest token at each step.")
+    prompt: str | None = option(None, "What a text begins with, such as the task of a Donut.")
+    boxes: Sequence[tuple[float, float, float, float]] = option(
+        (),
+        "Key points of what is in this box of each image (pixels), or the mask of the object in it.",
+        flag="--box",
+        kind="box",
+        metavar="L,T,R,B",
+    )
+    points: Sequence[tuple[float, float, bool]] = option(
+        (),
+        "The mask of the object at this point (pixels); 0: it is not part of the object. All points mean one object.",
+        flag="--point",
+        kind="point",
+        metavar="X,Y[,0|1]",
+    )
+    draw: Path | None = option(
+        None,
+        "Write a picture of each answer there: boxes, segments, classes, depth or masks.",
+        kind="folder",
+        metavar="DIR",
+    )
+    expect_digest: str | None = option(None, EXPECT_DIGEST)
+    trust: Path | None = option(None, TRUST)
 
 
 @dataclass(frozen=True)
@@ -58,40 +87,12 @@ class Predicted:
 
     engine: str
     why: str
-    found: Sequence[Input]
     answered: Answers
     failed: Failures
 
 
-def predict(
-    bundle: Path,
-    find: Callable[[bool], Sequence[Input]],
-    target: str = "auto",
-    *,
-    top: int,
-    texts: Sequence[str] = (),
-    boxes: Sequence[Box] = (),
-    points: Sequence[Point] = (),
-    beams: int | None = None,
-    prompt: str | None = None,
-    trust: Path | None,
-    expect_digest: str | None = None,
-    draw: Path | None = None,
-    reporter: Reporter,
-) -> Predicted:
-    """Answer all inputs that can be read.
-
-    Args:
-        find: the inputs, by whether the bundle takes token files, not images.
-        target: which engine, by target or name.
-        top: how many classes of an image.
-        texts: what images are compared with, by a bundle of two towers; () for its labels.
-        boxes: what a top-down model is to answer for in each image; () for all of the image. Of promptable
-            segmentation each is a prompt; with points there may be one.
-        beams, prompt: of a bundle that writes texts; see `TextPredictor.predict`.
-        points: of promptable segmentation: all of them are one prompt.
-        trust, expect_digest: who must have signed the bundle, and the digest of its manifest, as of `runtime.load`.
-        draw: a folder for pictures of the answers, made if it is not there.
+def predict(options: Predict, find: Callable[[bool], Sequence[Input]], reporter: Reporter) -> Predicted:
+    """Answer all inputs that can be read. `find`: the inputs, by whether the bundle takes token files, not images.
 
     Raises:
         CapabilityError: `draw` for a task whose answers are no pictures.
@@ -99,39 +100,42 @@ def predict(
             that says which object is meant, or points and several boxes.
         Errors of `find`, and of reading and loading the bundle, as `runtime.load`.
     """
+    bundle, texts, searched = options.bundle, options.texts, (options.beams, options.prompt) != (None, None)
     task = read_bundle(bundle).task
-    if draw is not None:
+    if options.draw is not None:
         _require_drawing(task)
     if texts and task not in ("zero-shot", "open-vocabulary-detection"):
         raise InputError(f"{bundle} takes no texts", found=f"the task {task}", fix="leave --text out")
-    if points and task != PROMPTED:
+    if options.points and task != PROMPTED:
         raise InputError(f"{bundle} takes no points", found=f"the task {task}", fix="leave --point out")
     if task == PROMPTED:
-        _require_one_object(points, boxes)
-    if (beams is not None or prompt is not None) and task != "image-to-text":
-        asked = "--beams" if beams is not None else "--prompt"
-        raise InputError(f"{bundle} writes no texts", found=f"the task {task}", fix=f"leave {asked} out")
-    if task == "sequence":
-        found = find(True)
-        with reporter, load_sequence(bundle, target, trust=trust, expect_digest=expect_digest) as translator:
-            answers = _translate(translator, found, reporter.progress)
-            return Predicted(translator.target, translator.why, found, *answers)
-    found = find(False)
-    with reporter, load(bundle, target, trust=trust, expect_digest=expect_digest) as predictor:
+        _require_one_object(options)
+    if searched and task != "image-to-text":
+        flag = "--beams" if options.beams is not None else "--prompt"
+        raise InputError(f"{bundle} writes no texts", found=f"the task {task}", fix=f"leave {flag} out")
+    inputs = find(task == "sequence")
+    loaded: Any = load_sequence if task == "sequence" else load
+    with (
+        reporter,
+        loaded(bundle, options.target, trust=options.trust, expect_digest=options.expect_digest) as predictor,
+    ):
         if texts:
             predictor.labels = texts
-        if task == PROMPTED:
-            answers = _answer_prompts(predictor, found, points, boxes, draw)  # type: ignore[arg-type]
-        elif beams is not None or prompt is not None:
-            answers = _read(predictor, found, beams, prompt, reporter.progress)
-        elif boxes:
-            answers = _answer_boxes(predictor, found, boxes, draw)
+        if task == "sequence":
+            answers = _translate(predictor, inputs, reporter.progress)
+        elif task == PROMPTED:
+            answers = _answer_prompts(predictor, inputs, options)
+        elif searched:
+            answers = _read(predictor, inputs, options, reporter.progress)
+        elif options.boxes:
+            answers = _answer_boxes(predictor, inputs, options)
         else:
-            answers = _answer(predictor, found, top, draw, reporter.progress)
-        return Predicted(predictor.target, predictor.why, found, *answers)
+            answers = _answer(predictor, inputs, options, reporter.progress)
+        return Predicted(predictor.target, predictor.why, *answers)
 
 
-def _require_one_object(points: Sequence[Point], boxes: Sequence[Box]) -> None:
+def _require_one_object(options: Predict) -> None:
+    points, boxes = options.points, options.boxes
     if not points and not boxes:
         raise InputError(
             "promptable segmentation needs a prompt: nothing says which object is meant",
@@ -146,7 +150,7 @@ def _require_one_object(points: Sequence[Point], boxes: Sequence[Box]) -> None:
         )
 
 
-def _require_drawing(task: Task) -> None:
+def _require_drawing(task: "Task") -> None:
     from vitdeploy.runtime.tasks.registry import TASKS
 
     drawn = [name for name, row in TASKS.items() if row.draw is not None]
@@ -159,9 +163,13 @@ def _require_drawing(task: Task) -> None:
         )
 
 
-def _draw(folder: Path, task: Task, given: Input, result: Result | Sequence[Result], taken: set[str]) -> list[str]:
+def _drawn(
+    folder: Path | None, task: "Task", given: Input, result: "Result | Sequence[Result]", taken: set[str]
+) -> dict[str, list[str]]:
     """Write the pictures of one answer, or of all for boxes of an image, under the name of the input, or the next free
-    one; gives their paths."""
+    one; gives their paths, and nothing without a folder."""
+    if folder is None:
+        return {}
     from vitdeploy.runtime.tasks.registry import TASKS
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -176,32 +184,33 @@ def _draw(folder: Path, task: Task, given: Input, result: Result | Sequence[Resu
     taken.add(name)
     for end, content in files.items():
         (folder / f"{name}{end}").write_bytes(content)
-    return [str(folder / f"{name}{end}") for end in files]
+    return {"drawn": [str(folder / f"{name}{end}") for end in files]}
 
 
 def _answer(
-    predictor: Predictor, found: Sequence[Input], top: int, draw: Path | None, progress: Progress
+    predictor: "Predictor", inputs: Sequence[Input], options: Predict, progress: Progress
 ) -> tuple[Answers, Failures]:
     answered: Answers = []
     failed: Failures = []
     taken: set[str] = set()
-    results = predictor.stream((each.image for each in found), top, return_exceptions=True)
-    for done, (given, result) in enumerate(zip(found, results, strict=True), start=1):
+    results = predictor.stream((each.image for each in inputs), options.top, return_exceptions=True)
+    for done, (given, result) in enumerate(zip(inputs, results, strict=True), start=1):
         if isinstance(result, InputError):
             failed.append((given, result))
         else:
-            lines = [f": {line}" for line in str(result).split("\n")]
-            answer = {"image": given.name, **result.to_dict()}
-            if draw is not None:
-                answer["drawn"] = _draw(draw, predictor.task, given, result, taken)
-            answered.append((given, [answer], lines))
-        if len(found) > 1:
-            progress("predict", done, len(found))
+            drawn = _drawn(options.draw, predictor.task, given, result, taken)
+            answered.append((given, [{"image": given.name, **result.to_dict(), **drawn}], _lines(result)))
+        if len(inputs) > 1:
+            progress("predict", done, len(inputs))
     return answered, failed
 
 
+def _lines(result: object) -> list[str]:
+    return [f": {line}" for line in str(result).split("\n")]
+
+
 def _each(
-    found: Sequence[Input],
+    inputs: Sequence[Input],
     answer: Callable[[Input], tuple[list[dict[str, Any]], list[str]]],
     progress: Progress = silent,
     errors: tuple[type[InputError], ...] = (InputError,),
@@ -209,56 +218,48 @@ def _each(
     """The answers of inputs one after the other, and the errors of those that cannot be read."""
     answered: Answers = []
     failed: Failures = []
-    for done, given in enumerate(found, start=1):
+    for done, given in enumerate(inputs, start=1):
         try:
             answered.append((given, *answer(given)))
         except errors as error:
             failed.append((given, error))
             continue
-        if len(found) > 1:
-            progress("predict", done, len(found))
+        if len(inputs) > 1:
+            progress("predict", done, len(inputs))
     return answered, failed
 
 
-def _answer_boxes(
-    predictor: Predictor, found: Sequence[Input], boxes: Sequence[Box], draw: Path | None
-) -> tuple[Answers, Failures]:
+def _answer_boxes(predictor: "Predictor", inputs: Sequence[Input], options: Predict) -> tuple[Answers, Failures]:
     taken: set[str] = set()
 
     def answer(given: Input) -> tuple[list[dict[str, Any]], list[str]]:
-        results = predictor.predict_boxes(given.image, boxes)
-        lines = [f"[{row}]: {line}" for row, result in enumerate(results) for line in str(result).split("\n")]
-        drawn = {} if draw is None else {"drawn": _draw(draw, predictor.task, given, results, taken)}
+        results = predictor.predict_boxes(given.image, options.boxes)
+        lines = [f"[{row}]{line}" for row, result in enumerate(results) for line in _lines(result)]
+        drawn = _drawn(options.draw, predictor.task, given, results, taken)
         return [{"image": given.name, **result.to_dict(), **drawn} for result in results], lines
 
-    return _each(found, answer)
+    return _each(inputs, answer)
 
 
 def _answer_prompts(
-    predictor: PromptedPredictor,
-    found: Sequence[Input],
-    points: Sequence[Point],
-    boxes: Sequence[Box],
-    draw: Path | None,
+    predictor: "PromptedPredictor", inputs: Sequence[Input], options: Predict
 ) -> tuple[Answers, Failures]:
     taken: set[str] = set()
-    prompts: dict[str, Any] = {"boxes": list(boxes) or None}
-    if points:
-        prompts |= {
-            "points": [[(point.x, point.y) for point in points]],
-            "labels": [[int(point.inside) for point in points]],
-        }
+    prompts: dict[str, Any] = {"boxes": list(options.boxes) or None}
+    if options.points:
+        prompts["points"] = [[(x, y) for x, y, _ in options.points]]
+        prompts["labels"] = [[int(inside) for _, _, inside in options.points]]
 
     def answer(given: Input) -> tuple[list[dict[str, Any]], list[str]]:
         result = predictor.predict(given.image, **prompts)
-        drawn = {} if draw is None else {"drawn": _draw(draw, predictor.task, given, result, taken)}
-        return [{"image": given.name, **result.to_dict(), **drawn}], [f": {line}" for line in str(result).split("\n")]
+        drawn = _drawn(options.draw, predictor.task, given, result, taken)
+        return [{"image": given.name, **result.to_dict(), **drawn}], _lines(result)
 
-    return _each(found, answer)
+    return _each(inputs, answer)
 
 
 def _read(
-    predictor: Predictor, found: Sequence[Input], beams: int | None, prompt: str | None, progress: Progress
+    predictor: "Predictor", inputs: Sequence[Input], options: Predict, progress: Progress
 ) -> tuple[Answers, Failures]:
     """Texts, of another search than the bundle's own."""
     from vitdeploy.runtime.text_predictor import TextPredictor
@@ -266,13 +267,15 @@ def _read(
     assert isinstance(predictor, TextPredictor)
 
     def answer(given: Input) -> tuple[list[dict[str, Any]], list[str]]:
-        text = predictor.predict(given.image, beams=beams, prompt=prompt)
+        text = predictor.predict(given.image, beams=options.beams, prompt=options.prompt)
         return [{"image": given.name, **text.to_dict()}], [f": {text}"]
 
-    return _each(found, answer, progress, (ImageError, MissingFileError))
+    return _each(inputs, answer, progress, (ImageError, MissingFileError))
 
 
-def _translate(translator: SequencePredictor, found: Sequence[Input], progress: Progress) -> tuple[Answers, Failures]:
+def _translate(
+    translator: "SequencePredictor", inputs: Sequence[Input], progress: Progress
+) -> tuple[Answers, Failures]:
     from vitdeploy.data.tokens import read_tokens
 
     def answer(given: Input) -> tuple[list[dict[str, Any]], list[str]]:
@@ -280,4 +283,4 @@ def _translate(translator: SequencePredictor, found: Sequence[Input], progress: 
         rows = [{"file": given.name, "row": row, **answer.to_dict()} for row, answer in enumerate(answers)]
         return rows, [f"[{row}]: {' '.join(map(str, answer.tokens))}" for row, answer in enumerate(answers)]
 
-    return _each(found, answer, progress)
+    return _each(inputs, answer, progress)

@@ -22,8 +22,8 @@ from vitdeploy.bundle.read import MONITOR_FILE
 from vitdeploy.data.folder import Sample
 from vitdeploy.errors import CapabilityError, InputError
 from vitdeploy.graph.io.files import admitted_metadata
+from vitdeploy.pipeline.assemble import monitor_of_images
 from vitdeploy.pipeline.job import weight_bits
-from vitdeploy.pipeline.monitored import monitor_of_images
 from vitdeploy.pipeline.setting import graph_setting
 from vitdeploy.report.html import render_sensitivity
 from vitdeploy.runtime.flows import FLOWS
@@ -39,7 +39,6 @@ from vitdeploy.stages.place import PlaceConfig, check_float_parts, place_graph, 
 from vitdeploy.stages.search import (
     SENSITIVITY_SEARCH,
     CalibratedGraph,
-    HighPrecisionConfig,
     find_high_precision,
     find_mixed,
     find_sensitivity,
@@ -178,7 +177,7 @@ def _make(
     here = weight_bits(options.vnni) == weight_bits(None)  # where it is measured
     allowed = options.high_precision if here else 0.0
     if measures(target, precision, allowed):
-        high = find_high_precision(HighPrecisionConfig(target, allowed, 1, ignore, bits), given, *into)
+        high = find_high_precision(plain, allowed, 1, given, *into)
     if costs is not None:
         (work / "sensitivity.html").write_text(render_sensitivity(costs, name), encoding="utf-8")
     config = PlaceConfig(target, precision, ignore, bits)

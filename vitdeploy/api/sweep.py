@@ -18,16 +18,15 @@ from vitdeploy.document.report import Report
 from vitdeploy.document.sweep import Estimate, PlannedStage, SweepDocument, SweepPlanDocument
 from vitdeploy.pipeline.run import default_store
 from vitdeploy.publish import check_replaceable, replacing, storage_errors
-from vitdeploy.recipe.grid import list_recipes, refuse_same_names
-from vitdeploy.recipe.load import load_recipe, recipe_text
+from vitdeploy.recipe.grid import list_recipes
+from vitdeploy.recipe.load import recipe_text
 from vitdeploy.report.html import render_sweep
 from vitdeploy.runtime.trust import write_atomic
 from vitdeploy.stages.step import OUTPUT_NAMES, json_text
 from vitdeploy.store.store import store_folder
 from vitdeploy.workflows.executors import executor_of
-from vitdeploy.workflows.sweeps.entries import Entry, load_all
-from vitdeploy.workflows.sweeps.entries import plan_sweep as plan_entries
-from vitdeploy.workflows.sweeps.sweep import RecipeSweep
+from vitdeploy.workflows.sweep import Entry, RecipeSweep
+from vitdeploy.workflows.sweep import plan_sweep as plan_entries
 
 # --- Many recipes, and one table of what came of them -----------------------------------------------------------------
 
@@ -79,10 +78,10 @@ def sweep(options: Sweep) -> Swept:
     >>> [row.name for row in found.document.recipes], found.errors
     (['digits'], ())
     """
-    entries = entries_of(options.recipes, options.overrides, options.function, options.skip_bad)
+    entries = _entries(options)
     home, ahead = _home(options.folder), executor_of(options.executor, options.jobs)
-    for recipe in load_all(entries):
-        check_replaceable(home / recipe.name, OUTPUT_NAMES)
+    for entry in entries:
+        check_replaceable(home / entry.name, OUTPUT_NAMES)
 
     def write_page(document: SweepDocument) -> None:
         with storage_errors(home):
@@ -110,14 +109,13 @@ def sweep(options: Sweep) -> Swept:
     return Swept(home, document)
 
 
-def entries_of(
-    recipes: Sequence[str | Path], overrides: Sequence[str], function: str | None, skip_bad: bool
-) -> list[Entry]:
-    """The recipes of files and grids, checked; arguments and errors as of `sweep`."""
-    listed = [each for path in recipes for each in list_recipes(Path(path), overrides, function)]
-
-    store = store_folder()
-    return [Entry(each.path, each.overrides, store, skip_bad, function, each.grid, each.choices) for each in listed]
+def _entries(options: Sweep) -> list[Entry]:
+    """The recipes of files and grids, checked."""
+    listed, store = list_recipes(options.recipes, options.overrides, options.function), store_folder().absolute()
+    return [
+        Entry(each.recipe, store, options.skip_bad, options.function, file=each.file, choices=each.choices)
+        for each in listed
+    ]
 
 
 def _home(folder: str | Path | None) -> Path:
@@ -134,14 +132,10 @@ def write_recipes(
     Raises:
         OutputError: the folder holds something else.
     """
-    listed = [each for path in recipes for each in list_recipes(Path(path), overrides, function)]
-
     home = Path(folder)
-    found = [(load_recipe(each.path, each.overrides, function), each) for each in listed]
-    refuse_same_names([(recipe.name, each.file) for recipe, each in found])
     texts = {
-        f"{recipe.name}.yaml": recipe_text(recipe, home, f"Of {each.file.name}, by vitdeploy sweep.")
-        for recipe, each in found
+        f"{each.recipe.name}.yaml": recipe_text(each.recipe, home, f"Of {each.file.name}, by vitdeploy sweep.")
+        for each in list_recipes(recipes, overrides, function)
     }
     with replacing(home, tuple(texts)) as work:
         for name, text in texts.items():
@@ -266,12 +260,11 @@ def plan_sweep(
 
 def planned(options: Sweep, cost_per_hour: float | None) -> SweepPlan:
     """What `sweep` would do."""
-    entries = entries_of(options.recipes, options.overrides, options.function, options.skip_bad)
     executor_of(options.executor, 1)
     anywhere, reporter = (options.executor or "").startswith("ray"), reporting(options.progress)
     with reporter:
         found = plan_entries(
-            entries,
+            _entries(options),
             _home(options.folder),
             default_store(),
             reporter.progress,

@@ -21,9 +21,8 @@ from vitdeploy.pipeline.verdict import split_notes
 from vitdeploy.recipe.load import given_recipe
 from vitdeploy.spec import GateStatus
 from vitdeploy.stages.step import RECIPE_FILE, TUNED_NAMES
-from vitdeploy.workflows.tuning.tuner import Tuner
-from vitdeploy.workflows.tuning.variants import begin_search, prepare_search
-from vitdeploy.workflows.tuning.write import write_tuned
+from vitdeploy.workflows.tuning import Tuner
+from vitdeploy.workflows.variants import begin_search, prepare_search, write_tuned
 
 
 @dataclass(frozen=True, repr=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitdeploy.api.artifacts import artifact_name
-from vitdeploy.api.bench import opened, path_or_none
+from vitdeploy.api.bench import found_by, path_or_none
 from vitdeploy.api.calls import require_path, takes
 from vitdeploy.api.images import Images, images
 from vitdeploy.api.options import (
@@ -18,7 +18,7 @@ from vitdeploy.api.options import (
 )
 from vitdeploy.api.values import Line, Shown, interval, reporting, unrelated
 from vitdeploy.api.workers import executor_for
-from vitdeploy.document import report as document
+from vitdeploy.document.report import VerifyDocument
 from vitdeploy.graph.io.files import admitted_metadata
 from vitdeploy.pipeline.setting import graph_setting
 from vitdeploy.spec import Budget, GateStatus
@@ -29,14 +29,14 @@ from vitdeploy.tasks.tensors import OutputFacts, TensorComparison
 from vitdeploy.verification.agreement import Agreement
 from vitdeploy.workflows.bisection import bisect_artifact
 from vitdeploy.workflows.comparison import verify_subjects
-from vitdeploy.workflows.subjects import emulation_offered
+from vitdeploy.workflows.subjects import emulation_offered, opened
 
 
 @dataclass(frozen=True, repr=False)
 class Verification(Shown):
     """An artifact against its original on the same samples; `found` has everything, with the gate."""
 
-    found: document.VerifyDocument
+    found: VerifyDocument
     noun: str = "image"
 
     @property
@@ -136,8 +136,8 @@ def verify(options: Verify) -> Verification:
     name = artifact_name(options.artifact)
     offer = contextlib.nullcontext() if emulate or name is None else emulation_offered(name, target)
     accepted, trust = tuple(options.accept_known_bad), path_or_none(options.trust)
-    with reporter, offer, opened(target=target, emulated=emulate, trust=trust, accepted=accepted) as find:
-        ours, theirs = find(options.artifact)[0], find(options.against)[0]
+    with reporter, offer, opened(target=target, emulated=emulate, trust=trust, accepted=accepted) as finder:
+        ours, theirs = (found_by(finder, artifact)[0] for artifact in (options.artifact, options.against))
         found = verify_subjects(
             ours,
             theirs,
@@ -162,7 +162,7 @@ def bisect(options: Bisect) -> Bisection:
         file = find_graph(Path(original))
         place, _ = chosen.place(graph_setting(file, admitted_metadata(file)))
     with reporter:
-        found = bisect_artifact(
+        document, lines, fix = bisect_artifact(
             name,
             original,
             place,
@@ -172,7 +172,7 @@ def bisect(options: Bisect) -> Bisection:
             skip_bad=options.skip_bad,
             progress=reporter.progress,
         )
-    return Bisection(found.document, tuple(found.lines), found.then)
+    return Bisection(document, tuple(lines), fix)
 
 
 def data_choice(chosen: Images, setting: Setting, options: VerifyOn) -> DataChoice:

@@ -30,9 +30,6 @@ from vitdeploy.api.options import (
     Labelled,
     Recorded,
     RecordedBundle,
-    Run,
-    SourceOptions,
-    TuneRecipe,
 )
 from vitdeploy.api.values import Line, Reporter, human_bytes, printed
 from vitdeploy.cli.complete import COMPLETE
@@ -43,8 +40,6 @@ from vitdeploy.spec import MAX_BATCH, encode
 
 if TYPE_CHECKING:
     from vitdeploy.compilation.backend import BuildOptions
-    from vitdeploy.models.source import Source
-    from vitdeploy.recipe.recipe import Recipe
     from vitdeploy.verification.gate import Kind
 
 
@@ -152,6 +147,25 @@ def merging(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+def box(text: str) -> tuple[float, ...]:
+    """left,top,right,bottom, in pixels."""
+    try:
+        left, top, right, bottom = (float(side) for side in text.split(","))
+    except ValueError:
+        raise ValueError(f"{text!r} is not left,top,right,bottom in pixels") from None
+    return left, top, right, bottom
+
+
+def point(text: str) -> tuple[float, float, bool]:
+    """x,y in pixels; with ,0 behind it what is not part of an object."""
+    parts = text.split(",")
+    try:
+        x, y = map(float, parts[:2])
+        return x, y, {"": True, "1": True, "0": False}[",".join(parts[2:]).strip()]
+    except (ValueError, KeyError):
+        raise ValueError(f"{text!r} is not x,y or x,y,0 or x,y,1") from None
+
+
 def digest(text: str) -> str:
     """The hex of a SHA-256."""
     from vitdeploy.bundle.layout import digest_hex
@@ -185,6 +199,8 @@ KINDS: dict[str, click.ParamType] = {  # type: ignore[type-arg]
     "percentiles": Text("percentiles", percentiles, whole=True),
     "merging": Text("block:tokens", merging),
     "rewrite": click.Choice(REWRITES),
+    "box": Text("text", box, bare=True),
+    "point": Text("text", point, bare=True),
     "digest": Text("text", digest),
     "embedding": Text("kind", embedding),
 }
@@ -340,13 +356,6 @@ def call(name: str, options: Options, *first: object) -> Any:
 def api(name: str) -> Any:
     """A module of the API, which may be heavy."""
     return importlib.import_module(f"vitdeploy.api.{name}")
-
-
-def loaded_recipe(options: Run | TuneRecipe) -> Recipe:
-    """The recipe of a command, with what `--set` overrides."""
-    from vitdeploy.recipe.load import load_recipe
-
-    return load_recipe(Path(str(options.recipe)), options.overrides, options.function)
 
 
 def with_images(options: Chosen, described: Labelled) -> Chosen:
@@ -513,9 +522,6 @@ def outside_working_folder() -> Iterator[None]:
             os.environ[SAFE_PATH] = safe
 
 
-# --- The model that a command's options name --------------------------------------------------------------------------
-
-
 # Commands of a recipe, which they let `--set` change; and options that they do not have, as its section source says it.
 WITH_RECIPE = ("run", "tune", "sweep")
 OF_SOURCE = "checkpoint|image-size|heads|text-features|task|normal|labels|bind"
@@ -537,11 +543,3 @@ def as_keys(fix: str, command: str) -> str:
 
 def _key(option: str) -> str:
     return option.replace("-", "_")
-
-
-def to_source(model: str | None, options: SourceOptions) -> Source:
-    """The source of these options."""
-    from vitdeploy.models.source import Source
-
-    names = [each.name for each in fields(SourceOptions)]
-    return Source(model=model, **{name: getattr(options, name) for name in names})

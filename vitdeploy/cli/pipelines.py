@@ -16,7 +16,7 @@ from vitdeploy.api.options import (
     Sweep,
     TuneRecipe,
 )
-from vitdeploy.cli.options import Console, api, call, command_line, command_of, loaded_recipe, recording, unmet_fix
+from vitdeploy.cli.options import Console, api, call, command_line, command_of, recording, unmet_fix
 from vitdeploy.errors import GateError
 
 
@@ -48,7 +48,9 @@ def run(console: Console, options: Run, further: Further, recorded: RecordedBund
     With --model the original is the module that your own function returns, with the weights of source.checkpoint if the
     recipe has one. The recipe then names no model.
     """
-    loaded = loaded_recipe(options)
+    from vitdeploy.recipe.load import given_recipe
+
+    loaded = given_recipe(options.recipe, options.overrides, options.function)
     out = Path(options.folder or Path("out") / loaded.name)
     options = dataclasses.replace(options, recipe=loaded, overrides=(), folder=out)
     if further.dry_run:
@@ -88,7 +90,9 @@ def tune(console: Console, options: TuneRecipe, bounds: Bounds) -> None:
     Prints the Pareto front and a verdict, and writes the recipe of the engine to ship. Options override the recipe's
     budget. Exit code 5 when nothing is proven to meet it.
     """
-    loaded = loaded_recipe(options)
+    from vitdeploy.recipe.load import given_recipe
+
+    loaded = given_recipe(options.recipe, options.overrides, options.function)
     out = options.folder or Path("out") / f"{loaded.name}-tuned"
     options = dataclasses.replace(options, recipe=loaded, overrides=(), folder=out, budget=vars(bounds))
     found = call("tune_recipe", options)

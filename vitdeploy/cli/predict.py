@@ -5,60 +5,18 @@
 import glob
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from vitdeploy.api.option import Options, option, required
-from vitdeploy.api.options import (
-    EXPECT_DIGEST,
-    FIRST_ENGINE,
-    TRUST,
-)
-from vitdeploy.api.predict import Input, Point
+from vitdeploy.api.predict import Input, Predict
 from vitdeploy.api.predict import predict as answers_of
 from vitdeploy.cli.options import Console, command_of
 from vitdeploy.data.folder import other_files, scan
 from vitdeploy.errors import DataError, InputError, MissingFileError
 from vitdeploy.paths import exists, is_dir
 from vitdeploy.runtime.preprocess import SUFFIXES
-
-if TYPE_CHECKING:
-    from vitdeploy.runtime.topdown import Box
-
-
-@dataclass(frozen=True)
-class Predict(Options):
-    bundle: Path = field(metadata=required(place="one"))
-    inputs: Sequence[str] = field(metadata=required(place="many", kind="input"))
-    target: str = option("auto", FIRST_ENGINE)
-    top: int = option(3, "How many classes to show.", min=1)
-    texts: Sequence[str] = option((), "Compare the images with this text; as often as needed.", flag="--text")
-    beams: int | None = option(None, "Beams of a search for texts; 1: the likeliest token at each step.")
-    prompt: str | None = option(None, "What a text begins with, such as the task of a Donut.")
-    boxes: Sequence[str] = option(
-        (),
-        "Key points of what is in this box of each image (pixels), or the mask of the object in it.",
-        flag="--box",
-        metavar="L,T,R,B",
-    )
-    points: Sequence[str] = option(
-        (),
-        "The mask of the object at this point (pixels); 0: it is not part of the object. All points mean one object.",
-        flag="--point",
-        metavar="X,Y[,0|1]",
-    )
-    draw: Path | None = option(
-        None,
-        "Write a picture of each answer there: boxes, segments, classes, depth or masks.",
-        kind="folder",
-        metavar="DIR",
-    )
-    expect_digest: str | None = option(None, EXPECT_DIGEST)
-    trust: Path | None = option(None, TRUST)
 
 
 @command_of(Predict)
@@ -73,25 +31,23 @@ def predict(console: Console, options: Predict) -> None:
     promptable segmentation, such as SAM's, needs --point or --box. One that reads writing, such as TrOCR's, searches
     with --beams as transformers' generate does; without, as its own files say.
     """
-    chosen = {**vars(options), "boxes": [_box(text) for text in options.boxes]}
-    chosen["points"] = [_point(text) for text in options.points]
-    inputs = chosen.pop("inputs")
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        found = answers_of(
-            find=lambda tokens: find_inputs(inputs, console.note, tokens=tokens), reporter=console, **chosen
+        predicted = answers_of(
+            options, lambda tokens: find_inputs(options.inputs, console.note, tokens=tokens), console
         )
-    answered, failed = found.answered, found.failed
-    if failed and len(found.found) == 1:
+    answered, failed = predicted.answered, predicted.failed
+    count = len(answered) + len(failed)
+    if failed and count == 1:
         raise failed[0][1]
     warned = list(dict.fromkeys(str(each.message) for each in heard))
     lines = [f"{given.name}{line}" for given, _, texts in answered for line in texts]
     lines += [_failure(given, error) for given, error in failed]
     if failed:
-        lines.append(f"{len(answered)} of {len(found.found)} inputs are answered")
+        lines.append(f"{len(answered)} of {count} inputs are answered")
     document = {
-        "engine": found.engine,
-        "why": found.why,
+        "engine": predicted.engine,
+        "why": predicted.why,
         "predictions": [prediction for _, predictions, _ in answered for prediction in predictions],
         "errors": [{"input": given.name, **error.to_dict()} for given, error in failed],
         "warnings": warned,
@@ -99,24 +55,6 @@ def predict(console: Console, options: Predict) -> None:
     console.finish(document, [*lines, *(f"warning: {text}" for text in warned)], None)
     if failed:
         click.get_current_context().exit(InputError.exit_code)
-
-
-def _box(text: str) -> "Box":
-    try:
-        left, top, right, bottom = (float(side) for side in text.split(","))
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is not left,top,right,bottom in pixels", param_hint="--box") from None
-    return left, top, right, bottom
-
-
-def _point(text: str) -> Point:
-    parts = text.split(",")
-    try:
-        x, y = float(parts[0]), float(parts[1])
-        inside = {"": True, "1": True, "0": False}[",".join(parts[2:]).strip()]
-    except (ValueError, IndexError, KeyError):
-        raise click.BadParameter(f"{text!r} is not x,y or x,y,0 or x,y,1", param_hint="--point") from None
-    return Point(x, y, inside)
 
 
 def _failure(given: Input, error: InputError) -> str:

@@ -39,7 +39,6 @@ from vitdeploy.cli.options import (
     command_of,
     recording,
     to_build,
-    to_source,
     with_images,
 )
 from vitdeploy.errors import GateError
@@ -233,7 +232,7 @@ def verify(
     if there.on is not None and (instead.bisect or options.emulate):
         raise click.UsageError("--on runs a whole engine: leave --bisect and --emulate out.")
     api("values").require_pinned(there.expect_digest, [options.artifact])
-    original = api("artifacts").Named(options.against, to_source(None, source))
+    original = api("artifacts").Named(options.against, source.to_source())
     options = dataclasses.replace(with_images(options, described), against=original)
     if instead.bisect:
         bounds = options.max_drop, options.min_agreement, described.labels, described.annotations
@@ -284,7 +283,7 @@ def bench(console: Console, options: Bench, source: SourceOptions, there: There,
         raise click.UsageError("--on takes bundles and graphs: leave the options on weights out.")
     with recording(console, recorded) as record:
         if there.on is None:
-            named, original = api("artifacts").Named, to_source(None, source)
+            named, original = api("artifacts").Named, source.to_source()
             artifacts = [named(artifact, original) for artifact in options.artifacts]
             found = call("bench", dataclasses.replace(options, artifacts=artifacts))
             console.finish(found.document, found.lines(), None)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitdeploy.api.artifacts import ArtifactLike, artifact_name
-from vitdeploy.api.bench import Benchmark, bench_protocol, opened, path_or_none
+from vitdeploy.api.bench import Benchmark, bench_protocol, found_by, path_or_none
 from vitdeploy.api.calls import documented, require_path, takes_after
 from vitdeploy.api.images import images
 from vitdeploy.api.options import (
@@ -33,6 +33,7 @@ from vitdeploy.known_bad.find import check_ids
 from vitdeploy.spec import Manifest, encode
 from vitdeploy.workflows.placement import bundle_of, chosen_row_parts, place_graphs
 from vitdeploy.workflows.seeded import AnswersTold, compared_there, golden_folder, seeded_answers
+from vitdeploy.workflows.subjects import opened
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -105,10 +106,10 @@ def verify_on(on: str, options: VerifyOn) -> list[DeviceOutcome[Verification]]:
     name, target, trust = require_path(options.artifact), options.target, path_or_none(options.trust)
     with (
         reporter,
-        opened(target=target, trust=trust, accepted=options.accept_known_bad) as find,
+        opened(target=target, trust=trust, accepted=options.accept_known_bad) as finder,
         tempfile.TemporaryDirectory(prefix="vitdeploy-") as work,
     ):
-        theirs = find(options.against)[0]
+        theirs = found_by(finder, options.against)[0]
         devices = find_devices(on)
         ours = find_device_artifacts(name, target=target, work=Path(work), trust=trust)[0]
         assert ours.setting is not None

@@ -16,16 +16,17 @@ from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import engine_candidate
 from vitdeploy.bundle.read import SIZES_FOLDER
 from vitdeploy.bundle.write import GOLDEN_BYTES, Golden, GoldenAnswers, write_bundle
+from vitdeploy.data.decoding import batches
+from vitdeploy.data.folder import Sample
 from vitdeploy.document.bench import Bench
 from vitdeploy.document.report import Report, SizeRow
 from vitdeploy.graph.io.files import graph_spec, load_graph
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.measure import measure, original_candidate
-from vitdeploy.pipeline.monitored import monitor_of
 from vitdeploy.pipeline.outcome import Outcome, conclude
 from vitdeploy.pipeline.plan import candidates, make_plan
 from vitdeploy.pipeline.run import run_plan
-from vitdeploy.pipeline.schedule import AtSize, PlanProgress, RecipeSource, Scheduler, pooled
+from vitdeploy.pipeline.schedule import LoadedRecipe, PlanProgress, Scheduler, at_size, pooled
 from vitdeploy.pipeline.verdict import foresee, still_open
 from vitdeploy.progress import Progress
 from vitdeploy.publish import replacing
@@ -33,9 +34,19 @@ from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.report.html import render_html
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import engine_outputs, largest_difference
+from vitdeploy.runtime.monitor_reference import (
+    LEAST_IMAGES,
+    MOST_IMAGES,
+    input_statistics,
+    output_names,
+    output_statistics,
+    reference_text,
+    watched_outputs,
+)
+from vitdeploy.runtime.preprocess import Pixels
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.tasks.registry import bound, count_same
-from vitdeploy.spec import EngineSpec, GateStatus, GraphSpec, encode
+from vitdeploy.spec import EngineSpec, GateStatus, GraphSpec, PreprocessSpec, Task, encode
 from vitdeploy.stages.answers import read_answers
 from vitdeploy.stages.reference_model import reference_runner
 from vitdeploy.stages.step import (
@@ -51,7 +62,7 @@ from vitdeploy.stages.step import (
 )
 from vitdeploy.stages.workers import HERE, Workers
 from vitdeploy.store.store import Artifact, Store
-from vitdeploy.tasks.adapter import Data, TaskAdapter
+from vitdeploy.tasks.adapter import Data, ImageKit, TaskAdapter
 from vitdeploy.verification.records import Answers
 
 # --- The golden set of a bundle ---------------------------------------------------------------------------------------
@@ -74,16 +85,6 @@ TOLERANCE = {
 LEAST_PART = 0.1
 # How seldom an engine that gives as many of the original's answers as it must is to fail on a few golden ones.
 FALSE_ALARM = 0.01
-
-
-def golden_of(
-    job: Job, reference: Answers, engines: Sequence[tuple[EngineSpec, Path]], gates: Mapping[str, GateStatus]
-) -> Golden:
-    """The golden set of a job's bundle. `reference`: the original's answers to all evaluation samples."""
-    asked, model = job.budget.min_agreement, job.reference_model
-    least = job.adapter.guard if asked is None else asked
-    with reference_runner(model.source) as original:
-        return golden_set(job.adapter, job.data, reference, original, engines, gates, least)
 
 
 def golden_set(
@@ -157,6 +158,70 @@ def least_same(count: int, agreement: float) -> int:
     return count - others
 
 
+# --- The reference of a bundle's monitor: what calibration images are like, and what each engine says to them ---------
+
+
+AT_ONCE = 8
+
+
+def monitor_of(job: Job, engines: Sequence[tuple[EngineSpec, Path]]) -> str | None:
+    """The text of `monitor.json`, of up to 128 calibration images, evenly spread; of as many evaluation images where
+    there are too few of those. None of a model that takes no images, or where there are fewer than 32.
+
+    Engines of several graphs have no reference of their outputs: these depend on more than the image.
+    """
+    model, data = job.reference_model, job.data
+    if not isinstance(job.adapter, ImageKit) or model.preprocess is None:
+        return None
+    samples = data.calibration if len(data.calibration) >= LEAST_IMAGES else data.evaluation
+    chunks = _chunks(samples, model.preprocess)
+    inputs = _numbers(chunks, model.preprocess)
+    if inputs is None:
+        return None
+    outputs = {
+        engine.artifact: said
+        for engine, folder in engines
+        if not engine.parts and (said := _said(engine, folder, model.task, model.preprocess, chunks))
+    }
+    return reference_text(inputs, model.preprocess.channels, outputs)
+
+
+def monitor_of_images(samples: Sequence[Sample], preprocess: PreprocessSpec) -> str | None:
+    """As `monitor_of`, of the images alone: what an engine says to them is not known where it is not made yet."""
+    inputs = _numbers(_chunks(samples, preprocess), preprocess)
+    return None if inputs is None else reference_text(inputs, preprocess.channels, {})
+
+
+def _chunks(samples: Sequence[Sample], preprocess: PreprocessSpec) -> list[Pixels]:
+    """The pixels of some samples, evenly spread; none where there are too few."""
+    if len(samples) < LEAST_IMAGES:
+        return []
+    places = np.linspace(0, len(samples) - 1, min(len(samples), MOST_IMAGES)).round().astype(int)
+    return list(batches([samples[place] for place in places], preprocess, AT_ONCE))
+
+
+def _numbers(chunks: Sequence[Pixels], preprocess: PreprocessSpec) -> list[list[float]] | None:
+    rows = [input_statistics(each, preprocess) for chunk in chunks for each in chunk]
+    found = [row for row in rows if row is not None]
+    return found if found and len(found) == len(rows) else None  # images of one column have none
+
+
+def _said(
+    engine: EngineSpec, folder: Path, task: Task, preprocess: PreprocessSpec, chunks: Sequence[Pixels]
+) -> tuple[list[str], list[list[float]]] | None:
+    """The names and the numbers of an engine's outputs for each image; None if it has none of floats."""
+    rows: list[list[float]] = []
+    names: list[str] = []
+    with make_runner(folder, engine) as runner:
+        for chunk in chunks:
+            found = engine_outputs(runner, preprocess, chunk)
+            names = names or watched_outputs(found)
+            rows += [
+                output_statistics(task, {name: found[name][i] for name in names}, names) for i in range(len(chunk))
+            ]
+    return (output_names(task, names), rows) if names and np.isfinite(rows).all() else None
+
+
 # --- A whole run: every stage of a recipe, the bench, and what was found and made becomes the bundle ------------------
 
 
@@ -165,8 +230,8 @@ RUN_ROUNDS = 21
 
 
 def run_pipeline(
+    source: LoadedRecipe,
     jobs: Sequence[Job],
-    recipe: Recipe,
     out: Path,
     store: Store,
     *,
@@ -175,18 +240,17 @@ def run_pipeline(
     finished: Callable[[Job, Step, bool], None],
     note: Callable[[Job, str], None] = lambda job, text: None,
     workers: Workers = HERE,
-    source: RecipeSource | None = None,
 ) -> tuple[Report, list[Outcome]]:
     """Run the whole pipeline of a recipe: every stage, the bench, the bundle at `out`. Returns the report, and an
     outcome for each image size.
 
     Args:
-        jobs: the result of `prepare` for the recipe, one for each image size.
+        jobs: what `source.prepare` gives, one for each image size.
         progress, finished: one of each per job; as in `run_plan`.
         resume: as in `run_plan`.
         note: called before the work with the bounds of the budget that the data cannot prove.
-        workers: do what can be shared out of a step, and where `source` is given too, which `jobs` are of, whole steps
-            side by side; nothing that is measured, and they have ended before the bench begins.
+        workers: do what can be shared out of a step, and whole steps side by side; nothing that is measured, and they
+            have ended before the bench begins.
 
     Raises:
         OutputError: `out` holds something that is not a bundle. Errors of stages and the bench propagate.
@@ -208,7 +272,7 @@ def run_pipeline(
             for text in foresee(job.adapter, read_answers(early[REFERENCE].path), job.data, job.budget):
                 note(job, text)
             later = [step for step in plan if step.name != REFERENCE]
-            if pool is not None and source is not None:
+            if pool is not None:
                 scheduler = Scheduler(
                     pool,
                     store,
@@ -220,7 +284,7 @@ def run_pipeline(
                     finished=functools.partial(finished, job),
                     fatal=lambda owner, error: True,
                 )
-                scheduler.run([PlanProgress(number, AtSize(source, number), job.recipe.name, later, early)])
+                scheduler.run([PlanProgress(number, at_size(source, number), job.recipe.name, later, early)])
                 for error in scheduler.errors.values():
                     raise error
             made.append(make(later, artifacts=early))
@@ -228,7 +292,7 @@ def run_pipeline(
         conclude(job, artifacts, functools.partial(bench_job, job, artifacts, progress(job)))
         for job, artifacts in zip(jobs, made, strict=True)
     ]
-    return write_run(outcomes, recipe, out), outcomes
+    return write_run(outcomes, source.recipe, out), outcomes
 
 
 def bench_job(job: Job, artifacts: Mapping[str, Artifact], progress: Progress, kept: Sequence[str]) -> Bench:
@@ -281,6 +345,10 @@ def _write(outcome: Outcome, report: Report, sizes: Sequence[str], work: Path) -
     folders = [artifacts[candidate.step("compile")].path for candidate in outcome.verdict.ships]
     engines = [(read_engine(folder), folder) for folder in folders]
     gates = {c.artifact: outcome.gates[c.artifact].status for c in outcome.verdict.ships}
+    agreement = job.adapter.guard if job.budget.min_agreement is None else job.budget.min_agreement
+    reference = read_answers(artifacts[REFERENCE].path)
+    with reference_runner(job.reference_model.source) as original:
+        golden = golden_set(job.adapter, job.data, reference, original, engines, gates, agreement)
     write_bundle(
         work,
         name=job.recipe.name,
@@ -291,7 +359,7 @@ def _write(outcome: Outcome, report: Report, sizes: Sequence[str], work: Path) -
         engines=engines,
         labels=job.labels,
         tokenizer=artifacts[OPTIMIZE].path / TOKENIZER_FILE,
-        golden=golden_of(job, read_answers(artifacts[REFERENCE].path), engines, gates),
+        golden=golden,
         monitor=monitor_of(job, engines),
         documents={
             "report.json": json.dumps(encode(report), indent=1, allow_nan=False) + "\n",

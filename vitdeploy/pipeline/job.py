@@ -122,12 +122,13 @@ def rewrites_of(section: OptimizeSection) -> OptimizeOptions:
 
 @dataclass(frozen=True)
 class Job:
-    """Everything a plan is a function of."""
+    """Everything a plan is a function of. `prefix`: what texts on it begin with, its size where there are several."""
 
     recipe: Recipe
     reference_model: ReferenceModel
     adapter: TaskAdapter
     data: Data
+    prefix: str = ""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -191,7 +192,7 @@ def prepare(
     for reference_model in reference_models:
         refuse_known(reference_model.source, data.evaluation)
     return tuple(
-        Job(each, reference_model, adapter, data)
+        Job(each, reference_model, adapter, data, f"{reference_model.size}: " if len(recipes) > 1 else "")
         for each, reference_model, adapter in zip(settled, reference_models, kits, strict=True)
     )
 

@@ -17,7 +17,7 @@ from vitdeploy.stages.calibrate import calibrate_step
 from vitdeploy.stages.compile import compile_step
 from vitdeploy.stages.export import export_step
 from vitdeploy.stages.optimize import optimize_step
-from vitdeploy.stages.place import place_step
+from vitdeploy.stages.place import PlaceConfig, place_step
 from vitdeploy.stages.rows import parts_step, prune_step, pruning_step, splits_rows
 from vitdeploy.stages.search import float_rest_step, has_half_rest, high_precision_step, raises_precision, search_step
 from vitdeploy.stages.step import ORIGINAL, QUANTIZED, REFERENCE, UNPRUNED, Candidate, Step
@@ -76,11 +76,12 @@ def engine_plan(job: Job, contenders: Sequence[Candidate], workers: Workers = HE
         drive = job.adapter.drive(Calibration(job.data.calibration, texts=job.data.classes))
         steps.append(calibrate_step(job.data, drive, workers))
     for candidate in contenders:
+        plain = _plain(job, candidate)
         if candidate.precision == "mixed":
-            steps.append(search_step(candidate, job.weight_bits, recipe.to_budget(), job.data, recipe.ignore))
+            steps.append(search_step(candidate, plain, recipe.to_budget(), job.data))
         rest = float_rest_of(job, candidate)
         if rest == "measured":
-            steps.append(float_rest_step(candidate, recipe.engine_batch, job.weight_bits, job.data, recipe.ignore))
+            steps.append(float_rest_step(candidate, plain, recipe.engine_batch, job.data))
         steps += placement_plan(job, candidate, rest)
         parts = row_parts_of(job, candidate)
         if parts == "measured":
@@ -92,15 +93,19 @@ def engine_plan(job: Job, contenders: Sequence[Candidate], workers: Workers = HE
 
 def placement_plan(job: Job, candidate: Candidate, rest: FloatRest | Literal["measured"] = "fp32") -> list[Step]:
     """The plan from the calibrated graph to a candidate's placement. `rest`: as `float_rest_of` gives it."""
-    recipe, bits = job.recipe, job.weight_bits
+    recipe, plain = job.recipe, _plain(job, candidate)
     if TARGETS[candidate.target].typed and candidate.precision != "fp32":
         return [typed_step(candidate, job.data, recipe.ignore)]
     price, batch = recipe.high_precision, recipe.engine_batch
     raises = raises_precision(candidate.target, candidate.precision, job.reference_model.task, price)
     raises = raises and candidate.shipped
-    place = place_step(candidate, bits, recipe.float_parts, recipe.ignore, raises=raises)
-    found = [high_precision_step(candidate, price, batch, bits, job.data, recipe.ignore, rest)] if raises else []
-    return [*found, place]
+    place = place_step(candidate, plain, recipe.float_parts, raises=raises)
+    return [*([high_precision_step(candidate, plain, price, batch, job.data, rest)] if raises else []), place]
+
+
+def _plain(job: Job, candidate: Candidate) -> PlaceConfig:
+    """The config of a candidate's placement in plain INT8."""
+    return PlaceConfig(candidate.target, "int8", job.recipe.ignore, job.weight_bits)
 
 
 def float_steps(job: Job) -> list[Step]:

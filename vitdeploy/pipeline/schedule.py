@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import socket
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 from vitdeploy.errors import VitdeployError, WorkerError
 from vitdeploy.pipeline.job import Job, prepare
 from vitdeploy.pipeline.plan import make_plan
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.progress import Progress, silent
-from vitdeploy.recipe.load import validate
+from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.stages.step import Step
 from vitdeploy.stages.workers import Executor, Pool, Workers
 from vitdeploy.store.store import Artifact, Store, files_digest, shared_store
@@ -28,33 +27,11 @@ from vitdeploy.store.store import Artifact, Store, files_digest, shared_store
 # --- Where steps come from, as passed to a worker process: small values that can be pickled ---------------------------
 
 
-class StepSource(Hashable, Protocol):
-    """A worker makes one step after the other of what it comes from, so that `plan` keeps what took seconds to read."""
-
-    @property
-    def store(self) -> Path:
-        """The root of the store."""
-        ...
-
-    def plan(self) -> list[Step]:
-        """The steps in order, as the command has them. Errors of what they come from propagate."""
-        ...
-
-
-class RecipeSource(Hashable, Protocol):
-    """Where jobs come from: `store` as of `StepSource`, `prepare` as `pipeline.job.prepare`."""
-
-    @property
-    def store(self) -> Path: ...
-
-    def prepare(self) -> tuple[Job, ...]: ...
-
-
 @dataclass(frozen=True)
 class LoadedRecipe:
-    """A recipe that was read: `recipe` in JSON, `store`: its root; the others as for `pipeline.job.prepare`."""
+    """A recipe that was read; `store`: the root of the store; the others as for `pipeline.job.prepare`."""
 
-    recipe: str
+    recipe: Recipe = field(hash=False)  # not all of its values can be hashed
     store: Path
     skip_bad: bool
     function: str | None = None
@@ -62,30 +39,40 @@ class LoadedRecipe:
 
     def prepare(self, progress: Progress = silent) -> tuple[Job, ...]:
         """Its jobs. Errors of `pipeline.job.prepare` propagate."""
-        code = self.function or (self.module.stem if self.module else None)
-        recipe = validate(json.loads(self.recipe), "the recipe", code)
-        return prepare(recipe, skip_bad=self.skip_bad, progress=progress, function=self.function, module=self.module)
+        return prepare(
+            self.recipe, skip_bad=self.skip_bad, progress=progress, function=self.function, module=self.module
+        )
 
 
 @dataclass(frozen=True)
-class AtSize:
-    """A recipe at its image size number `size`, as the source of steps."""
+class StepSource:
+    """The steps, in order, that `steps` makes of the jobs of a recipe: a function of a module, or a partial one."""
 
-    recipe: RecipeSource
-    size: int = 0
+    recipe: LoadedRecipe
+    steps: Callable[[tuple[Job, ...]], list[Step]]
 
     @property
     def store(self) -> Path:
         return self.recipe.store
 
     def plan(self) -> list[Step]:
-        return make_plan(prepared(self.recipe)[self.size])
+        """Errors of reading the recipe's inputs propagate."""
+        return self.steps(_prepared(self.recipe))
 
 
 @functools.lru_cache(maxsize=2)
-def prepared(recipe: RecipeSource) -> tuple[Job, ...]:
-    """The jobs of a recipe, which are kept for the next step of it."""
+def _prepared(recipe: LoadedRecipe) -> tuple[Job, ...]:
+    """Kept for the next step: a worker makes one after the other of what took seconds to read."""
     return recipe.prepare()
+
+
+def at_size(recipe: LoadedRecipe, number: int) -> StepSource:
+    """The steps of a recipe at its image size of this number."""
+    return StepSource(recipe, functools.partial(_plan_at, number))
+
+
+def _plan_at(number: int, jobs: tuple[Job, ...]) -> list[Step]:
+    return make_plan(jobs[number])
 
 
 # --- One step as a worker makes it ------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError
 
 from vitdeploy.errors import InputError, RecipeError
 from vitdeploy.recipe.load import GRID, MAX_PROBLEMS, anchor, cut, load_recipe, problem_line, read_fields, value_name
+from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.recipe.sections import Section
 from vitdeploy.yaml_values import Lines, yaml_text
 
@@ -54,23 +55,13 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class GridCell:
-    """One recipe of a grid. `overrides` are those of `load_recipe` for the grid's base; `choices` its axes by field, as
-    the file calls the values."""
+class ListedRecipe:
+    """A recipe that is to be run. `file`: where a user finds it; `choices`: of a cell of a grid its axes, each as
+    (field, what the file calls its value)."""
 
-    name: str
-    choices: Mapping[str, str]
-    overrides: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The recipes of a grid, in the order of its file: the last axis changes fastest, included ones come last."""
-
-    path: Path
-    base: Path
-    axes: tuple[str, ...]
-    cells: tuple[GridCell, ...]
+    recipe: Recipe
+    file: Path
+    choices: tuple[tuple[str, str], ...] = ()
 
 
 def is_grid(path: Path) -> bool:
@@ -79,47 +70,35 @@ def is_grid(path: Path) -> bool:
     return GRID in data and "vitdeploy" not in data
 
 
-@dataclass(frozen=True)
-class Listed:
-    """A recipe that is to be run: its file with the arguments of `load_recipe`, and of a cell its `grid` and choices as
-    (field, label)."""
+def list_recipes(
+    paths: Sequence[str | Path], overrides: Sequence[str] = (), function: str | None = None
+) -> list[ListedRecipe]:
+    """The recipes that files are, or those of grids, all validated; arguments and errors as of `load_grid`.
 
-    path: Path
-    overrides: tuple[str, ...]
-    grid: Path | None = None
-    choices: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def file(self) -> Path:
-        """Where a user finds the recipe."""
-        return self.grid or self.path
-
-
-def refuse_same_names(recipes: Sequence[tuple[str, Path]]) -> None:
-    """Raise InputError if two recipes, each by its name and file, have one name, which their bundles are called by."""
+    Raises:
+        InputError: two of them have one name, which their bundles are called by.
+    """
+    listed: list[ListedRecipe] = []
+    for path in map(Path, paths):
+        grid = load_grid(path, overrides, function) if is_grid(path) else None
+        listed += grid or [ListedRecipe(load_recipe(path, overrides, function), path)]
     before: dict[str, Path] = {}
-    for name, file in recipes:
+    for each in listed:
+        name = each.recipe.name
         if name in before:
             raise InputError(
                 "two recipes have the same name, and so would their bundles",
-                found=f"{name}: {before[name]} and {file}",
+                found=f"{name}: {before[name]} and {each.file}",
                 wanted="a name for each",
                 fix="give one of them another name in its file",
             )
-        before[name] = file
+        before[name] = each.file
+    return listed
 
 
-def list_recipes(path: Path, overrides: Sequence[str] = (), function: str | None = None) -> list[Listed]:
-    """The recipe that a file is, or those of a grid, all validated; arguments and errors as of `load_grid`."""
-    if not is_grid(path):
-        load_recipe(path, overrides, function)
-        return [Listed(path, tuple(overrides))]
-    grid = load_grid(path, overrides, function)
-    return [Listed(grid.base, (*cell.overrides, *overrides), path, tuple(cell.choices.items())) for cell in grid.cells]
-
-
-def load_grid(path: Path, overrides: Sequence[str] = (), function: str | None = None) -> Grid:
-    """Read a grid and validate each of its recipes. Paths in it are relative to it.
+def load_grid(path: Path, overrides: Sequence[str] = (), function: str | None = None) -> list[ListedRecipe]:
+    """The recipes of a grid in the order of its file, validated: the last axis changes fastest, included ones come
+    last. Paths in it are relative to it.
 
     Args:
         overrides: of each recipe, after the grid's; `function` as for `load_recipe`.
@@ -138,12 +117,10 @@ def load_grid(path: Path, overrides: Sequence[str] = (), function: str | None = 
     lines = Lines(path.read_text(encoding="utf-8-sig"))
     reader = _Reader(path, file, lines)
     combinations = reader.combinations()
-    cells = reader.named(combinations)
-    grid = Grid(path, path.parent / file.base, tuple(file.axes), tuple(cells))
+    names = reader.names(combinations)
     if taken := [each for each in overrides if each.partition("=")[0] in file.axes]:
         raise RecipeError(str(path), [f"--set {cut(each)}: an axis of the grid" for each in taken], fix=FIX)
-    _check_recipes(grid, combinations, overrides, function)
-    return grid
+    return reader.recipes(combinations, names, overrides, function)
 
 
 # The choices of one cell, by field.
@@ -274,55 +251,59 @@ class _Reader:
         path = ("include", index, field)
         return self._choice(field, value, path) if known is None else known
 
-    def named(self, combinations: Sequence[_Choices]) -> list[GridCell]:
-        """The cells with their names, of which no two are the same."""
-        cells, problems = [], []
-        first: dict[str, GridCell] = {}
-        for choices in combinations:
+    def names(self, combinations: Sequence[_Choices]) -> list[str]:
+        """What the cells are called, no two the same."""
+        problems = []
+        first: dict[str, _Choices] = {}
+        names = list(map(self._name, combinations))
+        for choices, name in zip(combinations, names, strict=True):
             at = f"line {max(choice.line for choice in choices.values())}"
-            cell = self._cell(choices)
-            other = first.setdefault(cell.name, cell)
-            if not cell.name:
-                problems.append(f"{at}: {_said(cell)}: a value without a name; give the entry a {NAME}")
-            elif other is not cell:
-                told = f"{_said(other)} and {_said(cell)} have one name, {cut(cell.name)}"
-                problems.append(f"{at}: {told}; give their values names, NAME: VALUE, or an entry of include a {NAME}")
-            elif len(cell.name) > MAX_NAME:
-                told = f"{at}: the name {cut(cell.name)} is longer than {MAX_NAME} characters"
-                problems.append(f"{told}; give its values shorter names, NAME: VALUE")
-            cells.append(cell)
+            other = first.setdefault(name, choices)
+            if not name:
+                problems.append(f"{at}: {_shown(choices)}: a value without a name; give the entry a {NAME}")
+            elif other is not choices:
+                twice = f"{_shown(other)} and {_shown(choices)} have one name, {cut(name)}"
+                problems.append(f"{at}: {twice}; give their values names, NAME: VALUE, or an entry of include a {NAME}")
+            elif len(name) > MAX_NAME:
+                long = f"{at}: the name {cut(name)} is longer than {MAX_NAME} characters"
+                problems.append(f"{long}; give its values shorter names, NAME: VALUE")
         self.refuse(problems)
-        return cells
+        return names
 
-    def _cell(self, choices: _Choices) -> GridCell:
+    def _name(self, choices: _Choices) -> str:
         """A cell is called by its axes, or by all that it has where it does not have them all."""
-        values = {field: choice for field, choice in choices.items() if field != NAME}
-        parts = [choices[field].name for field in (self.axes if set(self.axes) <= set(choices) else values)]
-        name = str(choices[NAME].value) if NAME in choices else "-".join([self.file.name, *parts]) * all(parts)
-        overrides = [f"{field}={yaml_text(choice.value)}" for field, choice in values.items()]
-        labels = {field: choice.label for field, choice in values.items()}
-        # The graph is called by the grid, so that recipes with the same graph have one file of it.
-        graph = () if GRAPH_NAME in values else (f"{GRAPH_NAME}={self.file.name}",)
-        return GridCell(name, labels, (*overrides, *graph, f"{NAME}={yaml_text(name)}"))
+        if NAME in choices:
+            return str(choices[NAME].value)
+        parts = [choices[field].name for field in (self.axes if set(self.axes) <= set(choices) else choices)]
+        return "-".join([self.file.name, *parts]) * all(parts)
+
+    def recipes(
+        self, combinations: Sequence[_Choices], names: Sequence[str], overrides: Sequence[str], function: str | None
+    ) -> list[ListedRecipe]:
+        """The recipe of each cell; a problem of several is told once, with the line of the value that brings it."""
+        base, listed, problems = self.path.parent / self.file.base, [], dict[str, None]()
+        for choices, name in zip(combinations, names, strict=True):
+            values = [f"{field}={yaml_text(choice.value)}" for field, choice in _values(choices).items()]
+            # The graph is called by the grid, so that recipes with the same graph have one file of it.
+            graph = [] if GRAPH_NAME in choices else [f"{GRAPH_NAME}={self.file.name}"]
+            try:
+                recipe = load_recipe(base, (*values, *graph, f"{NAME}={yaml_text(name)}", *overrides), function)
+            except RecipeError as error:
+                problems |= dict.fromkeys(_with_line(problem, choices, base) for problem in error.problems)
+            else:
+                labels = ((field, choice.label) for field, choice in _values(choices).items())
+                listed.append(ListedRecipe(recipe, self.path, tuple(labels)))
+        self.refuse(list(problems))
+        return listed
 
 
-def _said(cell: GridCell) -> str:
-    return cut("{" + ", ".join(f"{field}: {label}" for field, label in cell.choices.items()) + "}")
+def _values(choices: _Choices) -> _Choices:
+    """Without the name of the cell."""
+    return {field: choice for field, choice in choices.items() if field != NAME}
 
 
-def _check_recipes(
-    grid: Grid, combinations: Sequence[_Choices], overrides: Sequence[str], function: str | None
-) -> None:
-    """Validate each recipe; a problem of several is told once, with the line of the value that brings it."""
-    problems: dict[str, None] = {}
-    for cell, choices in zip(grid.cells, combinations, strict=True):
-        try:
-            load_recipe(grid.base, (*cell.overrides, *overrides), function)
-        except RecipeError as error:
-            problems |= dict.fromkeys(_with_line(problem, choices, grid.base) for problem in error.problems)
-    if problems:
-        told = list(problems)
-        raise RecipeError(str(grid.path), told[:MAX_PROBLEMS], max(0, len(told) - MAX_PROBLEMS), fix=FIX)
+def _shown(choices: _Choices) -> str:
+    return cut("{" + ", ".join(f"{field}: {choice.label}" for field, choice in _values(choices).items()) + "}")
 
 
 def _with_line(problem: str, choices: _Choices, base: Path) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -52,7 +52,7 @@ from vitdeploy.runtime.flows import IMAGE_ENCODER, IMAGE_FEATURES, IMAGE_TOWER, 
 from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.runtime.prompts import prompt_tensors
 from vitdeploy.runtime.runner import Array
-from vitdeploy.spec import OpenVocabularySpec, PromptSpec, ReadsTexts, TextSpec, ZeroShotSpec, encode
+from vitdeploy.spec import OpenVocabularySpec, PromptSpec, ReadsTexts, Task, TextSpec, ZeroShotSpec, encode
 from vitdeploy.spec.tasks import BOTTOM_RIGHT, EMPTY
 from vitdeploy.stages.reference_model import ReferenceModel, find_reference_model, graph_of, is_onnx, reference_runner
 from vitdeploy.stages.step import (
@@ -67,251 +67,24 @@ from vitdeploy.stages.step import (
     write_json,
 )
 
-# --- Export of an encoder-decoder of images: two graphs, compared with PyTorch, and the tokenizer ---------------------
+if TYPE_CHECKING:
+    from torch import nn
 
-
-def export_image_text_model(
-    reference_model: ReferenceModel,
-    name: str,
-    opset: int,
-    batch: int | None,
-    in_graph: bool,
-    out: Path,
-    progress: Progress,
-) -> tuple[Sequence[ParityRow], tuple[int, int], str | None]:
-    """Writes encoder.onnx, decoder_step.onnx and tokenizer.json. Returns the parity rows, opset and IR version, and
-    what the tokenizer was compared with (None: with nothing).
-
-    Args:
-        batch: of images; the decoder's is dynamic.
-        in_graph: whether the encoder takes pixels.
-
-    Raises:
-        ExportError: the graphs are not the same function as the model.
-        CheckpointError: the tokenizer makes other texts than transformers' own.
-    """
-    progress("load the model", 0, 4)
-    module, spec, sequence = (
-        load_model(reference_model.source).module,
-        reference_model.postprocess,
-        reference_model.sequence,
-    )
-    assert isinstance(module, ImageText) and isinstance(spec, TextSpec) and sequence is not None
-    assert reference_model.tokenizer is not None
-    shutil.copyfile(reference_model.tokenizer, out / TOKENIZER_FILE)
-    progress("compare the tokenizer", 1, 4)
-    compared = compare_writers(reference_model.tokenizer, spec, sequence)
-    progress("export to ONNX", 2, 4)
-    graphs = export_image_text(
-        module,
-        name=name,
-        preprocess=reference_model.images,
-        postprocess=spec,
-        sequence=sequence,
-        opset=opset,
-        batch=batch,
-        in_graph=in_graph,
-    )
-    for part, graph in graphs.items():
-        save_graph(graph, out / f"{part}.onnx")
-    progress("compare with the original", 3, 4)
-    encoder, step = (out / f"{part}.onnx" for part in (ENCODER, DECODER_STEP))
-    parity = check_text_parity(encoder, step, module, reference_model.images, sequence, fixed_batch=batch)
-    progress("compare with the original", 4, 4)
-    graph = graphs[ENCODER]
-    return parity, (graph.opset_imports[""], graph.ir_version or 0), compared
-
-
-# --- Export of promptable segmentation: an image encoder and a decoder of prompts, each compared with PyTorch ---------
-
-
-Feeds = list[tuple[dict[str, Array], dict[str, Array]]]
-
-
-def export_prompted(
-    reference_model: ReferenceModel,
-    name: str,
-    opset: int,
-    batch: int | None,
-    in_graph: bool,
-    out: Path,
-    progress: Progress,
-) -> tuple[Sequence[ParityRow], tuple[int, int]]:
-    """Writes image_encoder.onnx and prompt_decoder.onnx. Returns the parity rows, opset and IR version.
-
-    Args:
-        batch: of images; prompts have a dynamic one.
-        in_graph: whether the encoder takes pixels.
-
-    Raises:
-        ExportError: a graph is not the same function as its module.
-    """
-    progress("load the model", 0, 4)
-    original = load_model(reference_model.source)
-    module, spec = original.module, reference_model.postprocess
-    assert isinstance(module, Prompted) and isinstance(spec, PromptSpec)
-    embedded = embeddings_of(module, reference_model.channels, reference_model.image_size)
-    progress("export the image encoder", 1, 4)
-    encoder = export_graph(
-        module.image_encoder,
-        name=f"{name}_{IMAGE_ENCODER}",
-        preprocess=reference_model.images,
-        image_size=reference_model.image_size,
-        opset=opset,
-        batch=batch,
-        in_graph=in_graph,
-        outputs=[tensor.name for tensor in embedded],
-    )
-    progress("export the prompt decoder", 2, 4)
-    decoder = export_tensors_graph(
-        module.prompt_decoder,
-        name=f"{name}_{PROMPT_DECODER}",
-        inputs=[*embedded, *prompt_tensors(spec)],
-        outputs=[tensor.name for tensor in reference_model.outputs],
-        opset=opset,
-    )
-    for part, graph in ((IMAGE_ENCODER, encoder), (PROMPT_DECODER, decoder)):
-        set_metadata(graph, GraphMetadata(name, reference_model.task, reference_model.images, postprocess=spec))
-        save_graph(graph, out / f"{part}.onnx")
-    progress("compare with the original", 3, 4)
-    with torch_runner(original) as reference:
-        assert isinstance(reference, FlowRunner)
-        images, prompts = _asked(reference, reference_model, spec, batch, in_graph)
-    parity = check_outputs(out / f"{IMAGE_ENCODER}.onnx", images, IMAGE_ENCODER)
-    parity += check_outputs(out / f"{PROMPT_DECODER}.onnx", prompts, PROMPT_DECODER)
-    progress("compare with the original", 4, 4)
-    return parity, (encoder.opset_imports[""], encoder.ir_version or 0)
-
-
-def _asked(
-    reference: FlowRunner, model: ReferenceModel, spec: PromptSpec, fixed: int | None, in_graph: bool
-) -> tuple[Feeds, Feeds]:
-    """Seeded images, and prompts for their embeddings, each with what the original gives for them."""
-    generator, parts = np.random.default_rng(SEED), reference.linked.runners
-    images: Feeds = []
-    prompts: Feeds = []
-    for batch in BATCHES if fixed is None else (fixed,) * len(BATCHES):
-        shape = (batch, *model.image_size, model.channels)
-        pixels = generator.integers(0, 256, shape, dtype=np.uint8)
-        tensor = normalise(pixels, model.images)
-        embedded = parts[IMAGE_ENCODER].infer({"image": tensor})
-        images.append(({"image": pixels if in_graph else tensor}, embedded))
-        points = generator.uniform(0, min(model.image_size), (batch, spec.slots, 2)).astype(np.float32)
-        labels = generator.integers(-1, BOTTOM_RIGHT + 1, (batch, spec.slots))
-        for row, used in zip(labels, generator.integers(1, spec.slots, batch), strict=True):
-            row[used:] = EMPTY
-        feeds = {**embedded, "points": points, "labels": labels}
-        prompts.append((feeds, parts[PROMPT_DECODER].infer(feeds)))
-    return images, prompts
-
-
-# --- Export of an encoder-decoder: two graphs, compared with step-by-step decoding in PyTorch -------------------------
-
-
-def export_sequence_model(
-    reference_model: ReferenceModel, name: str, opset: int, out: Path, progress: Progress
-) -> tuple[Sequence[ParityRow], tuple[int, int]]:
-    """Writes encoder.onnx and decoder_step.onnx; returns the parity rows, and opset and IR version."""
-    progress("load the model", 0, 3)
-    module = load_model(reference_model.source).module
-    assert isinstance(module, Transformer)
-    progress("export to ONNX", 1, 3)
-    graphs = export_sequence(module, name=name, opset=opset)
-    for part, graph in graphs.items():
-        set_metadata(graph, GraphMetadata(name, "sequence", None, sequence=reference_model.sequence))
-        save_graph(graph, out / f"{part}.onnx")
-    progress("compare with the original", 2, 3)
-    parity = check_sequence_parity(out / f"{ENCODER}.onnx", out / f"{DECODER_STEP}.onnx", module)
-    progress("compare with the original", 3, 3)
-    graph = graphs[ENCODER]
-    return parity, (graph.opset_imports[""], graph.ir_version or 0)
-
-
-# --- Export of two towers: a graph each, compared with PyTorch, and the tokenizer, compared with transformers' --------
-
-
-def export_towers(
-    reference_model: ReferenceModel,
-    name: str,
-    opset: int,
-    batch: int | None,
-    in_graph: bool,
-    out: Path,
-    progress: Progress,
-) -> tuple[Sequence[ParityRow], tuple[int, int], str | None]:
-    """Writes image_tower.onnx, text_tower.onnx and tokenizer.json. Returns the parity rows, opset
-    and IR version, and what the tokenizer was compared with (None: with nothing).
-
-    Args:
-        batch: of images; texts have a dynamic one.
-        in_graph: whether the image tower takes pixels.
-
-    Raises:
-        ExportError: a graph is not the same function as its tower.
-        CheckpointError: the tokenizer gives other tokens than transformers' own.
-    """
-    progress("load the model", 0, 5)
-    original = load_model(reference_model.source)
-    module, spec = original.module, reference_model.postprocess
-    assert isinstance(module, Towers) and isinstance(spec, ZeroShotSpec | OpenVocabularySpec)
-    assert reference_model.tokenizer is not None
-    shutil.copyfile(reference_model.tokenizer, out / TOKENIZER_FILE)
-    progress("compare the tokenizer", 1, 5)
-    compared = compare_tokenizers(reference_model.tokenizer, spec)
-    progress("export the image tower", 2, 5)
-    image = export_graph(
-        module.image_tower,
-        name=f"{name}_{IMAGE_TOWER}",
-        preprocess=reference_model.images,
-        image_size=reference_model.image_size,
-        opset=opset,
-        batch=batch,
-        in_graph=in_graph,
-        outputs=[{IMAGE_FEATURES: "features"}.get(each.name, each.name) for each in original.signature.outputs[:-1]],
-    )
-    progress("export the text tower", 3, 5)
-    text = export_text_graph(module.text_tower, name=f"{name}_{TEXT_TOWER}", length=spec.length, opset=opset)
-    for part, graph in ((IMAGE_TOWER, image), (TEXT_TOWER, text)):
-        set_metadata(graph, GraphMetadata(name, reference_model.task, reference_model.images, postprocess=spec))
-        save_graph(graph, out / f"{part}.onnx")
-    progress("compare with the original", 4, 5)
-    with torch_runner(original) as reference:
-        assert isinstance(reference, FlowRunner)
-        parts = reference.linked.runners
-        rows = check_graph(
-            out / f"{IMAGE_TOWER}.onnx", ask(parts[IMAGE_TOWER], reference_model.images, batch), reference_model.images
-        )
-        parity = [dataclasses.replace(row, graph=IMAGE_TOWER) for row in rows]
-        asked = _texts(spec, module.text_tower.config.vocabulary, module.text_tower.config.end)
-        answers = [parts[TEXT_TOWER].infer({"text": tokens})["features"] for tokens in asked]
-        feeds = [({"text": tokens}, {"features": found}) for tokens, found in zip(asked, answers, strict=True)]
-        parity += check_outputs(out / f"{TEXT_TOWER}.onnx", feeds, TEXT_TOWER)
-    progress("compare with the original", 5, 5)
-    return parity, (image.opset_imports[""], image.ir_version or 0), compared
-
-
-def _texts(spec: ReadsTexts, vocabulary: int, end: int) -> list[np.ndarray]:
-    """Seeded random tokens at three batch sizes, which end anywhere and are padded."""
-    generator, found = np.random.default_rng(SEED), []
-    for batch in BATCHES:
-        tokens = generator.integers(0, vocabulary, (batch, spec.length))
-        for row, last in zip(tokens, generator.integers(1, spec.length, batch), strict=True):
-            row[last], row[last + 1 :] = min(end, vocabulary - 1), spec.pad
-        found.append(tokens)
-    return found
-
-
-# --- Export the original to its float graph, and compare the two at three batch sizes ---------------------------------
+# --- What is exported of a model, and how -----------------------------------------------------------------------------
 
 
 # An export that takes longer says at its start how long.
 SAID_SECONDS = 20.0
 PACKAGES = ("torch", "onnx", "onnxscript", "onnx-ir", "numpy", "timm", "transformers")
+Versions = tuple[int, int]
+# Parity rows, opset and IR version, and what a tokenizer was compared with (None: with nothing, or there is none).
+Exported = tuple[Sequence[ParityRow], Versions, "str | None"]
 
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """How the original is exported; `batch` None is dynamic."""
+    """How the original is exported; `batch`, of images, None is dynamic; other inputs always are. `in_graph`: what
+    takes images takes pixels."""
 
     name: str
     opset: int
@@ -322,29 +95,21 @@ class ExportConfig:
 def export(
     reference_model: ReferenceModel, config: ExportConfig, out: Path, progress: Progress = silent
 ) -> dict[str, Any]:
-    """Writes the graph or graphs, export.json (what the export is, and its parity), labels.txt where there are any."""
-    compared: str | None = None
-    parity: Sequence[ParityRow]
-    if reference_model.task in ("zero-shot", "open-vocabulary-detection"):
-        size = config.opset, config.batch, config.in_graph
-        parity, opset, compared = export_towers(reference_model, config.name, *size, out, progress)
-    elif reference_model.task == "promptable-segmentation":
-        size = config.opset, config.batch, config.in_graph
-        parity, opset = export_prompted(reference_model, config.name, *size, out, progress)
-    elif reference_model.task == "image-to-text":
-        size = config.opset, config.batch, config.in_graph
-        parity, opset, compared = export_image_text_model(reference_model, config.name, *size, out, progress)
-    elif reference_model.task == "sequence":
-        parity, opset = export_sequence_model(reference_model, config.name, config.opset, out, progress)
-    else:
-        parity, opset = _export_image_model(reference_model, config, out, progress)
+    """Writes the graph or graphs, export.json (what the export is, and its parity), labels.txt where there are any.
+
+    Raises:
+        ExportError: a graph is not the same function as the model.
+        CheckpointError: a tokenizer gives other tokens or texts than transformers' own.
+    """
+    make = _OF_SEVERAL_GRAPHS.get(reference_model.task, _export_image_model)
+    parity, (opset, ir_version), compared = make(reference_model, config, out, progress)
     if reference_model.labels:
         (out / LABELS_FILE).write_text("".join(f"{label}\n" for label in reference_model.labels), encoding="utf-8")
     files = graphs_in(out).values()
     facts = {
         "model": reference_model.facts(),
-        "opset": opset[0],
-        "ir_version": opset[1],
+        "opset": opset,
+        "ir_version": ir_version,
         "bytes": sum(file.stat().st_size for file in files),
         "parity": [row.facts() for row in parity],
         "tolerance": TOLERANCE,
@@ -354,9 +119,197 @@ def export(
     return facts
 
 
+def _save(graphs: Mapping[str, ir.Model], out: Path, metadata: GraphMetadata | None = None) -> Versions:
+    """Write each graph under its name, with `metadata` where it has none; gives the versions of the first."""
+    for part, graph in graphs.items():
+        if metadata is not None:
+            set_metadata(graph, metadata)
+        save_graph(graph, out / f"{part}.onnx")
+    first = next(iter(graphs.values()))
+    return first.opset_imports[""], first.ir_version or 0
+
+
+def _image_part(
+    model: ReferenceModel, config: ExportConfig, module: nn.Module, part: str, outputs: Sequence[str]
+) -> ir.Model:
+    """The graph of several that takes the image."""
+    return export_graph(
+        module,
+        name=f"{config.name}_{part}",
+        preprocess=model.images,
+        image_size=model.image_size,
+        opset=config.opset,
+        batch=config.batch,
+        in_graph=config.in_graph,
+        outputs=outputs,
+    )
+
+
+# --- An encoder-decoder of images: two graphs, compared with PyTorch, and the tokenizer -------------------------------
+
+
+def _export_image_text(model: ReferenceModel, config: ExportConfig, out: Path, progress: Progress) -> Exported:
+    progress("load the model", 0, 4)
+    module, spec, sequence = load_model(model.source).module, model.postprocess, model.sequence
+    assert isinstance(module, ImageText) and isinstance(spec, TextSpec) and sequence is not None
+    assert model.tokenizer is not None
+    shutil.copyfile(model.tokenizer, out / TOKENIZER_FILE)
+    progress("compare the tokenizer", 1, 4)
+    compared = compare_writers(model.tokenizer, spec, sequence)
+    progress("export to ONNX", 2, 4)
+    graphs = export_image_text(
+        module,
+        name=config.name,
+        preprocess=model.images,
+        postprocess=spec,
+        sequence=sequence,
+        opset=config.opset,
+        batch=config.batch,
+        in_graph=config.in_graph,
+    )
+    versions = _save({ENCODER: graphs[ENCODER], DECODER_STEP: graphs[DECODER_STEP]}, out)
+    progress("compare with the original", 3, 4)
+    encoder, step = (out / f"{part}.onnx" for part in (ENCODER, DECODER_STEP))
+    parity = check_text_parity(encoder, step, module, model.images, sequence, fixed_batch=config.batch)
+    progress("compare with the original", 4, 4)
+    return parity, versions, compared
+
+
+# --- Promptable segmentation: an image encoder and a decoder of prompts, each compared with PyTorch -------------------
+
+
+Feeds = list[tuple[dict[str, Array], dict[str, Array]]]
+
+
+def _export_prompted(model: ReferenceModel, config: ExportConfig, out: Path, progress: Progress) -> Exported:
+    progress("load the model", 0, 4)
+    original = load_model(model.source)
+    module, spec = original.module, model.postprocess
+    assert isinstance(module, Prompted) and isinstance(spec, PromptSpec)
+    embedded = embeddings_of(module, model.channels, model.image_size)
+    progress("export the image encoder", 1, 4)
+    encoder = _image_part(model, config, module.image_encoder, IMAGE_ENCODER, [tensor.name for tensor in embedded])
+    progress("export the prompt decoder", 2, 4)
+    decoder = export_tensors_graph(
+        module.prompt_decoder,
+        name=f"{config.name}_{PROMPT_DECODER}",
+        inputs=[*embedded, *prompt_tensors(spec)],
+        outputs=[tensor.name for tensor in model.outputs],
+        opset=config.opset,
+    )
+    metadata = GraphMetadata(config.name, model.task, model.images, postprocess=spec)
+    versions = _save({IMAGE_ENCODER: encoder, PROMPT_DECODER: decoder}, out, metadata)
+    progress("compare with the original", 3, 4)
+    with torch_runner(original) as reference:
+        assert isinstance(reference, FlowRunner)
+        images, prompts = _images_and_prompts(reference, model, spec, config)
+    parity = check_outputs(out / f"{IMAGE_ENCODER}.onnx", images, IMAGE_ENCODER)
+    parity += check_outputs(out / f"{PROMPT_DECODER}.onnx", prompts, PROMPT_DECODER)
+    progress("compare with the original", 4, 4)
+    return parity, versions, None
+
+
+def _images_and_prompts(
+    reference: FlowRunner, model: ReferenceModel, spec: PromptSpec, config: ExportConfig
+) -> tuple[Feeds, Feeds]:
+    """Seeded images, and prompts for their embeddings, each with what the original gives for them."""
+    generator, parts = np.random.default_rng(SEED), reference.linked.runners
+    images: Feeds = []
+    prompts: Feeds = []
+    for batch in BATCHES if config.batch is None else (config.batch,) * len(BATCHES):
+        shape = (batch, *model.image_size, model.channels)
+        pixels = generator.integers(0, 256, shape, dtype=np.uint8)
+        tensor = normalise(pixels, model.images)
+        embedded = parts[IMAGE_ENCODER].infer({"image": tensor})
+        images.append(({"image": pixels if config.in_graph else tensor}, embedded))
+        points = generator.uniform(0, min(model.image_size), (batch, spec.slots, 2)).astype(np.float32)
+        labels = generator.integers(-1, BOTTOM_RIGHT + 1, (batch, spec.slots))
+        for row, used in zip(labels, generator.integers(1, spec.slots, batch), strict=True):
+            row[used:] = EMPTY
+        feeds = {**embedded, "points": points, "labels": labels}
+        prompts.append((feeds, parts[PROMPT_DECODER].infer(feeds)))
+    return images, prompts
+
+
+# --- An encoder-decoder: two graphs, compared with step-by-step decoding in PyTorch -----------------------------------
+
+
+def _export_sequence(model: ReferenceModel, config: ExportConfig, out: Path, progress: Progress) -> Exported:
+    progress("load the model", 0, 3)
+    module = load_model(model.source).module
+    assert isinstance(module, Transformer)
+    progress("export to ONNX", 1, 3)
+    graphs = export_sequence(module, name=config.name, opset=config.opset)
+    metadata = GraphMetadata(config.name, "sequence", None, sequence=model.sequence)
+    versions = _save({ENCODER: graphs[ENCODER], DECODER_STEP: graphs[DECODER_STEP]}, out, metadata)
+    progress("compare with the original", 2, 3)
+    parity = check_sequence_parity(out / f"{ENCODER}.onnx", out / f"{DECODER_STEP}.onnx", module)
+    progress("compare with the original", 3, 3)
+    return parity, versions, None
+
+
+# --- Two towers: a graph each, compared with PyTorch, and the tokenizer, compared with transformers' ------------------
+
+
+def _export_towers(model: ReferenceModel, config: ExportConfig, out: Path, progress: Progress) -> Exported:
+    progress("load the model", 0, 5)
+    original = load_model(model.source)
+    module, spec = original.module, model.postprocess
+    assert isinstance(module, Towers) and isinstance(spec, ZeroShotSpec | OpenVocabularySpec)
+    assert model.tokenizer is not None
+    shutil.copyfile(model.tokenizer, out / TOKENIZER_FILE)
+    progress("compare the tokenizer", 1, 5)
+    compared = compare_tokenizers(model.tokenizer, spec)
+    progress("export the image tower", 2, 5)
+    outputs = [{IMAGE_FEATURES: "features"}.get(each.name, each.name) for each in original.signature.outputs[:-1]]
+    image = _image_part(model, config, module.image_tower, IMAGE_TOWER, outputs)
+    progress("export the text tower", 3, 5)
+    name = f"{config.name}_{TEXT_TOWER}"
+    text = export_text_graph(module.text_tower, name=name, length=spec.length, opset=config.opset)
+    metadata = GraphMetadata(config.name, model.task, model.images, postprocess=spec)
+    versions = _save({IMAGE_TOWER: image, TEXT_TOWER: text}, out, metadata)
+    progress("compare with the original", 4, 5)
+    with torch_runner(original) as reference:
+        assert isinstance(reference, FlowRunner)
+        parts = reference.linked.runners
+        asked = ask(parts[IMAGE_TOWER], model.images, config.batch)
+        rows = check_graph(out / f"{IMAGE_TOWER}.onnx", asked, model.images)
+        parity = [dataclasses.replace(row, graph=IMAGE_TOWER) for row in rows]
+        texts = _texts(spec, module.text_tower.config.vocabulary, module.text_tower.config.end)
+        feeds = [
+            ({"text": tokens}, {"features": parts[TEXT_TOWER].infer({"text": tokens})["features"]}) for tokens in texts
+        ]
+        parity += check_outputs(out / f"{TEXT_TOWER}.onnx", feeds, TEXT_TOWER)
+    progress("compare with the original", 5, 5)
+    return parity, versions, compared
+
+
+def _texts(spec: ReadsTexts, vocabulary: int, end: int) -> list[np.ndarray]:
+    """Seeded random tokens at three batch sizes, which end anywhere and are padded."""
+    generator, texts = np.random.default_rng(SEED), []
+    for batch in BATCHES:
+        tokens = generator.integers(0, vocabulary, (batch, spec.length))
+        for row, last in zip(tokens, generator.integers(1, spec.length, batch), strict=True):
+            row[last], row[last + 1 :] = min(end, vocabulary - 1), spec.pad
+        texts.append(tokens)
+    return texts
+
+
+_OF_SEVERAL_GRAPHS: Mapping[Task, Callable[[ReferenceModel, ExportConfig, Path, Progress], Exported]] = {
+    "zero-shot": _export_towers,
+    "open-vocabulary-detection": _export_towers,
+    "promptable-segmentation": _export_prompted,
+    "image-to-text": _export_image_text,
+    "sequence": _export_sequence,
+}
+
+
+# --- One graph, of a module or of the user's file ---------------------------------------------------------------------
+
+
 def _export_image_model(
     reference_model: ReferenceModel, config: ExportConfig, out: Path, progress: Progress
-) -> tuple[Sequence[ParityRow], tuple[int, int]]:
+) -> Exported:
     progress("load the model", 0, 3)
     original: LoadedModel | None = None if is_onnx(reference_model.source) else load_model(reference_model.source)
     progress("export to ONNX", 1, 3)
@@ -388,15 +341,14 @@ def _export_image_model(
             fix=FREE_BATCH,
         )
     set_metadata(graph, dataclasses.replace(get_metadata(graph, MODEL_FILE), labels=reference_model.labels))
-    save_graph(graph, out / MODEL_FILE)
-    versions = graph.opset_imports[""], graph.ir_version or 0
+    versions = _save({"model": graph}, out)
     del graph
     progress("compare with the original", 2, 3)
     with reference_runner(reference_model.source, original=original) as reference:
         asked = ask(reference, reference_model.images, batch)
     parity = check_graph(out / MODEL_FILE, asked, reference_model.images)
     progress("compare with the original", 3, 3)
-    return parity, versions
+    return parity, versions, None
 
 
 def _imported(reference_model: ReferenceModel, config: ExportConfig) -> ir.Model:

@@ -191,20 +191,13 @@ def _machine() -> dict[str, str]:
 
 
 def place_step(
-    candidate: Candidate,
-    weight_bits: WeightBits,
-    float_parts: tuple[str, ...] = (),
-    ignore: tuple[str, ...] = (),
-    *,
-    raises: bool = False,
+    candidate: Candidate, plain: PlaceConfig, float_parts: tuple[str, ...] = (), *, raises: bool = False
 ) -> Step:
-    """The placement of a candidate whose precision is not typed in the graph. `weight_bits`: of INT8 weights;
-    `float_parts`: graphs that stay in float; `ignore`: layers that do; `raises`: the plan's step for layers out of
-    plain INT8 says which are."""
-    quantized = candidate.precision in QUANTIZED
-    bits = weight_bits if quantized else 8
-    parts, left = (float_parts, ignore) if quantized else ((), ())
-    config = PlaceConfig(candidate.target, candidate.precision, left, bits, parts)
+    """The placement of a candidate whose precision is not typed in the graph. `plain`: the config of plain INT8;
+    `float_parts`: graphs that stay in float; `raises`: the plan's step for layers out of plain INT8 says which are."""
+    config, quantized = PlaceConfig(candidate.target, candidate.precision), candidate.precision in QUANTIZED
+    if quantized:
+        config = replace(plain, precision=candidate.precision, float_parts=float_parts)
     wanted_searches: dict[Search[Mixed] | Search[HighPrecision], bool] = {
         MIXED_SEARCH: candidate.precision == "mixed",
         HIGH_PRECISION_SEARCH: raises,

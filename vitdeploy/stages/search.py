@@ -164,11 +164,8 @@ def open_trials(
         yield trials
 
 
-def search_step(
-    candidate: Candidate, weight_bits: WeightBits, budget: Budget, data: Data, ignore: tuple[str, ...] = ()
-) -> Step:
-    """The overrides of a candidate in mixed precision; measured on this machine. Layers of `ignore` stay in float."""
-    config = PlaceConfig(candidate.target, "int8", ignore, weight_bits)
+def search_step(candidate: Candidate, config: PlaceConfig, budget: Budget, data: Data) -> Step:
+    """The overrides of a candidate in mixed precision; measured on this machine. `config`: of plain INT8."""
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         find_mixed(config, budget, CalibratedGraph.of(folders, data), out, progress)
@@ -330,11 +327,8 @@ class _Placed:
         return folder / graph.name
 
 
-def float_rest_step(
-    candidate: Candidate, batch: int, weight_bits: WeightBits, data: Data, ignore: tuple[str, ...] = ()
-) -> Step:
-    """The precision of a candidate's float operators; measured on this machine. Layers of `ignore` stay in float."""
-    config = PlaceConfig(candidate.target, "int8", ignore, weight_bits)
+def float_rest_step(candidate: Candidate, config: PlaceConfig, batch: int, data: Data) -> Step:
+    """The precision of a candidate's float operators; measured on this machine. `config`: of plain INT8."""
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         find_float_rest(config, batch, CalibratedGraph.of(folders, data), out, progress)
@@ -350,21 +344,6 @@ def float_rest_step(
 MOST_IMAGES, LEAST_IMAGES, TRIAL_MACS = 32, 8, 64_000_000_000
 # With more in all trials of single layers, which takes some ten minutes on two cores, none is tried.
 MOST_MACS = 100_000_000_000_000
-
-
-@dataclass(frozen=True)
-class HighPrecisionConfig:
-    """`price`: percent of the latency that layers out of plain INT8 may add; `batch`: at which it is measured."""
-
-    target: str
-    price: float
-    batch: int = 1
-    ignore: tuple[str, ...] = ()
-    weight_bits: WeightBits = 8
-
-    @property
-    def place(self) -> PlaceConfig:
-        return PlaceConfig(self.target, "int8", self.ignore, self.weight_bits)
 
 
 def raises_precision(target: str, precision: str, task: Task | None, price: float) -> bool:
@@ -385,7 +364,9 @@ def measures(target: str, precision: str, price: float) -> bool:
 
 
 def find_high_precision(
-    config: HighPrecisionConfig,
+    config: PlaceConfig,
+    price: float,
+    batch: int,
     calibrated: CalibratedGraph,
     out: Path,
     progress: Progress = silent,
@@ -394,20 +375,31 @@ def find_high_precision(
     """Writes high_precision.json, and sensitivity.json where layers were tried.
 
     Layers are ranked by what each costs in INT8 on the calibration images; growing sets of them are placed, compiled
-    and timed against plain INT8, and run on all calibration images; `choose_rung` takes one. `float_rest`: in which
-    precision their engines compute float operators.
+    and timed against plain INT8, and run on all calibration images; `choose_rung` takes one.
+
+    Args:
+        config: of plain INT8.
+        price: percent of the latency that layers out of plain INT8 may add, measured at `batch` if the graph has no
+            other.
+        float_rest: in which precision their engines compute float operators.
 
     Raises:
         GraphError, EngineError, CapabilityError, WorkerError: as `place_graph` and `search.frame.measure`.
     """
-    return HIGH_PRECISION_SEARCH.write(_find(config, calibrated, out, progress, float_rest), out)
+    return HIGH_PRECISION_SEARCH.write(_find(config, price, batch, calibrated, out, progress, float_rest), out)
 
 
 def _find(
-    config: HighPrecisionConfig, calibrated: CalibratedGraph, out: Path, progress: Progress, rest: FloatRest
+    config: PlaceConfig,
+    price: float,
+    batch: int,
+    calibrated: CalibratedGraph,
+    out: Path,
+    progress: Progress,
+    rest: FloatRest,
 ) -> HighPrecision:
     target, form = config.target, form_of(config.target, config.weight_bits)
-    about: Facts = {**measured_here(target), "form": form, "price": config.price}
+    about: Facts = {**measured_here(target), "form": form, "price": price}
     about["images"] = len(calibrated.samples)
     shaped = load_graph(calibrated.graph)
     shape(shaped, target, config.ignore)
@@ -417,7 +409,7 @@ def _find(
         return HighPrecision(**about, why=reason)
     with contextlib.ExitStack() as stack:
         try:
-            trials = stack.enter_context(open_trials(config.place, calibrated, progress, _images(macs)))
+            trials = stack.enter_context(open_trials(config, calibrated, progress, _images(macs)))
         except GraphError as error:  # plain INT8 takes graphs that single layers cannot be tried of
             return HighPrecision(**about, why=f"single layers cannot be tried: {error.message}")
         int8 = trials.whole.reached(trials.answers({}))
@@ -431,8 +423,8 @@ def _find(
         if not sets:
             return HighPrecision(**about, why="no layer costs more answers than its share of the products", int8=int8)
         whole = trials.whole
-    rounding, batch = Rounded(), fixed_batch(graph_spec(shaped, MODEL_FILE)) or config.batch
-    placed = [_Placed(config.place, calibrated, layers, form, rounding) for layers in ((), *sets)]
+    rounding, batch = Rounded(), fixed_batch(graph_spec(shaped, MODEL_FILE)) or batch
+    placed = [_Placed(config, calibrated, layers, form, rounding) for layers in ((), *sets)]
     variants = [GraphVariant(str(number), each.write, rest) for number, each in enumerate(placed)]
     texts = f"layers out of plain INT8 for {target}", "time them"
     measured, disturbed = measure(variants, target, batch, texts, progress, reference_outputs=whole)
@@ -441,7 +433,7 @@ def _find(
         Rung(layers=layers, share=share, reached=found, **vars(each.timing))
         for (layers, share), found, each in zip(sets.items(), reached, measured[1:], strict=True)
     ]
-    layers, why = choose_rung(plain, rungs, config.price, disturbed)
+    layers, why = choose_rung(plain, rungs, price, disturbed)
     return HighPrecision(**about, why=why, int8=plain, rungs=tuple(rungs), layers=layers, disturbed=disturbed)
 
 
@@ -476,19 +468,19 @@ def _images(macs: int) -> int:
 
 def high_precision_step(
     candidate: Candidate,
+    config: PlaceConfig,
     price: float,
     batch: int,
-    weight_bits: WeightBits,
     data: Data,
-    ignore: tuple[str, ...] = (),
     rest: FloatRest | Literal["measured"] = "fp32",
 ) -> Step:
-    """The layers of a candidate that are taken out of plain INT8; measured on this machine. Layers of `ignore` stay in
-    float. `rest`: the precision of float operators, or that which the plan's step for it has found."""
+    """The layers of a candidate that are taken out of plain INT8, which `config` is of; measured on this machine.
+    `rest`: the precision of float operators, or that which the plan's step for it has found."""
     asked = rest_of(candidate, rest)
-    config = HighPrecisionConfig(candidate.target, price, batch, ignore, weight_bits)
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
-        find_high_precision(config, CalibratedGraph.of(folders, data), out, progress, asked.of(folders))
+        calibrated = CalibratedGraph.of(folders, data)
+        find_high_precision(config, price, batch, calibrated, out, progress, asked.of(folders))
 
-    return _step_of(HIGH_PRECISION_SEARCH, candidate, write, {**asdict(config), **asked.config}, data, asked.inputs)
+    about = {**asdict(config), "price": price, "batch": batch, **asked.config}
+    return _step_of(HIGH_PRECISION_SEARCH, candidate, write, about, data, asked.inputs)

@@ -25,7 +25,7 @@ from vitdeploy.search.reference import ReferenceOutputs
 from vitdeploy.spec import EngineSpec
 from vitdeploy.stages.step import QUANTIZED, find_graph
 from vitdeploy.tasks.images import calibration_images
-from vitdeploy.workflows.subjects import find_bundle
+from vitdeploy.workflows.subjects import Finder
 
 IMAGES = 32
 # How many parts are shown where none stands out.
@@ -33,15 +33,6 @@ SHOWN_PARTS = 3
 # More layers than this are counted, not named.
 MANY = 4
 TEXT = "runs"
-
-
-@dataclass(frozen=True)
-class BisectionReport:
-    """The document, its lines for people, and the command that fixes, "" without one."""
-
-    document: dict[str, object]
-    lines: list[str]
-    then: str
 
 
 def bisect_artifact(
@@ -54,8 +45,9 @@ def bisect_artifact(
     seed: int,
     skip_bad: bool,
     progress: Progress,
-) -> BisectionReport:
-    """Find where the answers of an engine start to differ from those of its float graph.
+) -> tuple[dict[str, object], list[str], str]:
+    """Find where the answers of an engine start to differ from those of its float graph: the document, its lines for
+    people, and the command that fixes it, "" without one.
 
     The images are those that `vitdeploy quantize --data` would calibrate on, 32 by default: evaluation images stay
     unseen. The float graph is that of `against` if this is a graph or a bundle, else the artifact's own.
@@ -65,7 +57,7 @@ def bisect_artifact(
             graphs and engines propagate.
     """
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
-        bundle = find_bundle(artifact, target=target, work=Path(folder))
+        bundle = Finder(Path(folder), target).bundle(artifact)
         if bundle is None:
             raise InputError(
                 "only the engine of a graph can be bisected",
@@ -118,7 +110,7 @@ def bisect_artifact(
         "fix": None if fix is None else _plain(asdict(fix)),
     }
     document |= {"located": found.located is not None, "sentence": formatter.sentence(found)}
-    return BisectionReport(document, formatter.lines(found, fix, len(pixels), splice.runs), formatter.command(fix))
+    return document, formatter.lines(found, fix, len(pixels), splice.runs), formatter.command(fix)
 
 
 def _of_image(engine: EngineSpec) -> EngineSpec:

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Protocol
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.run import BenchCandidate, engine_candidate
@@ -31,7 +30,7 @@ from vitdeploy.graph.io.files import (
     serialised,
 )
 from vitdeploy.graph.io.meanings import OUTPUTS
-from vitdeploy.known_bad.find import in_spite
+from vitdeploy.known_bad.find import check_ids, in_spite
 from vitdeploy.models.model_folder.hub import is_hub_name
 from vitdeploy.models.names import FUNCTION
 from vitdeploy.models.source import Source
@@ -88,21 +87,10 @@ def original_identity(reference_model: ReferenceModel) -> Identity:
 # --- What another process, here or elsewhere, makes the runner of a subject of: plain data that can be pickled --------
 
 
-class Portable(Protocol):
-    """A subject in another process."""
-
-    def sent(self, identity: Identity, store: Store) -> Portable:
-        """The same, of files that are found where the store is."""
-        ...
-
-    def runner(self, identity: Identity, store: Store) -> Runner:
-        """Its runner (not loaded yet), here.
-
-        Raises:
-            WorkerError: here it is not what it is in the process that asks, whose `identity` is given.
-            StorageError: its files are not in the store. Errors of reading it propagate.
-        """
-        ...
+# `sent` gives the same, of files that are found where the store is; `runner` its runner (not loaded yet), here.
+# Raises:
+#     WorkerError: here it is not what it is in the process that asks, whose `identity` is given.
+#     StorageError: its files are not in the store. Errors of reading it propagate.
 
 
 @dataclass(frozen=True)
@@ -154,6 +142,9 @@ class PortableEngine:
         return make_runner(folder, engine, trust=self.trust, spinning=False)
 
 
+Portable = PortableOriginal | PortableEngine
+
+
 def _require_same(here: Identity, asked: Identity) -> None:
     """Raise WorkerError if an artifact is made of other files here, or is computed by other tools."""
     for found, wanted in ((here.inputs, asked.inputs), (here.tools, asked.tools)):
@@ -198,39 +189,106 @@ class Subject:
     portable: Portable | None = None
 
 
-Finder = Callable[[str], list[Subject]]
+@dataclass(frozen=True)
+class Finder:
+    """Finds subjects by what the user typed. Graphs are compiled into new folders of `work`.
+
+    `target`: of several engines the one for it, and what graphs are compiled for; `emulated`: graphs that are typed for
+    a GPU are evaluated on this CPU, with the storage of their types; `trust`: bundles must be signed by this identity
+    (`bundle.sign.signed_by`); `accepted`: entries of the table of runtimes known to be wrong that are no reason to
+    refuse a graph; `proven`: engines of graphs must give the graph's own answers (`seeded`).
+    """
+
+    work: Path
+    target: str | None = None
+    emulated: bool = False
+    trust: Path | None = None
+    accepted: Sequence[str] = ()
+    proven: bool = False
+
+    def find(self, text: str, source: Source | None = None) -> list[Subject]:
+        """The subjects of an argument: every engine of a bundle, a graph, or an original.
+
+        `source` has the command line's options for a model besides its name. A graph that vitdeploy did not write
+        counts as an original.
+
+        Raises:
+            UnknownModelError: neither a path nor a built-in model. Errors of reading and compiling propagate.
+        """
+        typed = _typed_graph(text, self.target) if self.emulated else None
+        if typed is not None:
+            return [_emulated_subject(text, typed, self.trust)]
+        path, bundle = Path(text), self.bundle(text)
+        if bundle == path:
+            return self._engines(path, self.trust, compiled=False)
+        if bundle is not None:
+            return [dataclasses.replace(each, name=str(path)) for each in self._engines(bundle, None, compiled=True)]
+        # Which know recipes and PyTorch too: a bundle's bench needs neither.
+        from vitdeploy.stages.export import settle_batch
+
+        reference_model, batch = settle_batch(find_reference_model(fitted(_named(text, source or Source()))))
+        return [original_subject(text, reference_model, own=is_hub_name(text), noted=batch is not None)]
+
+    def bundle(self, text: str) -> Path | None:
+        """The bundle that an argument names, or that its graph is compiled to; None for an original. Errors of reading
+        and compiling propagate.
+
+        Raises:
+            AnswersError: the graph is to be `proven`, and its engine does not give the graph's own answers.
+        """
+        path, kind = Path(text), kind_of(text)
+        if kind == "bundle":
+            return path
+        if kind == "model":
+            return None
+        compiled, file = new_folder(self.work, "graph"), find_graph(path)
+        target = self.target or default_target(file)
+        manifest = compile_bundle(file, target, None, None, compiled, accepted=self.accepted)
+        if self.proven:
+            engine = manifest.engines[0]
+            require_seeded(seeded_answers(compiled / engine.graph, engine.target), engine, compiled)
+        return compiled
+
+    def _engines(self, folder: Path, trust: Path | None, *, compiled: bool) -> list[Subject]:
+        manifest, labels = open_bundle(folder, trust)
+        chosen = select_engines(manifest, self.target or "auto")
+        signed = signed_digests(folder, trust) if any(map(engine_is_code, chosen)) else frozenset()
+        subjects = []
+        for engine in chosen:
+            subject = _engine_subject(folder, manifest, engine, labels, trust, folder, compiled=compiled)
+            if not loads_here(folder, engine, signed):
+                subject = self._rebuilt(subject, folder, engine, labels)
+            subjects.append(subject)
+        return subjects
+
+    def _rebuilt(self, subject: Subject, folder: Path, engine: EngineSpec, labels: tuple[str, ...]) -> Subject:
+        """The subject of an engine that is built here, of the graph in the bundle."""
+        out, accepted = new_folder(self.work, "engine"), engine.accepted or ()
+        manifest = compile_bundle(
+            folder / engine.graph, engine.target, engine.batch, engine.precision, out, accepted=accepted
+        )
+        built = _engine_subject(out, manifest, manifest.engines[0], labels, None, folder, compiled=True)
+        return dataclasses.replace(built, name=subject.name, remarks=(*built.remarks, REBUILT.format(subject.name)))
 
 
 @contextlib.contextmanager
 def opened(
     *,
     target: str | None,
-    source: Source,
     emulated: bool = False,
     trust: Path | None = None,
     accepted: Sequence[str] = (),
     proven: bool = False,
 ) -> Iterator[Finder]:
-    """A finder of subjects by what the user typed; graphs are compiled into a folder that goes at the end.
+    """A finder whose folder goes at the end; arguments as of `Finder`.
 
-    Args:
-        emulated: graphs that are typed for a GPU are evaluated on this CPU, with the storage of their types.
-        trust: bundles must be signed by this identity (`bundle.sign.signed_by`).
-        accepted: entries of the table of runtimes known to be wrong that are no reason to refuse a graph.
-        proven: engines of graphs must give the graph's own answers (`seeded`).
+    Raises:
+        InputError: one of `accepted` is no entry.
     """
-
-    def find(text: str) -> list[Subject]:
-        typed = _typed_graph(text, target) if emulated else None
-        if typed is not None:
-            return [_emulated_subject(text, typed, trust)]
-        return find_subjects(
-            text, target=target, source=source, work=work, trust=trust, accepted=accepted, proven=proven
-        )
-
+    if accepted:
+        check_ids(accepted)
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
-        work = Path(folder)
-        yield find
+        yield Finder(Path(folder), target, emulated, trust, accepted, proven)
 
 
 @contextlib.contextmanager
@@ -275,37 +333,6 @@ def _emulated_subject(text: str, file: Path, trust: Path | None) -> Subject:
     return Subject(name, metadata.precision or "fp32", setting, True, runner, bench_candidate, (EMULATED,))
 
 
-def find_subjects(
-    text: str,
-    *,
-    target: str | None,
-    source: Source,
-    work: Path,
-    trust: Path | None = None,
-    accepted: Sequence[str] = (),
-    proven: bool = False,
-) -> list[Subject]:
-    """The subjects of an argument: every engine of a bundle (or the one for `target`), a graph, or an original.
-
-    `source` has the command line's options for a model besides its name. A graph that vitdeploy did not write counts as
-    an original.
-
-    Raises:
-        UnknownModelError: neither a path nor a built-in model. Errors of reading and compiling propagate.
-    """
-    path = Path(text)
-    bundle = find_bundle(text, target=target, work=work, accepted=accepted, proven=proven)
-    if bundle is not None:
-        given = bundle == path
-        subjects = _bundle_subjects(bundle, target, work, trust if given else None, compiled=not given)
-        return subjects if given else [dataclasses.replace(s, name=str(path)) for s in subjects]
-    # Which know recipes and PyTorch too: a bundle's bench needs neither.
-    from vitdeploy.stages.export import settle_batch
-
-    reference_model, batch = settle_batch(find_reference_model(fitted(_named(text, source))))
-    return [original_subject(text, reference_model, own=is_hub_name(text), noted=batch is not None)]
-
-
 def original_subject(name: str, reference_model: ReferenceModel, *, own: bool, noted: bool = False) -> Subject:
     """An original as a subject. `own`: it has its own preprocessing; `noted`: its last note is shown with its
     results. What is assumed of its outputs always is."""
@@ -337,54 +364,6 @@ def _named(text: str, source: Source) -> Source:
             fix=f"give {source.function} in the place of {text}, or leave --model out",
         )
     return dataclasses.replace(source, model=None if own else text, function=text if own else None)
-
-
-def find_bundle(
-    text: str, *, target: str | None, work: Path, accepted: Sequence[str] = (), proven: bool = False
-) -> Path | None:
-    """The bundle that an argument names, or that its graph is compiled to, in a new folder of `work`; None for an
-    original. Errors of reading and compiling propagate.
-
-    Raises:
-        AnswersError: the graph is to be `proven`, and its engine does not give the graph's own answers.
-    """
-    path, kind = Path(text), kind_of(text)
-    if kind == "bundle":
-        return path
-    if kind == "model":
-        return None
-    compiled, file = new_folder(work, "graph"), find_graph(path)
-    manifest = compile_bundle(file, target or default_target(file), None, None, compiled, accepted=accepted)
-    if proven:
-        engine = manifest.engines[0]
-        require_seeded(seeded_answers(compiled / engine.graph, engine.target), engine, compiled)
-    return compiled
-
-
-def _bundle_subjects(
-    folder: Path, target: str | None, work: Path, trust: Path | None, *, compiled: bool
-) -> list[Subject]:
-    manifest, labels = open_bundle(folder, trust)
-    chosen = select_engines(manifest, target or "auto")
-    signed = signed_digests(folder, trust) if any(map(engine_is_code, chosen)) else frozenset()
-    subjects = []
-    for engine in chosen:
-        subject = _engine_subject(folder, manifest, engine, labels, trust, folder, compiled=compiled)
-        if not loads_here(folder, engine, signed):
-            subject = _rebuilt(subject, folder, engine, labels, work)
-        subjects.append(subject)
-    return subjects
-
-
-def _rebuilt(subject: Subject, folder: Path, engine: EngineSpec, labels: tuple[str, ...], work: Path) -> Subject:
-    """The subject of an engine that is built here, of the graph in the bundle, in a new folder of `work`."""
-    out = new_folder(work, "engine")
-    accepted = engine.accepted or ()
-    manifest = compile_bundle(
-        folder / engine.graph, engine.target, engine.batch, engine.precision, out, accepted=accepted
-    )
-    built = _engine_subject(out, manifest, manifest.engines[0], labels, None, folder, compiled=True)
-    return dataclasses.replace(built, name=subject.name, remarks=(*built.remarks, REBUILT.format(subject.name)))
 
 
 def _engine_subject(

@@ -1,7 +1,8 @@
-"""What a tuning has found: the choice, the recipe, and what is said of the rest."""
+"""Variants of a model that a tuning tries: their steps, which of them is chosen, and what is said of the others."""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Hashable, Mapping, Sequence
@@ -11,11 +12,12 @@ from typing import TypeAlias
 
 import numpy as np
 
+from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.evidence import ratio_of_medians
 from vitdeploy.document.bench import Bench, Omission, Ratio
 from vitdeploy.document.report import FORMAT
 from vitdeploy.document.sweep import MergingTrial, TuneDocument, TuneVerdict, VariantFacts
-from vitdeploy.errors import CapabilityError, GraphError, VitdeployError, WorkerError
+from vitdeploy.errors import CapabilityError, GraphError, InputError, RecipeError, VitdeployError, WorkerError
 from vitdeploy.pipeline.job import Job, tool_versions
 from vitdeploy.pipeline.outcome import (
     TOOLS,
@@ -26,23 +28,184 @@ from vitdeploy.pipeline.outcome import (
     said_of_weights,
     warnings_of,
 )
+from vitdeploy.pipeline.plan import engine_plan, judge_plan
+from vitdeploy.pipeline.schedule import LoadedRecipe, StepSource
 from vitdeploy.pipeline.verdict import beats, between, find_ratio, keeps_answers, kept, relative_times, sentence
+from vitdeploy.progress import Progress
 from vitdeploy.publish import replacing
-from vitdeploy.recipe.load import recipe_text
+from vitdeploy.recipe.load import recipe_text, validate
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.report.html import render_tuning
+from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.search.pruning import Pruning
 from vitdeploy.search.rows import RowTable
-from vitdeploy.spec import Grade, encode
-from vitdeploy.stages.rows import Schedules
-from vitdeploy.stages.search import Score
-from vitdeploy.stages.step import ORIGINAL, TUNED_NAMES
-from vitdeploy.stages.step import RECIPE_FILE as RECIPE_FILE
+from vitdeploy.spec import Grade, Precision, encode
+from vitdeploy.stages.rows import Schedules, pruning_step
+from vitdeploy.stages.search import Score, score_step
+from vitdeploy.stages.step import OPTIMIZE, ORIGINAL, RECIPE_FILE, TUNED_NAMES, Candidate, Step
+from vitdeploy.stages.workers import HERE, Workers
 from vitdeploy.store.store import Artifact
 from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.gate import Gate
-from vitdeploy.workflows.tuning.variants import FLOATS, Variant
+
+FLOATS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run a model. `merges`: of tokens, (block, tokens that remain) each. `rows`: that the blocks compute,
+    None for one per token. `prune`: the least share of MACs that goes, None for none. `raised`: with the layers
+    out of plain INT8 that the recipe's `high_precision` allows."""
+
+    target: str
+    precision: Precision
+    merges: tuple[tuple[int, int], ...] = ()
+    rows: int | None = None
+    prune: float | None = None
+    raised: bool = False
+
+    @property
+    def name(self) -> str:
+        """The artifact name, with the further changes."""
+        merged = "+".join(f"{block}:{count}" for block, count in self.merges)
+        changes = [f"tokens {merged}"] * bool(merged) + [f"rows {self.rows}"] * (self.rows is not None)
+        changes += [] if self.prune is None else [f"pruned {self.prune:g}"]
+        changes += ["high precision"] * self.raised
+        return " ".join([f"{self.target}-{self.precision}", *changes])
+
+    @property
+    def plain(self) -> Variant:
+        """The same without what changes the graph, and all in plain INT8."""
+        return Variant(self.target, self.precision)
+
+    @property
+    def changes_answers(self) -> bool:
+        """Whether its float graph is another one, with other answers."""
+        return bool(self.merges) or self.prune is not None
+
+    @property
+    def candidate(self) -> Candidate:
+        return Candidate(self.target, self.precision, True)
+
+    def recipe(self, base: Recipe) -> Recipe:
+        """The recipe that makes this variant, for the target alone."""
+        changes = {
+            "token_merging": dict(self.merges) or "none",
+            "align_rows": self.rows or "none",
+            "prune": self.prune or "none",
+        }
+        further = {
+            "precision": self.precision,
+            "targets": (self.target,),
+            "optimize": base.optimize.model_copy(update=changes),
+            "high_precision": base.high_precision if self.raised else 0.0,
+        }
+        return base.model_copy(update=further)
+
+
+def float_variants(target: str) -> list[Variant]:
+    """A variant for every float precision of the target; the runtime tells whether this machine supports it."""
+    return [Variant(target, precision) for precision in FLOATS if precision in TARGETS[target].precisions]
+
+
+# --- What is made of a variant: its steps, and where a worker process has them from -----------------------------------
+
+# The float graph that nothing is merged in and nothing is pruned of, for a variant that has another one itself. Its
+# first word is the kind.
+UNCHANGED = f"{OPTIMIZE} unchanged"
+
+
+def job_of(job: Job, variant: Variant) -> Job:
+    return replace(job, recipe=variant.recipe(job.recipe))
+
+
+def scored_plan(job: Job, variant: Variant, workers: Workers = HERE) -> list[Step]:
+    """From the original to the distance of a variant's answers from those of the float graph: its own, or `UNCHANGED`
+    where its answers are others even in float. `job`: of the search."""
+    own, candidate = job_of(job, variant), variant.candidate
+    reference = UNCHANGED if variant.changes_answers else OPTIMIZE
+    return [*engine_plan(own, [candidate], workers), score_step(candidate, reference, job.data)]
+
+
+def judged_plan(job: Job, variant: Variant) -> list[Step]:
+    """The answers of the original, and of a variant's engine, to the evaluation samples. `job`: of the search."""
+    return judge_plan(job_of(job, variant), [variant.candidate])
+
+
+def pruning_plan(job: Job) -> list[Step]:
+    """What can be pruned of the graph of a search."""
+    return [*engine_plan(job, ()), pruning_step(job.data)]
+
+
+def steps_of(search: LoadedRecipe, variant: Variant | None) -> StepSource:
+    """The steps of a variant of a search; None: what can be pruned of its graph."""
+    return StepSource(search, functools.partial(_plan_of, variant))
+
+
+def _plan_of(variant: Variant | None, jobs: tuple[Job, ...]) -> list[Step]:
+    [job] = jobs
+    return pruning_plan(job) if variant is None else [*scored_plan(job, variant), *judged_plan(job, variant)]
+
+
+# --- A recipe as the starting point of a search -----------------------------------------------------------------------
+
+
+def begin_search(
+    recipe: Recipe,
+    targets: Sequence[str],
+    bounds: Mapping[str, float | None],
+    store: Path,
+    skip_bad: bool,
+    function: str | None = None,
+    module: Path | None = None,
+) -> LoadedRecipe:
+    """What is searched: the recipe in FP32 for all targets, without anything that the search is to choose; its
+    `high_precision` bounds what may be raised.
+
+    Args:
+        targets: in the place of the recipe's, where there are any.
+        bounds: fields of the budget; None keeps what the recipe says.
+
+    Raises:
+        RecipeError: more than one image size, or targets and bounds that do not fit.
+    """
+    if recipe.source.image_sizes is not None:
+        raise RecipeError("the recipe", ["$.source.image_sizes: one size is tuned at a time; give image_size"])
+    budget = recipe.budget.model_copy(update={key: bound for key, bound in bounds.items() if bound is not None})
+    chosen = tuple(targets) or recipe.targets
+    kept = {"budget": budget, "targets": chosen, "high_precision": recipe.high_precision}
+    base = Variant(chosen[0], "fp32").recipe(recipe).model_copy(update=kept)
+    code = function or (module.stem if module else None)
+    checked = validate(base.model_dump(exclude_unset=True), "the recipe", code)
+    return LoadedRecipe(checked, store, skip_bad, function, module)
+
+
+def prepare_search(search: LoadedRecipe, progress: Progress) -> Job:
+    """The job of a search.
+
+    Raises:
+        InputError: a bound on the accuracy, no labels, and a metric that agreement does not bound.
+        CapabilityError: an encoder-decoder, or a model that takes no images. Errors of `prepare` propagate.
+    """
+    [job] = search.prepare(progress)
+    recipe, task = job.recipe, job.reference_model.task
+    if recipe.budget.max_drop is not None and recipe.data.labels == "none" and task != "classification":
+        raise InputError(
+            "max_drop cannot be proven without labels",
+            found=f"data: {{labels: none}}, for {task}",
+            wanted="labels, or a bound on the agreement with the original",
+            fix="--min-agreement in its place",
+        )
+    if task in FLOWS or job.reference_model.preprocess is None:
+        raise CapabilityError(
+            "only models of images are tuned by this version, and only such of one graph",
+            found=f"the task {task}",
+            wanted="a model of one graph that takes images",
+            fix="vitdeploy run RECIPE makes its engines; `float_parts` and `ignore` say what of them stays in float",
+        )
+    return job
+
 
 # --- Choose the finalist to ship --------------------------------------------------------------------------------------
 # a test in a fixed order, so that trying many of them makes no wrong answer likelier.
@@ -55,20 +218,45 @@ from vitdeploy.workflows.tuning.variants import FLOATS, Variant
 
 
 @dataclass(frozen=True)
-class Finalist:
-    """`distance`: on the calibration images. `verified`: the result of `verify`. `accuracy`: the gate of its answers,
-    `gate`: that of the whole budget. `guarded`: no budget bounds the loss."""
+class MadeVariant:
+    """A variant with its artifacts, and how far its answers are from the original's on the calibration images."""
 
     variant: Variant
-    distance: float
+    artifacts: dict[str, Artifact]
+    score: Score
+
+    @property
+    def engine(self) -> Artifact:
+        return self.artifacts[self.variant.candidate.step("compile")]
+
+    @property
+    def bytes(self) -> int:
+        """Of what the runtime loads."""
+        return engine_bytes(self.artifacts, self.variant.candidate)
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """`verified`: the result of `verify`. `accuracy`: the gate of its answers, `gate`: that of the whole budget.
+    `guarded`: no budget bounds the loss."""
+
+    made: MadeVariant
     verified: Comparison
     accuracy: Gate
     gate: Gate
     guarded: bool = False
 
     @property
+    def variant(self) -> Variant:
+        return self.made.variant
+
+    @property
     def name(self) -> str:
         return self.variant.name
+
+    @property
+    def distance(self) -> float:
+        return self.made.score.distance
 
     @property
     def keeps(self) -> bool:
@@ -176,25 +364,10 @@ def _loss(verified: Comparison) -> str:
 
 
 @dataclass(frozen=True)
-class MadeVariant:
-    """A variant with its artifacts, and how far its answers are from the original's on the calibration images."""
-
-    variant: Variant
-    job: Job
-    artifacts: dict[str, Artifact]
-    score: Score
-
-    @property
-    def engine(self) -> Artifact:
-        return self.artifacts[self.variant.candidate.step("compile")]
-
-
-@dataclass(frozen=True)
 class SearchResult:
     """The results of a search.
 
-    made: every variant; `finals`: those that were judged, with the results; `front`: the same as finalists, the
-        nearest to the original first.
+    made: every variant; `front`: those that were judged.
     medians_ms: medians of each round of the screening, by name. disturbed: why these are unreliable; empty if they are
         reliable.
     rows: the speed of the model by number of rows, by target.
@@ -204,7 +377,6 @@ class SearchResult:
 
     job: Job
     made: tuple[MadeVariant, ...]
-    finals: tuple[MadeVariant, ...]
     medians_ms: dict[str, list[float]]
     disturbed: str
     front: tuple[Finalist, ...]
@@ -215,25 +387,11 @@ class SearchResult:
     prunings: tuple[Pruning, ...]
     left_out: tuple[tuple[str, str], ...]
 
-    @property
-    def chosen(self) -> MadeVariant:
-        return next(each for each in self.finals if each.variant == self.choice.best.variant)
-
 
 # --- Summarize the screening in words: which of the usual measures pay on this machine, and which do not --------------
 
 
 Medians = Mapping[str, Sequence[float]]
-
-
-@dataclass(frozen=True)
-class Traits:
-    """What a variant is judged by besides its times: the distance of its answers, and the bytes of its engine."""
-
-    variant: Variant
-    distance: float
-    bytes: int
-    finalist: bool
 
 
 def remarks(variants: Sequence[Variant], medians: Medians, disturbed: str = "") -> list[str]:
@@ -282,31 +440,25 @@ def _changed(variant: Variant, medians: Medians) -> str:
     return f"{what} {word} on {variant.target}: latency ratio {ratio:.2f} [{low:.2f}, {high:.2f}] to without."
 
 
-def four_bits_remarks(traits: Sequence[Traits], medians: Medians, unit: str, disturbed: str = "") -> list[str]:
-    """A sentence on INT4 weights for each target: what they save and cost against plain INT8.
-
-    Args:
-        traits: of everything that was made.
-        unit: of distances.
-        medians, disturbed: as in `remarks`.
-    """
-    plain = {each.variant.target: each for each in traits if each.variant == Variant(each.variant.target, "int8")}
-    found = []
-    for each in traits:
-        target = each.variant.target
-        if each.variant.precision != "int4" or target not in plain:
+def four_bits_remarks(variants: Sequence[VariantFacts], unit: str, disturbed: str = "") -> list[str]:
+    """A sentence on INT4 weights for each target: what they save and cost against plain INT8. `unit`: of distances;
+    `disturbed`: as in `remarks`."""
+    plain = {each.target: each for each in variants if each.name == Variant(each.target, "int8").name}
+    sentences = []
+    for four in variants:
+        if four.precision != "int4" or four.target not in plain:
             continue
-        int8 = plain[target]
+        int8 = plain[four.target]
         times = "times not decided"
         if not disturbed:
-            ratio, low, high = ratio_of_medians(medians[each.variant.name], medians[int8.variant.name]).interval
+            ratio, low, high = ratio_of_medians(four.rounds_ms, int8.rounds_ms).interval
             times = f"latency ratio {ratio:.2f} [{low:.2f}, {high:.2f}]"
-        end = "a finalist" if each.finalist else "no finalist, as another one is nearer to the original and as fast"
-        found.append(
-            f"INT4 weights on {target} against INT8: {each.bytes / 1e6:.1f} MB for {int8.bytes / 1e6:.1f}, {times}, "
-            f"{unit} {each.distance:.3g} for {int8.distance:.3g}: {end}."
+        end = "a finalist" if four.finalist else "no finalist, as another one is nearer to the original and as fast"
+        sentences.append(
+            f"INT4 weights on {four.target} against INT8: {four.bytes / 1e6:.1f} MB for {int8.bytes / 1e6:.1f}, "
+            f"{times}, {unit} {four.distance:.3g} for {int8.distance:.3g}: {end}."
         )
-    return found
+    return sentences
 
 
 # --- Write the results of a search: tune.json, tune.html, and the recipe of what to ship ------------------------------
@@ -334,7 +486,7 @@ def write_tuned(tuned: SearchResult, out: Path) -> TuneDocument:
 def _recipe(tuned: SearchResult) -> Recipe:
     """The recipe of what is chosen, with the targets of all that may be as fast: `run` measures them again."""
     targets = dict.fromkeys(each.variant.target for each in (tuned.choice.best, *tuned.choice.rivals))
-    return tuned.chosen.variant.recipe(tuned.job.recipe).model_copy(update={"targets": tuple(targets)})
+    return tuned.choice.best.variant.recipe(tuned.job.recipe).model_copy(update={"targets": tuple(targets)})
 
 
 def _comment(tuned: SearchResult) -> str:
@@ -345,17 +497,13 @@ def _comment(tuned: SearchResult) -> str:
 def _document(tuned: SearchResult) -> TuneDocument:
     """The parts that report.json has too have its names there, for the same tables and plots show them."""
     job, choice = tuned.job, tuned.choice
-    finalists = {each.variant: each for each in tuned.front}
+    finalists = {each.variant for each in tuned.front}
+    variants = tuple(_variant(each, tuned, each.variant in finalists) for each in tuned.made)
     unit = UNITS.get(job.reference_model.task, "relative squared error")
-    said = remarks([each.variant for each in tuned.made], tuned.medians_ms, tuned.disturbed)
-    traits = [
-        Traits(each.variant, each.score.distance, engine_bytes(each.artifacts, each.variant.candidate), kept)
-        for each in tuned.made
-        for kept in [each.variant in finalists]
-    ]
-    said += four_bits_remarks(traits, tuned.medians_ms, unit, tuned.disturbed)
-    for each in tuned.finals:
-        said += [text for text in said_of_weights(each.artifacts, each.variant.candidate) if text not in said]
+    sentences = remarks([each.variant for each in tuned.made], tuned.medians_ms, tuned.disturbed)
+    sentences += four_bits_remarks(variants, unit, tuned.disturbed)
+    for each in tuned.front:
+        sentences += said_of_weights(each.made.artifacts, each.variant.candidate)
     return TuneDocument(
         format=FORMAT,
         name=job.recipe.name,
@@ -363,7 +511,7 @@ def _document(tuned: SearchResult) -> TuneDocument:
         created=now(),
         verdict=TuneVerdict(
             sentence=choice.sentence,
-            remarks=(*choice.remarks, *job.data.remarks, *said),
+            remarks=(*choice.remarks, *job.data.remarks, *dict.fromkeys(sentences)),
             recommended=choice.best.name,
             gate=choice.gate.status,
             reasons=choice.gate.reasons,
@@ -372,15 +520,14 @@ def _document(tuned: SearchResult) -> TuneDocument:
             grade=choice.grade,
             rivals=tuple(each.name for each in choice.rivals),
         ),
-        warnings=warnings_of(job, tuned.finals[0].artifacts, tuned.finals[0].variant.candidate),
+        warnings=warnings_of(job, tuned.front[0].made.artifacts, tuned.front[0].variant.candidate),
         budget=job.recipe.to_budget(),
         data=data_facts(job),
         unit=unit,
-        variants=tuple(_variant(each, tuned, each.variant in finalists) for each in tuned.made),
+        variants=variants,
         engines=tuple(
-            replace(engine_facts(made.artifacts, made.variant.candidate, found.gate), artifact=found.name)
-            for made in tuned.finals
-            for found in [finalists[made.variant]]
+            replace(engine_facts(each.made.artifacts, each.variant.candidate, each.gate), artifact=each.name)
+            for each in tuned.front
         ),
         bench=tuned.bench,
         rows=dict(tuned.rows),
@@ -402,7 +549,7 @@ def _variant(made: MadeVariant, tuned: SearchResult, finalist: bool) -> VariantF
         rows=variant.rows,
         latency_ms=float(np.median(tuned.medians_ms[variant.name])),
         rounds_ms=tuple(tuned.medians_ms[variant.name]),
-        bytes=engine_bytes(made.artifacts, variant.candidate),
+        bytes=made.bytes,
         finalist=finalist,
         prune=variant.prune,
         **vars(made.score),

@@ -21,7 +21,7 @@ from vitdeploy.benchmark.run import engine_candidate
 from vitdeploy.errors import CapabilityError, GraphError, VitdeployError
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.measure import measure, original_candidate
-from vitdeploy.pipeline.outcome import engine_bytes, verified
+from vitdeploy.pipeline.outcome import verified
 from vitdeploy.pipeline.plan import engine_plan, original_step
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.pipeline.schedule import LoadedRecipe, PlanProgress, Scheduler, pooled
@@ -49,24 +49,22 @@ from vitdeploy.stages.step import HIGH_PRECISION, OPTIMIZE, ORIGINAL, REFERENCE,
 from vitdeploy.stages.workers import HERE, Workers
 from vitdeploy.store.store import Artifact, Store
 from vitdeploy.verification.gate import accuracy_gate, guards
-from vitdeploy.workflows.tuning.variants import (
-    UNCHANGED,
-    Variant,
-    VariantSteps,
-    float_variants,
-    job_of,
-    judged_plan,
-    pruning_plan,
-    scored_plan,
-)
-from vitdeploy.workflows.tuning.write import (
+from vitdeploy.workflows.variants import (
     NO_TIME,
+    UNCHANGED,
     Finalist,
     LeftOut,
     MadeVariant,
     SearchResult,
+    Variant,
     choose,
+    float_variants,
+    job_of,
+    judged_plan,
+    pruning_plan,
     said,
+    scored_plan,
+    steps_of,
     why_not,
 )
 
@@ -185,10 +183,10 @@ class Tuner:
         for variant in variants:
             with contextlib.suppress(VitdeployError):  # which it has when its turn comes, too
                 steps = scored_plan(self.job, variant, self.workers)
-                source = VariantSteps(self.search, variant)
+                source = steps_of(self.search, variant)
                 plans.append(PlanProgress(variant, source, variant.name, steps, self._given(variant)))
         if late is None and self.seconds is None:  # it is going to be asked for, and measures nothing
-            plans.append(PlanProgress(PRUNING, VariantSteps(self.search, None), PRUNING, pruning_plan(self.job)))
+            plans.append(PlanProgress(PRUNING, steps_of(self.search, None), PRUNING, pruning_plan(self.job)))
         there = self._scheduler.run(plans, late)
         for plan in plans:
             error = self._scheduler.errors.get(plan.owner)
@@ -205,11 +203,12 @@ class Tuner:
         bound = self.budget.max_size
         if bound is None:
             return self.made
-        sizes = {each.variant.name: engine_bytes(each.artifacts, each.variant.candidate) for each in self.made}
-        small = [each for each in self.made if sizes[each.variant.name] <= bound]
-        if small:
-            large = [name for name, size in sizes.items() if size > bound]
-            self.left_out += [(f"{name} as a finalist", f"{sizes[name]:,} bytes, max_size {bound:,}") for name in large]
+        small = [each for each in self.made if each.bytes <= bound]
+        for each in self.made if small else ():
+            if each.bytes > bound:
+                self.left_out.append(
+                    (f"{each.variant.name} as a finalist", f"{each.bytes:,} bytes, max_size {bound:,}")
+                )
         return small or self.made
 
     def _further(self, targets: Sequence[str]) -> Iterator[Variant | LeftOut]:
@@ -343,7 +342,7 @@ class Tuner:
             self.left_out.append((variant.name, why))
             return
         score = SCORES.read(artifacts[variant.candidate.step("score")].path)
-        self.made.append(MadeVariant(variant, job_of(self.job, variant), artifacts, score))
+        self.made.append(MadeVariant(variant, artifacts, score))
 
     def _run(self, plan: list[Step], artifacts: Mapping[str, Artifact] | None = None) -> dict[str, Artifact]:
         return run_plan(
@@ -370,7 +369,7 @@ class Tuner:
             self._scheduler.run(
                 [
                     PlanProgress(
-                        made.variant, VariantSteps(self.search, made.variant), made.variant.name, plan, made.artifacts
+                        made.variant, steps_of(self.search, made.variant), made.variant.name, plan, made.artifacts
                     )
                     for made, plan in zip(front, plans, strict=True)
                 ]
@@ -399,13 +398,11 @@ class Tuner:
             name = made.variant.name
             facts = verified(made.artifacts, made.variant.candidate)
             accuracy = accuracy_gate(facts, self.job.budget, criterion, self.job.adapter.guard)
-            size = engine_bytes(made.artifacts, made.variant.candidate)
-            gate = engine_gate(accuracy, self.job.budget, size, measured.row(name))
-            finalists.append(Finalist(made.variant, made.score.distance, facts, accuracy, gate, guards(self.budget)))
+            gate = engine_gate(accuracy, self.job.budget, made.bytes, measured.row(name))
+            finalists.append(Finalist(made, facts, accuracy, gate, guards(self.budget)))
         return SearchResult(
             self.job,
             tuple(self.made),
-            tuple(finals),
             medians,
             disturbed,
             tuple(finalists),

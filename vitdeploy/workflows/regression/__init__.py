@@ -1,1 +1,0 @@
-"""Two bundles or two reports, engine by engine: has the candidate lost answers or become slower?"""

@@ -1,0 +1,598 @@
+"""Sweeps: a recipe or a grid of them. What recipes share is made once, what is measured has a machine for itself, and
+there is one table of all."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import socket
+import statistics
+import time
+import uuid
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import cast
+
+from vitdeploy.benchmark.protocol import Protocol
+from vitdeploy.benchmark.run import BenchCandidate, ExpectedTime, expected
+from vitdeploy.bundle.read import file_sha256
+from vitdeploy.document.bench import ErrorFacts
+from vitdeploy.document.report import Report, read_report
+from vitdeploy.document.sweep import (
+    Estimate,
+    PlannedRecipe,
+    PlannedStage,
+    PlanTotal,
+    Running,
+    StageCounts,
+    SweepDocument,
+    SweepPlanDocument,
+    SweptRecipe,
+)
+from vitdeploy.errors import VitdeployError, WorkerError
+from vitdeploy.pipeline.assemble import run_pipeline
+from vitdeploy.pipeline.job import Job
+from vitdeploy.pipeline.outcome import TOOLS, now
+from vitdeploy.pipeline.plan import make_plan
+from vitdeploy.pipeline.schedule import LoadedRecipe, PlanProgress, Scheduler, at_size, pooled
+from vitdeploy.progress import Progress, silent
+from vitdeploy.publish import replacing, storage_errors
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.spec import encode
+from vitdeploy.stages.step import ORIGINAL, OUTPUT_NAMES, Step, package_versions
+from vitdeploy.stages.workers import Executor, Pool, Workers
+from vitdeploy.store.key import Identity, canonical_json, code_version
+from vitdeploy.store.store import (
+    Line,
+    Store,
+    append_line,
+    decoded_lines,
+    files_digest,
+    read_log,
+    shared_store,
+    this_machine,
+)
+
+# --- The recipes of a sweep, and what each would make -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry(LoadedRecipe):
+    """One recipe of a sweep; `file` and `choices` as of `ListedRecipe`."""
+
+    file: Path = Path()
+    choices: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.recipe.name
+
+
+@dataclass(frozen=True)
+class Outlined:
+    """A recipe that was looked at: its steps for each of its image sizes, and `key`: what its result is a function of,
+    but for the machine that measures. `jobs` are kept where it is made and measured at once."""
+
+    entry: Entry
+    plans: tuple[tuple[Step, ...], ...]
+    key: str
+    jobs: tuple[Job, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+
+def outline(entry: Entry, jobs: Sequence[Job]) -> Outlined:
+    """What the `jobs` of an entry, which `prepare` gives, would make."""
+    plans = tuple(tuple(step.outline() for step in make_plan(job)) for job in jobs)
+    steps = [planned_keys(plan) for plan in plans]
+    tools = {"code": code_version(everything=True), **package_versions(TOOLS)}
+    parts = {"recipe": entry.recipe.model_dump(mode="json"), "steps": steps, "tools": tools}
+    return Outlined(entry, plans, hashlib.sha256(canonical_json(parts).encode()).hexdigest())
+
+
+def planned_keys(plan: Sequence[Step]) -> dict[str, str]:
+    """A key for each step, as if none were made: that of an input stands in the place of its digest. Two recipes that
+    have one of these keys make the same there."""
+    keys: dict[str, str] = {}
+    for step in plan:
+        keys[step.name] = step.key({name: f"planned:{keys[name]}" for name in step.inputs})
+    return keys
+
+
+def unmeasured(plan: Sequence[Step]) -> list[Step]:
+    """The steps that measure nothing, and neither need what does."""
+    left_out: set[str] = set()
+    kept = []
+    for step in plan:
+        if step.measured or left_out.intersection(step.inputs):
+            left_out.add(step.name)
+        else:
+            kept.append(step)
+    return kept
+
+
+# --- What stages and measurements cost, as far as it is known: a stage by what such stages took before ----------------
+
+
+# A stage is like another one if its numbers, of parameters, pixels and images, differ by no more than this factor.
+ALIKE = 1.25
+# Estimates are from the last ones.
+LAST = 20
+
+
+class Costs:
+    """What the log of a store says of stages. `anywhere`: also of those that other kinds of machines have made."""
+
+    def __init__(self, log: Iterable[Line], *, anywhere: bool) -> None:
+        self._seen: dict[str, deque[Line]] = defaultdict(lambda: deque(maxlen=1000))
+        cpu, cores = this_machine()
+        for line in log:
+            if anywhere or (line.made.cpu, line.made.cores) == (cpu, cores):
+                self._seen[line.made.name].append(line)
+
+    def of(self, step: Step) -> tuple[Estimate | None, Estimate | None, int]:
+        """The seconds and the bytes of a stage, and of how many such ones; None where there was none."""
+        found = [line for line in self._seen[step.name] if _alike(line.made.about, step.about)][-LAST:]
+        if not found:
+            return None, None, 0
+        return _estimate([line.made.seconds for line in found]), _estimate([line.bytes for line in found]), len(found)
+
+
+def _alike(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
+    return one.keys() == other.keys() and all(
+        max(one[name], other[name]) <= ALIKE * min(one[name], other[name]) for name in one
+    )
+
+
+def _estimate(values: Sequence[float]) -> Estimate:
+    return Estimate(min(values), statistics.median(values), max(values))
+
+
+def added(estimates: Sequence[Estimate]) -> Estimate | None:
+    """Of several stages one after the other; None of none."""
+    if not estimates:
+        return None
+    return Estimate(
+        sum(each.least for each in estimates),
+        sum(each.median for each in estimates),
+        sum(each.most for each in estimates),
+    )
+
+
+def measuring(outlined: Outlined) -> ExpectedTime:
+    """How long the bench of a recipe takes, at all its image sizes."""
+    bench = outlined.entry.recipe.bench
+    protocol = Protocol(scenarios=bench.scenarios, batch=bench.batch, duration=bench.duration)
+    found = []
+    for plan in outlined.plans:
+        engines = [step.name for step in plan if step.kind == "compile"]
+        requests: dict[str, dict[str, dict[str, str]]] = {ORIGINAL: {}, **{name: {"engine": {}} for name in engines}}
+        candidates = [BenchCandidate(name, "", "", (), request) for name, request in requests.items()]
+        found.append(expected(candidates, protocol, context=True))
+    return ExpectedTime(sum(each.seconds for each in found), sum(each.most for each in found))
+
+
+# --- Which recipes of a sweep are done: a file beside their bundles, by which the same command goes on ----------------
+# `finished.jsonl` has a line for each bundle, appended when that has its name. A line counts while what the recipe
+# would make is the same, and while the bundle is the one that it was written for.
+
+
+FINISHED_FILE = "finished.jsonl"
+_FILES = ("manifest.json", "report.json")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A bundle that is done: the name of its recipe, `key` of `Outlined`, `files`: SHA-256 of its manifest.json and
+    report.json, which has all other digests; `host`: the name of the machine that measured, if that was another one."""
+
+    name: str
+    key: str
+    files: dict[str, str]
+    host: str | None
+
+
+class FinishedRecipes:
+    """Those of the folder `home`."""
+
+    def __init__(self, home: Path) -> None:
+        self._home, self._path = home, home / FINISHED_FILE
+        self._known: dict[str, Finished] = {}
+        with contextlib.suppress(FileNotFoundError):
+            self._known = {line.name: line for line in decoded_lines(Finished, self._path.read_bytes())}
+
+    def find(self, outlined: Outlined) -> tuple[Report, str | None] | None:
+        """The report of a recipe whose bundle is done, with the host that measured it."""
+        bundle, found = self._home / outlined.name, self._known.get(outlined.name)
+        if found is None or found.key != outlined.key or _digests(bundle) != found.files:
+            return None
+        return read_report(bundle / "report.json"), found.host
+
+    def add(self, outlined: Outlined, host: str | None) -> None:
+        """A recipe whose bundle is at its place.
+
+        Raises:
+            StorageError: the disk is full, or not writable.
+        """
+        name = outlined.name
+        line = Finished(name, outlined.key, _digests(self._home / name) or {}, host)
+        data = b"\n" * self._torn() + canonical_json(encode(line)).encode() + b"\n"
+        with storage_errors(self._path):
+            append_line(self._path, data, flushed=True)
+        self._known[name] = line
+
+    def _torn(self) -> bool:
+        """Whether a crash has cut off the last line."""
+        with contextlib.suppress(FileNotFoundError, OSError), self._path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"
+        return False
+
+
+def _digests(bundle: Path) -> dict[str, str] | None:
+    try:
+        return {name: file_sha256(bundle / name) for name in _FILES}
+    except OSError:
+        return None
+
+
+# --- The plan of a sweep with its cost. Models are read and data is listed; nothing is made ---------------------------
+
+
+@dataclass
+class _Stage:
+    step: Step
+    there: bool
+    recipes: dict[str, None] = field(default_factory=dict)
+
+
+def plan_sweep(
+    entries: Sequence[Entry], out: Path, store: Store, progress: Progress, *, resume: bool, anywhere: bool
+) -> SweepPlanDocument:
+    """What `sweep` would do with these arguments. A recipe that would fail is in the plan with its error.
+
+    Args:
+        anywhere: estimate stages also by what other kinds of machines took, as those of a cluster.
+
+    Errors of a shared store propagate.
+    """
+    finished, costs = FinishedRecipes(out), Costs(read_log(store.root), anywhere=anywhere)
+    rows: list[PlannedRecipe] = []
+    stages: dict[str, _Stage] = {}
+    asked = 0
+    for done, entry in enumerate(entries):
+        progress("plan", done, len(entries))
+        row = PlannedRecipe(entry.name, str(entry.file), False, None, None, None, dict(entry.choices) or None)
+        try:
+            outlined = outline(entry, entry.prepare())
+        except VitdeployError as error:
+            rows.append(replace(row, error=ErrorFacts.of(error)))
+            continue
+        if resume and finished.find(outlined) is not None:
+            rows.append(replace(row, finished=True))
+            continue
+        time = measuring(outlined)
+        rows.append(replace(row, seconds=time.seconds, most=time.most))
+        for plan in outlined.plans:
+            asked += len(plan)
+            _look(outlined, plan, stages, store)
+    progress("plan", len(entries), len(entries))
+    planned = tuple(_planned(stage, costs) for stage in stages.values())
+    return SweepPlanDocument(1, now(), tuple(rows), planned, _total(asked, planned, rows), describe_host())
+
+
+def _look(outlined: Outlined, plan: Sequence[Step], stages: dict[str, _Stage], store: Store) -> None:
+    """Add the stages of a plan, by their keys. For the digest of what is not there stands a word that has its key: two
+    stages have one key then where they would make the same of the same."""
+    digests: dict[str, str] = {}
+    for step in plan:
+        key = step.key(digests)
+        known = all(not digests[name].startswith("planned:") for name in step.inputs)
+        record = store.look(key) if known else None
+        folder = store.folder(key)
+        there = record is not None and (not folder.is_dir() or step.usable(folder))
+        digests[step.name] = files_digest(record.files) if record is not None and there else f"planned:{key}"
+        stages.setdefault(key, _Stage(step, there)).recipes[outlined.name] = None
+
+
+def _planned(stage: _Stage, costs: Costs) -> PlannedStage:
+    seconds, size, seen = (None, None, 0) if stage.there else costs.of(stage.step)
+    return PlannedStage(stage.step.name, tuple(stage.recipes), stage.there, seconds, size, seen)
+
+
+def _total(asked: int, stages: Sequence[PlannedStage], recipes: Sequence[PlannedRecipe]) -> PlanTotal:
+    to_make = [stage for stage in stages if not stage.there]
+    return PlanTotal(
+        asked=asked,
+        distinct=len(stages),
+        there=len(stages) - len(to_make),
+        to_make=len(to_make),
+        unknown=sum(not stage.seen for stage in to_make),
+        seconds=added([stage.seconds for stage in to_make if stage.seconds is not None]),
+        bytes=added([stage.bytes for stage in to_make if stage.bytes is not None]),
+        measuring=sum(recipe.seconds or 0.0 for recipe in recipes),
+        measuring_most=sum(recipe.most or 0.0 for recipe in recipes),
+    )
+
+
+# --- The run of one recipe of a sweep, here or on a node that measures ------------------------------------------------
+
+
+# The kind of artifact by which a bundle travels, and its folder in there.
+TRAVELS, BUNDLE = "swept", "bundle"
+
+
+def measure(entry: Entry, jobs: tuple[Job, ...], out: Path, told: Callable[[str], None]) -> Report:
+    """Run a recipe, whose `jobs` are those of `Entry.prepare`, with the bundle at `out`. What the store has is taken
+    from there. `told`: called with a line on what a user should know. Errors of stages and of the bench propagate."""
+
+    def finished(job: Job, step: Step, reused: bool) -> None:
+        if step.measured and reused:
+            told(f"{entry.name}: {step.name} was chosen by times that were measured earlier on this device")
+
+    for note in dict.fromkeys(note for job in jobs for note in (*job.data.notes, *job.data.warnings)):
+        told(f"{entry.name}: {note}")
+    report, _ = run_pipeline(
+        entry,
+        jobs,
+        out,
+        Store(entry.store, shared_store()),
+        resume=True,
+        progress=lambda job: silent,
+        finished=finished,
+        note=lambda job, text: told(f"{entry.name}: {text}"),
+    )
+    return report
+
+
+@dataclass(frozen=True)
+class MeasuredThere:
+    """What a node has measured: its bundle is in the store under `key`. `told`: lines for the user; `host`: its
+    name."""
+
+    key: str
+    told: tuple[str, ...]
+    host: str
+
+
+def measure_there(entry: Entry) -> MeasuredThere:
+    """Run a recipe on this node; its bundle goes to the store, where the command that asked takes it from. Errors as
+    those of `measure`."""
+    told: list[str] = []
+    by = Identity(TRAVELS, {"recipe": entry.name, "of": uuid.uuid4().hex}, {}, {})
+    store = Store(entry.store, shared_store())
+
+    def write(work: Path) -> None:
+        measure(entry, entry.prepare(), work / BUNDLE, told.append)
+
+    store.make(by, write)
+    if store.shared is not None:  # from there it is taken
+        store.remove(by.key)
+    return MeasuredThere(by.key, tuple(told), socket.gethostname())
+
+
+def bring(found: MeasuredThere, store: Store, out: Path) -> Report:
+    """Give the bundle that a node has measured its place, and take it out of the store of this machine.
+
+    Raises:
+        WorkerError: it is not in the store. OutputError: `out` holds something that is not a bundle.
+    """
+    artifact = store.find(found.key)
+    if artifact is None:
+        raise WorkerError(
+            f"the bundle that {found.host} has measured is not in the store",
+            found=f"no artifact {found.key[:12]} that is whole",
+            wanted="a store that the node and this machine share",
+            fix="the same command measures it again",
+        )
+    with replacing(out, OUTPUT_NAMES) as work:
+        shutil.copytree(artifact.path / BUNDLE, work, dirs_exist_ok=True)
+    store.remove(found.key)
+    return read_report(out / "report.json")
+
+
+# --- Many recipes -----------------------------------------------------------------------------------------------------
+# what can be made side by side is, what is measured has a machine for itself, and one table of all.
+
+
+# Of a sweep that is to end at a time, so many recipes are made and then measured, before any of the next: what is done
+# when it ends was measured too.
+AT_ONCE = 8
+# How often a page is written while stages are made.
+PAGE_SECONDS = 10.0
+OVER = "the time of the sweep was over"
+
+
+@dataclass
+class RecipeSweep:
+    """Recipes that are run, with the bundle of each at `out`/<its name>.
+
+    `told` is called with a line on each recipe that is finished, or failed. `executor` makes the steps that measure
+    nothing ahead of time, those that recipes share once; without one, a recipe is made when it is measured. `seconds`:
+    no recipe is begun that would end later, as far as is known. `resume`: keep the bundles that an earlier sweep has
+    finished. `page` is given the document as it grows.
+    """
+
+    entries: Sequence[Entry]
+    out: Path
+    progress: Progress
+    told: Callable[[str], None]
+    executor: Executor | None = None
+    seconds: float | None = None
+    resume: bool = True
+    page: Callable[[SweepDocument], None] | None = None
+    _rows: dict[str, SweptRecipe] = field(default_factory=dict, init=False)
+    _begun: float = field(default_factory=time.monotonic, init=False)
+    _page_at: float = field(default=0.0, init=False)
+    _measured: int = field(default=0, init=False)
+    _scheduler: Scheduler | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._store = Store(self.entries[0].store, shared_store())
+        self._finished = FinishedRecipes(self.out)
+        self._phase = ("begin", 0, len(self.entries))
+
+    def run(self) -> SweepDocument:
+        """Run all recipes, and return sweep.json; errors of the executor propagate.
+
+        A recipe that fails does not end the others. What measures runs alone: on the nodes of the executor that are for
+        it, or, where there are none, one recipe after the other in this process and its children.
+        """
+        self._show(at_once=True)
+        with pooled(Workers(self.executor)) as (_, pool):
+            for some in self._parts(pool):
+                looked = [found for entry in some if (found := self._look(entry, keep=pool is None)) is not None]
+                if pool is not None:
+                    looked = self._make(pool, looked)
+                if pool is not None and pool.lonely:
+                    self._measure_there(pool, looked)
+                else:
+                    self._measure_here(looked)
+        return self._document(None)
+
+    # --- one after the other, or in parts -----------------------------------------------------------------------------
+
+    def _parts(self, pool: Pool | None) -> Iterator[Sequence[Entry]]:
+        """Which recipes are made and measured before the next are looked at."""
+        count = len(self.entries)
+        size = 1 if pool is None else count if self.seconds is None else max(AT_ONCE, pool.lonely)
+        for first in range(0, count, size):
+            if not self._over():
+                yield self.entries[first : first + size]
+
+    def _left(self) -> float:
+        return float("inf") if self.seconds is None else self._begun + self.seconds - time.monotonic()
+
+    def _over(self) -> bool:
+        return self._left() <= 0
+
+    def _look(self, entry: Entry, *, keep: bool) -> Outlined | None:
+        """A recipe that is to be measured; None if it is finished, or fails by now."""
+        names = [each.name for each in self.entries]
+        self._set_phase("look at the recipes", names.index(entry.name), len(names))
+        try:
+            jobs = entry.prepare()
+            outlined = outline(entry, jobs)
+        except VitdeployError as error:
+            self._failed(entry, error)
+            return None
+        finished = self._finished.find(outlined) if self.resume else None
+        if finished is None:
+            return replace(outlined, jobs=jobs if keep else None)
+        self.told(f"{entry.name}: finished already, measured {finished[0].created}")
+        self._row(entry, *finished)
+        return None
+
+    def _make(self, pool: Pool, looked: Sequence[Outlined]) -> list[Outlined]:
+        """Make what these need; returns those that have not failed."""
+        if self._scheduler is None:
+            self._scheduler = Scheduler(pool, self._store, self._made, "make", self.told)
+        plans = [
+            PlanProgress(outlined.name, at_size(outlined.entry, size), outlined.name, unmeasured(plan))
+            for outlined in looked
+            for size, plan in enumerate(outlined.plans)
+        ]
+        self._scheduler.run(plans, self._over)
+        for outlined in looked:
+            if (error := self._scheduler.errors.get(outlined.name)) is not None:
+                self._failed(outlined.entry, error)
+        return [outlined for outlined in looked if outlined.name not in self._scheduler.errors]
+
+    def _made(self, text: str, done: int, total: int) -> None:
+        self.progress(text, done, total)
+        self._set_phase(text, done, total)
+
+    # --- measure ------------------------------------------------------------------------------------------------------
+
+    def _measure_here(self, looked: Iterable[Outlined]) -> None:
+        for outlined in looked:
+            if not self._fits(outlined):
+                continue
+            entry = outlined.entry
+            self._set_phase(f"measure {entry.name}", len(self._rows), len(self.entries), at_once=True)
+            try:
+                report = measure(entry, outlined.jobs or entry.prepare(), self.out / entry.name, self.told)
+                self._done(outlined, report, None)
+            except VitdeployError as error:
+                self._failed(entry, error)
+
+    def _measure_there(self, pool: Pool, looked: Iterable[Outlined]) -> None:
+        """As many at a time as there are nodes that measure."""
+        waiting, running = deque(looked), 0
+        while waiting or running:
+            while waiting and running < max(1, pool.lonely):
+                outlined = waiting.popleft()
+                if self._fits(outlined):
+                    pool.submit(outlined, measure_there, outlined.entry, outlined.name, alone=True)
+                    running += 1
+            self._set_phase(f"measure on {pool.lonely} nodes", len(self._rows), len(self.entries), at_once=True)
+            if (done := pool.next()) is None:
+                continue
+            running -= 1
+            self._take(*cast("tuple[Outlined, MeasuredThere | VitdeployError]", done))
+
+    def _take(self, outlined: Outlined, result: MeasuredThere | VitdeployError) -> None:
+        """What a node has measured, or the error that it had."""
+        if isinstance(result, VitdeployError):
+            self._failed(outlined.entry, result)
+            return
+        for line in result.told:
+            self.told(line)
+        try:
+            self._done(outlined, bring(result, self._store, self.out / outlined.name), result.host)
+        except VitdeployError as error:
+            self._failed(outlined.entry, error)
+
+    def _fits(self, outlined: Outlined) -> bool:
+        """Whether a recipe may be begun: measuring is never cut off."""
+        return self.seconds is None or self._left() >= measuring(outlined).seconds
+
+    def _done(self, outlined: Outlined, report: Report, host: str | None) -> None:
+        self._finished.add(outlined, host)
+        self._measured += 1
+        self.told(f"{outlined.name}: {report.verdict.sentence}")
+        self._row(outlined.entry, report, host)
+
+    # --- the document -------------------------------------------------------------------------------------------------
+
+    def _failed(self, entry: Entry, error: VitdeployError) -> None:
+        self.told(f"{entry.name}: {error}")
+        self._row(entry, None, None, ErrorFacts.of(error))
+
+    def _row(self, entry: Entry, report: Report | None, host: str | None, error: ErrorFacts | None = None) -> None:
+        row = SweptRecipe(entry.name, str(entry.file), report, error, dict(entry.choices) or None, host)
+        self._rows[entry.name] = row
+        self.progress("measure", len(self._rows), len(self.entries))
+        self._show(at_once=True)
+
+    def _set_phase(self, text: str, done: int, total: int, *, at_once: bool = False) -> None:
+        self._phase = (text, done, total)
+        self._show(at_once=at_once)
+
+    def _show(self, *, at_once: bool) -> None:
+        """Write the page, where one is asked for; to draw it takes a second, so not at every step."""
+        if self.page is not None and (at_once or time.monotonic() > self._page_at + PAGE_SECONDS):
+            self.page(self._document(Running(*self._phase, now(), self._seconds_left())))
+            self._page_at = time.monotonic()
+
+    def _seconds_left(self) -> float | None:
+        """As the recipes took that were measured; None before any was."""
+        if not self._measured:
+            return None
+        return (len(self.entries) - len(self._rows)) * (time.monotonic() - self._begun) / self._measured
+
+    def _document(self, running: Running | None) -> SweepDocument:
+        rows = tuple(self._rows.get(entry.name) or _not_begun(entry, running) for entry in self.entries)
+        stages = StageCounts(*self._scheduler.counts) if self._scheduler is not None else None
+        return SweepDocument(1, now(), rows, describe_host(), stages, running)
+
+
+def _not_begun(entry: Entry, running: Running | None) -> SweptRecipe:
+    why = OVER if running is None else "not measured yet"
+    return SweptRecipe(entry.name, str(entry.file), None, None, dict(entry.choices) or None, None, why)

@@ -1,1 +1,0 @@
-"""`vitdeploy tune`: of all ways to make one model fast here, the one to ship."""
