@@ -264,5 +264,5 @@ def test_the_address_goes_to_workers_and_connections_do_not(tmp_path, monkeypatc
     monkeypatch.setenv(SHARED_VARIABLE, f"file://{tmp_path}/shared")
     store = shared_store()
     assert store.fetch(KEY, tmp_path) is None
-    given = copy.copy(store)  # by the state that is pickled
+    given = copy.deepcopy(store)  # by the state that is pickled
     assert (given, given._remote._opened) == (store, None)

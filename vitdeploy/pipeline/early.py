@@ -29,6 +29,7 @@ from vitdeploy.runtime.preprocess import SUFFIXES
 from vitdeploy.runtime.values import read_labels
 from vitdeploy.spec import Manifest
 from vitdeploy.stages.step import (
+    QUANTIZED,
     check_precision,
     check_target,
     find_graph,
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 
 DEFAULT_TARGET = "onnxruntime-cpu"
 REPORT_FILE = "report.json"
-# What stands in a graph: `quantize` makes it. The other precisions are those of `compile`.
-_QUANTIZED = ("int8", "mixed", "fp8", "int4")
 
 # --- What an argument names: a bundle, a graph that vitdeploy wrote, or a model ---------------------------------------
 
@@ -115,7 +114,7 @@ def check_placed(target: str, precision: str) -> None:
         raise CapabilityError(
             f"{target} has {precision} as a setting of its runtime, not in the graph",
             found=f"--precision {precision}",
-            wanted=", ".join(name for name in _QUANTIZED if name in row.precisions),
+            wanted=", ".join(name for name in QUANTIZED if name in row.precisions),
             fix=f"compile the float graph: vitdeploy compile DIR --target {target} --precision {precision} -o OUT",
         )
     check_precision(target, precision)

@@ -15,6 +15,7 @@ from vitdeploy.compilation.backend import COMPILE
 from vitdeploy.compilation.engine import GRAPH_FILE, weights_of
 from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import Sample
+from vitdeploy.document.sweep import MergingTrial
 from vitdeploy.errors import CapabilityError, DataError, GraphError
 from vitdeploy.graph.io.files import fixed_batch, get_metadata, graph_spec, load_graph, save_graph, weights_folder
 from vitdeploy.progress import Counter, Progress, silent
@@ -37,7 +38,6 @@ from vitdeploy.search.pruning import (
 from vitdeploy.search.rows import (
     PartsTable,
     RowTable,
-    Schedule,
     find_tokens,
     in_parts,
     measure_row_parts,
@@ -121,15 +121,7 @@ def compile_in_parts(graph: Path, parts: Sequence[int], out: Path, compiling: Ca
 # --- Schedules of token merging that may pay on a target --------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Schedules:
-    """`tokens`: how many there are without merging."""
-
-    tokens: int
-    schedules: tuple[Schedule, ...]
-
-
-SCHEDULES_SEARCH = Search("schedules", "schedules.json", Schedules)
+SCHEDULES_SEARCH = Search("schedules", "schedules.json", MergingTrial)
 
 
 def find_schedules(target: str, graph: Path, samples: Sequence[Sample], out: Path, progress: Progress = silent) -> None:
@@ -144,7 +136,7 @@ def find_schedules(target: str, graph: Path, samples: Sequence[Sample], out: Pat
     reference_outputs = float_reference_outputs(graph, samples[:IMAGES]) if predicted else None
     found = try_schedules(graph, predicted, reference_outputs, progress) if reference_outputs is not None else []
     table.save(out / LATENCY_FILE)
-    SCHEDULES_SEARCH.write(Schedules(tokens.count, tuple(found)), out)
+    SCHEDULES_SEARCH.write(MergingTrial(tokens.count, tuple(found)), out)
 
 
 def schedules_step(target: str, data: Data) -> Step:

@@ -12,10 +12,9 @@ SHA-256; what is damaged counts as absent, and is written again by whoever makes
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from vitdeploy.bundle.read import plain_path, verify_file
 from vitdeploy.errors import DigestError
@@ -26,7 +25,6 @@ from vitdeploy.store.key import RECORD_FILE, Record, canonical_json
 if TYPE_CHECKING:
     import fsspec
 
-T = TypeVar("T")
 MAX_RECORD_BYTES = 16 << 20
 PASSING = ".tmp"
 
@@ -43,12 +41,6 @@ class SharedStore:
 
     def __post_init__(self) -> None:
         self._remote = Remote(self.url, "shared store", "shared")
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"url": self.url}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["url"])  # type: ignore[misc]  # connections stay with their process
 
     @property
     def name(self) -> str:
@@ -82,9 +74,9 @@ class SharedStore:
             for entry in record.files:
                 path = _file_path(entry.sha256)
                 if entry.sha256 in self._damaged or self._size(path) != entry.bytes:
-                    self._put(path, folder / entry.path, entry.bytes)
+                    self._remote.publish(path, folder / entry.path, entry.bytes, aside=PASSING)
             text = (canonical_json(encode(record)) + "\n").encode()
-            self._put(place, text, len(text))
+            self._remote.publish(place, text, len(text), aside=PASSING)
             self._damaged -= {record.key, *(entry.sha256 for entry in record.files)}
         self._known.add(record.key)
 
@@ -94,7 +86,9 @@ class SharedStore:
         size = self._size(place)
         if size is None:
             return None
-        text = self._ask(lambda files, at: files.cat_file(f"{at}/{place}"), size) if size <= MAX_RECORD_BYTES else b""
+        text = b""
+        if size <= MAX_RECORD_BYTES:
+            text = self._remote.ask(lambda files, at: files.cat_file(f"{at}/{place}"), size)
         try:
             record = decode(Record, json.loads(text))
         except (ValueError, RecursionError):  # of JSON, and of what was decoded
@@ -112,15 +106,12 @@ class SharedStore:
         if self._size(source) != entry.bytes:
             return False
         target.parent.mkdir(parents=True, exist_ok=True)
-        self._ask(lambda files, at: files.get_file(f"{at}/{source}", str(target)), entry.bytes, here=folder)
+        self._remote.ask(lambda files, at: files.get_file(f"{at}/{source}", str(target)), entry.bytes, here=folder)
         try:
             verify_file(folder, entry)
         except DigestError:
             return False
         return True
-
-    def _put(self, place: str, content: Path | bytes, size: int) -> None:
-        self._remote.publish(place, content, size, aside=PASSING)
 
     def _size(self, place: str) -> int | None:
         """In bytes; None if it is not there."""
@@ -132,10 +123,7 @@ class SharedStore:
             except FileNotFoundError:
                 return None
 
-        return self._ask(ask, 0)
-
-    def _ask(self, question: Callable[[fsspec.AbstractFileSystem, str], T], size: int, here: Path | None = None) -> T:
-        return self._remote.ask(question, size, here)
+        return self._remote.ask(ask)
 
 
 def _record_path(key: str) -> str:

@@ -19,7 +19,7 @@ from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import Budget
 from vitdeploy.stages.answers import judge
 from vitdeploy.stages.workers import Executor
-from vitdeploy.tasks.adapter import DataChoice, Setting, TaskAdapter
+from vitdeploy.tasks.adapter import DataChoice, TaskAdapter
 from vitdeploy.tasks.registry import make_adapter
 from vitdeploy.verification.gate import accuracy_gate
 from vitdeploy.verification.records import Answers
@@ -88,13 +88,15 @@ class Trial:
         same preprocessing, and where the original cannot be fed them: it takes another shape, or normalises by itself,
         and otherwise."""
         own, other = self._own, self._other
-        if own.preprocess == other.preprocess or not _same_shape(own, other):
+        if own.preprocess == other.preprocess:
+            return None
+        if (own.images.crop, own.images.channels) != (other.images.crop, other.images.channels):
             return None
         runner = self._theirs.runner()
         adapter = make_adapter(dataclasses.replace(other, preprocess=own.preprocess))
         answers = self._run(adapter, runner, f"{self._theirs.name} on the same tensor")
         by_itself = runner.inputs[0].dtype == "uint8"
-        return None if by_itself and not _same_scale(own, other) else answers
+        return None if by_itself and not own.images.same_scale(other.images) else answers
 
     def judge(self, ours: Subject, answers: Answers, budget: Budget) -> VerifyDocument:
         """Judge the answers of `ours`; returns the result and its gate."""
@@ -104,14 +106,6 @@ class Trial:
         gate = accuracy_gate(found, budget, criterion, self._adapter.guard)
         doubt = self._adapter.doubt(self._reference, self.data, found)
         return verification(ours, self._theirs, found, self.data, gate, doubt)
-
-
-def _same_shape(own: Setting, other: Setting) -> bool:
-    return (own.images.crop, own.images.channels) == (other.images.crop, other.images.channels)
-
-
-def _same_scale(own: Setting, other: Setting) -> bool:
-    return own.images.same_scale(other.images)
 
 
 def bench_subjects(

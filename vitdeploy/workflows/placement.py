@@ -28,7 +28,7 @@ from vitdeploy.graph.passes.folds import cast_pixels_first
 from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.monitor_reference import reference_beside
-from vitdeploy.search.rows import PartsTable, in_parts
+from vitdeploy.search.rows import PartsTable, in_parts, measure_row_parts
 from vitdeploy.spec import EngineSpec, GraphSpec, Manifest, Precision
 from vitdeploy.stages.compile import CompileOptions, check_task, compile_graphs
 from vitdeploy.stages.rows import splits_rows
@@ -147,7 +147,8 @@ def compile_bundle(
         graphs = place_graphs(file, target, precision, placed)
         graphs.check_build(build)
         size = batch or graphs.batch
-        parts = chosen_row_parts(graphs, split_rows, lambda: _measured_here(graphs, size, progress))
+        graph = placed / MODEL_FILE
+        parts = chosen_row_parts(graphs, split_rows, lambda: measure_row_parts(graph, target, size, progress=progress))
         compile_graphs(placed, target, size, made, progress, CompileOptions(build, accepted, parts))
         return bundle_of(graphs, read_engine(made), made, out)
 
@@ -175,19 +176,13 @@ def chosen_row_parts(
     return measure().best
 
 
-def _measured_here(placed: PlacedGraphs, batch: int, progress: Progress) -> PartsTable:
-    from vitdeploy.search.rows import measure_row_parts
-
-    return measure_row_parts(placed.folder / MODEL_FILE, placed.target, batch, progress=progress)
-
-
 def bundle_of(placed: PlacedGraphs, engine: EngineSpec, folder: Path, out: Path) -> Manifest:
     """The bundle of one engine, whose files lie in `folder`, in the empty folder `out`."""
     metadata, home = placed.metadata, next(graph for graph, _ in placed.graphs.values()).parent
     images = metadata.preprocess
     return write_bundle(
         out,
-        name=metadata.name if _is_name(metadata.name) else "model",
+        name=metadata.name if 0 < len(metadata.name) <= 64 else "model",
         task=metadata.task,
         graphs=placed.graphs,
         preprocess=metadata.preprocess,
@@ -197,7 +192,3 @@ def bundle_of(placed: PlacedGraphs, engine: EngineSpec, folder: Path, out: Path)
         labels=known_labels(next(graph for graph, _ in placed.graphs.values()), metadata),
         engines=[(engine, folder)],
     )
-
-
-def _is_name(name: str) -> bool:
-    return bool(name) and len(name) <= 64

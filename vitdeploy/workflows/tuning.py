@@ -18,6 +18,7 @@ from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.machine import MACHINE
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import engine_candidate
+from vitdeploy.document.sweep import MergingTrial
 from vitdeploy.errors import CapabilityError, GraphError, VitdeployError
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.measure import measure, original_candidate
@@ -40,7 +41,6 @@ from vitdeploy.stages.rows import (
     PRUNING_SEARCH,
     ROWS_SEARCH,
     SCHEDULES_SEARCH,
-    Schedules,
     rows_step,
     schedules_step,
 )
@@ -98,7 +98,7 @@ class Tuner:
     made: list[MadeVariant] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)
     rows: dict[str, RowTable] = field(default_factory=dict)
-    schedules: dict[str, Schedules] = field(default_factory=dict)
+    merging: dict[str, MergingTrial] = field(default_factory=dict)
     prunings: tuple[Pruning, ...] = ()
     _fresh: set[str] = field(default_factory=set)
     _begun: float = field(default_factory=time.monotonic)
@@ -270,7 +270,7 @@ class Tuner:
         if not isinstance(answer, Artifact):
             yield answer
             return
-        found = self.schedules[target] = SCHEDULES_SEARCH.read(answer.path)
+        found = self.merging[target] = SCHEDULES_SEARCH.read(answer.path)
         chosen = select(found.schedules, lambda schedule: self._acceptable(schedule, plain))
         if not found.schedules:
             yield what, "by the times of its layers it saves nothing"
@@ -409,7 +409,7 @@ class Tuner:
             measured,
             choose(finalists, measured),
             self.rows,
-            self.schedules,
+            self.merging,
             self.prunings,
             tuple(self.left_out),
         )

@@ -41,7 +41,7 @@ from vitdeploy.runtime.host import describe_host
 from vitdeploy.search.pruning import Pruning
 from vitdeploy.search.rows import RowTable
 from vitdeploy.spec import Grade, Precision, encode
-from vitdeploy.stages.rows import Schedules, pruning_step
+from vitdeploy.stages.rows import pruning_step
 from vitdeploy.stages.search import Score, score_step
 from vitdeploy.stages.step import OPTIMIZE, ORIGINAL, RECIPE_FILE, TUNED_NAMES, Candidate, Step
 from vitdeploy.stages.workers import HERE, Workers
@@ -371,7 +371,7 @@ class SearchResult:
     medians_ms: medians of each round of the screening, by name. disturbed: why these are unreliable; empty if they are
         reliable.
     rows: the speed of the model by number of rows, by target.
-    schedules: the trials of token merging, by target. prunings: those of pruning, () where nothing was tried.
+    merging: the trials of token merging, by target. prunings: those of pruning, () where nothing was tried.
     left_out: (what, why).
     """
 
@@ -383,7 +383,7 @@ class SearchResult:
     bench: Bench
     choice: TuneChoice
     rows: dict[str, RowTable]
-    schedules: dict[str, Schedules]
+    merging: dict[str, MergingTrial]
     prunings: tuple[Pruning, ...]
     left_out: tuple[tuple[str, str], ...]
 
@@ -531,7 +531,7 @@ def _document(tuned: SearchResult) -> TuneDocument:
         ),
         bench=tuned.bench,
         rows=dict(tuned.rows),
-        merging={target: MergingTrial(found.tokens, found.schedules) for target, found in tuned.schedules.items()},
+        merging=dict(tuned.merging),
         left_out=tuple(Omission(what, why) for what, why in tuned.left_out),
         environment={**describe_host(), **tool_versions(TOOLS)},
         recipe=_recipe(tuned).model_dump(mode="json"),
