@@ -3,6 +3,7 @@ cluster."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import os
@@ -25,6 +26,7 @@ DIGITS = ROOT / "calibration" / "digits"
 REVERSE = ROOT / "calibration" / "reverse"
 # Small enough to export in a few seconds, and still every part of a ViT.
 SMALL_MODEL = "vit_w32d2h2_patch8_32"
+DIGITS_MODEL = "vit_w192d4h3_patch4_32"
 SEQUENCE_MODEL = "transformer_w32e2d2h4_v13_l20"
 NO_RAY = "Ray is not installed: pip install 'vitdeploy[ray]'"
 # Of tests that `make scale`, a part of CI too, does the like of at more size.
@@ -93,6 +95,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """pytest rewrites the assertions of all files of tests once: here each process of a clean clone begins at another
+    file, and reads those that the others have rewritten meanwhile."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    files = sorted(file for argument in session.config.args for file in Path(argument).rglob("test_*.py"))
+    first = int(os.environ["PYTEST_XDIST_WORKER"][2:]) * len(files) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    for file in (*files[first:], *files[:first]):
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # which come again where it is collected
+            importlib.import_module(".".join(file.resolve().relative_to(ROOT).with_suffix("").parts))
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first; `-m parity` selects the tests that take that fixture, `-m slow` those of SLOW."""
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
@@ -108,8 +123,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Benches of the tests wait for no other. What a user's cache would remember lies in a folder of the tests."""
     from tests.command_line import undisturbed
 
+    cache = base_of(tmp_path_factory) / "cache"
+    cache.mkdir(mode=0o700, exist_ok=True)
     with undisturbed(tmp_path_factory.mktemp("lock")), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str(cache))
         yield
 
 
@@ -147,23 +164,47 @@ def digits() -> Path:
     return DIGITS
 
 
-@pytest.fixture(scope="session")
-def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights of SMALL_MODEL with 10 classes and 1 channel, trained for seconds on the digits, once for all processes
-    of tests: a model that answers everything alike proves nothing."""
-    import torch
-    from filelock import FileLock  # PyTorch depends on it
-    from safetensors.torch import save_file
+def base_of(factory: pytest.TempPathFactory) -> Path:
+    """The folder of all processes of tests."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
-    out = tmp_path_factory.getbasetemp() / "small.safetensors"
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        out = tmp_path_factory.getbasetemp().parent / out.name
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that `make` fills, once for all processes of tests. Who changes something in it copies it first."""
+    from filelock import FileLock  # PyTorch depends on it
+
+    out = base_of(factory) / name
     with FileLock(out.with_suffix(".lock")):
         if not out.exists():
-            with torch.random.fork_rng(devices=()):
-                save_file(trained().state_dict(), out.with_suffix(".part"))
-            out.with_suffix(".part").rename(out)
+            work = factory.mktemp(name)
+            make(work)
+            work.rename(out)
     return out
+
+
+@pytest.fixture(scope="session")
+def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights of SMALL_MODEL with 10 classes and 1 channel, trained for seconds on the digits: a model that answers
+    everything alike proves nothing."""
+    return _checkpoint(tmp_path_factory, "small", trained)
+
+
+@pytest.fixture(scope="session")
+def seeded_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Seeded weights of SMALL_MODEL, which know nothing of the digits."""
+    return _checkpoint(tmp_path_factory, "seeded", seeded)
+
+
+def _checkpoint(factory: pytest.TempPathFactory, name: str, make: Callable[[], torch.nn.Module]) -> Path:
+    import torch
+    from safetensors.torch import save_file
+
+    def write(folder: Path) -> None:
+        with torch.random.fork_rng(devices=()):
+            save_file(make().state_dict(), folder / f"{name}.safetensors")
+
+    return made_once(factory, f"{name}_checkpoint", write) / f"{name}.safetensors"
 
 
 def seeded() -> torch.nn.Module:
@@ -206,37 +247,31 @@ def trained() -> torch.nn.Module:
 @pytest.fixture(scope="session")
 def small_export(tmp_path_factory: pytest.TempPathFactory, small_checkpoint: Path) -> Path:
     """A folder with SMALL_MODEL's model.onnx (opset 20, dynamic batch, uint8 NHWC in) and export.json."""
-    return export_of(small_checkpoint, tmp_path_factory.mktemp("export"))
-
-
-@pytest.fixture(scope="session")
-def seeded_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Seeded weights of SMALL_MODEL, which know nothing of the digits."""
-    import torch
-    from safetensors.torch import save_file
-
-    path = tmp_path_factory.mktemp("seeded") / "seeded.safetensors"
-    with torch.random.fork_rng(devices=()):
-        save_file(seeded().state_dict(), path)
-    return path
+    return made_once(tmp_path_factory, "small_export", lambda out: export_of(small_checkpoint, out))
 
 
 @pytest.fixture(scope="session")
 def seeded_export(tmp_path_factory: pytest.TempPathFactory, seeded_checkpoint: Path) -> Path:
     """As `small_export`, of seeded weights: one layer's errors can be planted among them."""
-    return export_of(seeded_checkpoint, tmp_path_factory.mktemp("export"))
+    return made_once(tmp_path_factory, "seeded_export", lambda out: export_of(seeded_checkpoint, out))
 
 
-def export_of(checkpoint: Path, out: Path) -> Path:
+@pytest.fixture(scope="session")
+def digits_export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of the trained model of the digits."""
+    weights = DIGITS / "vit_digits.safetensors"
+    return made_once(tmp_path_factory, "digits_export", lambda out: export_of(weights, out, "digits", DIGITS_MODEL))
+
+
+def export_of(checkpoint: Path, out: Path, name: str = "small", model: str = SMALL_MODEL) -> None:
     from vitdeploy.models.source import Source
     from vitdeploy.spec import PreprocessSpec
     from vitdeploy.stages.export import ExportConfig, export
     from vitdeploy.stages.reference_model import Overrides, find_reference_model
 
     preprocess = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))
-    reference_model = find_reference_model(Source(SMALL_MODEL, checkpoint), Overrides(preprocess))
-    export(reference_model, ExportConfig("small", opset=20, batch=None, in_graph=True), out)
-    return out
+    reference_model = find_reference_model(Source(model, checkpoint), Overrides(preprocess))
+    export(reference_model, ExportConfig(name, opset=20, batch=None, in_graph=True), out)
 
 
 @pytest.fixture(scope="session")
@@ -244,9 +279,11 @@ def small_bundle(tmp_path_factory: pytest.TempPathFactory, small_export: Path) -
     """The small model compiled for ONNX Runtime, in float32. Tests copy it before they damage it."""
     from vitdeploy.workflows.placement import compile_bundle
 
-    folder = tmp_path_factory.mktemp("bundle")
-    compile_bundle(small_export / "model.onnx", "onnxruntime-cpu", None, None, folder)
-    return folder
+    return made_once(
+        tmp_path_factory,
+        "small_bundle",
+        lambda folder: compile_bundle(small_export / "model.onnx", "onnxruntime-cpu", None, None, folder),
+    )
 
 
 @pytest.fixture(scope="session")
@@ -271,32 +308,21 @@ def sequence_source() -> Source:
 
 @pytest.fixture(scope="session")
 def sequence_export(tmp_path_factory: pytest.TempPathFactory, sequence_source: Source) -> Path:
-    """A folder with its encoder.onnx, decoder_step.onnx (opset 18) and export.json; one for all processes of tests."""
-    from filelock import FileLock  # PyTorch depends on it
-
+    """A folder with its encoder.onnx, decoder_step.onnx (opset 18) and export.json."""
     from vitdeploy.stages.export import ExportConfig, export
     from vitdeploy.stages.reference_model import find_reference_model
 
-    work = tmp_path_factory.mktemp("sequence")
-    out = tmp_path_factory.getbasetemp() / "sequence_export"
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        out = tmp_path_factory.getbasetemp().parent / out.name
-    with FileLock(out.with_suffix(".lock")):
-        if not out.exists():
-            export(
-                find_reference_model(sequence_source),
-                ExportConfig("reverse", opset=18, batch=None, in_graph=True),
-                work,
-            )
-            work.rename(out)
-    return out
+    def write(folder: Path) -> None:
+        config = ExportConfig("reverse", opset=18, batch=None, in_graph=True)
+        export(find_reference_model(sequence_source), config, folder)
+
+    return made_once(tmp_path_factory, "sequence_export", write)
 
 
 @pytest.fixture(scope="session")
 def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One store for all tests that do not test the store, in all processes of tests: equal work is done once."""
-    base = tmp_path_factory.getbasetemp()
-    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "store"
+    return base_of(tmp_path_factory) / "store"
 
 
 @pytest.fixture

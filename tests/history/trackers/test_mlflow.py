@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import http.server
+import importlib.util
 import os
 import shutil
 import signal
@@ -25,7 +26,8 @@ from vitdeploy.history.of_documents import row_of_canary, rows_of_report
 from vitdeploy.history.row import open_place
 from vitdeploy.history.trackers import Attached, TrackedResult, open_tracker
 
-pytest.importorskip("mlflow", reason="needs MLflow's client: pip install 'vitdeploy[mlflow]'")
+if importlib.util.find_spec("mlflow") is None:  # imported by the tests alone: it takes long
+    pytest.skip("needs MLflow's client: pip install 'vitdeploy[mlflow]'", allow_module_level=True)
 
 ROOT = Path(__file__).parent.parent.parent.parent
 ENGINE = "openvino-cpu-fp32"

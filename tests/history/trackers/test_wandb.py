@@ -2,6 +2,7 @@
 
 import contextlib
 import http.server
+import importlib.util
 import json
 import os
 import struct
@@ -20,7 +21,8 @@ from vitdeploy.history.of_documents import row_of_canary, rows_of_report
 from vitdeploy.history.row import open_place
 from vitdeploy.history.trackers import Attached, TrackedResult, open_tracker
 
-pytest.importorskip("wandb", reason="needs the client: pip install 'vitdeploy[wandb]'")
+if importlib.util.find_spec("wandb") is None:  # imported by the tests alone: it takes long
+    pytest.skip("needs the client: pip install 'vitdeploy[wandb]'", allow_module_level=True)
 
 ENGINE = "openvino-cpu-fp32"
 KEY = "SECRET" * 6 + "KEYS"
