@@ -21,6 +21,7 @@ from PIL import Image
 import vitdeploy as vd
 from tests.compatibility_page import Page
 from tests.data.made import write_tar
+from vitdeploy.data.containers.uris import BESIDE
 from vitdeploy.errors import VitdeployError
 from vitdeploy.graph.io.files import GraphMetadata, save_graph, set_metadata
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SegmentationSpec
@@ -115,7 +116,7 @@ def listed(text: str, *, name: str = "list.csv", beside: str = "", classes: Sequ
         (root / name).write_text(text, encoding="utf-8")
         if beside:
             (root / "classes.txt").write_text(beside, encoding="utf-8")
-        return root if name.startswith("metadata") else root / name, None, None
+        return root if name in BESIDE else root / name, None, None
 
     return make
 
@@ -288,6 +289,21 @@ CASES: dict[str, tuple[Sequence[str], Model, Make]] = {
         WORDS,
         greys,
         listed(rows(WORDS[:3], "file_name,label"), name="metadata.csv"),
+    ),
+    "labels.tsv beside the images": (
+        WORDS,
+        greys,
+        listed(rows(WORDS[:4], "path\ttarget", "\t"), name="labels.tsv"),
+    ),
+    "labels.csv beside the images, a column of each class": (
+        WORDS,
+        greys,
+        listed(rows(["1,0", "0,1", "1,0", "0,1"], "file_name,ant,bee"), name="labels.csv"),
+    ),
+    "_classes.csv of Roboflow beside the images": (
+        WORDS,
+        greys,
+        listed(rows(["1, 0", "0, 1", "1, 0", "0, 1"], "filename, ant, bee"), name="_classes.csv"),
     ),
     "text: a number behind a space": (WORDS, greys, listed("0.png 0\n1.png 1\n", name="list.txt")),
     "a tar: target in .json": (WORDS, greys, tar(WORDS[:4], WORDS, "target")),

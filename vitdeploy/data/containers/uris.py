@@ -47,8 +47,10 @@ if TYPE_CHECKING:
     import fsspec
 
 SUFFIXES = (".txt", ".csv", ".tsv", ".jsonl")
-# Such a list beside image files has their labels: Hugging Face's datasets writes the first two.
-BESIDE = ("metadata.csv", "metadata.jsonl", "labels.csv")
+# Such a list beside image files has their labels: Hugging Face's datasets writes the first, Roboflow the last.
+BESIDE = tuple(
+    f"{stem}{suffix}" for stem in ("metadata", "labels", "_classes") for suffix in (".csv", ".tsv", ".jsonl")
+)
 Size = tuple[int, int]
 KIND, EXTRA = "data set", "datasets"
 # A million long URIs.
@@ -249,12 +251,15 @@ def beside(folder: Path) -> Path | None:
     for path in (folder / name for name in BESIDE):
         if is_file(path):
             with storage_errors(path):
-                table = _Table.of(path, Repairs())
-                first = next(table.rows(), (0, []))[1]
-            image, label = (column_of(first, names) for names in (URI_COLUMNS, LABEL_COLUMNS))
-            # Captions and the like are none of its business where the folders are classes.
-            unclear = path.stem == "metadata" and len(first) > 1 and not any(is_dir(each) for each in folder.iterdir())
-            if image is not None and (label is not None or unclear):
+                rows = _Table.of(path, Repairs()).rows()
+                header, cells = (next(rows, (0, list[str]()))[1] for _ in range(2))
+            image, label = (column_of(header, names) for names in (URI_COLUMNS, LABEL_COLUMNS))
+            if image is None:
+                continue
+            # Columns of an image that are not understood are refused, not left out. Captions and the like are none of
+            # its business where the folders are classes.
+            unclear = len(header) > 1 and image < len(cells) and _is_image(cells[image])
+            if label is not None or (unclear and not any(is_dir(entry) for entry in folder.iterdir())):
                 return path
     return None
 
