@@ -33,7 +33,7 @@ Told = list[tuple[str, str, str]]  # name, outcome, note
 
 def run(full: bool, work: Path) -> list[Row]:
     """`tests.faults` calls this."""
-    preload(("vitdeploy.api.inspect", "vitdeploy.api.bundle", "vitdeploy.runtime.load"))
+    preload(("vitdeploy.api.inspect", "vitdeploy.runtime.load"))
     seeds, count = make_apart(work), FULL if full else SHORT
     sandbox = Sandbox(work / "sandbox")
     return [
@@ -160,8 +160,7 @@ def undamaged(bundle: Path, image: Path, files: Sequence[Path]) -> dict[str, Any
 
 
 def _bundle_flip(bundle: Path, image: Path, known: Any, path: Path, bit: int, target: str) -> tuple[str, str, str]:
-    from vitdeploy.api.bundle import check
-    from vitdeploy.api.inspect import inspect
+    from vitdeploy.api.inspect import check, inspect
     from vitdeploy.progress import silent
 
     name = f"{path.relative_to(bundle)}, bit {bit}, {target}"

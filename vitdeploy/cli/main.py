@@ -61,8 +61,7 @@ SECTIONS = {
 HOMES = {
     **dict.fromkeys(("run", "tune", "sweep"), "pipelines"),
     **dict.fromkeys(("export", "optimize", "quantize", "compile", "verify", "bench", "compare"), "steps"),
-    **dict.fromkeys(("bundle", "inspect", "explain"), "bundles"),
-    **dict.fromkeys(("doctor", "selftest", "completion"), "here"),
+    **dict.fromkeys(("bundle", "inspect", "explain", "doctor", "selftest", "completion"), "bundles"),
     "predict": "predict",
 }
 OF_WINGS = {

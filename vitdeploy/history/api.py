@@ -12,10 +12,10 @@ from typing import TypeAlias
 
 from vitdeploy import __version__
 from vitdeploy.api.bench import Benchmark
-from vitdeploy.api.compare import Compared
 from vitdeploy.api.deploy import Deployment
 from vitdeploy.api.sweep import Swept
 from vitdeploy.api.values import Column, Line, Reporter, Shown, Table, interval, reporting
+from vitdeploy.api.verify import Compared
 from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.read import file_sha256, read_bundle
 from vitdeploy.document.bench import DeviceBench
