@@ -197,7 +197,7 @@ def shard(size: int, folder: Path) -> Found:
     from vitdeploy.store.key import Identity
     from vitdeploy.store.store import Store
     from vitdeploy.tasks.adapter import Data, Setting
-    from vitdeploy.tasks.classification import ClassificationKit
+    from vitdeploy.tasks.classification import ClassificationAdapter
     from vitdeploy.verification.agreement import tally
     from vitdeploy.verification.records import Answers
 
@@ -207,7 +207,7 @@ def shard(size: int, folder: Path) -> Found:
     where = Store(folder)
     by = [Identity("shard-answers", {"number": number}, {}, {}) for number in range(20)]
     tallies = [Identity("shard-tally", {"number": number}, {}, {}) for number in range(20)]
-    kit, answers = ClassificationKit(Setting("classification", None)), Answers({"logits": tuple(logits)})
+    kit, answers = ClassificationAdapter(Setting("classification", None)), Answers({"logits": tuple(logits)})
     images = Samples(folder, ((int(label), [f"{i}.png"]) for i, label in enumerate(labels)))
     seen = np.zeros(0, np.int64), kit, Data(folder, (), images, "", "")
     answers_ms = median_ms(len(by), lambda number: keep_answers(where, by[number], answers, *seen))

@@ -38,7 +38,7 @@ def test_an_unknown_target_is_refused_with_the_nearest_name(table):
 
 def test_a_back_end_without_a_row_says_in_which_layer(monkeypatch):
     target = Target("toy-cpu", "toy", "CPU", "", "toy", "toy", ("fp32",))
-    monkeypatch.setattr("vitdeploy.backends._BUILT_IN", {"toy-cpu": target})
+    monkeypatch.setattr("vitdeploy.backends.TARGETS.ours", {"toy-cpu": target})
     table = BackendTable("runtime", int, {})
     assert table.find("toy-cpu") is None
     with pytest.raises(TargetError, match=r"the back end 'toy' of the target toy-cpu has no part in runtime"):
@@ -47,7 +47,7 @@ def test_a_back_end_without_a_row_says_in_which_layer(monkeypatch):
 
 def test_a_runtime_that_no_extra_installs_is_named_by_its_package(monkeypatch):
     target = Target("toy-cpu", "onnxruntime", "CPU", "", "toy-runtime", "no_such_runtime", ("fp32",))
-    monkeypatch.setattr("vitdeploy.backends._BUILT_IN", {"toy-cpu": target})
+    monkeypatch.setattr("vitdeploy.backends.TARGETS.ours", {"toy-cpu": target})
     with pytest.raises(MissingPackageError, match="needs the package toy-runtime") as caught:
         require_runtime("toy-cpu")
     assert caught.value.fix == "pip install toy-runtime"

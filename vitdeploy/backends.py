@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from vitdeploy.errors import TargetError
-from vitdeploy.extensions import entry_points_of, load_row
+from vitdeploy.extensions import Table, entry_points_of, load_row
 from vitdeploy.spec import Precision
-
-TARGETS_GROUP = "vitdeploy.targets"
 
 
 @dataclass(frozen=True)
@@ -140,31 +138,19 @@ def near_target(name: object) -> str:
     return next(iter(difflib.get_close_matches(str(name), names, n=1)), "")
 
 
-class _Targets(Mapping[str, Target]):
-    """The targets by name: ours, then those of other packages."""
+class _Targets(Table[Target]):
+    """The targets by name."""
 
-    def __getitem__(self, name: str) -> Target:
-        """Raises: TargetError: no target has that name."""
-        if (row := _BUILT_IN.get(name)) is not None:
-            return row
-        if name in (others := entry_points_of(TARGETS_GROUP)):
-            return load_row(others[name], Target)
+    def unknown(self, name: str) -> Exception:
         near = near_target(name)
-        raise UnknownTargetError(
+        return UnknownTargetError(
             f"no target is called {name!r}",
             wanted=", ".join(self),
             fix=f"did you mean {near}?" if near else "`vitdeploy doctor` says which work on this machine",
         )
 
-    def __iter__(self) -> Iterator[str]:
-        yield from _BUILT_IN
-        yield from (name for name in entry_points_of(TARGETS_GROUP) if name not in _BUILT_IN)
 
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-TARGETS: Mapping[str, Target] = _Targets()
+TARGETS: Mapping[str, Target] = _Targets("vitdeploy.targets", Target, _BUILT_IN)
 
 
 Row = TypeVar("Row")

@@ -14,10 +14,10 @@ import functools
 import hashlib
 import importlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from vitdeploy.errors import CapabilityError, HostError
 
@@ -76,8 +76,8 @@ def _package_digest(package: str) -> str:
     return total.hexdigest()
 
 
-def load_row(entry: EntryPoint, kind: type[Row]) -> Row:
-    """What an entry point names.
+def load_row(entry: EntryPoint, kind: type[Any]) -> Any:
+    """What an entry point names: a value of a class, or a class below it.
 
     Raises:
         HostError: it cannot be imported, or is of another type than its group wants.
@@ -91,11 +91,48 @@ def load_row(entry: EntryPoint, kind: type[Row]) -> Row:
             found=f"{entry.value}: {type(error).__name__}: {str(error)[:300]}",
             fix="install what it needs, or uninstall the package that brings it",
         ) from error
-    if not isinstance(row, kind):
+    if not isinstance(row, kind) and not (isinstance(row, type) and issubclass(row, kind)):
         raise HostError(
             f"{what} is of the wrong type", found=f"{entry.value}: {type(row).__name__}", wanted=kind.__qualname__
         )
     return row
+
+
+class Table(Mapping[str, Row]):
+    """Rows by name: ours, then those of other packages, each loaded when it is asked for.
+
+    Args:
+        group: of the entry points that add to the table, by the names of their rows.
+        kind: the class of a row; rows that are classes are below it.
+    """
+
+    def __init__(self, group: str, kind: type[Any], ours: Mapping[str, Row]) -> None:
+        self.group, self.kind, self.ours = group, kind, ours
+
+    def added(self) -> list[str]:
+        """The names of the rows of other packages."""
+        return [name for name in entry_points_of(self.group) if name not in self.ours]
+
+    def __getitem__(self, name: str) -> Row:
+        """Raises: HostError: the row of another package cannot be loaded."""
+        if (row := self.ours.get(name)) is not None:
+            return row
+        if (entry := entry_points_of(self.group).get(name)) is not None:
+            return cast(Row, load_row(entry, self.kind))
+        raise self.unknown(name)
+
+    def unknown(self, name: str) -> Exception:
+        """The error for a name that no row has."""
+        return KeyError(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.ours or name in entry_points_of(self.group)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (*self.ours, *self.added())
+
+    def __len__(self) -> int:
+        return len(self.ours) + len(self.added())
 
 
 class _Lazy:

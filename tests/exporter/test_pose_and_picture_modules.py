@@ -141,18 +141,20 @@ def test_vitpose_has_the_points_of_transformers(pose, tmp_path):
     file = tmp_path / "points.json"
     file.write_text(json.dumps({"images": images, "annotations": rows, "categories": [category]}))
 
-    kit = make_adapter(setting_of(pose.original))
-    data = kit.load(DataChoice(paths[0].parent, "coco", file, CALIBRATION, "all", 0), skip_bad=False, progress=silent)
+    adapter = make_adapter(setting_of(pose.original))
+    data = adapter.load(
+        DataChoice(paths[0].parent, "coco", file, CALIBRATION, "all", 0), skip_bad=False, progress=silent
+    )
     assert (len(data.calibration), len(data.evaluation)) == (2 * CALIBRATION, 2 * (IMAGES - CALIBRATION))
-    answers = kit.answers(OnnxRuntimeRunner(pose.graph, name="engine"), data, lambda count: None)
-    found = kit.compare(answers, answers, data)
+    answers = adapter.answers(OnnxRuntimeRunner(pose.graph, name="engine"), data, lambda count: None)
+    found = adapter.compare(answers, answers, data)
     assert (found.metric, found.n, found.agreement) == ("OKS AP", 8, 100)
     assert found.value > 99
     assert (found.pck, found.points > 20) == (100, True)
-    assert kit.doubt(answers, data, found) is None
-    assert not kit.changes(answers, answers, data).changed.any()
-    marked = kit.marks("engine", answers, answers, 0).both
-    assert kit.show(answers, 0, NAMES).label == f"{len(marked)} of {POINTS} points"
+    assert adapter.doubt(answers, data, found) is None
+    assert not adapter.changes(answers, answers, data).changed.any()
+    marked = adapter.marks("engine", answers, answers, 0).both
+    assert adapter.show(answers, 0, NAMES).label == f"{len(marked)} of {POINTS} points"
 
     runner, original = OnnxRuntimeRunner(pose.graph, name="engine"), pose.original
     with Predictor(runner, original.images, NAMES, "keypoints", original.postprocess) as app:
@@ -213,18 +215,18 @@ def test_swin2sr_makes_the_pictures_of_transformers(upscaler, tmp_path):
             made = upscaler.model(pixels).reconstruction[0].clamp(0, 1).numpy()
         rounded = (made * 255.0).round().astype(np.uint8).transpose(1, 2, 0)
         Image.fromarray(rounded).save(tmp_path / "targets" / path.name)
-    kit = make_adapter(setting_of(upscaler.original))
+    adapter = make_adapter(setting_of(upscaler.original))
     choice = DataChoice(paths[0].parent, "targets", tmp_path / "targets", CALIBRATION, "all", 0)
-    data = kit.load(choice, skip_bad=False, progress=silent)
-    answers = kit.answers(OnnxRuntimeRunner(upscaler.graph, name="engine"), data, lambda count: None)
-    found = kit.compare(answers, answers, data)
+    data = adapter.load(choice, skip_bad=False, progress=silent)
+    answers = adapter.answers(OnnxRuntimeRunner(upscaler.graph, name="engine"), data, lambda count: None)
+    found = adapter.compare(answers, answers, data)
     assert (found.metric, found.n, found.agreement) == ("SSIM", IMAGES - CALIBRATION, 100)
     assert found.value > 99.9
     assert found.psnr > 50  # a level here and there is rounded otherwise
-    assert kit.doubt(answers, data, found) is None
-    titles = [panel.title for panel in kit.panels(data, 0, {"original": answers, "engine": answers})]
+    assert adapter.doubt(answers, data, found) is None
+    titles = [title for title, _ in adapter.panels(data, 0, {"original": answers, "engine": answers})]
     assert titles == ["original", "engine", "label"]
-    assert not kit.changes(answers, answers, data).changed.any()
+    assert not adapter.changes(answers, answers, data).changed.any()
 
     told = replace(setting_of(upscaler.original), postprocess=ImageSpec(0.0, 0.05))
     other = make_adapter(told)
@@ -235,7 +237,7 @@ def test_swin2sr_makes_the_pictures_of_transformers(upscaler, tmp_path):
     for path in paths[1:]:
         Image.new("RGB", (33, 32)).save(tmp_path / "targets" / path.name)
     with pytest.raises(DataError, match="not of the size of the pictures that the model makes"):
-        kit.compare(answers, answers, kit.load(choice, skip_bad=False, progress=silent))
+        adapter.compare(answers, answers, adapter.load(choice, skip_bad=False, progress=silent))
 
 
 def test_a_tensor_is_a_picture_only_where_it_is_asked_for():

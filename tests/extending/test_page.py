@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import vitdeploy
-from tests.extending import test_backend, test_family, test_option, test_rows
+from tests.extending import test_backend, test_family, test_option, test_rows, test_task
 
 PACKAGE = Path(vitdeploy.__file__).parent
 PAGE = (PACKAGE.parent / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -14,14 +14,19 @@ PAGE = (PACKAGE.parent / "docs" / "extending.md").read_text(encoding="utf-8")
 EXTENSIONS = {
     "A back end": (test_backend.FILES, ()),
     "A model family": (test_family.FILES, ()),
+    "A task": (test_task.FILES, ()),
     "A fold": (test_rows.FOLD_FILES, (PACKAGE / "quantization" / "prepare.py",)),
     "A graph rewrite": (test_rows.REWRITE_FILES, ()),
     "An option": (test_option.FILES, ()),
     "A section of the report": (test_rows.SECTION_FILES, ()),
 }
-ENTRY_POINTS = {"A back end": test_backend.ENTRY_POINTS, "A model family": test_family.ENTRY_POINTS}
+ENTRY_POINTS = {
+    "A back end": test_backend.ENTRY_POINTS,
+    "A model family": test_family.ENTRY_POINTS,
+    "A task": test_task.ENTRY_POINTS,
+}
 # What each extension brings, which nobody could use without naming it.
-BROUGHT = ("numpy-cpu", "toymixer", "equalise_relu", "merge_transposes", "opacity", "slowest_first")
+BROUGHT = ("numpy-cpu", "toymixer", "RatingSpec", "equalise_relu", "merge_transposes", "opacity", "slowest_first")
 
 
 def blocks(title, *languages):

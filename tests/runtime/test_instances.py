@@ -52,7 +52,7 @@ def test_instances_of_random_outputs_are_the_librarys(kind):
     # EoMT's processor cuts the answer of an image that is not square: it has padded what the model saw.
     size = SQUARE if kind == "Eomt" else SIZE
     maps, told = library_instances(kind, outputs, size, head.threshold)
-    found = list(candidates(outputs, size, WHOLE, head, head.threshold))
+    found = list(candidates(outputs, size, WHOLE, head, None))
     assert len(told) >= 3 and len(found) == len(told)
     score_of = lambda each: (each["label_id"], round(each["score"], 4))  # noqa: E731
     if kind == "Eomt":  # a map, on which a later query covers an earlier one

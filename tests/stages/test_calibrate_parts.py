@@ -14,7 +14,7 @@ from vitdeploy.runtime.engine import make_runner
 from vitdeploy.stages.calibrate import calibrate_parts
 from vitdeploy.stages.step import graphs_in
 from vitdeploy.tasks.adapter import DataChoice, Setting
-from vitdeploy.tasks.sequence import Decoding, SequenceKit
+from vitdeploy.tasks.sequence import Decoding, SequenceAdapter
 from vitdeploy.workflows.placement import compile_bundle
 
 TOKENS = "tokens.npz"
@@ -28,9 +28,9 @@ def tokens(digits):
 @pytest.fixture(scope="module")
 def drive(tokens, sequence_export):
     metadata = admitted_metadata(sequence_export / "encoder.onnx")
-    kit = SequenceKit(Setting("sequence", None, sequence=metadata.sequence))
+    adapter = SequenceAdapter(Setting("sequence", None, sequence=metadata.sequence))
     choice = DataChoice(tokens, "none", None, 12, "all", 0)
-    return kit.drive(kit.calibration(choice, skip_bad=False, progress=lambda *told: None))
+    return adapter.drive(adapter.calibration(choice, skip_bad=False, progress=lambda *told: None))
 
 
 @pytest.fixture(scope="module")

@@ -81,9 +81,9 @@ def test_an_answer_in_words_and_pictures(adapter, data):
     assert sorted(set(kinds)) == ["good", "missing", "scratch", "spot"]
     assert adapter.show(found, index, None).label == "anomalous" and 0.7 < adapter.show(found, index, None).score < 0.8
     assert adapter.show(found, kinds.index("good"), None).label == "normal"
-    panels = {panel.title: Image.open(io.BytesIO(panel.picture)) for panel in adapter.panels(data, index, {"x": found})}
+    panels = {title: Image.open(io.BytesIO(content)) for title, content in adapter.panels(data, index, {"x": found})}
     assert set(panels) == {"x", "label"} and min(panels["x"].size) >= 96
-    assert [panel.title for panel in adapter.panels(data, kinds.index("good"), {"x": found})] == ["x"]
+    assert [title for title, _ in adapter.panels(data, kinds.index("good"), {"x": found})] == ["x"]
     assert adapter.certainty(found).shape == (10,)
     outputs = {name: found.columns[name][index] for name in ("distances", "neighbours")}
     assert anomaly_map(outputs, (64, 64), SPEC, HEAD).max() > 2.5

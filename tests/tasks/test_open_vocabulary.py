@@ -74,7 +74,7 @@ def original(owl):
 
 
 @pytest.fixture(scope="module")
-def kit(owl, original):
+def adapter(owl, original):
     signature = original.signature
     return make_adapter(
         Setting(signature.task, original.preprocess, signature.postprocess, tokenizer=owl[0] / "tokenizer.json")
@@ -89,46 +89,46 @@ def predictor(owl, original):
         yield made
 
 
-def test_shuffled_weights_are_not_the_originals(kit, original, owl, scenes):
+def test_shuffled_weights_are_not_the_originals(adapter, original, owl, scenes):
     other = load_model(Source(f"hf:{owl[0]}"))
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in other.module.parameters():
             parameter.copy_(parameter.ravel()[torch.randperm(parameter.numel())].reshape(parameter.shape))
-    data = kit.load(chosen(scenes), skip_bad=False, progress=silent)
-    ours, theirs = (kit.answers(torch_runner(each), data, lambda count: None) for each in (other, original))
-    found = kit.verify(ours, theirs, data)
+    data = adapter.load(chosen(scenes), skip_bad=False, progress=silent)
+    ours, theirs = (adapter.answers(torch_runner(each), data, lambda count: None) for each in (other, original))
+    found = adapter.verify(ours, theirs, data)
     for budget in (Budget(min_agreement=20), Budget(max_drop=1)):
         assert accuracy_gate(found, budget).status != "pass", found
-    assert kit.verify(theirs, theirs, data).max_difference == 0
+    assert adapter.verify(theirs, theirs, data).max_difference == 0
 
 
-def test_categories_become_texts_and_the_original_agrees_with_itself(kit, original, scenes):
-    data = kit.load(chosen(scenes), skip_bad=False, progress=silent)
+def test_categories_become_texts_and_the_original_agrees_with_itself(adapter, original, scenes):
+    data = adapter.load(chosen(scenes), skip_bad=False, progress=silent)
     assert data.classes == TEXTS
     assert data.mapping.index == {1: 0, 4: 1, 7: 2}
     truth = {path.name: boxes.classes.tolist() for path, boxes in data.truth.items()}
     assert [truth["00.png"], truth["01.png"], truth["02.png"]] == [[0], [1], [2]]
-    answers = kit.answers(torch_runner(original), data, lambda count: None)
+    answers = adapter.answers(torch_runner(original), data, lambda count: None)
     assert set(answers.columns) == {"scores", "labels", "boxes", "size"}
-    found = kit.compare(answers, answers, data)
+    found = adapter.compare(answers, answers, data)
     assert (found.metric, found.n, found.agreement) == ("mAP", 8, 100)
-    assert len(kit.drive(kit.calibration(chosen(scenes), skip_bad=False, progress=silent)).tokens) == 3
+    assert len(adapter.drive(adapter.calibration(chosen(scenes), skip_bad=False, progress=silent)).tokens) == 3
 
 
-def test_texts_of_a_file_may_be_more_than_the_categories(kit, scenes, tmp_path):
+def test_texts_of_a_file_may_be_more_than_the_categories(adapter, scenes, tmp_path):
     file = tmp_path / "texts.txt"
     file.write_text("\n".join(["a photo of a dog", *TEXTS[::-1]]))
-    data = kit.load(chosen(scenes, texts=file), skip_bad=False, progress=silent)
+    data = adapter.load(chosen(scenes, texts=file), skip_bad=False, progress=silent)
     assert data.mapping.index == {1: 3, 4: 2, 7: 1}
-    alone = kit.load(chosen(scenes, labels="none", annotations=None, texts=file), skip_bad=False, progress=silent)
+    alone = adapter.load(chosen(scenes, labels="none", annotations=None, texts=file), skip_bad=False, progress=silent)
     assert (len(alone.classes), alone.truth) == (4, None)
     file.write_text("\n".join(TEXTS[:2]))
     with pytest.raises(DataError, match="texts are not those of the categories") as caught:
-        kit.load(chosen(scenes, texts=file), skip_bad=False, progress=silent)
+        adapter.load(chosen(scenes, texts=file), skip_bad=False, progress=silent)
     assert "a photo of a Foto" in caught.value.found
     with pytest.raises(DataError, match="says nothing of texts"):
-        kit.load(chosen(scenes, labels="none", annotations=None), skip_bad=False, progress=silent)
+        adapter.load(chosen(scenes, labels="none", annotations=None), skip_bad=False, progress=silent)
 
 
 def test_a_picture_is_searched_for_texts_as_transformers_does(owl, predictor, scenes):

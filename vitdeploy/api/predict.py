@@ -16,6 +16,7 @@ from vitdeploy.errors import CapabilityError, ImageError, InputError, MissingFil
 from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime import load, load_sequence
 from vitdeploy.runtime.preprocess import decode
+from vitdeploy.runtime.tasks.registry import TASKS
 
 if TYPE_CHECKING:
     from vitdeploy.runtime.predictor import Predictor
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from vitdeploy.runtime.sequence_predictor import SequencePredictor
     from vitdeploy.runtime.tasks.task import Result
     from vitdeploy.spec import Task
-
-
-PROMPTED: "Task" = "promptable-segmentation"
 
 
 @dataclass(frozen=True)
@@ -102,28 +100,29 @@ def predict(options: Predict, find: Callable[[bool], Sequence[Input]], reporter:
     """
     bundle, texts, searched = options.bundle, options.texts, (options.beams, options.prompt) != (None, None)
     task = read_bundle(bundle).task
+    takes = TASKS[task].takes
     if options.draw is not None:
         _require_drawing(task)
-    if texts and task not in ("zero-shot", "open-vocabulary-detection"):
+    if texts and takes != "texts":
         raise InputError(f"{bundle} takes no texts", found=f"the task {task}", fix="leave --text out")
-    if options.points and task != PROMPTED:
+    if options.points and takes != "prompts":
         raise InputError(f"{bundle} takes no points", found=f"the task {task}", fix="leave --point out")
-    if task == PROMPTED:
+    if takes == "prompts":
         _require_one_object(options)
     if searched and task != "image-to-text":
         flag = "--beams" if options.beams is not None else "--prompt"
         raise InputError(f"{bundle} writes no texts", found=f"the task {task}", fix=f"leave {flag} out")
-    inputs = find(task == "sequence")
-    loaded: Any = load_sequence if task == "sequence" else load
+    inputs = find(takes == "tokens")
+    loaded: Any = load_sequence if takes == "tokens" else load
     with (
         reporter,
         loaded(bundle, options.target, trust=options.trust, expect_digest=options.expect_digest) as predictor,
     ):
         if texts:
             predictor.labels = texts
-        if task == "sequence":
+        if takes == "tokens":
             answers = _translate(predictor, inputs, reporter.progress)
-        elif task == PROMPTED:
+        elif takes == "prompts":
             answers = _answer_prompts(predictor, inputs, options)
         elif searched:
             answers = _read(predictor, inputs, options, reporter.progress)
@@ -151,8 +150,6 @@ def _require_one_object(options: Predict) -> None:
 
 
 def _require_drawing(task: "Task") -> None:
-    from vitdeploy.runtime.tasks.registry import TASKS
-
     drawn = [name for name, row in TASKS.items() if row.draw is not None]
     if task not in drawn:
         raise CapabilityError(
@@ -170,8 +167,6 @@ def _drawn(
     one; gives their paths, and nothing without a folder."""
     if folder is None:
         return {}
-    from vitdeploy.runtime.tasks.registry import TASKS
-
     folder.mkdir(parents=True, exist_ok=True)
     stem, free = Path(given.name).stem if given.content is None else "stdin", 1
     draw = TASKS[task].draw

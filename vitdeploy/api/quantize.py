@@ -26,8 +26,8 @@ from vitdeploy.pipeline.assemble import monitor_of_images
 from vitdeploy.pipeline.job import weight_bits
 from vitdeploy.pipeline.setting import graph_setting
 from vitdeploy.report.html import render_sensitivity
-from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.tasks.registry import flow_of
 from vitdeploy.runtime.values import saturation_warning
 from vitdeploy.search.high_precision import HighPrecision
 from vitdeploy.search.mixed import Mixed, Sensitivity
@@ -47,7 +47,7 @@ from vitdeploy.stages.search import (
 from vitdeploy.stages.step import OUTPUT_NAMES, copy_labels, graphs_in, is_ours, statistics_file
 from vitdeploy.stages.typed import EIGHT_BITS, place_typed
 from vitdeploy.stages.workers import Workers
-from vitdeploy.tasks.adapter import TEMPLATE, DataChoice, Drive, ImageKit, TaskAdapter
+from vitdeploy.tasks.adapter import TEMPLATE, DataChoice, Drive, ImageAdapter, TaskAdapter
 from vitdeploy.tasks.registry import make_adapter
 
 LISTED_LAYERS = 8
@@ -132,7 +132,7 @@ def _write_beside(folder: Path, samples: Sequence[Sample], adapter: TaskAdapter,
     """What lies beside the graph in `folder`; and what the calibration images are like, for the bundle that is made
     of it (`runtime.monitor_reference`)."""
     copy_labels(folder, work)
-    if isinstance(adapter, ImageKit) and (text := monitor_of_images(samples, adapter.setting.images)) is not None:
+    if isinstance(adapter, ImageAdapter) and (text := monitor_of_images(samples, adapter.setting.images)) is not None:
         (work / MONITOR_FILE).write_text(text, encoding="utf-8")
 
 
@@ -194,7 +194,7 @@ def _make(
 
 
 def _check_search(task: str, sensitivity: bool) -> None:
-    if sensitivity and task in FLOWS:
+    if sensitivity and flow_of(task):
         raise CapabilityError(
             "what each layer costs is not measured of a model of several graphs",
             found=f"sensitivity, for the task {task}",

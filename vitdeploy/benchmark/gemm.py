@@ -26,7 +26,7 @@ from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.runtime.preprocess import Pixels, decode, load_image, to_input
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.spec import POSTPROCESS, EngineSpec, PreprocessSpec
+from vitdeploy.spec import EngineSpec, PreprocessSpec, postprocess_of
 from vitdeploy.spec import decode as decode_spec
 
 # --- The peak rate at which a runtime multiplies matrices here: the reference for a model's own rate ------------------
@@ -161,8 +161,9 @@ class ImageStages:
     def __init__(self, runner: Runner, request: Mapping[str, Any]) -> None:
         self._spec = decode_spec(PreprocessSpec, request["preprocess"])
         post = None
-        if request["postprocess"]:
-            post = decode_spec(POSTPROCESS[request["task"]], request["postprocess"])
+        kind = postprocess_of(request["task"])
+        if kind is not None and request["postprocess"]:
+            post = decode_spec(kind, request["postprocess"])
         self._predictor = Predictor(runner, self._spec, request["labels"], request["task"], post)
         self._file = example_photo(self._spec.channels)
         self._image: Pixels = np.asarray(decode(self._file, self._spec.channels))

@@ -27,7 +27,6 @@ from vitdeploy.publish import restore
 from vitdeploy.spec import (
     MANIFEST_FORMAT,
     MAX_BATCH,
-    POSTPROCESS,
     DecodeError,
     EngineSpec,
     FileEntry,
@@ -35,6 +34,7 @@ from vitdeploy.spec import (
     Manifest,
     PreprocessSpec,
     decode,
+    postprocess_of,
     tokenizer_file,
 )
 
@@ -152,7 +152,7 @@ def _check_values(path: Path, manifest: Manifest) -> None:
     if (manifest.preprocess is None) != (manifest.task == "sequence"):
         told = "does not say how images are prepared" if manifest.preprocess is None else "prepares images for tokens"
         raise ManifestError(f"{path} {told}", wanted="preprocess of every task but sequence")
-    if (wanted := POSTPROCESS.get(manifest.task)) is not None and not isinstance(manifest.postprocess, wanted):
+    if (wanted := postprocess_of(manifest.task)) is not None and not isinstance(manifest.postprocess, wanted):
         raise ManifestError(
             f"{path} does not say how the outputs are read", wanted=f"postprocess, for the task {manifest.task}"
         )

@@ -313,6 +313,8 @@ def _type(annotation: Any, about: Option) -> click.ParamType:  # type: ignore[ty
         return _type(Path if Path in choices else choices[0], about)
     if typing.get_origin(annotation) is Sequence:
         return _type(typing.get_args(annotation)[0], about)
+    if typing.get_origin(annotation) is typing.Annotated:  # of `spec.Extensible`
+        return _type(annotation.__metadata__[0].whole(), about)
     if typing.get_origin(annotation) is typing.Literal:
         return click.Choice(typing.get_args(annotation))
     if annotation is Path:

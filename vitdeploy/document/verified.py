@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Union
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
-from vitdeploy.spec import decode
+from vitdeploy.spec import Extensible, decode
+from vitdeploy.tasks.adapter import TaskAdapter
 from vitdeploy.tasks.registry import TASKS
 from vitdeploy.verification.comparison import Comparison
 
@@ -26,28 +29,45 @@ class Diagnosed:
     same_tensor: SameTensor | None
     diagnosis: str
 
+    def __reduce__(self) -> Any:
+        """Pickles name the class of the comparison, which stands in a module."""
+        _, comparison = type(self).__bases__
+        return _make, (comparison, {each.name: getattr(self, each.name) for each in fields(self)})
 
-def _diagnosed(comparison: type[Comparison]) -> type[Any]:
+
+_CLASSES: dict[type[Comparison], type[Any]] = {}
+
+
+def verified_class(comparison: type[Comparison]) -> type[Any]:
     """The class of a task's documents: what its comparison says, and why the two differ."""
-    name = f"Verified{comparison.__name__.removesuffix('Comparison')}"
-    fields = {"__doc__": comparison.__doc__, "__module__": __name__}
-    return dataclass(frozen=True, kw_only=True)(type(name, (Diagnosed, comparison), fields))
+    if comparison not in _CLASSES:
+        name = f"Verified{comparison.__name__.removesuffix('Comparison')}"
+        facts = {"__doc__": comparison.__doc__, "__module__": __name__}
+        made = type(name, (Diagnosed, comparison), facts)
+        _CLASSES[comparison] = dataclass(frozen=True, kw_only=True)(made)
+    return _CLASSES[comparison]
 
 
-VERIFIED = {each: _diagnosed(each) for each in dict.fromkeys(adapter.compared for adapter in TASKS.values())}
-globals().update({each.__name__: each for each in VERIFIED.values()})  # pickles name them
+def _make(comparison: type[Comparison], values: dict[str, Any]) -> Any:
+    return verified_class(comparison)(**values)
+
+
+def _classes(adapters: Iterable[type[TaskAdapter]]) -> Any:
+    """The class of the documents of any of these tasks."""
+    return operator.getitem(Union, tuple(verified_class(adapter.compared) for adapter in adapters))
+
 
 if TYPE_CHECKING:
 
     class Verified(Diagnosed, Comparison):
         """The document of any task."""
 else:
-    Verified = Union[tuple(VERIFIED.values())]  # noqa: UP007
+    Verified = Annotated[_classes(TASKS.ours.values()), Extensible(lambda: _classes(TASKS.values()))]
 
 
 def diagnosed(found: Comparison, same_tensor: SameTensor | None, diagnosis: str) -> Verified:
     """A task's comparison with why the two differ."""
-    made: Verified = VERIFIED[type(found)](**vars(found), same_tensor=same_tensor, diagnosis=diagnosis)
+    made: Verified = _make(type(found), {**vars(found), "same_tensor": same_tensor, "diagnosis": diagnosis})
     return made
 
 

@@ -62,7 +62,7 @@ from vitdeploy.stages.step import (
 )
 from vitdeploy.stages.workers import HERE, Workers
 from vitdeploy.store.store import Artifact, Store
-from vitdeploy.tasks.adapter import Data, ImageKit, TaskAdapter
+from vitdeploy.tasks.adapter import Data, ImageAdapter, TaskAdapter
 from vitdeploy.verification.records import Answers
 
 # --- The golden set of a bundle ---------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def monitor_of(job: Job, engines: Sequence[tuple[EngineSpec, Path]]) -> str | No
     Engines of several graphs have no reference of their outputs: these depend on more than the image.
     """
     model, data = job.reference_model, job.data
-    if not isinstance(job.adapter, ImageKit) or model.preprocess is None:
+    if not isinstance(job.adapter, ImageAdapter) or model.preprocess is None:
         return None
     samples = data.calibration if len(data.calibration) >= LEAST_IMAGES else data.evaluation
     chunks = _chunks(samples, model.preprocess)

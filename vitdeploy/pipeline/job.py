@@ -187,13 +187,13 @@ def prepare(
         check_prune(reference_models[0].task, reference_models[0].preprocess)
     if recipe.precision in ("int8", "mixed", "int4") and is_onnx(reference_models[0].source):
         reject_quantized(admit_graph(Path(str(reference_models[0].source.model))), reference_models[0].name)
-    kits = [make_adapter(reference_setting(reference_model)) for reference_model in reference_models]
-    data = kits[0].load(choice_of(recipe), skip_bad=skip_bad, progress=progress)
+    adapters = [make_adapter(reference_setting(reference_model)) for reference_model in reference_models]
+    data = adapters[0].load(choice_of(recipe), skip_bad=skip_bad, progress=progress)
     for reference_model in reference_models:
         refuse_known(reference_model.source, data.evaluation)
     return tuple(
         Job(each, reference_model, adapter, data, f"{reference_model.size}: " if len(recipes) > 1 else "")
-        for each, reference_model, adapter in zip(settled, reference_models, kits, strict=True)
+        for each, reference_model, adapter in zip(settled, reference_models, adapters, strict=True)
     )
 
 

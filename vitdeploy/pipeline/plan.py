@@ -24,7 +24,7 @@ from vitdeploy.stages.step import ORIGINAL, QUANTIZED, REFERENCE, UNPRUNED, Cand
 from vitdeploy.stages.typed import typed_step
 from vitdeploy.stages.workers import HERE, Workers
 from vitdeploy.store.store import Artifact
-from vitdeploy.tasks.adapter import Calibration, Data, ImageKit, TaskAdapter, choose, example
+from vitdeploy.tasks.adapter import Calibration, Data, ImageAdapter, TaskAdapter, choose, example
 from vitdeploy.tasks.answers import AnswerFacts, ChangedCounts, ExampleFacts
 from vitdeploy.verification.changes import Changes
 from vitdeploy.verification.classes import by_class, confusion, reliability
@@ -56,7 +56,7 @@ def make_plan(job: Job, workers: Workers = HERE) -> list[Step]:
     contenders = candidates(job)
     reference, *verdicts = judge_plan(job, contenders)
     steps = [reference, *engine_plan(job, contenders, workers), *verdicts]
-    if job.adapter.attention and isinstance(job.adapter, ImageKit):
+    if job.adapter.attention and isinstance(job.adapter, ImageAdapter):
         steps.append(attention_step(job.adapter, job.data, contenders))
     return [dataclasses.replace(step, about=_about(job, step)) for step in steps]
 

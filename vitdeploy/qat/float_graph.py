@@ -33,7 +33,7 @@ from vitdeploy.graph.values import stem
 from vitdeploy.models.external.adapted import Adapted
 from vitdeploy.qat.layers import INSERTED, read_placed, weighted
 from vitdeploy.quantization.placement import shape
-from vitdeploy.runtime.flows import FLOWS
+from vitdeploy.runtime.tasks.registry import flow_of
 
 # What a placement makes one operator of, with its bias or as attention; and what it adds.
 _FUSED = ("MatMul", "Add", "Softmax", "Transpose", "Reshape", "Split", "Squeeze", "Gather", "Mul", "Div")
@@ -91,7 +91,7 @@ def read_placement(file: Path) -> PlacedGraph:
             found="INT8 typed in the graph together with half precision",
             wanted="openvino-cpu or onnxruntime-cpu",
         )
-    if metadata.task in FLOWS or metadata.preprocess is None:
+    if flow_of(metadata.task) or metadata.preprocess is None:
         raise CapabilityError(
             "a model of several graphs has no quantization-aware training", found=f"the task {metadata.task}"
         )

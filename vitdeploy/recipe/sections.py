@@ -5,7 +5,18 @@ from __future__ import annotations
 import itertools
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 
 from vitdeploy.benchmark.protocol import Protocol, parse_scenario
 from vitdeploy.compilation.backend import BuildOptions
@@ -36,6 +47,7 @@ from vitdeploy.spec import (
     SegmentationMaps,
     SegmentationSpec,
     Task,
+    task_names,
 )
 
 # --- The base of every section of a recipe ----------------------------------------------------------------------------
@@ -69,6 +81,14 @@ def height_width(side: int | tuple[int, int]) -> tuple[int, int]:
     return (side, side) if isinstance(side, int) else side
 
 
+def _known_task(value: object, ours: ValidatorFunctionWrapHandler) -> Any:
+    """A task of another package, or one of ours."""
+    return value if isinstance(value, str) and value in task_names() else ours(value)
+
+
+TaskName = Annotated[Task, WrapValidator(_known_task)]
+
+
 class SourceSection(Section):
     """Where the model comes from; see `models.source` for what `model` may name.
 
@@ -81,7 +101,7 @@ class SourceSection(Section):
 
     model: str | None = None
     checkpoint: str | None = None
-    task: Task | None = None
+    task: TaskName | None = None
     image_size: Side | None = None
     image_sizes: Annotated[tuple[Side, ...], Field(min_length=1, strict=False)] | None = None
     heads: Positive | None = None

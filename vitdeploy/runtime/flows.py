@@ -1,4 +1,4 @@
-"""The flows that vitdeploy exports itself: a row each, by the names of their graphs."""
+"""The flows that vitdeploy exports itself, by the names of their graphs; the row of a task names its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vitdeploy.bundle.layout import PartTensors, link
 from vitdeploy.errors import TargetError
-from vitdeploy.spec import FlowPart, FlowSpec, Task, TensorSpec
+from vitdeploy.spec import FlowPart, FlowSpec, TensorSpec
 
 PAST, PRESENT = "past_", "present_"
 ENCODER, DECODER_STEP = "encoder", "decoder_step"
@@ -67,20 +67,16 @@ class FlowRow:
     make: Callable[[Graphs], FlowSpec]
 
 
-# By task; all other tasks have one graph.
-FLOWS: dict[Task, FlowRow] = {
-    "sequence": FlowRow((ENCODER, DECODER_STEP), encoder_decoder),
-    "image-to-text": FlowRow((ENCODER, DECODER_STEP), encoder_decoder),
-    "zero-shot": FlowRow((IMAGE_TOWER, TEXT_TOWER), towers),
-    "open-vocabulary-detection": FlowRow((IMAGE_TOWER, TEXT_TOWER), towers),
-    "promptable-segmentation": FlowRow((IMAGE_ENCODER, PROMPT_DECODER), prompted),
-}
-PARTS = tuple(dict.fromkeys(row.parts for row in FLOWS.values()))
+ENCODER_DECODER = FlowRow((ENCODER, DECODER_STEP), encoder_decoder)
+TOWERS = FlowRow((IMAGE_TOWER, TEXT_TOWER), towers)
+PROMPTED_GRAPHS = FlowRow((IMAGE_ENCODER, PROMPT_DECODER), prompted)
+FLOWS = (ENCODER_DECODER, TOWERS, PROMPTED_GRAPHS)
+PARTS = tuple(row.parts for row in FLOWS)
 
 
 def flow_of_graphs(graphs: Graphs) -> FlowSpec:
     """The flow of graphs by their names; raises TargetError if none has these."""
-    known = next((row.make for row in FLOWS.values() if set(row.parts) == set(graphs)), None)
+    known = next((row.make for row in FLOWS if set(row.parts) == set(graphs)), None)
     if known is None:
         raise TargetError(
             "nothing says how these graphs run together",

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from vitdeploy.runtime.tasks.registry import TASKS
 from vitdeploy.serve.answering import Answerer, TextAnswerer
 from vitdeploy.serve.engines import Engines
 from vitdeploy.serve.forms import PredictRequest, asked_of, header_length, top_of
@@ -32,15 +33,10 @@ from vitdeploy.serve.protocol import (
     server_metadata,
 )
 from vitdeploy.serve.settings import ServerSettings
-from vitdeploy.spec import Task
 
 T = TypeVar("T")
-# What answers for models that take more than an image; all others take images alone.
-ANSWERERS: dict[Task, type[Answerer]] = {
-    "zero-shot": TextAnswerer,
-    "open-vocabulary-detection": TextAnswerer,
-    "promptable-segmentation": PromptAnswerer,
-}
+# By what requests bring.
+ANSWERERS: Mapping[str, type[Answerer]] = {"images": Answerer, "texts": TextAnswerer, "prompts": PromptAnswerer}
 
 
 class Service:
@@ -51,7 +47,7 @@ class Service:
         self.settings = settings
         self.metrics = Metrics()
         self._working = 0
-        self._answerer = ANSWERERS.get(engines.predictor.task, Answerer)(engines, settings, self.metrics)
+        self._answerer = ANSWERERS[TASKS[engines.predictor.task].takes](engines, settings, self.metrics)
         self.metrics.watch(lambda: self._answerer.waiting, lambda: self._working)
         if engines.predictor.monitor is not None:
             MonitorMetrics(self.metrics.registry, engines.predictor.monitor)

@@ -18,14 +18,14 @@ from vitdeploy.api.options import (
 )
 from vitdeploy.cli.options import Console, command_of
 from vitdeploy.errors import MissingPackageError
+from vitdeploy.runtime.tasks.registry import TASKS
 
 if TYPE_CHECKING:
     from vitdeploy.serve.engines import Engines
 
 MODULES = {"starlette", "uvicorn", "prometheus_client", "python_multipart", "httptools", "anyio"}
 
-# What a request has besides an image, by task.
-ASKED = {"promptable-segmentation": """-F 'prompts=[{"points": [[X, Y]]}]' """}
+PROMPTS = """-F 'prompts=[{"points": [[X, Y]]}]' """
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -131,5 +131,5 @@ def _announce(console: Console, engines: "Engines", address: str, warned: list[s
         lines.append(f"watched: {', '.join(predictor.monitor.watched)}")
     for line in [*lines, *(f"warning: {text}" for text in warned)]:
         click.echo(line, err=console.as_json)
-    asked = ASKED.get(predictor.task, "")
-    console.note(f"next: curl -F file=@IMAGE {asked}{address}/predict    (Ctrl+C stops)")
+    prompts = PROMPTS if TASKS[predictor.task].takes == "prompts" else ""
+    console.note(f"next: curl -F file=@IMAGE {prompts}{address}/predict    (Ctrl+C stops)")

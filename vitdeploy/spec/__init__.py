@@ -1,11 +1,11 @@
 """The values that every part shares: tensors, preprocessing, what outputs mean, engines, the manifest.
 
-All are frozen dataclasses of plain data. Nothing here imports more than the standard library.
+All are frozen dataclasses of plain data. Nothing here imports more than the standard library and `extensions`.
 """
 
 from __future__ import annotations
 
-from vitdeploy.spec.coding import SPARSE, DecodeError, decode, encode
+from vitdeploy.spec.coding import SPARSE, DecodeError, Extensible, decode, encode
 from vitdeploy.spec.manifest import (
     MANIFEST_FORMAT,
     MAX_BATCH,
@@ -39,7 +39,6 @@ from vitdeploy.spec.tasks import (
     INVERSE_ASSUMED,
     MASKS_ASSUMED,
     PAIRS_ASSUMED,
-    POSTPROCESS,
     QUERIES_ASSUMED,
     RECONSTRUCTION,
     AnomalySpec,
@@ -73,6 +72,8 @@ from vitdeploy.spec.tasks import (
     TensorsSpec,
     TextSpec,
     ZeroShotSpec,
+    postprocess_of,
+    task_names,
     tokenizer_file,
 )
 
@@ -84,7 +85,6 @@ __all__ = [
     "MASKS_ASSUMED",
     "MAX_BATCH",
     "PAIRS_ASSUMED",
-    "POSTPROCESS",
     "QUERIES_ASSUMED",
     "RECONSTRUCTION",
     "RESIZING",
@@ -105,6 +105,7 @@ __all__ = [
     "DepthValues",
     "EngineSpec",
     "Enlarging",
+    "Extensible",
     "FileEntry",
     "Fit",
     "FloatRest",
@@ -143,5 +144,7 @@ __all__ = [
     "decode",
     "encode",
     "last_axis",
+    "postprocess_of",
+    "task_names",
     "tokenizer_file",
 ]

@@ -11,12 +11,20 @@ import dataclasses
 import sys
 import types
 import typing
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
 
 # The metadata of a field that is written only where it does not have its default.
 SPARSE = {"sparse": True}
 # How many lists and objects may stand inside each other where a field takes any JSON value.
 DEEPEST = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Extensible:
+    """The metadata in `Annotated` of a type that other packages add to; `whole`: the type with all that they add."""
+
+    whole: Callable[[], Any]
 
 
 def encode(value: Any) -> Any:
@@ -65,6 +73,10 @@ def _decode(kind: Any, data: Any, path: str, problems: list[str]) -> Any:
         return _plain(data, path, problems)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _decode_dataclass(kind, data, path, problems)
+    if origin is Annotated:
+        ours: list[str] = []
+        value = _decode(args[0], data, path, ours)
+        return _decode(kind.__metadata__[0].whole(), data, path, problems) if ours else value
     if origin is Literal:
         return _expect(data in args, data, path, f"one of {', '.join(map(str, args))}", problems)
     if origin in (typing.Union, types.UnionType):
@@ -74,7 +86,7 @@ def _decode(kind: Any, data: Any, path: str, problems: list[str]) -> Any:
             value = _decode(choice, data, path, attempt)
             if not attempt:
                 return value
-            if dataclasses.is_dataclass(choice):
+            if dataclasses.is_dataclass(choice) or typing.get_origin(choice) is Annotated:
                 attempts.append(attempt)
         if isinstance(data, dict) and attempts:  # what does not fit is inside of that which fits best
             problems.extend(sorted(attempts, key=len)[0])
@@ -136,7 +148,7 @@ def _decode_array(data: Any, path: str, problems: list[str]) -> Any:
 def _decode_dataclass(cls: type, data: Any, path: str, problems: list[str]) -> Any:
     if not isinstance(data, dict):
         return _expect(False, data, path, "an object", problems)
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     values: dict[str, Any] = {}
     before = len(problems)
     for f in dataclasses.fields(cls):
@@ -163,6 +175,10 @@ def _expect(fits: bool, data: Any, path: str, wanted: str, problems: list[str]) 
 
 
 def _name(kind: Any) -> str:
+    if typing.get_origin(kind) is Annotated:
+        return _name(typing.get_args(kind)[0])
+    if typing.get_origin(kind) is typing.Union:
+        return " or ".join(map(_name, typing.get_args(kind)))
     if typing.get_origin(kind) is tuple:
         return "a list"
     if dataclasses.is_dataclass(kind):

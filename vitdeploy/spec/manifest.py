@@ -181,7 +181,7 @@ class GoldenSpec:
 class Manifest:
     """`manifest.json` of a bundle, format 1. Data only: no field can name code.
 
-    `preprocess` is None where the input is no image; `postprocess` is there for the tasks of `POSTPROCESS`.
+    `preprocess` is None where the input is no image; `postprocess` is of the class of the task (`postprocess_of`).
     `sizes` are further image sizes of the same model, as "384x384" (height, width): `sizes/384x384` is a whole bundle.
     `gates`: by artifact, whether the engine met its budget when the bundle was made. `recommended`: the artifact that
     the verdict recommends, which is the first of `engines`; None where it recommends none of them. `grade`: of the

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, Union, get_args
 
-from vitdeploy.spec.coding import SPARSE
+from vitdeploy.extensions import entry_points_of, load_row
+from vitdeploy.spec.coding import SPARSE, Extensible
 from vitdeploy.spec.preprocess import TensorSpec, last_axis
 
 
 class OutputSpec:
-    """What the outputs of a task mean: a frozen dataclass for each task that has something to say of that."""
+    """What the outputs of a task mean: a frozen dataclass for each task that has something to say of that.
+
+    tensors: the float outputs [batch, ...] by their names, each with its number of axes, by which a graph or a module
+        of others is of the task where that is asked for; it then means what the defaults say. For tasks of other
+        packages: ours are recognised in `graph.io.outputs` and `models.external.outputs`.
+    """
+
+    tensors: ClassVar[Mapping[str, int]] = {}
 
     def comparable(self, outputs: Iterable[str]) -> list[str]:
         """Of these outputs those that can be compared number by number."""
@@ -438,7 +447,7 @@ class SequenceSpec:
 # --- The tasks, and for each the class that says what its outputs mean ------------------------------------------------
 
 
-Task = Literal[
+_Ours = Literal[
     "classification",
     "features",
     "detection",
@@ -456,13 +465,25 @@ Task = Literal[
     "open-vocabulary-detection",
     "promptable-segmentation",
 ]
+# The entry points of other packages' tasks: rows of `runtime.tasks.registry`.
+TASKS_GROUP = "vitdeploy.runtime.tasks"
+
+
+def task_names() -> tuple[str, ...]:
+    """All tasks: ours, then those of other packages."""
+    ours = get_args(_Ours)
+    return (*ours, *(name for name in entry_points_of(TASKS_GROUP) if name not in ours))
+
+
+# Types know ours alone; what is read from files may be any.
+Task: TypeAlias = Annotated[_Ours, Extensible(lambda: operator.getitem(Literal, task_names()))]
 # Where the labels of images come from: `data/` says what each is.
 LabelKind = Literal[
     "folders", "none", "yolo", "coco", "panoptic", "masks", "depth", "targets", "prompts", "texts", "mvtec"
 ]
 
 # What the outputs of a task mean, for tasks that have something to say of that: one class of data a task, or several.
-Postprocess: TypeAlias = (
+_OurPostprocess: TypeAlias = (
     PostprocessSpec
     | KeypointSpec
     | SegmentationSpec
@@ -476,8 +497,12 @@ Postprocess: TypeAlias = (
     | PromptSpec
     | TextSpec
 )
-# The class of each task's; a task that is not here has none.
-POSTPROCESS: dict[Task, type[Postprocess]] = {
+Postprocess: TypeAlias = Annotated[
+    _OurPostprocess,
+    Extensible(lambda: operator.getitem(Union, (_OurPostprocess, *filter(None, map(postprocess_of, task_names()))))),
+]
+# The class of each of our tasks; one that is not here has none.
+POSTPROCESS: dict[str, type[OutputSpec]] = {
     "detection": PostprocessSpec,
     "panoptic": PostprocessSpec,
     "segmentation": SegmentationSpec,
@@ -492,6 +517,17 @@ POSTPROCESS: dict[Task, type[Postprocess]] = {
     "promptable-segmentation": PromptSpec,
     "image-to-text": TextSpec,
 }
+
+
+def postprocess_of(task: str) -> type[Any] | None:
+    """The class that says what a task's outputs mean; None of a task with nothing to say of that.
+
+    Raises:
+        HostError: the package of the task cannot be loaded.
+    """
+    entry = None if task in get_args(_Ours) else entry_points_of(TASKS_GROUP).get(task)
+    # The class of the row is known further up, where it is checked.
+    return POSTPROCESS.get(task) if entry is None else getattr(load_row(entry, object), "postprocess", None)
 
 
 def tokenizer_file(postprocess: Postprocess | None) -> str | None:

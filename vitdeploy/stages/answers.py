@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from vitdeploy.document.verified import SameTensor, Verified, diagnosed
+from vitdeploy.extensions import extension_versions
 from vitdeploy.progress import Counter, Progress, silent
 from vitdeploy.publish import storage_errors
 from vitdeploy.runtime.engine import make_runner
@@ -164,7 +165,11 @@ def reference_step(reference_model: ReferenceModel, adapter: TaskAdapter, data: 
         reference_model.identity(),
         (),
         {**reference_model.digests, "samples": data.evaluation_digest},
-        {**package_versions(("torch", "timm", "transformers", "pillow", "numpy")), "host": str(describe_host())},
+        {
+            **package_versions(("torch", "timm", "transformers", "pillow", "numpy")),
+            **extension_versions(adapter.setting.task),
+            "host": str(describe_host()),
+        },
         resumable=True,
     )
 
@@ -247,6 +252,10 @@ def verify_step(
         },
         (candidate.step("compile"), REFERENCE),
         {"samples": data.evaluation_digest},
-        {**target_tools(candidate.target), **package_versions(("pillow", "numpy", "scipy", "pycocotools"))},
+        {
+            **target_tools(candidate.target),
+            **package_versions(("pillow", "numpy", "scipy", "pycocotools")),
+            **extension_versions(adapter.setting.task),
+        },
         resumable=True,
     )

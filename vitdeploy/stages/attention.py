@@ -31,7 +31,7 @@ from vitdeploy.stages.step import (
     read_json,
     write_json,
 )
-from vitdeploy.tasks.adapter import Data, ImageKit, choose
+from vitdeploy.tasks.adapter import Data, ImageAdapter, choose
 
 # Images that attention is drawn for.
 IMAGES = 4
@@ -101,7 +101,7 @@ def shared(ours: Floats, reference: Floats) -> float:
     return float(np.minimum(p, q).sum())
 
 
-def attention_step(adapter: ImageKit, data: Data, contenders: Sequence[Candidate]) -> Step:
+def attention_step(adapter: ImageAdapter, data: Data, contenders: Sequence[Candidate]) -> Step:
     """Attention of the original, and of what is shipped in INT8, on the first examples of the report."""
     preprocess = adapter.setting.images
     shown = [c for c in contenders if c.shipped and c.precision in ("int8", "mixed")]

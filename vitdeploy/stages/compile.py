@@ -19,7 +19,7 @@ from vitdeploy.known_bad.find import matches_on, refuse_known_bad
 from vitdeploy.known_bad.platform import platform_here
 from vitdeploy.progress import Progress, silent
 from vitdeploy.quantization.placement import QUANTIZE
-from vitdeploy.runtime.flows import FLOWS
+from vitdeploy.runtime.tasks.registry import flow_of
 from vitdeploy.spec import EngineSpec, FloatRest, GraphSpec, Task, encode
 from vitdeploy.stages.place import rest_of
 from vitdeploy.stages.rows import PARTS_SEARCH, compile_in_parts
@@ -33,13 +33,14 @@ def check_task(task: Task, target: str, precision: str) -> None:
         CapabilityError: a model of several graphs where precision is typed in the graph, or in one that a search
             chooses layer by layer.
     """
-    if task not in FLOWS:
+    flow = flow_of(task)
+    if flow is None:
         return
     if TARGETS[target].typed:
         others = [name for name, row in TARGETS.items() if not row.typed]
         raise CapabilityError(
             f"a model of several graphs does not run on {target} in this version",
-            found=f"the task {task}, graphs {' and '.join(FLOWS[task].parts)}",
+            found=f"the task {task}, graphs {' and '.join(flow.parts)}",
             wanted=" or ".join(others),
             fix=f"choose the target {others[0]}",
         )

@@ -20,8 +20,8 @@ from vitdeploy.quantization.placement import LayerPrecision, choose, place, shap
 from vitdeploy.quantization.prepare import prepare
 from vitdeploy.quantization.rounding import Rounded
 from vitdeploy.quantization.statistics import Statistics, load_statistics
-from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.host import family
+from vitdeploy.runtime.tasks.registry import flow_of
 from vitdeploy.search.high_precision import FloatRestTable, HighPrecision
 from vitdeploy.search.mixed import Mixed
 from vitdeploy.spec import FloatRest, Precision, Task, WeightBits
@@ -106,7 +106,8 @@ def place_graphs(
 
 def check_float_parts(task: Task, float_parts: Sequence[str]) -> None:
     """Raise InputError if a model of this task has no graph of such a name."""
-    names = FLOWS[task].parts if task in FLOWS else ()
+    flow = flow_of(task)
+    names = () if flow is None else flow.parts
     unknown = [name for name in float_parts if name not in names]
     if unknown:
         raise InputError(

@@ -30,7 +30,6 @@ from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.values import number_of_classes
 from vitdeploy.spec import (
-    POSTPROCESS,
     Postprocess,
     PostprocessSpec,
     PreprocessSpec,
@@ -40,6 +39,7 @@ from vitdeploy.spec import (
     decode,
     encode,
     last_axis,
+    postprocess_of,
 )
 from vitdeploy.stages.step import (
     LABELS_FILE,
@@ -59,8 +59,6 @@ if TYPE_CHECKING:
 
 # Fields of a source that name files.
 FILES = ("checkpoint", "text_features", "module", "normal", "memory")
-# Tasks of models that read or write texts.
-WITH_TOKENIZER: tuple[Task, ...] = ("zero-shot", "open-vocabulary-detection", "image-to-text")
 
 
 @dataclass(frozen=True)
@@ -170,7 +168,7 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
         given.preprocess or reference_model.preprocess,
         given.postprocess or reference_model.postprocess,
     )
-    wanted = POSTPROCESS.get(reference_model.task)
+    wanted = postprocess_of(reference_model.task)
     if given.postprocess is not None and wanted is not None and not isinstance(given.postprocess, wanted):
         raise CheckpointError(
             f"the post-processing does not fit {reference_model.name}",
@@ -214,7 +212,11 @@ def _of_module(source: Source) -> ReferenceModel:
     original = load_model(local)
     refuse_unusable(original)
     files = folder.files if folder is not None else ()
-    tokenizer = folder.path / TOKENIZER_FILE if folder and original.signature.task in WITH_TOKENIZER else None
+    tokenizer = (
+        folder.path / TOKENIZER_FILE
+        if folder and hasattr(postprocess_of(original.signature.task), "tokenizer")
+        else None
+    )
     files = (*files, *([tokenizer] if tokenizer is not None else []))
     if folder is not None and original.signature.sequence is not None:
         files = (*files, *(path for path in [folder.path / GENERATION] if path.is_file()))

@@ -21,8 +21,8 @@ from vitdeploy.graph.io.files import fixed_batch, get_metadata, graph_spec, load
 from vitdeploy.progress import Counter, Progress, silent
 from vitdeploy.quantization.observer import Observer
 from vitdeploy.quantization.probe import ImageProbe, with_outputs
-from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.runtime.tasks.registry import flow_of
 from vitdeploy.search.latency import measure_latencies
 from vitdeploy.search.pruning import (
     Moments,
@@ -100,7 +100,7 @@ def parts_step(candidate: Candidate, batch: int, rest: FloatRest | Literal["meas
 
 def splits_rows(target: str, precision: str, task: Task) -> bool:
     """Whether an engine may compute the rows of its tokens in parts: INT8, of one graph, where the back end does."""
-    return COMPILE[target].splits_rows and precision in QUANTIZED and precision != "int4" and task not in FLOWS
+    return COMPILE[target].splits_rows and precision in QUANTIZED and precision != "int4" and not flow_of(task)
 
 
 def compile_in_parts(graph: Path, parts: Sequence[int], out: Path, compiling: Callable[..., EngineSpec]) -> EngineSpec:
@@ -169,7 +169,7 @@ PRUNING_SEARCH = Search(PRUNING, "pruning.json", Prunings)
 
 def check_prune(task: Task, preprocess: PreprocessSpec | None) -> None:
     """Raises CapabilityError for a model that cannot be pruned whatever its graph is."""
-    if task in FLOWS or preprocess is None:
+    if flow_of(task) or preprocess is None:
         raise CapabilityError(
             "only models of images are pruned by this version, and only such of one graph",
             found=f"the task {task}",

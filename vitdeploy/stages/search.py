@@ -32,9 +32,9 @@ from vitdeploy.quantization.rounding import Rounded
 from vitdeploy.quantization.statistics import load_statistics
 from vitdeploy.runtime.backend import require_runtime
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.host import VNNI, describe_host
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.runtime.tasks.registry import flow_of
 from vitdeploy.search.frame import GraphVariant, mean_interval, measure, measured_here, too_few
 from vitdeploy.search.high_precision import (
     ENOUGH,
@@ -284,7 +284,7 @@ def _proven_faster(bench_run: BenchRun) -> dict[str, list[str]]:
 
 def has_half_rest(target: str, precision: str, task: Task) -> bool:
     """Whether an engine may be faster here with its float operators in bf16: INT8, of one graph, on such a CPU."""
-    return precision == "int8" and task not in FLOWS and COMPILE[target].half_rest()
+    return precision == "int8" and not flow_of(task) and COMPILE[target].half_rest()
 
 
 def find_float_rest(
@@ -349,7 +349,7 @@ MOST_MACS = 100_000_000_000_000
 def raises_precision(target: str, precision: str, task: Task | None, price: float) -> bool:
     """Whether layers of a placement may be taken out of plain INT8 by measurement: INT8, of one graph, on a CPU. Where
     no task is given it is one graph."""
-    return precision == "int8" and price > 0 and not TARGETS[target].typed and task not in FLOWS
+    return precision == "int8" and price > 0 and not TARGETS[target].typed and (task is None or not flow_of(task))
 
 
 def measures(target: str, precision: str, price: float) -> bool:

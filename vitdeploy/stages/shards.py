@@ -20,6 +20,7 @@ from vitdeploy.data.decoding import Loaded, decode_each, skippable
 from vitdeploy.data.file_digests import DIGESTS_FILE, UNREAD, FileDigests
 from vitdeploy.data.folder import Ints, Samples
 from vitdeploy.errors import DataError, ImageError, StorageError
+from vitdeploy.extensions import extension_versions
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.spec import encode
 from vitdeploy.stages.answers import ANSWERS_FILE, read_answers
@@ -27,7 +28,7 @@ from vitdeploy.stages.step import Facts, package_versions, read_json, write_json
 from vitdeploy.store.key import Identity, canonical_json, code_version
 from vitdeploy.store.store import Artifact, Store
 from vitdeploy.tasks.adapter import Data
-from vitdeploy.tasks.counted import CountedKit, Truth
+from vitdeploy.tasks.counted import CountedAdapter, Truth
 from vitdeploy.verification.agreement import Tally
 from vitdeploy.verification.changes import Counts
 from vitdeploy.verification.records import Answers, Keep, Records, Turn, gather
@@ -38,19 +39,19 @@ ShardKind = Literal["shard-answers", "shard-tally"]
 
 
 def shard_identity(
-    kind: ShardKind, by: Identity, adapter: CountedKit, answering: CountedKit, **digests: str
+    kind: ShardKind, by: Identity, adapter: CountedAdapter, answering: CountedAdapter, **digests: str
 ) -> Identity:
     """What an artifact, which `by` is the identity of, leaves of images with these digests: prepared and counted as the
     `adapter` says, and kept as that of the `answering` side does."""
     how = {"images": encode(adapter.setting.images), **adapter.reading, "kept": answering.reading}
-    tools = {**by.tools, **_shard_tools(type(adapter).__module__)}
+    tools = {**by.tools, **_shard_tools(adapter.setting.task)}
     return Identity(kind, {"artifact": by.config, **how, **digests}, by.inputs, tools)
 
 
 @functools.cache
 def _shard_tools(task: str) -> dict[str, str]:
     packages = package_versions(("pillow", "numpy", "scipy", "pycocotools"))
-    return {**packages, "shards": code_version(), "task": task}
+    return {**packages, **extension_versions(task), "shards": code_version(), "task": task}
 
 
 def digests_of(samples: Samples, truth: Truth | None, files: FileDigests) -> list[str]:
@@ -80,7 +81,7 @@ def content_digest(samples: Samples, digests: Sequence[str]) -> str:
 @dataclass(frozen=True)
 class Answered:
     """The original's answers to a shard. `unreadable`: int64, which of its images have none; `count`: how many have
-    one. `facts`: as of `CountedKit.facts`, {} without any answer."""
+    one. `facts`: as of `CountedAdapter.facts`, {} without any answer."""
 
     artifact: Artifact
     unreadable: Ints
@@ -113,7 +114,7 @@ def answers_at(store: Store, key: str) -> Answered | None:
 
 
 def keep_answers(
-    store: Store, by: Identity, answers: Answers, unreadable: Ints, adapter: CountedKit, data: Data
+    store: Store, by: Identity, answers: Answers, unreadable: Ints, adapter: CountedAdapter, data: Data
 ) -> Answered:
     """Store the original's answers to the readable images, which `data` has to evaluate on."""
 
@@ -190,7 +191,7 @@ def evaluate(
     samples: Samples,
     truth: Truth | None,
     parts: Sequence[Part],
-    adapter: CountedKit,
+    adapter: CountedAdapter,
     kept: Keep,
     store: Store,
     *,
@@ -230,7 +231,7 @@ def evaluate(
             progress(len(unreadable))
             _require_unchanged(samples.pick(part.images), truth, part.content, store)
             answered = samples.pick(np.delete(part.readable, unreadable))
-            data = Data(samples.root, (), answered, "", "", truth=truth)
+            data = Data(samples.root, (), answered, truth=truth)
             if part.original is None:
                 keep_answers(store, part.by, answers, np.array(unreadable, np.int64), adapter, data)
             else:

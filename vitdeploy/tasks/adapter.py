@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias, TypedDict
+from typing import ClassVar, Literal, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from vitdeploy.runtime.preprocess import SUFFIXES
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import LabelKind, Postprocess, PreprocessSpec, SequenceSpec, Task
 from vitdeploy.tasks.answers import Copies, ExampleFacts, MappingFacts, Marks, Measure, Metric, PanelFacts, Said, Why
-from vitdeploy.tasks.images import FoundData, calibration_images, check_images, nearest_pixels, without_copies
+from vitdeploy.tasks.images import FoundData, OfTask, calibration_images, check_images, nearest_pixels, without_copies
 from vitdeploy.verification.changes import Changes
 from vitdeploy.verification.classes import Classified
 from vitdeploy.verification.comparison import ClaimedAccuracy, Comparison, Control, differences, doubt_value, worst_of
@@ -34,9 +34,10 @@ from vitdeploy.verification.records import SIZE, Answers, LazyColumn, collect, g
 
 
 Count = Callable[[int], None]
-# A sample, and what is known of one: of a task's own classes.
-OfTask: TypeAlias = Any
+# Of a task's own class.
 Samples: TypeAlias = Sequence[OfTask]
+# Pictures of answers, PNG or JPEG, each with its title: whose answer it is, or "label".
+Panels: TypeAlias = Iterator[tuple[str, bytes]]
 # Kinds of labels that lie apart from the images, and what `annotations` names.
 PLACES = {
     "yolo": "the folder of YOLO files",
@@ -120,8 +121,8 @@ class Data:
     root: Path
     calibration: Samples
     evaluation: Samples
-    calibration_digest: str
-    evaluation_digest: str
+    calibration_digest: str = ""
+    evaluation_digest: str = ""
     classes: tuple[str, ...] = ()
     truth: Mapping[Path, OfTask] | None = None
     skipped: tuple[str, ...] = ()
@@ -156,14 +157,6 @@ class Data:
     def warnings(self) -> tuple[str, ...]:
         """What makes all numbers on these labels doubtful: for people before any work, and before the verdict."""
         return (*(self.mapping.warnings if self.mapping is not None else ()), *self.doubts)
-
-
-@dataclass(frozen=True)
-class AnswerPanel:
-    """A picture of one answer, PNG or JPEG, to be shown next to the sample's; `title`: whose."""
-
-    title: str
-    picture: bytes
 
 
 @dataclass(frozen=True)
@@ -224,7 +217,7 @@ class TaskAdapter(ABC):
     noun = "image"
     # Whether it can answer some of the samples at a time: `parts`.
     divisible = False
-    # Whether it is counted in shards: then it is a `counted.CountedKit`.
+    # Whether it is counted in shards: then it is a `counted.CountedAdapter`.
     in_shards = False
     # The kind of labels that say more of a calibration image than its pixels do, such as prompts; None if none does.
     calibrated_on: LabelKind | None = None
@@ -352,7 +345,7 @@ class TaskAdapter(ABC):
         """float64 [n], how sure each answer is; None if the task does not say."""
         return None
 
-    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[AnswerPanel]:
+    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Panels:
         """Pictures of the answers of these artifacts to one sample, and of its label; none if words say it all."""
         return iter(())
 
@@ -374,7 +367,7 @@ def with_maps_of(answers: Answers, name: str, reference: Answers) -> Answers:
     return Answers({**answers.columns, name: resized})
 
 
-class ImageKit(TaskAdapter):
+class ImageAdapter(TaskAdapter):
     """The base of all tasks on images. `kinds`: the kinds of labels that the task uses."""
 
     kinds: tuple[str, ...] = ("folders", "none")
@@ -585,9 +578,9 @@ def example(
     pictures = {} if name is None or picture is None else {name: picture}
     panels: list[PanelFacts] = []
     shown = {ORIGINAL: reference, chosen.engine: engines[chosen.engine]}
-    for place, panel in enumerate(adapter.panels(data, i, shown)):
-        panels.append(PanelFacts(panel.title, f"{i}-{place}.{_suffix(panel.picture)}"))
-        pictures[panels[-1].image] = panel.picture
+    for place, (title, content) in enumerate(adapter.panels(data, i, shown)):
+        panels.append(PanelFacts(title, f"{i}-{place}.{_suffix(content)}"))
+        pictures[panels[-1].image] = content
     row = ExampleFacts(
         number=i,
         why=chosen.why,

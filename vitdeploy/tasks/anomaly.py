@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,17 +17,16 @@ from vitdeploy.runtime.tasks.anomaly import anomaly_map, draw_heat, heat_limits,
 from vitdeploy.spec import AnomalySpec
 from vitdeploy.spec.tasks import ANOMALY_MAP, DISTANCES
 from vitdeploy.tasks.adapter import (
-    AnswerPanel,
     Calibration,
     Data,
     DataChoice,
-    ImageKit,
-    OfTask,
+    ImageAdapter,
+    Panels,
     thumbnail,
     worst_difference,
 )
 from vitdeploy.tasks.answers import Measure, Metric, Said
-from vitdeploy.tasks.images import FoundData
+from vitdeploy.tasks.images import FoundData, OfTask
 from vitdeploy.verification.changes import Changes, judged
 from vitdeploy.verification.comparison import Comparison, Fields, counted_agreement
 from vitdeploy.verification.intervals import (
@@ -231,7 +230,7 @@ def anomaly_changes(artifact: Floats, reference: Floats, threshold: float, defec
 CHANCE = 50.0
 
 
-class AnomalyKit(ImageKit):
+class AnomalyAdapter(ImageAdapter):
     kinds = ("mvtec", "none")
     compared = AnomalyComparison
     metrics = (
@@ -321,7 +320,7 @@ class AnomalyKit(ImageKit):
     def truth_line(self, truth: OfTask, labels: Sequence[str] | None) -> str:
         return str(truth.defect or "good")
 
-    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[AnswerPanel]:
+    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Panels:
         """The map of every artifact over the image as the model sees it, and the mask of the defect."""
         from PIL import Image
 
@@ -329,10 +328,10 @@ class AnomalyKit(ImageKit):
         image, limits = Image.fromarray(np.ascontiguousarray(pixels)), heat_limits(self.head.pixel_threshold)
         for name, each in answers.items():
             plane = smoothed(plane_of(each.outputs(index)), pixels.shape[:2], self.head.sigma)
-            yield AnswerPanel(name, thumbnail(np.asarray(draw_heat(image, plane, limits))))
+            yield name, thumbnail(np.asarray(draw_heat(image, plane, limits)))
         mask = None if data.truth is None else data.truth_at(index).load()
         if mask is not None and mask.any():
-            yield AnswerPanel("label", thumbnail((255 * mask).astype(np.uint8)[..., None]))
+            yield "label", thumbnail((255 * mask).astype(np.uint8)[..., None])
 
 
 def _plane(answers: Answers) -> str:

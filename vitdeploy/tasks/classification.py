@@ -11,12 +11,12 @@ import numpy as np
 
 from vitdeploy.data.classes import ClassMap, match_folders, match_listed, match_numbers, match_words
 from vitdeploy.data.decoding import Skipped
-from vitdeploy.data.folder import DataSplit, Ints, ListedSplit, list_split
+from vitdeploy.data.folder import DataSplit, Ints, ListedSplit, Samples, list_split
 from vitdeploy.runtime.postprocess import softmax
 from vitdeploy.runtime.tasks.classification import classify
 from vitdeploy.tasks.adapter import Data, DataChoice, check_labels, labels_of
 from vitdeploy.tasks.answers import Measure, Metric, Said
-from vitdeploy.tasks.counted import CountedKit, ListedData
+from vitdeploy.tasks.counted import CountedAdapter
 from vitdeploy.tasks.images import FoundData
 from vitdeploy.verification.agreement import Agreement, Tally, tally
 from vitdeploy.verification.changes import Changes, Counts, judged
@@ -29,7 +29,7 @@ MATCH = {"folders": match_folders, "words": match_words, "list": match_listed, "
 COSINES = (Measure("Cosine, mean", "cosine_mean", 5), Measure("Cosine, least", "cosine_min", 5))
 
 
-class ClassificationKit(CountedKit):
+class ClassificationAdapter(CountedAdapter):
     compared = Agreement
     metrics = (Metric("top-1", words="top-1 accuracy", title="Top-1"),)
     measures = (Measure("Top-5, %", "top5", original=True), Measure("KL, nats", "kl", None), *COSINES)
@@ -44,9 +44,9 @@ class ClassificationKit(CountedKit):
         samples = tuple(parts.calibration), tuple(parts.evaluation)
         return FoundData(DataSplit(*samples, parts.classes, notes=parts.notes), mapping=mapping)
 
-    def listed(self, choice: DataChoice, *, skip_bad: bool) -> ListedData:
+    def listed(self, choice: DataChoice, *, skip_bad: bool) -> Data:
         parts, mapping = self._listed(choice)
-        return ListedData(parts.evaluation, None, mapping, notes=parts.notes)
+        return Data(choice.path, (), parts.evaluation, mapping=mapping, remarks=parts.notes)
 
     def _listed(self, choice: DataChoice) -> tuple[ListedSplit, ClassMap | None]:
         """What `find` finds, of a folder of any size.
@@ -95,8 +95,9 @@ class ClassificationKit(CountedKit):
         return None if labels is None else self._doubt(_best(reference), labels, classes, data.mapping)
 
     def doubt_counted(
-        self, found: Comparison, facts: Sequence[Mapping[str, object]], places: Sequence[Ints], listed: ListedData
+        self, found: Comparison, facts: Sequence[Mapping[str, object]], places: Sequence[Ints], listed: Data
     ) -> str | None:
+        assert isinstance(listed.evaluation, Samples)
         labels = listed.evaluation.labels
         if labels is None:
             return None

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from vitdeploy.data.annotations import Annotation
-from vitdeploy.data.classes import ClassMap
 from vitdeploy.data.decoding import Skipped
 from vitdeploy.data.folder import Ints, Samples, list_split
 from vitdeploy.spec import encode
-from vitdeploy.tasks.adapter import Data, DataChoice, ImageKit, check_labels, controlled
+from vitdeploy.tasks.adapter import Data, DataChoice, ImageAdapter, check_labels, controlled
 from vitdeploy.verification.changes import Counts
 from vitdeploy.verification.comparison import Comparison, doubt_value
 from vitdeploy.verification.records import Answers, Records
@@ -28,29 +26,16 @@ Truth = Mapping[Path, Annotation]
 CONTROL = "control "
 
 
-@dataclass(frozen=True, eq=False)
-class ListedData:
-    """The images to evaluate on, of data of any size, before one of them is decoded. `truth`, `mapping`: as of `Data`;
-    `skipped`: those whose size could not be read. `notes`, `warnings`: as `remarks` and
-    `doubts` of `Data`."""
-
-    evaluation: Samples
-    truth: Truth | None = None
-    mapping: ClassMap | None = None
-    skipped: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-
-class CountedKit(ImageKit):
+class CountedAdapter(ImageAdapter):
     """A task that is counted in shards."""
 
     in_shards = True
     # A shard has so many times fewer images than one of a classifier, where the answers to one image are large.
     finer = 1
 
-    def listed(self, choice: DataChoice, *, skip_bad: bool) -> ListedData:
-        """What `find` finds to evaluate on, without reading an image where there are no labels beside them.
+    def listed(self, choice: DataChoice, *, skip_bad: bool) -> Data:
+        """What `find` finds to evaluate on, as `data.folder.Samples`, without reading an image where no labels lie
+        beside them; `skipped`: images whose size could not be read.
 
         Raises:
             DataError: as `load`, of the choice and its labels. ImageError: the size of an image cannot be read, and
@@ -60,12 +45,21 @@ class CountedKit(ImageKit):
         if choice.annotations is None or choice.labels == "none":
             labels = choice.labels == "folders"
             parts = list_split(choice.path, "folders" if labels else "none", **choice.numbers)
-            return ListedData(parts.evaluation, notes=parts.notes)
+            return Data(choice.path, (), parts.evaluation, remarks=parts.notes)
         skipped = Skipped([])
         found = self.find(choice, skipped if skip_bad else None)
         samples = Samples.of(found.parts.evaluation, choice.path)
         notes, doubts = (found.annotated.notes, found.annotated.warnings) if found.annotated is not None else ((), ())
-        return ListedData(samples, found.truth, found.mapping, tuple(skipped.paths), notes, doubts)
+        return Data(
+            choice.path,
+            (),
+            samples,
+            truth=found.truth,
+            mapping=found.mapping,
+            skipped=tuple(skipped.paths),
+            remarks=notes,
+            doubts=doubts,
+        )
 
     @property
     def reading(self) -> dict[str, object]:
@@ -109,7 +103,7 @@ class CountedKit(ImageKit):
         return {}
 
     def doubt_counted(
-        self, found: Comparison, facts: Sequence[Mapping[str, object]], places: Sequence[Ints], listed: ListedData
+        self, found: Comparison, facts: Sequence[Mapping[str, object]], places: Sequence[Ints], listed: Data
     ) -> str | None:
         """The same of shards: the facts of each, and of each of its images that could be read the place in `listed`."""
         return doubt_value(found.metric, found.reference_value)

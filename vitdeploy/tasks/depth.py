@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +18,9 @@ from vitdeploy.errors import DataError, ImageError
 from vitdeploy.runtime.preprocess import Frame
 from vitdeploy.runtime.tasks.depth import ALIKE, Depth, alike_share, depth_of, depth_picture
 from vitdeploy.spec import DepthSpec, DepthValues
-from vitdeploy.tasks.adapter import AnswerPanel, Data, DataChoice, thumbnail
+from vitdeploy.tasks.adapter import Data, DataChoice, Panels, thumbnail
 from vitdeploy.tasks.answers import Measure, Metric, Said
-from vitdeploy.tasks.counted import CountedKit
+from vitdeploy.tasks.counted import CountedAdapter
 from vitdeploy.tasks.images import FoundData
 from vitdeploy.verification.changes import MOVED_PIXELS, Changes, Counts, judged
 from vitdeploy.verification.comparison import (
@@ -265,7 +265,7 @@ def _numbers(path: Path) -> npt.NDArray[np.float32]:
 PLANE = "depth"
 
 
-class DepthKit(CountedKit):
+class DepthAdapter(CountedAdapter):
     finer = 8
     kinds = ("depth", "none")
     compared = DepthComparison
@@ -315,12 +315,12 @@ class DepthKit(CountedKit):
         unit = " m" if self.head.values == "metric" else ""
         return Said(f"{low:.2g} to {high:.2g}{unit}, median {median:.2g}{unit}", None)
 
-    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[AnswerPanel]:
+    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Panels:
         """The map of every artifact in the range of the first, and the measured depth; light is near."""
         near = {name: Depth(self._map(each, index), self.head.values).nearness for name, each in answers.items()}
         first = next(iter(near.values()))
         limits = float(np.nanmin(first)), float(np.nanmax(first))
         for name, each in near.items():
-            yield AnswerPanel(name, thumbnail(np.asarray(depth_picture(each, limits))))
+            yield name, thumbnail(np.asarray(depth_picture(each, limits)))
         if data.truth is not None:
-            yield AnswerPanel("label", thumbnail(np.asarray(depth_picture(1 / self._truth(data, index)))))
+            yield "label", thumbnail(np.asarray(depth_picture(1 / self._truth(data, index))))

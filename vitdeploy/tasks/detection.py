@@ -18,10 +18,10 @@ from vitdeploy.runtime.geometry import input_window
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.runtime.tasks.detection import Detections, detect
 from vitdeploy.spec import PostprocessSpec
-from vitdeploy.tasks.adapter import Data, DataChoice, OfTask, thumbnail
+from vitdeploy.tasks.adapter import Data, DataChoice, thumbnail
 from vitdeploy.tasks.answers import Marks, Measure, Metric, Said
-from vitdeploy.tasks.counted import CountedKit
-from vitdeploy.tasks.images import FoundData
+from vitdeploy.tasks.counted import CountedAdapter
+from vitdeploy.tasks.images import FoundData, OfTask
 from vitdeploy.verification.average_precision import Matched, Objects, match_boxes
 from vitdeploy.verification.changes import Changes, Counts, object_changes
 from vitdeploy.verification.comparison import Comparison, differences, worst_of
@@ -38,7 +38,7 @@ PRECISIONS = (
 SCORE_DIFFERENCE = Measure("Score difference, mean", "score_difference_mean", None)
 
 
-class ObjectKit(CountedKit):
+class ObjectAdapter(CountedAdapter):
     """What tasks have in common that find objects, with boxes or with masks."""
 
     compared: ClassVar[type[DetectionComparison]]
@@ -87,7 +87,7 @@ class ObjectKit(CountedKit):
         return listed([label_of(int(c), labels) for c in truth.classes])
 
 
-class DetectionKit(ObjectKit):
+class DetectionAdapter(ObjectAdapter):
     kinds = ("yolo", "coco", "none")
     compared = DetectionComparison
     metrics = (Metric("mAP", "mAP is COCO’s: the mean over IoU 0.50 to 0.95 and over the classes."),)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.tasks.adapter import Data, ImageKit, labels_of
+from vitdeploy.tasks.adapter import Data, ImageAdapter, labels_of
 from vitdeploy.tasks.answers import Metric, Said
 from vitdeploy.tasks.classification import COSINES
 from vitdeploy.verification.changes import Changes, judged
@@ -110,7 +110,7 @@ def _similarities(unit: npt.NDArray[np.float64], rows: npt.NDArray[np.int64]) ->
 VECTOR = "features"
 
 
-class FeaturesKit(ImageKit):
+class FeaturesAdapter(ImageAdapter):
     compared = FeatureComparison
     metrics = (
         Metric(

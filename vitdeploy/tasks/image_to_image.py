@@ -18,7 +18,7 @@ from vitdeploy.errors import DataError, MissingFileError
 from vitdeploy.runtime.preprocess import SUFFIXES, decode, image_frame
 from vitdeploy.runtime.tasks.image_to_image import MOST, psnr, to_pixels
 from vitdeploy.spec import RECONSTRUCTION, ImageSpec
-from vitdeploy.tasks.adapter import AnswerPanel, Data, DataChoice, ImageKit, thumbnail
+from vitdeploy.tasks.adapter import Data, DataChoice, ImageAdapter, Panels, thumbnail
 from vitdeploy.tasks.answers import Measure, Metric, Said
 from vitdeploy.tasks.images import FoundData
 from vitdeploy.verification.changes import Changes, judged
@@ -228,7 +228,7 @@ BEYOND = 2.0
 SHOWN_SIDE = 288
 
 
-class ImageToImageKit(ImageKit):
+class ImageToImageAdapter(ImageAdapter):
     kinds = ("targets", "none")
     compared = ImageComparison
     metrics = (Metric("SSIM", "SSIM is the structural similarity with the target pictures; 100 of equal ones."),)
@@ -305,13 +305,13 @@ class ImageToImageKit(ImageKit):
     def picture(self, data: Data, index: int) -> bytes:
         return thumbnail(self.pixels(data)[index][0], SHOWN_SIDE)
 
-    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[AnswerPanel]:
+    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Panels:
         """The pictures that these artifacts made, and the target."""
         for title, each in answers.items():
-            yield AnswerPanel(title, thumbnail(each.columns[PICTURE][index], SHOWN_SIDE))
+            yield title, thumbnail(each.columns[PICTURE][index], SHOWN_SIDE)
         if data.truth is not None:
             shape = next(iter(answers.values())).columns[PICTURE][index].shape
-            yield AnswerPanel("label", thumbnail(self._target(data, index, shape), SHOWN_SIDE))
+            yield "label", thumbnail(self._target(data, index, shape), SHOWN_SIDE)
 
     def truth_line(self, truth: TargetPicture, labels: Sequence[str] | None) -> str:
         return truth.path.name

@@ -14,14 +14,14 @@ from vitdeploy.data.annotations import WrittenText, read_written
 from vitdeploy.data.decoding import Skipped, batches
 from vitdeploy.data.folder import Sample
 from vitdeploy.errors import DataError
-from vitdeploy.runtime.flows import FLOWS
+from vitdeploy.runtime.flows import ENCODER_DECODER
 from vitdeploy.runtime.preprocess import to_input
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.tasks.image_to_text import Text, to_text
 from vitdeploy.runtime.text_decoder import SCORES, TOKENS, TextDecoder
 from vitdeploy.runtime.tokenizer import TextWriter
 from vitdeploy.spec import PreprocessSpec, SequenceSpec, TextSpec
-from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Drive, ImageKit, thumbnail
+from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Drive, ImageAdapter, thumbnail
 from vitdeploy.tasks.answers import Measure, Metric, Said
 from vitdeploy.tasks.images import FoundData
 from vitdeploy.verification.changes import Changes, judged
@@ -171,14 +171,14 @@ class Writing(Drive):
     sequence: SequenceSpec
 
     def __call__(self, runners: Mapping[str, Runner], progress: Count) -> None:
-        encoder, step = (runners[name] for name in FLOWS["image-to-text"].parts)
+        encoder, step = (runners[name] for name in ENCODER_DECODER.parts)
         decoder = TextDecoder(encoder, step, self.sequence)
         for pixels in batches(self.samples, self.preprocess, 1):
             decoder.write(to_input(list(pixels), self.preprocess, encoder.inputs[0]))
             progress(1)
 
 
-class ImageToTextKit(ImageKit):
+class ImageToTextAdapter(ImageAdapter):
     kinds = ("texts", "none")
     compared = TextComparison
     metrics = (

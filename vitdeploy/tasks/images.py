@@ -19,6 +19,7 @@ from vitdeploy.data.containers.find import WANTED, find_containers
 from vitdeploy.data.decoding import DecodedSet, Skipped, decode_images
 from vitdeploy.data.folder import (
     DataSplit,
+    Ints,
     Labels,
     Sample,
     contents,
@@ -116,72 +117,79 @@ class FoundData:
     """The data that a task finds for a choice: the split, the annotated set if any, `Data.truth` and `Data.mapping`."""
 
     parts: DataSplit
-    annotated: AnnotatedSet[Any] | None = None
-    truth: Mapping[Path, Any] | None = None
+    annotated: AnnotatedSet[OfTask] | None = None
+    truth: Mapping[Path, OfTask] | None = None
     mapping: ClassMap | None = None
 
 
+# What is known of a sample: of a class of the task.
+OfTask: TypeAlias = Any
 # Notes, and warnings.
 Told: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def without_copies(found: FoundData) -> tuple[DataSplit, dict[int, str], Copies | None, Told]:
     """The split with one image of each content to evaluate on, the first by its path; the `contents` of all its
-    samples, by their ids; what was found, and `told_copies`."""
-    parts, known_of = found.parts, None if found.annotated is None else found.annotated.annotations
+    samples, by their ids; and what `copies_among` says."""
+    parts, known = found.parts, None if found.annotated is None else found.annotated.annotations
     calibration, evaluation = contents(parts.calibration), contents(parts.evaluation)
-    order = sorted(range(len(evaluation)), key=lambda i: parts.evaluation[i].path.parts)
-    of_order = (evaluation[i] for i in order)
-    first = first_of_copies(parts.evaluation, np.array(order, np.int64), of_order).tolist()
-    kept = [i for i in range(len(evaluation)) if first[i] == i]
+    order = np.array(sorted(range(len(evaluation)), key=lambda i: parts.evaluation[i].path.parts), np.int64)
+    first = first_of_copies(parts.evaluation, order, (evaluation[i] for i in order))
+    kept, copies, told = copies_among(parts.evaluation, first, known, calibration, evaluation)
+    of_samples = zip(map(id, (*parts.calibration, *parts.evaluation)), (*calibration, *evaluation), strict=True)
+    chosen = replace(parts, evaluation=tuple(parts.evaluation[i] for i in kept))
+    return chosen, dict(of_samples), copies, told
+
+
+def copies_among(
+    samples: Sequence[Sample],
+    first: Ints,
+    known: Mapping[Path, OfTask] | None,
+    calibration: Sequence[str] = (),
+    evaluation: Sequence[str] = (),
+) -> tuple[Ints, Copies | None, Told]:
+    """Which images to evaluate on count, int64; the copies, None without any; notes on these, and warnings.
+
+    Args:
+        first: as of `first_of_copies`. known: what is known of the images beside their labels, by path.
+        calibration, evaluation: the contents of both parts; () where none is calibrated on.
+    """
+    same = first == np.arange(len(first))
+    kept = np.flatnonzero(same)
 
     def label(index: int) -> object:
-        sample = parts.evaluation[index]
-        return sample.label if known_of is None else known_of[sample.path].content()
+        return samples[index].label if known is None else known[samples[index].path].content()
 
-    pairs = [(i, first[i]) for i in range(len(evaluation)) if first[i] != i]
-    relabelled = [pair for pair in pairs if label(pair[0]) != label(pair[1])]
+    pairs = [(i, int(first[i])) for i in np.flatnonzero(~same).tolist()]
+    relabelled = [(i, j) for i, j in pairs if label(i) != label(j)]
     seen = set(calibration)
     copies = Copies(
         evaluation=len(pairs),
         calibration=len(calibration) - len(seen),
-        shared=sum(evaluation[i] in seen for i in kept),
+        shared=sum(evaluation[i] in seen for i in kept.tolist()) if seen else 0,
         relabelled=len(relabelled),
     )
-    known = dict(zip(map(id, (*parts.calibration, *parts.evaluation)), (*calibration, *evaluation), strict=True))
-    chosen = replace(parts, evaluation=tuple(parts.evaluation[i] for i in kept))
-    example, other = (
-        next(((parts.evaluation[i].shown, parts.evaluation[j].shown) for i, j in some), ("", ""))
-        for some in (pairs, relabelled)
-    )
-    said = told_copies(copies, len(evaluation), len(calibration), example, other)
-    return chosen, known, copies if copies != Copies() else None, said
-
-
-def told_copies(
-    copies: Copies, evaluation: int, calibration: int, example: tuple[str, str], relabelled: tuple[str, str]
-) -> Told:
-    """Notes on copies among so many images of each part, and warnings. `example`: a copy and its original;
-    `relabelled`: the same of one with another label."""
-    told, doubts, different = list[str](), list[str](), evaluation - copies.evaluation
-    if copies.evaluation:
+    told, doubts, different = list[str](), list[str](), len(kept)
+    if pairs:
+        copy, original = (shown_name(samples[i].shown) for i in pairs[0])
         told.append(
-            f"{copies.evaluation} of {evaluation} images to evaluate on are copies of others, and each image counts "
-            f"once: {different} are different ({shown_name(example[0])} is {shown_name(example[1])})"
+            f"{len(pairs)} of {len(samples)} images to evaluate on are copies of others, and each image counts "
+            f"once: {different} are different ({copy} is {original})"
         )
-    if copies.relabelled:
+    if relabelled:
+        copy, original = (shown_name(samples[i].shown) for i in relabelled[0])
         doubts.append(
-            f"{copies.relabelled} copies among the images to evaluate on have other labels than the image that counts "
-            f"({shown_name(relabelled[0])}, {shown_name(relabelled[1])}): one of both is wrong"
+            f"{len(relabelled)} copies among the images to evaluate on have other labels than the image that counts "
+            f"({copy}, {original}): one of both is wrong"
         )
     if copies.calibration:
-        told.append(f"{copies.calibration} of {calibration} calibration images are copies of others")
+        told.append(f"{copies.calibration} of {len(calibration)} calibration images are copies of others")
     if copies.shared:
         doubts.append(
             f"{copies.shared} of {different} images to evaluate on are among the calibration images too, on "
             "which choices are made: agreement and accuracy may be too good"
         )
-    return tuple(told), tuple(doubts)
+    return kept, copies if copies != Copies() else None, (tuple(told), tuple(doubts))
 
 
 # --- A few pixels or numbers of large outputs: of a thousand images all of them would not fit into memory -------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,10 +17,10 @@ from vitdeploy.runtime.masks import RunLengths
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.runtime.tasks.instance_segmentation import instance_picture, overlaps, segment_instances
 from vitdeploy.spec import InstanceSpec
-from vitdeploy.tasks.adapter import AnswerPanel, Data, DataChoice, OfTask, thumbnail
+from vitdeploy.tasks.adapter import Data, DataChoice, Panels, thumbnail
 from vitdeploy.tasks.answers import Measure, Metric, Said
-from vitdeploy.tasks.detection import PRECISIONS, SCORE_DIFFERENCE, ObjectKit, listed
-from vitdeploy.tasks.images import drawn
+from vitdeploy.tasks.detection import PRECISIONS, SCORE_DIFFERENCE, ObjectAdapter, listed
+from vitdeploy.tasks.images import OfTask, drawn
 from vitdeploy.verification.average_precision import Matched, match_entries
 from vitdeploy.verification.detection import DetectionComparison
 from vitdeploy.verification.records import SIZE, Answers
@@ -83,7 +83,7 @@ KEPT, LEAST_SCORE = 100, 0.01
 NUMBERS = 1 << 12
 
 
-class InstanceSegmentationKit(ObjectKit):
+class InstanceSegmentationAdapter(ObjectAdapter):
     finer = 8
     kinds = ("coco", "none")
     compared = InstanceComparison
@@ -152,16 +152,16 @@ class InstanceSegmentationKit(ObjectKit):
         score = float(found.scores[0]) if len(found.scores) else None
         return Said(listed([label_of(int(c), labels) for c in found.classes]), score)
 
-    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[AnswerPanel]:
+    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Panels:
         """The masks of every artifact and the labelled ones, in the same colours."""
         for name, each in answers.items():
             found = self._masks(each, index).above(self.head.threshold)
             width, height = each.size(index)
             masks = np.array([runs.mask for runs in found.runs], np.bool_).reshape(-1, height, width)
-            yield AnswerPanel(name, _picture(masks, found.classes))
+            yield name, _picture(masks, found.classes)
         if data.truth is not None:
             known: Outlines = data.truth_at(index)
-            yield AnswerPanel("label", _picture(known.masks(), known.classes))
+            yield "label", _picture(known.masks(), known.classes)
 
 
 def _joined(counts: Sequence[np.ndarray]) -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ from vitdeploy.data.folder import Sample
 from vitdeploy.data.keypoints import LabelledObject, read_keypoints
 from vitdeploy.runtime.tasks.keypoints import in_image, locate
 from vitdeploy.spec import HEATMAPS, KeypointSpec
-from vitdeploy.tasks.adapter import Data, DataChoice, ImageKit, thumbnail
+from vitdeploy.tasks.adapter import Data, DataChoice, ImageAdapter, thumbnail
 from vitdeploy.tasks.answers import Marks, Measure, Metric, Said
 from vitdeploy.tasks.images import FoundData
 from vitdeploy.verification.average_precision import match_entries, matches_of
@@ -182,7 +182,7 @@ PLACES, SCORES, GRID = "places", "scores", "grid"
 MARK = 0.012
 
 
-class KeypointsKit(ImageKit):
+class KeypointsAdapter(ImageAdapter):
     kinds = ("coco", "none")
     compared = KeypointComparison
     metrics = (

@@ -19,14 +19,14 @@ from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.tasks.detection import Detections
 from vitdeploy.runtime.tasks.open_vocabulary import TextsFound, head_of, within
 from vitdeploy.spec import OpenVocabularySpec
-from vitdeploy.tasks.adapter import Calibration, Data, DataChoice, ImageKit, Setting
-from vitdeploy.tasks.detection import DetectionKit
+from vitdeploy.tasks.adapter import Calibration, Data, DataChoice, ImageAdapter, Setting
+from vitdeploy.tasks.detection import DetectionAdapter
 from vitdeploy.tasks.images import FoundData
-from vitdeploy.tasks.zero_shot import TextKit, places, texts_of, told_of
+from vitdeploy.tasks.zero_shot import TextAdapter, places, texts_of, told_of
 from vitdeploy.verification.records import Answers
 
 
-class OpenVocabularyKit(TextKit, DetectionKit):
+class OpenVocabularyAdapter(TextAdapter, DetectionAdapter):
     """A detector of the texts of the data: those of a file, or made of the categories' names by the template."""
 
     def __init__(self, setting: Setting) -> None:
@@ -44,7 +44,7 @@ class OpenVocabularyKit(TextKit, DetectionKit):
         if choice.annotations is None or choice.labels == "none":
             if not given:
                 raise _no_texts(choice.path)
-            found = ImageKit.find(self, choice, skipped)
+            found = ImageAdapter.find(self, choice, skipped)
             self.require_apart(given)
             self.found = given
             return replace(found, parts=replace(found.parts, classes=given))
@@ -69,11 +69,11 @@ class OpenVocabularyKit(TextKit, DetectionKit):
         return texts, ClassMap("name", index, told_of("categories", written, choice))
 
     def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
-        data = DetectionKit.load(self, choice, skip_bad=skip_bad, progress=progress)
+        data = DetectionAdapter.load(self, choice, skip_bad=skip_bad, progress=progress)
         return self.with_texts(replace(data, classes=self.found))
 
     def calibration(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Calibration:
-        found = ImageKit.calibration(self, choice, skip_bad=skip_bad, progress=progress)
+        found = ImageAdapter.calibration(self, choice, skip_bad=skip_bad, progress=progress)
         given = read_texts(choice.texts) if choice.texts is not None else ()
         if not given and choice.annotations is not None:
             given = self.find(choice).parts.classes

@@ -16,10 +16,10 @@ from vitdeploy.errors import DataError
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.runtime.tasks.panoptic import segment
 from vitdeploy.spec import PostprocessSpec
-from vitdeploy.tasks.adapter import Data, DataChoice, ImageKit, OfTask, with_maps_of, worst_difference
+from vitdeploy.tasks.adapter import Data, DataChoice, ImageAdapter, with_maps_of, worst_difference
 from vitdeploy.tasks.answers import Measure, Metric, Said
 from vitdeploy.tasks.detection import listed
-from vitdeploy.tasks.images import FoundData
+from vitdeploy.tasks.images import FoundData, OfTask
 from vitdeploy.verification.changes import Changes, map_changes
 from vitdeploy.verification.comparison import Comparison, Fields, resampled_accuracy, resampled_agreement
 from vitdeploy.verification.intervals import Floats, draws
@@ -242,7 +242,7 @@ def _accuracy(
 MAP, SEGMENTS = "map", "segments"
 
 
-class PanopticKit(ImageKit):
+class PanopticAdapter(ImageAdapter):
     kinds = ("panoptic", "none")
     compared = PanopticComparison
     metrics = (Metric("PQ", "PQ is the panoptic quality, the mean over the classes.", words="panoptic quality"),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,13 @@ from vitdeploy.spec import PreprocessSpec, PromptSpec
 from vitdeploy.spec.tasks import IOU_SCORES
 from vitdeploy.spec.tasks import MASKS as PROMPTED_MASKS
 from vitdeploy.tasks.adapter import (
-    AnswerPanel,
     Calibration,
     Count,
     Data,
     DataChoice,
     Drive,
-    ImageKit,
+    ImageAdapter,
+    Panels,
     thumbnail,
 )
 from vitdeploy.tasks.answers import Measure, Metric, Said
@@ -318,7 +318,7 @@ def _calibrating(sample: Sample, size: tuple[int, int]) -> Sequence[Prompt]:
     return [*grid_prompts(size), Prompt(box=(width / 4, height / 4, 3 * width / 4, 3 * height / 4))]
 
 
-class PromptedKit(ImageKit):
+class PromptedAdapter(ImageAdapter):
     kinds = ("prompts", "none")
     compared = PromptComparison
     metrics = (
@@ -450,12 +450,12 @@ class PromptedKit(ImageKit):
             return None
         return f"{len(set(sample.instances))} objects"
 
-    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[AnswerPanel]:
+    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Panels:
         """The masks of every artifact, and the labelled ones, small ones on top."""
         for name, each in answers.items():
-            yield AnswerPanel(name, _picture(_masks(each, index)))
+            yield name, _picture(_masks(each, index))
         if data.truth is not None:
-            yield AnswerPanel("label", _picture(self._truth(data, index).load()))
+            yield "label", _picture(self._truth(data, index).load())
 
     def shared_golden(self, data: Data) -> dict[str, Array]:
         """A point in the middle and a box around it, whatever the image shows."""

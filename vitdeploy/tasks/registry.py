@@ -2,53 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from vitdeploy.spec import Task
+from vitdeploy.extensions import Table
 from vitdeploy.tasks.adapter import Setting, TaskAdapter
-from vitdeploy.tasks.anomaly import AnomalyKit
-from vitdeploy.tasks.classification import ClassificationKit
-from vitdeploy.tasks.counted import CountedKit
-from vitdeploy.tasks.depth import DepthKit
-from vitdeploy.tasks.detection import DetectionKit
-from vitdeploy.tasks.features import FeaturesKit
-from vitdeploy.tasks.image_to_image import ImageToImageKit
-from vitdeploy.tasks.image_to_text import ImageToTextKit
-from vitdeploy.tasks.instance_segmentation import InstanceSegmentationKit
-from vitdeploy.tasks.keypoints import KeypointsKit
-from vitdeploy.tasks.open_vocabulary import OpenVocabularyKit
-from vitdeploy.tasks.panoptic import PanopticKit
-from vitdeploy.tasks.prompted import PromptedKit
-from vitdeploy.tasks.segmentation import SegmentationKit
-from vitdeploy.tasks.sequence import SequenceKit
-from vitdeploy.tasks.tensors import TensorsKit
-from vitdeploy.tasks.zero_shot import ZeroShotKit
+from vitdeploy.tasks.anomaly import AnomalyAdapter
+from vitdeploy.tasks.classification import ClassificationAdapter
+from vitdeploy.tasks.counted import CountedAdapter
+from vitdeploy.tasks.depth import DepthAdapter
+from vitdeploy.tasks.detection import DetectionAdapter
+from vitdeploy.tasks.features import FeaturesAdapter
+from vitdeploy.tasks.image_to_image import ImageToImageAdapter
+from vitdeploy.tasks.image_to_text import ImageToTextAdapter
+from vitdeploy.tasks.instance_segmentation import InstanceSegmentationAdapter
+from vitdeploy.tasks.keypoints import KeypointsAdapter
+from vitdeploy.tasks.open_vocabulary import OpenVocabularyAdapter
+from vitdeploy.tasks.panoptic import PanopticAdapter
+from vitdeploy.tasks.prompted import PromptedAdapter
+from vitdeploy.tasks.segmentation import SegmentationAdapter
+from vitdeploy.tasks.sequence import SequenceAdapter
+from vitdeploy.tasks.tensors import TensorsAdapter
+from vitdeploy.tasks.zero_shot import ZeroShotAdapter
 
-TASKS: Mapping[Task, type[TaskAdapter]] = {
-    "classification": ClassificationKit,
-    "features": FeaturesKit,
-    "detection": DetectionKit,
-    "panoptic": PanopticKit,
-    "sequence": SequenceKit,
-    "segmentation": SegmentationKit,
-    "instance-segmentation": InstanceSegmentationKit,
-    "depth": DepthKit,
-    "anomaly": AnomalyKit,
-    "zero-shot": ZeroShotKit,
-    "open-vocabulary-detection": OpenVocabularyKit,
-    "tensors": TensorsKit,
-    "keypoints": KeypointsKit,
-    "image-to-image": ImageToImageKit,
-    "promptable-segmentation": PromptedKit,
-    "image-to-text": ImageToTextKit,
-}
+TASKS: Table[type[TaskAdapter]] = Table(
+    "vitdeploy.tasks",
+    TaskAdapter,
+    {
+        "classification": ClassificationAdapter,
+        "features": FeaturesAdapter,
+        "detection": DetectionAdapter,
+        "panoptic": PanopticAdapter,
+        "sequence": SequenceAdapter,
+        "segmentation": SegmentationAdapter,
+        "instance-segmentation": InstanceSegmentationAdapter,
+        "depth": DepthAdapter,
+        "anomaly": AnomalyAdapter,
+        "zero-shot": ZeroShotAdapter,
+        "open-vocabulary-detection": OpenVocabularyAdapter,
+        "tensors": TensorsAdapter,
+        "keypoints": KeypointsAdapter,
+        "image-to-image": ImageToImageAdapter,
+        "promptable-segmentation": PromptedAdapter,
+        "image-to-text": ImageToTextAdapter,
+    },
+)
 
 
 def make_adapter(setting: Setting) -> TaskAdapter:
     return TASKS[setting.task](setting)
 
 
-def counted_adapter(setting: Setting) -> CountedKit | None:
+def counted_adapter(setting: Setting) -> CountedAdapter | None:
     """The adapter of a task that is counted in shards; None of any other."""
     found = make_adapter(setting)
-    return found if isinstance(found, CountedKit) and found.in_shards else None
+    return found if isinstance(found, CountedAdapter) and found.in_shards else None

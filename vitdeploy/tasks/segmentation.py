@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +17,10 @@ from vitdeploy.runtime.drawing import class_picture
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.runtime.tasks.segmentation import NONE, areas, classes_of
 from vitdeploy.spec import SegmentationSpec
-from vitdeploy.tasks.adapter import AnswerPanel, Data, DataChoice, OfTask, thumbnail, with_maps_of
+from vitdeploy.tasks.adapter import Data, DataChoice, Panels, thumbnail, with_maps_of
 from vitdeploy.tasks.answers import Measure, Metric, Said
-from vitdeploy.tasks.counted import CountedKit
-from vitdeploy.tasks.images import FoundData, drawn
+from vitdeploy.tasks.counted import CountedAdapter
+from vitdeploy.tasks.images import FoundData, OfTask, drawn
 from vitdeploy.verification.changes import MOVED_PIXELS, Changes, Counts, judged
 from vitdeploy.verification.comparison import (
     Comparison,
@@ -189,7 +189,7 @@ KEPT = 1 << 12
 SHOWN_CLASSES = 4
 
 
-class SegmentationKit(CountedKit):
+class SegmentationAdapter(CountedAdapter):
     finer = 8
     kinds = ("masks", "none")
     compared = SegmentationComparison
@@ -249,10 +249,10 @@ class SegmentationKit(CountedKit):
         known = np.unique(self._load(truth))
         return ", ".join(label_of(int(each), labels) for each in known[known != NONE][:8])
 
-    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[AnswerPanel]:
+    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Panels:
         """The image, the map of every artifact and the labelled one, in the same colours."""
         maps = {name: found.columns[MAP][index] for name, found in answers.items()}
         if data.truth is not None:
             maps["label"] = self._load(data.truth_at(index))
         for name, found in maps.items():
-            yield AnswerPanel(name, thumbnail(np.asarray(class_picture(found.astype(np.int32)))))
+            yield name, thumbnail(np.asarray(class_picture(found.astype(np.int32))))

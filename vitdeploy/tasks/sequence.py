@@ -13,7 +13,7 @@ from vitdeploy.data.tokens import TokenArrays as SequenceTokens
 from vitdeploy.data.tokens import digest, read_tokens, shuffled, split
 from vitdeploy.errors import DataError, EngineError
 from vitdeploy.progress import Progress
-from vitdeploy.runtime.flows import FLOWS
+from vitdeploy.runtime.flows import ENCODER_DECODER
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.sequence import SequenceDecoder
 from vitdeploy.spec import SequenceSpec
@@ -191,7 +191,7 @@ class Decoding(Drive):
 
     def __call__(self, runners: Mapping[str, Runner], progress: Count) -> None:
         spec = self.sequence
-        encoder, step = (runners[name] for name in FLOWS["sequence"].parts)
+        encoder, step = (runners[name] for name in ENCODER_DECODER.parts)
         decoder = SequenceDecoder(
             encoder, step, spec.start, spec.end, spec.pad, spec.max_length, spec.source_vocabulary
         )
@@ -200,7 +200,7 @@ class Decoding(Drive):
             progress(1)
 
 
-class SequenceKit(TaskAdapter):
+class SequenceAdapter(TaskAdapter):
     noun = "sequence"
     compared = SequenceComparison
     metrics = (

@@ -13,7 +13,7 @@ from vitdeploy.runtime.postprocess import cosine, equal_share, signal_to_noise
 from vitdeploy.runtime.runner import Array
 from vitdeploy.runtime.tasks.tensors import line_of
 from vitdeploy.spec import TensorsSpec
-from vitdeploy.tasks.adapter import Data, ImageKit
+from vitdeploy.tasks.adapter import Data, ImageAdapter
 from vitdeploy.tasks.answers import Measure, Said
 from vitdeploy.tasks.images import drawn
 from vitdeploy.verification.changes import Changes, judged
@@ -152,7 +152,7 @@ def _least(values: Sequence[float | None]) -> float | None:
 KEPT = 1 << 16
 
 
-class TensorsKit(ImageKit):
+class TensorsAdapter(ImageAdapter):
     kinds = ("none", "folders")
     compared = TensorComparison
     measures = (

@@ -31,7 +31,7 @@ from vitdeploy.runtime.tokenizer import TextTokenizer, Tokens
 from vitdeploy.spec import OpenVocabularySpec, PreprocessSpec, ReadsTexts, ZeroShotSpec
 from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Drive, Setting, TaskAdapter
 from vitdeploy.tasks.answers import Said
-from vitdeploy.tasks.classification import ClassificationKit
+from vitdeploy.tasks.classification import ClassificationAdapter
 from vitdeploy.tasks.images import FoundData, labels_in
 from vitdeploy.verification.records import Answers
 
@@ -78,7 +78,7 @@ class Embedding(Drive):
         return [*few, *self.cut]
 
 
-class TextKit(TaskAdapter):
+class TextAdapter(TaskAdapter):
     """What tasks of two towers have in common: their classes are texts."""
 
     in_shards = False
@@ -125,7 +125,7 @@ class TextKit(TaskAdapter):
         return {"text": self.tokens(data.classes[:GOLDEN_TEXTS])[0]}
 
 
-class ZeroShotKit(TextKit, ClassificationKit):
+class ZeroShotAdapter(TextAdapter, ClassificationAdapter):
     """A classifier among the texts of the data. Without class folders the answer of an image is its nearest text."""
 
     score = None

@@ -18,11 +18,11 @@ from vitdeploy.graph.io.admit import admit
 from vitdeploy.graph.io.files import get_metadata
 from vitdeploy.publish import storage_errors, sync_folder, temporary_folder
 from vitdeploy.report.attention import MapPanel, attention_picture, picture_size
-from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.preprocess import Pixels, load_image
 from vitdeploy.runtime.runner import Array
 from vitdeploy.runtime.tasks.classification import ClassScore, classify
 from vitdeploy.runtime.tasks.detection import Detection, detect
+from vitdeploy.runtime.tasks.registry import flow_of
 from vitdeploy.runtime.values import read_labels
 from vitdeploy.spec import Manifest, PostprocessSpec, PreprocessSpec
 
@@ -64,7 +64,7 @@ def explain(bundle: Path, image: Path, output: Path) -> Explanation:
     else:
         panels = _token_panels(views, instrumented, labels)
     rows, columns = views.grid
-    read = f"{_image_graph(manifest)}, {views.reader}" if manifest.task in FLOWS else views.reader
+    read = f"{_image_graph(manifest)}, {views.reader}" if flow_of(manifest.task) else views.reader
     subheading = f"{image.name}: {read}; {rows} × {columns} patches, {len(instrumented.heads)} heads"
     _write(output, attention_picture(pixels, panels, f"{manifest.name}: where it looks", subheading))
     return Explanation(
@@ -96,7 +96,8 @@ def _check_output(output: Path, image: Path) -> None:
 
 def _image_graph(manifest: Manifest) -> str:
     """Its name; of several graphs the first takes the image."""
-    return FLOWS[manifest.task].parts[0] if manifest.task in FLOWS else "model"
+    flow = flow_of(manifest.task)
+    return "model" if flow is None else flow.parts[0]
 
 
 def _float_graph(bundle: Path, manifest: Manifest) -> ir.Model:

@@ -26,8 +26,8 @@ from vitdeploy.graph.io.files import (
 )
 from vitdeploy.graph.passes.folds import cast_pixels_first
 from vitdeploy.progress import Progress, silent
-from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.monitor_reference import reference_beside
+from vitdeploy.runtime.tasks.registry import flow_of
 from vitdeploy.search.rows import PartsTable, in_parts, measure_row_parts
 from vitdeploy.spec import EngineSpec, GraphSpec, Manifest, Precision
 from vitdeploy.stages.compile import CompileOptions, check_task, compile_graphs
@@ -106,7 +106,7 @@ def place_graphs(file: Path, target: str, precision: str | None, folder: Path) -
             fix=f"vitdeploy quantize {quoted(file)} --data IMAGES --target {target} --precision {chosen} -o DIR",
         )
     graphs = {}
-    for name, graph in (graphs_in(file.parent) if metadata.task in FLOWS else {"model": file}).items():
+    for name, graph in (graphs_in(file.parent) if flow_of(metadata.task) else {"model": file}).items():
         model = load_graph(graph)
         graphs[name] = (graph, graph_spec(model, graph.name))
         if typed and metadata.precision is None:

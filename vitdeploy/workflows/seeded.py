@@ -26,11 +26,11 @@ from vitdeploy.graph.io.admit import admit_graph
 from vitdeploy.graph.io.files import GraphMetadata, fixed_batch, get_metadata, graph_spec, load_graph, serialised
 from vitdeploy.runtime.canary import wrong_answers
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.golden import GoldenCheck, check_golden, engine_outputs, largest_difference, read_golden
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise, to_input
 from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.runtime.tasks.registry import flow_of
 from vitdeploy.search.bisect import SECONDS, first_layer
 from vitdeploy.spec import EngineSpec, GraphSpec, Manifest, PreprocessSpec
 
@@ -67,7 +67,7 @@ def seeded_answers(file: Path, target: str) -> Seeded:
     metadata, spec = get_metadata(model, str(file)), graph_spec(model, file.name)
     tolerance = TOLERANCE.get(metadata.precision or "fp32", ROUNDED)
     nothing = Seeded(metadata, spec, np.zeros((0, 1, 1, 1), np.uint8), {}, tolerance)
-    if metadata.preprocess is None or metadata.task in FLOWS or len(spec.inputs) != 1:
+    if metadata.preprocess is None or flow_of(metadata.task) or len(spec.inputs) != 1:
         return dataclasses.replace(nothing, why="the graph takes something else than images")
     if ranks := sorted({node.op_type for node in model.graph} & RANKS):
         why = f"the graph ranks what it finds ({', '.join(ranks)}), and of nearly equal scores rounding decides"

@@ -41,9 +41,8 @@ from vitdeploy.stages.workers import Executor
 from vitdeploy.store.key import Identity
 from vitdeploy.store.store import store_folder
 from vitdeploy.tasks.adapter import Data, DataChoice, Setting
-from vitdeploy.tasks.answers import Copies
-from vitdeploy.tasks.counted import CountedKit, ListedData, Truth
-from vitdeploy.tasks.images import scratch_folder, told_copies
+from vitdeploy.tasks.counted import CountedAdapter, Truth
+from vitdeploy.tasks.images import copies_among, scratch_folder
 from vitdeploy.tasks.registry import counted_adapter
 from vitdeploy.verification.changes import Counts, joined
 from vitdeploy.verification.comparison import Comparison
@@ -175,8 +174,8 @@ def verify_in_shards(
     listed = adapter.listed(choice, skip_bad=skip_bad)
     if len(listed.evaluation) <= most and executor is None:
         return None
-    listed, copies = _without_copies(listed)
-    for text in (*(listed.mapping.warnings if listed.mapping is not None else ()), *listed.warnings):
+    listed = _without_copies(listed)
+    for text in listed.warnings:
         note(text)
     found = _Evaluation(adapter, listed, skip_bad, progress, note, executor)
     found.answer(theirs, counterpart)
@@ -190,18 +189,7 @@ def verify_in_shards(
     image = found.compare(ours)
     verified = explained(image, image, ours.precision, preprocess)
     gate = accuracy_gate(verified, budget, criterion, adapter.guard)
-    data = Data(
-        choice.path,
-        (),
-        listed.evaluation,
-        "",
-        "",
-        skipped=(*listed.skipped, *found.skipped()),
-        mapping=listed.mapping,
-        copies=copies,
-        remarks=listed.notes,
-        doubts=listed.warnings,
-    )
+    data = dataclasses.replace(listed, skipped=(*listed.skipped, *found.skipped()))
     return verification(ours, theirs, verified, data, gate, found.doubt(image))
 
 
@@ -217,28 +205,22 @@ def _reason(ours: Subject, theirs: Subject, own: Setting, other: Setting) -> str
     return "" if scratch_folder() == store_folder() else f"the store at {store_folder()} cannot be written"
 
 
-def _without_copies(listed: ListedData) -> tuple[ListedData, Copies | None]:
-    """One image of each content, the first in sorted order, and what was left out."""
-    images, truth = listed.evaluation, listed.truth
+def _without_copies(listed: Data) -> Data:
+    """One image of each content, the first in sorted order."""
+    images = listed.evaluation
+    assert isinstance(images, Samples)
     order = np.argsort(images.places)
     with FileDigests(default_store().root / DIGESTS_FILE) as digests:
         chunks = (images.pick(order[start : start + MOST]) for start in range(0, len(order), MOST))
         first = first_of_copies(images, order, (digest for chunk in chunks for digest in digests.of(chunk)))
-    kept = first == np.arange(len(first))
-    if kept.all():
-        return listed, None
-    pairs = np.stack([np.flatnonzero(~kept), first[~kept]], axis=1).tolist()
-
-    def label(index: int) -> object:
-        return images[index].label if truth is None else truth[images[index].path].content()
-
-    relabelled = [pair for pair in pairs if label(pair[0]) != label(pair[1])]
-    copies = Copies(evaluation=len(pairs), relabelled=len(relabelled))
-    examples = [(images[i].shown, images[j].shown) for i, j in (pairs[0], *relabelled[:1], pairs[0])]
-    notes, doubts = told_copies(copies, len(images), 0, examples[0], examples[1])
-    images = images.pick(np.flatnonzero(kept))
-    both = (*listed.notes, *notes), (*listed.warnings, *doubts)
-    return dataclasses.replace(listed, evaluation=images, notes=both[0], warnings=both[1]), copies
+    kept, copies, (notes, doubts) = copies_among(images, first, listed.truth)
+    return dataclasses.replace(
+        listed,
+        evaluation=images if copies is None else images.pick(kept),
+        copies=copies,
+        remarks=(*listed.remarks, *notes),
+        doubts=(*listed.doubts, *doubts),
+    )
 
 
 class _Evaluation:
@@ -246,8 +228,8 @@ class _Evaluation:
 
     def __init__(
         self,
-        adapter: CountedKit,
-        listed: ListedData,
+        adapter: CountedAdapter,
+        listed: Data,
         skip_bad: bool,
         progress: Progress,
         note: Note,
@@ -256,6 +238,7 @@ class _Evaluation:
         self._adapter, self._skip_bad, self._progress, self._note = adapter, skip_bad, progress, note
         self._executor, self._listed = executor, listed
         # Of each image in sorted order its place in the evaluation.
+        assert isinstance(listed.evaluation, Samples)
         self._order = np.argsort(listed.evaluation.places)
         self._samples = listed.evaluation.pick(self._order)
         cuts = cut(self._samples.names, WINDOW // adapter.finer, MOST // adapter.finer)
@@ -276,7 +259,7 @@ class _Evaluation:
                 count(len(shard))
         return found
 
-    def answer(self, original: Subject, answering: CountedKit) -> None:
+    def answer(self, original: Subject, answering: CountedAdapter) -> None:
         """Find the original's answers to all shards, kept as its own adapter does; it runs for those that are
         missing."""
         none = np.zeros(0, np.int64)
@@ -313,12 +296,12 @@ class _Evaluation:
         ]
         return self._total(self._all(ours, self._adapter, parts, functools.partial(find_counts, self._store)))
 
-    def _identity(self, kind: ShardKind, subject: Subject, answering: CountedKit, **digests: str) -> Identity:
+    def _identity(self, kind: ShardKind, subject: Subject, answering: CountedAdapter, **digests: str) -> Identity:
         assert subject.identity is not None
         return shard_identity(kind, subject.identity(), self._adapter, answering, **digests)
 
     def _all(
-        self, subject: Subject, answering: CountedKit, parts: list[Part], find: Callable[[Identity], F | None]
+        self, subject: Subject, answering: CountedAdapter, parts: list[Part], find: Callable[[Identity], F | None]
     ) -> list[F]:
         """What an artifact left of some shards; it runs for those of which nothing is stored."""
         found = self._store.side_by_side(find, [part.by for part in parts])
@@ -337,7 +320,7 @@ class _Evaluation:
             )
         return here
 
-    def _run(self, subject: Subject, answering: CountedKit, parts: list[Part]) -> None:
+    def _run(self, subject: Subject, answering: CountedAdapter, parts: list[Part]) -> None:
         """Evaluate some shards."""
         count = Counter(self._progress, subject.name, sum(len(part.readable) for part in parts))
         if self._executor is not None:

@@ -40,10 +40,10 @@ from vitdeploy.pipeline.setting import engine_setting, fitted, graph_setting, re
 from vitdeploy.runtime.backend import engine_is_code, loads_here
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
+from vitdeploy.runtime.tasks.registry import flow_of
 from vitdeploy.runtime.values import weight_remarks
 from vitdeploy.spec import EngineSpec, Manifest, encode
 from vitdeploy.stages.reference_model import ReferenceModel, find_reference_model, reference_runner
@@ -394,7 +394,7 @@ def _engine_subject(
 
 def image_request(setting: Setting) -> dict[str, object] | None:
     """The request that measures the way from an image to its answer; None if the input is not an image alone."""
-    if setting.preprocess is None or setting.task in FLOWS:
+    if setting.preprocess is None or flow_of(setting.task):
         return None
     facts = {"task": setting.task, "preprocess": setting.preprocess, "postprocess": setting.postprocess}
     return {**encode(facts), "labels": list(setting.labels) or None}

@@ -36,8 +36,8 @@ from vitdeploy.publish import replacing
 from vitdeploy.recipe.load import recipe_text, validate
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.report.html import render_tuning
-from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.tasks.registry import flow_of
 from vitdeploy.search.pruning import Pruning
 from vitdeploy.search.rows import RowTable
 from vitdeploy.spec import Grade, Precision, encode
@@ -197,7 +197,7 @@ def prepare_search(search: LoadedRecipe, progress: Progress) -> Job:
             wanted="labels, or a bound on the agreement with the original",
             fix="--min-agreement in its place",
         )
-    if task in FLOWS or job.reference_model.preprocess is None:
+    if flow_of(task) or job.reference_model.preprocess is None:
         raise CapabilityError(
             "only models of images are tuned by this version, and only such of one graph",
             found=f"the task {task}",

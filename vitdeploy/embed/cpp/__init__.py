@@ -13,7 +13,6 @@ from vitdeploy.runtime.openvino import HALVES, PRECISION_HINTS
 from vitdeploy.spec import DepthSpec, ImageSpec, KeypointSpec, Postprocess, PostprocessSpec, SegmentationSpec
 
 TARGETS = ("openvino-cpu",)
-TASKS = ("classification", "features", "detection", "segmentation", "depth", "keypoints", "image-to-image")
 TOP = 5
 FIND_OPENVINO = "\"$(python -c 'import openvino.utils as u; print(u.get_cmake_path())')\""
 A_MAP = "and a file of numpy there for each image:"
@@ -26,6 +25,7 @@ COLUMNS = {
     "keypoints": "path, number of the box from 0 on, point, name, score, x, y; the points that are shown",
     "image-to-image": "path, width, height and channels of the picture, its mean level",
 }
+TASKS = tuple(COLUMNS)
 
 
 def write(folder: Path, out: Path) -> list[str]:

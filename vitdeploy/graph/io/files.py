@@ -29,12 +29,12 @@ from vitdeploy.graph.io.inputs import (
 from vitdeploy.graph.io.outputs import task_of
 from vitdeploy.graph.values import weight_bytes
 from vitdeploy.paths import is_file
-from vitdeploy.runtime.flows import FLOWS, PARTS
+from vitdeploy.runtime.flows import PARTS
+from vitdeploy.runtime.tasks.registry import flow_of
 from vitdeploy.spec import (
     INVERSE_ASSUMED,
     MASKS_ASSUMED,
     PAIRS_ASSUMED,
-    POSTPROCESS,
     QUERIES_ASSUMED,
     DecodeError,
     GraphSpec,
@@ -50,6 +50,7 @@ from vitdeploy.spec import (
     WeightBits,
     decode,
     encode,
+    postprocess_of,
 )
 
 # --- Read and write ONNX: one file, the lowest IR version that holds the opset, the same bytes for the same graph -----
@@ -195,7 +196,7 @@ def get_metadata(model: ir.Model, source: str) -> GraphMetadata:
         check_preprocess(source, metadata.preprocess, GraphError)
     # How objects are scored may still be said by a recipe.
     optional = metadata.task in ("detection", "panoptic") and metadata.postprocess is None
-    wanted = None if optional else POSTPROCESS.get(metadata.task)
+    wanted = None if optional else postprocess_of(metadata.task)
     if (metadata.preprocess is None and metadata.task != "sequence") or (
         wanted is not None and not isinstance(metadata.postprocess, wanted)
     ):
@@ -212,7 +213,7 @@ def admitted_metadata(file: Path) -> GraphMetadata:
     """The metadata of a graph that a user names, which is admitted; of a model of several graphs so are all beside it
     that may be taken for its parts. Errors as `admit_graph` and `get_metadata`."""
     metadata = get_metadata(admit_graph(file), str(file))
-    if metadata.task in FLOWS:
+    if flow_of(metadata.task):
         for name in sorted({"model", *itertools.chain(*PARTS)} - {file.stem}):
             if is_file(part := file.with_name(f"{name}.onnx")):
                 admit_graph(part)

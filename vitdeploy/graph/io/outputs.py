@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -35,6 +35,7 @@ from vitdeploy.spec import (
     SegmentationSpec,
     Task,
     TensorsSpec,
+    postprocess_of,
 )
 from vitdeploy.spec.tasks import ANOMALY_MAP, GIVEN, PREDICTED_SCORE
 
@@ -89,7 +90,7 @@ def task_of(model: ir.Model, path: Path, asked: Task | None = None) -> Outputs:
     """
     outputs = {ALIASES.get(str(value.name), str(value.name)): value for value in model.graph.outputs}
     reason = ""
-    for row in sorted(ROWS, key=lambda row: row.task != asked):
+    for row in (*_added(asked), *sorted(ROWS, key=lambda row: row.task != asked)):
         if (found := row.find(outputs, row.task == asked)) is None:
             continue
         task, (kept, postprocess), told = row.task, found, ""
@@ -344,3 +345,20 @@ ROWS = (
     GraphOutputs("classification", _classes, "logits [batch, classes]"),
     GraphOutputs("tensors", _tensors, "any numbers [batch, ...] (--task tensors)"),
 )
+
+
+def _added(asked: Task | None) -> Iterator[GraphOutputs]:
+    """The row of a task of another package, where it is asked for: the float outputs that its class names, or the only
+    one there is."""
+    if asked is None or (kind := postprocess_of(asked)) is None or not kind.tensors:
+        return
+
+    def find(outputs: Values, asked: bool) -> Found | None:
+        there = {name: _floats(outputs, axes) for name, axes in kind.tensors.items()}
+        if len(there) == len(outputs) == 1:
+            [(name, values)] = there.items()
+            return ({name: next(iter(values.values()))}, kind()) if values else None
+        fits = all(name in values for name, values in there.items())
+        return ({name: values[name] for name, values in there.items()}, kind()) if fits else None
+
+    yield GraphOutputs(asked, find, " and ".join(f"{name} of {axes} axes" for name, axes in kind.tensors.items()))

@@ -28,6 +28,7 @@ from vitdeploy.spec import (
     Task,
     TensorSpec,
     TensorsSpec,
+    postprocess_of,
 )
 
 # --- The row of a task among those that recognise what a module returned, and what such rows share --------------------
@@ -289,7 +290,7 @@ def recognised(result: Any, task: Task | None) -> tuple[TaskOutputs, list[Output
     no task but that of last resort."""
     if isinstance(result, tuple | list) and len(result) == 1:
         return recognised(result[0], task)
-    for row in sorted(ROWS, key=lambda row: row.task != task):
+    for row in (*_added(task), *sorted(ROWS, key=lambda row: row.task != task)):
         outputs = row.find(result, row.task == task)
         if outputs and (row is ROW or all(tensor.is_floating_point() for _, tensor in outputs)):
             return row, outputs
@@ -387,6 +388,25 @@ ROWS = (
     TaskOutputs("features", _features, "features [batch, width]"),
     ROW,
 )
+
+
+def _added(task: Task | None) -> Iterator[TaskOutputs]:
+    """The row of a task of another package, where it is asked for: the tensors that its class names, or as many in
+    their order."""
+    if task is None or (kind := postprocess_of(task)) is None or not kind.tensors:
+        return
+
+    def find(result: Any, asked: bool) -> list[Output]:
+        if isinstance(result, Mapping):
+            tensors: Sequence[Tensor | None] = [field(result, name) for name in kind.tensors]
+        else:
+            tensors = [result] if isinstance(result, Tensor) else tensors_of(result, len(kind.tensors))
+        pairs = zip(kind.tensors, tensors, strict=False)
+        outputs = [(name, each) for name, each in pairs if each is not None and each.ndim == kind.tensors[name]]
+        return outputs if len(outputs) == len(kind.tensors) else []
+
+    wanted = " and ".join(f"{name} of {axes} axes" for name, axes in kind.tensors.items())
+    yield TaskOutputs(task, find, wanted, lambda model, outputs: kind())
 
 
 # --- How the output of a module ends, seen in one run of it: the operator and the layer that gave its numbers ---------

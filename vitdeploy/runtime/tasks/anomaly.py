@@ -150,7 +150,7 @@ def gaussian(values: Array, sigma: float) -> npt.NDArray[np.float64]:
 
 def _answer(outputs: Outputs, reading: OutputReading) -> Anomaly:
     head = reading.head(AnomalySpec)
-    scores = anomaly_map(outputs, reading.size, reading.preprocess, head)
+    scores = anomaly_map(outputs, reading.size, reading.images, head)
     return Anomaly(image_score(outputs), head.threshold, head.pixel_threshold, scores)
 
 

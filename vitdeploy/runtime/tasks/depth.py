@@ -114,7 +114,7 @@ def alike_share(ours: Array, theirs: Array, values: DepthValues) -> float:
 
 def _answer(outputs: Outputs, reading: OutputReading) -> Depth:
     head = reading.head(DepthSpec)
-    return Depth(depth_of(outputs, reading.size, reading.preprocess, head), head.values)
+    return Depth(depth_of(outputs, reading.size, reading.images, head), head.values)
 
 
 def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:

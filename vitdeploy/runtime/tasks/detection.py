@@ -126,7 +126,7 @@ def to_pixels(
 
 
 def _answer(outputs: Outputs, reading: OutputReading) -> Detections:
-    return detect(outputs, reading.size, reading.preprocess, reading.head(PostprocessSpec), reading.labels)
+    return detect(outputs, reading.size, reading.images, reading.head(PostprocessSpec), reading.labels)
 
 
 def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from vitdeploy.runtime.flows import ENCODER_DECODER
 from vitdeploy.runtime.runner import Array
 from vitdeploy.runtime.tasks.task import DeviceTask, OutputReading, Outputs
 from vitdeploy.runtime.text_decoder import SCORES, TOKENS
@@ -65,4 +66,8 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     return bool(np.array_equal(ours[TOKENS], theirs[TOKENS]))
 
 
-IMAGE_TO_TEXT = DeviceTask(_answer, _same, predictor="vitdeploy.runtime.text_predictor:TextPredictor")
+IMAGE_TO_TEXT = DeviceTask(
+    _answer, _same, predictor="vitdeploy.runtime.text_predictor:TextPredictor", flow=ENCODER_DECODER
+)
+# Tokens in, tokens out: `sequence_predictor` answers.
+SEQUENCE = DeviceTask(_answer, _same, takes="tokens", flow=ENCODER_DECODER)

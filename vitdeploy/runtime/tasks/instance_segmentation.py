@@ -93,38 +93,31 @@ class Instances:
         return f"<Instances: {len(self.objects)} in {self.size[0]}x{self.size[1]}: {shortened(str(self))}>"
 
 
-@dataclass(frozen=True, eq=False)
-class ScoredMask:
-    """What one query shows: the class, the score, and the mask, bool [height, width] of the original image."""
-
-    query: int
-    index: int
-    score: float
-    mask: npt.NDArray[np.bool_]
-
-
 def candidates(
     outputs: Mapping[str, Array],
     size: tuple[int, int],
     preprocess: PreprocessSpec,
     postprocess: InstanceSpec,
-    threshold: float,
-) -> Iterator[ScoredMask]:
-    """What has a score of at least `threshold` and a mask with a pixel, by query; masks are made one after the other.
+    labels: Sequence[str] | None,
+) -> Iterator[Instance]:
+    """What has a score of at least `postprocess.threshold` and a mask with a pixel, by query; masks are made one after
+    the other.
 
     The same as `post_process_instance_segmentation` of transformers' processors of Mask2Former, MaskFormer, EoMT and
     RF-DETR, where the model's input shows the whole image; arguments as `segment_instances`.
     """
     scores, classes, queries = _ranked(outputs["class_logits"], postprocess)
+    threshold = postprocess.threshold
     kept = np.flatnonzero(scores >= threshold)  # what the mean of a mask does to a score makes it no larger
     for query in np.unique(queries[kept]).tolist():
         mask, certainty = _mask(outputs["masks"][query], size, preprocess, postprocess)
         if not mask.any():
             continue
         for at in kept[queries[kept] == query].tolist():
+            index = int(classes[at])
             score = float(scores[at]) * (certainty if postprocess.class_scores == "softmax" else 1.0)
             if score >= threshold:
-                yield ScoredMask(query, int(classes[at]), score, mask)
+                yield Instance(index, label_of(index, labels), score, _box(mask), RunLengths.of(mask))
 
 
 def segment_instances(
@@ -142,13 +135,8 @@ def segment_instances(
         size: (width, height) of the original image, upright. What the model's input does not show has no instance.
         labels: one name per class, or None.
     """
-    found = [
-        (each.score, each.index, _box(each.mask), RunLengths.of(each.mask))
-        for each in candidates(outputs, size, preprocess, postprocess, postprocess.threshold)
-    ]
-    found.sort(key=lambda row: -row[0])
-    best = (Instance(index, label_of(index, labels), score, box, runs) for score, index, box, runs in found[:limit])
-    return Instances(size, tuple(best))
+    ranked = sorted(candidates(outputs, size, preprocess, postprocess, labels), key=lambda each: -each.score)
+    return Instances(size, tuple(ranked[:limit]))
 
 
 def _ranked(logits: Array, postprocess: InstanceSpec) -> tuple[Array, Array, Array]:
@@ -203,7 +191,7 @@ def overlaps(a: Sequence[RunLengths], b: Sequence[RunLengths]) -> npt.NDArray[np
 
 
 def _answer(outputs: Outputs, reading: OutputReading) -> Instances:
-    return segment_instances(outputs, reading.size, reading.preprocess, reading.head(InstanceSpec), reading.labels)
+    return segment_instances(outputs, reading.size, reading.images, reading.head(InstanceSpec), reading.labels)
 
 
 def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:

@@ -155,7 +155,7 @@ def _answer(outputs: Outputs, reading: OutputReading) -> Keypoints:
     width, height = reading.size
     box = reading.box or (0.0, 0.0, float(width), float(height))
     places, scores = locate(maps, spec)
-    points = in_image(places, (maps.shape[2], maps.shape[1]), reading.size, reading.preprocess, box)
+    points = in_image(places, (maps.shape[2], maps.shape[1]), reading.size, reading.images, box)
     named = (
         Keypoint(index, label_of(index, reading.labels), float(x), float(y), float(score))
         for index, ((x, y), score) in enumerate(zip(points, scores, strict=True))

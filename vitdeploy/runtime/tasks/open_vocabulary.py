@@ -13,6 +13,7 @@ import numpy as np
 
 from vitdeploy.errors import ManifestError
 from vitdeploy.runtime.flow import FlowRunner, FlowView
+from vitdeploy.runtime.flows import TOWERS
 from vitdeploy.runtime.postprocess import sigmoid
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.tasks.detection import DETECTION, Detections, detect, draw_boxes
@@ -113,5 +114,11 @@ def bind_texts(runner: Runner, given: Mapping[str, Array], postprocess: Postproc
 
 
 OPEN_VOCABULARY = DeviceTask(
-    _answer, _same, bind_texts, draw_boxes, "vitdeploy.runtime.zero_shot_predictor:OpenVocabularyPredictor"
+    _answer,
+    _same,
+    bind_texts,
+    draw_boxes,
+    "vitdeploy.runtime.zero_shot_predictor:OpenVocabularyPredictor",
+    "texts",
+    TOWERS,
 )

@@ -122,7 +122,7 @@ def segment(
 
 
 def _answer(outputs: Outputs, reading: OutputReading) -> Panoptic:
-    return segment(outputs, reading.size, reading.preprocess, reading.head(PostprocessSpec), reading.labels)
+    return segment(outputs, reading.size, reading.images, reading.head(PostprocessSpec), reading.labels)
 
 
 def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from vitdeploy.errors import InputError, ManifestError
 from vitdeploy.runtime.drawing import class_picture, colours, over
 from vitdeploy.runtime.flow import FlowRunner, run_rows
-from vitdeploy.runtime.flows import IMAGE_ENCODER, PROMPT_DECODER
+from vitdeploy.runtime.flows import IMAGE_ENCODER, PROMPT_DECODER, PROMPTED_GRAPHS
 from vitdeploy.runtime.masks import RunLengths, png_bytes
 from vitdeploy.runtime.preprocess import resized_size
 from vitdeploy.runtime.prompts import LABELS, POINTS, Prompt
@@ -354,4 +354,12 @@ def _mark(pen: ImageDraw.ImageDraw, x: float, y: float, radius: int, colour: tup
         )
 
 
-PROMPTED = DeviceTask(_answer, _same, bind_prompts, _draw, "vitdeploy.runtime.prompted_predictor:PromptedPredictor")
+PROMPTED = DeviceTask(
+    _answer,
+    _same,
+    bind_prompts,
+    _draw,
+    "vitdeploy.runtime.prompted_predictor:PromptedPredictor",
+    "prompts",
+    PROMPTED_GRAPHS,
+)

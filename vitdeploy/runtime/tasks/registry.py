@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from vitdeploy.errors import ManifestError
+from vitdeploy.extensions import Table
+from vitdeploy.runtime.flows import FlowRow
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.tasks.anomaly import ANOMALY
 from vitdeploy.runtime.tasks.classification import CLASSIFICATION
@@ -15,7 +17,7 @@ from vitdeploy.runtime.tasks.depth import DEPTH
 from vitdeploy.runtime.tasks.detection import DETECTION
 from vitdeploy.runtime.tasks.features import FEATURES
 from vitdeploy.runtime.tasks.image_to_image import IMAGE_TO_IMAGE
-from vitdeploy.runtime.tasks.image_to_text import IMAGE_TO_TEXT
+from vitdeploy.runtime.tasks.image_to_text import IMAGE_TO_TEXT, SEQUENCE
 from vitdeploy.runtime.tasks.instance_segmentation import INSTANCES
 from vitdeploy.runtime.tasks.keypoints import KEYPOINTS
 from vitdeploy.runtime.tasks.open_vocabulary import OPEN_VOCABULARY
@@ -26,25 +28,36 @@ from vitdeploy.runtime.tasks.task import DeviceTask, OutputReading, Outputs, Res
 from vitdeploy.runtime.tasks.tensors import TENSORS
 from vitdeploy.runtime.tasks.zero_shot import ZERO_SHOT
 from vitdeploy.spec import Postprocess, PreprocessSpec, Task
+from vitdeploy.spec.tasks import TASKS_GROUP
 
-# A row per task whose input is an image.
-TASKS: Mapping[Task, DeviceTask] = {
-    "classification": CLASSIFICATION,
-    "features": FEATURES,
-    "detection": DETECTION,
-    "panoptic": PANOPTIC,
-    "segmentation": SEGMENTATION,
-    "instance-segmentation": INSTANCES,
-    "depth": DEPTH,
-    "anomaly": ANOMALY,
-    "zero-shot": ZERO_SHOT,
-    "open-vocabulary-detection": OPEN_VOCABULARY,
-    "tensors": TENSORS,
-    "keypoints": KEYPOINTS,
-    "image-to-image": IMAGE_TO_IMAGE,
-    "promptable-segmentation": PROMPTED,
-    "image-to-text": IMAGE_TO_TEXT,
-}
+# A row per task.
+TASKS: Table[DeviceTask] = Table(
+    TASKS_GROUP,
+    DeviceTask,
+    {
+        "classification": CLASSIFICATION,
+        "features": FEATURES,
+        "detection": DETECTION,
+        "panoptic": PANOPTIC,
+        "segmentation": SEGMENTATION,
+        "instance-segmentation": INSTANCES,
+        "depth": DEPTH,
+        "anomaly": ANOMALY,
+        "zero-shot": ZERO_SHOT,
+        "open-vocabulary-detection": OPEN_VOCABULARY,
+        "tensors": TENSORS,
+        "keypoints": KEYPOINTS,
+        "image-to-image": IMAGE_TO_IMAGE,
+        "promptable-segmentation": PROMPTED,
+        "image-to-text": IMAGE_TO_TEXT,
+        "sequence": SEQUENCE,
+    },
+)
+
+
+def flow_of(task: str) -> FlowRow | None:
+    """The graphs of a task's models and how they run together; None of a task with one graph."""
+    return TASKS[task].flow
 
 
 def to_result(task: Task, outputs: Outputs, reading: OutputReading) -> Result:
@@ -78,10 +91,10 @@ def bound(
     The runner given stays the caller's to close.
     """
     (_, samples), *others = inputs.items()
-    row = TASKS.get(task)
-    if not others or row is None or row.bind is None:
+    bind = TASKS[task].bind
+    if not others or bind is None:
         return runner, samples
-    return row.bind(runner, dict(others), postprocess).load(), samples
+    return bind(runner, dict(others), postprocess).load(), samples
 
 
 def count_same(
@@ -94,15 +107,13 @@ def count_same(
     """On how many of n samples the two agree, as `DeviceTask.same` says; outputs [n, ...] by name, of the same names
     and shapes. Answers with a number that is not finite agree with none."""
     samples = range(len(next(iter(theirs.values()))))
+    size = (0, 0) if preprocess is None else (preprocess.crop[1], preprocess.crop[0])
+    reading = OutputReading(size, preprocess, postprocess)
     count = 0
     for i in samples:
         a, b = ({name: array[i] for name, array in side.items()} for side in (ours, theirs))
         if not all(np.isfinite(array).all() for array in a.values() if array.dtype.kind == "f"):
             continue
-        if preprocess is None:  # tokens in, tokens out
-            count += bool(np.array_equal(a["tokens"], b["tokens"]))
-        else:
-            size = preprocess.crop[1], preprocess.crop[0]
-            with _outputs_of(task, a):
-                count += TASKS[task].same(a, b, OutputReading(size, preprocess, postprocess))
+        with _outputs_of(task, a):
+            count += TASKS[task].same(a, b, reading)
     return count

@@ -117,7 +117,7 @@ def areas(found: npt.NDArray[np.int32], labels: Sequence[str] | None) -> tuple[C
 
 
 def _answer(outputs: Outputs, reading: OutputReading) -> Segmentation:
-    found = classes_of(outputs, reading.size, reading.preprocess, reading.head(SegmentationSpec))
+    found = classes_of(outputs, reading.size, reading.images, reading.head(SegmentationSpec))
     return Segmentation(found, areas(found, reading.labels))
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy.typing as npt
 
+from vitdeploy.runtime.flows import FlowRow
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.topdown import Box
 from vitdeploy.spec import OutputSpec, Postprocess, PreprocessSpec
@@ -36,11 +37,17 @@ class OutputReading:
     given, None for all of it."""
 
     size: tuple[int, int]
-    preprocess: PreprocessSpec
+    preprocess: PreprocessSpec | None
     postprocess: Postprocess | None = None
     labels: Sequence[str] | None = None
     top: int = 5
     box: Box | None = None
+
+    @property
+    def images(self) -> PreprocessSpec:
+        """How images are prepared, of a model that takes some."""
+        assert self.preprocess is not None, "a manifest without it is refused when it is read"
+        return self.preprocess
 
     def head(self, kind: type[Head]) -> Head:
         """What the outputs mean, of the class of the task."""
@@ -60,6 +67,10 @@ class DeviceTask:
     draw: files with pictures of an answer, by the ends of their names, from the upright RGB image and the answer, of a
         top-down task also those for several boxes; None of an answer that is no picture.
     predictor: "module:class" of the predictor of its bundles, imported at first use.
+    takes: what a request brings besides images, or in their place.
+    flow: the graphs of its models; None of a task with one graph.
+    postprocess: what the outputs mean, of a task of another package: a frozen dataclass, some field of which no other
+        task has (`spec.tasks.POSTPROCESS` has those of ours); None where that goes without saying.
     """
 
     answer: Callable[[Outputs, OutputReading], Result]
@@ -67,3 +78,6 @@ class DeviceTask:
     bind: Callable[[Runner, Outputs, Postprocess | None], Runner] | None = None
     draw: Callable[[Image.Image, Any], Files] | None = None
     predictor: str = "vitdeploy.runtime.predictor:Predictor"
+    takes: Literal["images", "texts", "prompts", "tokens"] = "images"
+    flow: FlowRow | None = None
+    postprocess: type[OutputSpec] | None = None

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from vitdeploy.errors import ManifestError
 from vitdeploy.runtime.flow import FlowRunner, FlowView, one_by_one
-from vitdeploy.runtime.flows import IMAGE_FEATURES, TEXT_FEATURES
+from vitdeploy.runtime.flows import IMAGE_FEATURES, TEXT_FEATURES, TOWERS
 from vitdeploy.runtime.postprocess import best_classes, sigmoid, softmax
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.tasks.classification import ClassScore, Ranking
@@ -131,4 +131,11 @@ def bind_texts(runner: Runner, given: Mapping[str, Array], postprocess: Postproc
     return TextsBound(runner, tokens[0], postprocess)
 
 
-ZERO_SHOT = DeviceTask(_answer, _same, bind_texts, predictor="vitdeploy.runtime.zero_shot_predictor:ZeroShotPredictor")
+ZERO_SHOT = DeviceTask(
+    _answer,
+    _same,
+    bind_texts,
+    predictor="vitdeploy.runtime.zero_shot_predictor:ZeroShotPredictor",
+    takes="texts",
+    flow=TOWERS,
+)
