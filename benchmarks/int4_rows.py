@@ -59,7 +59,7 @@ def placed(file: Path, target: str, precision: str, out: Path, width: int) -> No
     from vitdeploy.quantization.four_bits import place_four_bits
     from vitdeploy.quantization.placement import choose, place
     from vitdeploy.quantization.prepare import prepare
-    from vitdeploy.quantization.statistics import Statistics
+    from vitdeploy.quantization.ranges import Statistics
 
     model, known = load_graph(file), {}
     x = hidden = np.random.default_rng(1).standard_normal((64, width), dtype=np.float32)

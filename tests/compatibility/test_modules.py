@@ -25,8 +25,7 @@ from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
 from vitdeploy.quantization import place_openvino
 from vitdeploy.quantization.observers import observe
-from vitdeploy.quantization.ranges import separate_scores
-from vitdeploy.quantization.statistics import save_statistics
+from vitdeploy.quantization.ranges import save_statistics, separate_scores
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.stages.compile import compile_graph

@@ -12,8 +12,8 @@ from vitdeploy.compilation.tensorrt import (
     BuildResult,
     check_typed,
     compile_graph,
+    count_layers,
 )
-from vitdeploy.compilation.tensorrt_build import count_layers
 from vitdeploy.errors import CapabilityError, EngineError, MissingPackageError, TargetError
 from vitdeploy.runtime import cuda
 from vitdeploy.runtime.engine import make_runner
@@ -254,7 +254,7 @@ import json
 from vitdeploy.compilation.tensorrt import BuildRequest
 from vitdeploy.compilation.backend import BuildOptions
 from vitdeploy.compilation.probe_nvidia import _checked, _start_tensorrt
-from vitdeploy.compilation.tensorrt_build import _Builder
+from vitdeploy.compilation.tensorrt import _Builder
 from vitdeploy.errors import VitdeployError
 try:
     _Builder(BuildRequest("g.onnx", ".", ".", 1, BuildOptions()), {"tensorrt": "0"}, print)
@@ -276,7 +276,7 @@ except VitdeployError as error:
 OBJECTS = """
 import json
 import tensorrt as trt
-from vitdeploy.compilation.tensorrt_build import _make_monitor
+from vitdeploy.compilation.tensorrt import _make_monitor
 from vitdeploy.runtime import tensorrt as tensorrt_api
 logger, messages = tensorrt_api.make_logger()
 logger.log(trt.ILogger.Severity.WARNING, "a warning")

@@ -17,7 +17,7 @@ from vitdeploy.backends import Target
 from vitdeploy.benchmark.context import BenchBackend, Layer, Profile, ProfileRequest
 from vitdeploy.compilation.backend import CompileBackend, CompileRequest, TargetState
 from vitdeploy.errors import CapabilityError
-from vitdeploy.quantization.fold import GainThreshold
+from vitdeploy.quantization.folds import GainThreshold
 from vitdeploy.quantization.placement import PlacementBackend, Quantizers, dequantized_weight
 from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
 from vitdeploy.runtime.host import describe_host

@@ -8,9 +8,8 @@ Source: cross-layer equalization (arXiv 1906.04721, section 4.1), here with Smoo
 import numpy as np
 
 from vitdeploy.graph.edit import Editor
-from vitdeploy.quantization.channel_split import balanced, hidden_first
-from vitdeploy.quantization.fold import Fold
-from vitdeploy.quantization.products import expected_error
+from vitdeploy.quantization.folds import Fold, balanced, hidden_first
+from vitdeploy.quantization.rounding import expected_error
 
 
 def equalise_relu(model, statistics, request):

@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 
 from tests.graph.small_graphs import Builder, difference, random_feeds, run_in_double
 from vitdeploy.graph.analysis.rows import find_linears
-from vitdeploy.quantization.channel_split import _copies, best_split, smooth_hidden
-from vitdeploy.quantization.fold import FoldRequest, GainThreshold
-from vitdeploy.quantization.ranges import activation_scale, range_of
-from vitdeploy.quantization.statistics import Statistics
+from vitdeploy.quantization.folds import FoldRequest, GainThreshold, _copies, best_split, smooth_hidden
+from vitdeploy.quantization.ranges import Statistics, activation_scale, range_of
 
 NEVER = float("inf")
 # Four channels may come in addition; of a multiple of 16, only from 256 on.
@@ -120,10 +118,10 @@ def test_codes_of_copies_add_up_to_the_code_of_the_whole_channel(width, count):
     x = np.linspace(found.low[5], found.high[5], 4001)[:, None]
     values = x * split.factor[mine] + split.offsets[mine]
     assert whole.low - 1e-9 <= values.min() and values.max() <= whole.high + 1e-9
-    codes = np.clip(np.rint(values / step.scale) + step.zero_point, 0, 255) - float(step.zero_point)
-    sums, half = codes.sum(axis=1) * float(step.scale) * scale, 0.5 * float(step.scale) * scale
+    codes = np.clip(np.rint(values / step[0]) + step[1], 0, 255) - float(step[1])
+    sums, half = codes.sum(axis=1) * float(step[0]) * scale, 0.5 * float(step[0]) * scale
     assert np.abs(sums - x[:, 0]).max() <= 1.25 * half  # the offsets are of the range without them
-    alike = count * np.rint(x[:, 0] / scale / count / step.scale) * step.scale * scale
+    alike = count * np.rint(x[:, 0] / scale / count / step[0]) * step[0] * scale
     assert np.abs(alike - x[:, 0]).max() > 0.9 * count * half
     np.testing.assert_allclose(split.offsets[mine].sum(), 0, atol=1e-12)
     np.testing.assert_allclose(split.found.low[mine], values[0])

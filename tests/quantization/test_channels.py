@@ -10,15 +10,13 @@ from hypothesis import strategies as st
 from tests.graph.small_graphs import Builder, difference, random_feeds, run, run_in_double
 from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.passes.folds import image_bounds
-from vitdeploy.quantization.channels import scale_channels
-from vitdeploy.quantization.fold import FoldRequest, GainThreshold
+from vitdeploy.quantization.folds import FoldRequest, GainThreshold, scale_channels
 from vitdeploy.quantization.observer import Observer
 from vitdeploy.quantization.placement import LayerPrecision, Placement
 from vitdeploy.quantization.prepare import prepare
 from vitdeploy.quantization.probe import with_outputs
-from vitdeploy.quantization.products import products_error, products_of, weight_of
-from vitdeploy.quantization.rounding import round_linear
-from vitdeploy.quantization.statistics import FIELDS, Statistics
+from vitdeploy.quantization.ranges import FIELDS, Statistics
+from vitdeploy.quantization.rounding import products_error, products_of, round_linear, weight_of
 
 SIZE = 9
 

@@ -20,7 +20,7 @@ from vitdeploy.graph.passes.optimize import OptimizeOptions, optimize
 from vitdeploy.models.catalog import find_or_raise
 from vitdeploy.quantization import place_openvino
 from vitdeploy.quantization.observers import observe
-from vitdeploy.quantization.statistics import save_statistics
+from vitdeploy.quantization.ranges import save_statistics
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.stages.compile import compile_graph

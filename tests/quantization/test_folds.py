@@ -11,24 +11,29 @@ from tests.graph.small_graphs import FORMS, WIDTH, Builder, block, difference, r
 from vitdeploy.graph.analysis.attention import find_attentions
 from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.edit import Editor, drop_unused
-from vitdeploy.quantization.channel_split import smooth_hidden, smooth_norms, smooth_values
-from vitdeploy.quantization.fold import FoldRequest, GainThreshold
+from vitdeploy.quantization.folds import (
+    FoldRequest,
+    GainThreshold,
+    smooth_hidden,
+    smooth_norms,
+    smooth_scores,
+    smooth_values,
+)
 from vitdeploy.quantization.observer import Observer
 from vitdeploy.quantization.placement import LayerPrecision, Placement
 from vitdeploy.quantization.prepare import FOLDS, prepare
 from vitdeploy.quantization.probe import with_outputs
-from vitdeploy.quantization.products import expected_error
 from vitdeploy.quantization.ranges import (
+    FIELDS,
+    Statistics,
     activation_scale,
     find_scores,
     quantize_weight,
     range_of,
     score_tensors,
     separate_scores,
-    smooth_scores,
 )
-from vitdeploy.quantization.rounding import round_weight
-from vitdeploy.quantization.statistics import FIELDS, Statistics
+from vitdeploy.quantization.rounding import expected_error, round_weight
 
 TOKENS = 5
 BATCH = 64
@@ -301,7 +306,7 @@ def test_the_expected_error_is_about_the_one_that_is_made():
     weight = generator.standard_normal((24, 16)).astype(np.float32)
     found = statistics_of(x)
     parameters = activation_scale(range_of(found))
-    scale, zero = float(parameters.scale), int(parameters.zero_point)
+    scale, zero = float(parameters[0]), int(parameters[1])
     rounded = (np.clip(np.rint(x / scale) + zero, 0, 255) - zero) * scale
     quantized, scales = quantize_weight(weight, 1)
     error = rounded @ (quantized * scales) - x @ weight
@@ -339,7 +344,7 @@ def fake_quantized(model, ranges, weights, feeds):
     copy = ir.from_proto(ir.to_proto(model))
     for linear in find_linears(copy):
         parameters = activation_scale(ranges[str(linear.input.name)])
-        constants = {"scale": np.asarray(parameters.scale), "zero": np.asarray(parameters.zero_point)}
+        constants = {"scale": np.asarray(parameters[0]), "zero": np.asarray(parameters[1])}
         rounded, scales = weights.get(linear.name) or quantize_weight(linear.weight, 1)
         constants["weight"] = (rounded * scales).astype(np.float32)
         values = {}

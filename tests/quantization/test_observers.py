@@ -17,7 +17,7 @@ from vitdeploy.graph.io.files import load_graph
 from vitdeploy.quantization.observer import Observer, covariance_pays
 from vitdeploy.quantization.observers import Observation, observe
 from vitdeploy.quantization.probe import estimate, find_nonfinite
-from vitdeploy.quantization.statistics import FIELDS, load_statistics, save_statistics
+from vitdeploy.quantization.ranges import FIELDS, load_statistics, save_statistics
 from vitdeploy.spec import PreprocessSpec
 
 PREPROCESS = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 from vitdeploy.quantization.ranges import (
     TINY,
     Range,
+    Statistics,
     activation_scale,
     largest_weight,
     quantize_weight,
@@ -18,7 +19,6 @@ from vitdeploy.quantization.ranges import (
     step_of,
     symmetric_step,
 )
-from vitdeploy.quantization.statistics import Statistics
 
 values = st.floats(-(2.0**20), 2.0**20, width=32)
 # Half a step, and what float32 division adds to it at 255 steps from zero.
@@ -43,7 +43,7 @@ def round_trip():
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
     def run(x, parameters):
-        feeds = {"x": x, "scale": np.array(parameters.scale), "zero_point": np.array(parameters.zero_point)}
+        feeds = {"x": x, "scale": np.array(parameters[0]), "zero_point": np.array(parameters[1])}
         return session.run(None, feeds)[0]
 
     return run
@@ -54,7 +54,7 @@ def round_trip():
 def test_inside_the_observed_range_the_error_is_at_most_half_a_step(round_trip, x):
     parameters = activation_scale(Range(float(x.min()), float(x.max())))
     error = np.abs(round_trip(x, parameters).astype(np.float64) - x)
-    assert error.max() <= HALF * float(parameters.scale)
+    assert error.max() <= HALF * float(parameters[0])
 
 
 @given(low=values, high=values)
@@ -62,8 +62,8 @@ def test_inside_the_observed_range_the_error_is_at_most_half_a_step(round_trip, 
 def test_zero_is_represented_exactly_and_lies_within_the_range(round_trip, low, high):
     parameters = activation_scale(Range(min(low, high), max(low, high)))
     assert round_trip(np.zeros(1, np.float32), parameters)[0] == 0.0
-    assert (parameters.scale.dtype, parameters.zero_point.dtype) == (np.float32, np.uint8)
-    assert parameters.scale >= TINY
+    assert (parameters[0].dtype, parameters[1].dtype) == (np.float32, np.uint8)
+    assert parameters[0] >= TINY
 
 
 @given(low=values, high=values, outside=st.floats(1.5, 100, width=32))
@@ -73,7 +73,7 @@ def test_outside_the_observed_range_values_saturate_at_its_ends(round_trip, low,
     assume(high - low >= 255 * TINY)  # a smaller range has a larger scale than its own: float32 has none below
     parameters = activation_scale(Range(low, high))
     ends = round_trip(np.array([low * outside, high * outside], np.float32), parameters)
-    assert np.abs(ends - np.array([low, high])).max() <= HALF * float(parameters.scale)
+    assert np.abs(ends - np.array([low, high])).max() <= HALF * float(parameters[0])
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_outside_the_observed_range_values_saturate_at_its_ends(round_trip, low,
 )
 def test_scales_and_zero_points_of_known_ranges(low, high, scale, zero_point):
     parameters = activation_scale(Range(low, high))
-    assert float(parameters.scale) == pytest.approx(scale, rel=1e-7)
-    assert parameters.zero_point == zero_point
+    assert float(parameters[0]) == pytest.approx(scale, rel=1e-7)
+    assert parameters[1] == zero_point
 
 
 weights = hnp.array_shapes(min_dims=2, max_dims=4, max_side=6).flatmap(
@@ -162,7 +162,7 @@ def test_a_symmetric_step_holds_the_end_that_is_further_from_zero():
 @pytest.mark.parametrize(("low", "high", "width"), [(-3.0, 7.2, 10.2), (2.0, 5.1, 5.1), (-5.1, -2.0, 5.1), (0, 0, 0)])
 def test_a_step_is_a_255th_of_the_range_that_holds_zero(low, high, width):
     assert step_of(Range(low, high)) == pytest.approx(width / 255)
-    assert float(activation_scale(Range(low, high)).scale) == pytest.approx(max(width / 255, TINY), rel=1e-6)
+    assert float(activation_scale(Range(low, high))[0]) == pytest.approx(max(width / 255, TINY), rel=1e-6)
 
 
 def test_a_range_is_from_the_smallest_to_the_largest_channel_and_can_be_clipped():
@@ -175,5 +175,5 @@ def test_a_zero_point_stays_within_uint8():
     """Also of a range so narrow that float32 has no scale as small as its own."""
     for low, high in ((-TINY, 0.0), (-300 * TINY, 0.0), (-1e38, 1e38), (0.0, TINY)):
         parameters = activation_scale(Range(low, high))
-        assert 0 <= int(parameters.zero_point) <= 255
-        assert np.isfinite(parameters.scale) and parameters.scale >= TINY
+        assert 0 <= int(parameters[1]) <= 255
+        assert np.isfinite(parameters[0]) and parameters[0] >= TINY

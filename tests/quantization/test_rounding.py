@@ -6,9 +6,8 @@ import pytest
 from tests.graph.small_graphs import Builder
 from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.quantization import rounding
-from vitdeploy.quantization.ranges import quantize_weight
+from vitdeploy.quantization.ranges import Statistics, quantize_weight
 from vitdeploy.quantization.rounding import round_linear, round_weight
-from vitdeploy.quantization.statistics import Statistics
 
 # Inputs of a layer: two whole blocks of 128 and a part of one.
 INPUTS = 272

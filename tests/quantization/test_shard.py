@@ -13,12 +13,10 @@ from vitdeploy.data.decoding import batches
 from vitdeploy.data.folder import split
 from vitdeploy.errors import DataError
 from vitdeploy.graph.io.files import load_graph
-from vitdeploy.quantization.observer import BOUNDS
-from vitdeploy.quantization.observers import Observation
+from vitdeploy.quantization.observer import BOUNDS, Bounds
+from vitdeploy.quantization.observers import Observation, Shard, in_order, observe_shard
 from vitdeploy.quantization.prepare import ImageChecks
 from vitdeploy.quantization.probe import Probe
-from vitdeploy.quantization.ranges import Bounds
-from vitdeploy.quantization.shard import Shard, in_order, observe_shard
 
 IMAGES, HEAD = 72, 32
 FINITE = st.floats(-9, 9, width=32)  # with 0 and -0

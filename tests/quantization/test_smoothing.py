@@ -6,9 +6,8 @@ import pytest
 
 from tests.graph.small_graphs import WIDTH, Builder, attention_model, weights
 from vitdeploy.graph.analysis.rows import find_linears
-from vitdeploy.quantization.channel_split import balanced, smooth_norms, smooth_values
-from vitdeploy.quantization.fold import FoldRequest, GainThreshold
-from vitdeploy.quantization.statistics import Statistics
+from vitdeploy.quantization.folds import FoldRequest, GainThreshold, balanced, smooth_norms, smooth_values
+from vitdeploy.quantization.ranges import Statistics
 
 TOKENS = 5
 GAIN = GainThreshold(1.0, 1.0)

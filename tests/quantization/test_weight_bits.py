@@ -19,12 +19,10 @@ from vitdeploy.data.folder import split
 from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph
 from vitdeploy.graph.passes.optimize import optimize
 from vitdeploy.graph.values import array_of
-from vitdeploy.quantization.products import Products, expected_error, products_error
-from vitdeploy.quantization.ranges import quantize_weight
-from vitdeploy.quantization.rounding import round_weight
-from vitdeploy.quantization.statistics import Statistics, load_statistics
+from vitdeploy.quantization.ranges import Statistics, load_statistics, quantize_weight
+from vitdeploy.quantization.rounding import Products, expected_error, products_error, round_weight
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.search.reference import ReferenceOutputs
+from vitdeploy.search.frame import ReferenceOutputs
 from vitdeploy.search.trials import opened
 from vitdeploy.stages.calibrate import calibrate
 from vitdeploy.stages.compile import compile_graph

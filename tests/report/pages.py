@@ -26,7 +26,7 @@ from vitdeploy.report.html import (
     render_sweep,
     render_tuning,
 )
-from vitdeploy.search.mixed import Sensitivity
+from vitdeploy.search.precision import Sensitivity
 from vitdeploy.spec import decode
 
 TARGETS = ("openvino-cpu", "onnxruntime-cpu", "onnxruntime-tensorrt", "tensorrt")

@@ -8,7 +8,7 @@ from tests.documents import page_of
 from tests.report.test_html import HOSTILE, REPORT, Page
 from vitdeploy.report.html import render_sensitivity
 from vitdeploy.report.quantization import sensitivity_headline
-from vitdeploy.search.mixed import Sensitivity
+from vitdeploy.search.precision import Sensitivity
 from vitdeploy.spec import decode
 
 COST = {"layers": 1, "distance": 0.25, "ci95": [0.1, 0.4], "share": 0.5}

@@ -9,7 +9,7 @@ from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.quantization.observers import observe
 from vitdeploy.quantization.ranges import separate_scores
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.search.reference import ReferenceOutputs
+from vitdeploy.search.frame import ReferenceOutputs
 from vitdeploy.search.trials import opened
 from vitdeploy.spec import PreprocessSpec
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from vitdeploy.graph.edit import Editor
-from vitdeploy.quantization.channel_split import hidden_first
+from vitdeploy.quantization.folds import hidden_first
 from vitdeploy.search.frame import fingerprint
 from vitdeploy.search.latency import FORMAT, LatencyTable, Timing
-from vitdeploy.search.mixed import shapes_to_time
+from vitdeploy.search.precision import shapes_to_time
 
 PLANTED, IMAGES = "blocks.1.mlp.fc2", 24
 

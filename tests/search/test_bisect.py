@@ -22,8 +22,8 @@ from vitdeploy.quantization.prepare import prepare
 from vitdeploy.quantization.ranges import range_of
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.search.bisect import bisect, find_fix
+from vitdeploy.search.frame import ReferenceOutputs
 from vitdeploy.search.graphs import Splice
-from vitdeploy.search.reference import ReferenceOutputs
 from vitdeploy.spec import PreprocessSpec
 
 PREPROCESS = PreprocessSpec(8, (8, 8), "bicubic", (0.5,), (0.5,))

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from vitdeploy.search.reference import Expected, expected_loss
+from vitdeploy.search.frame import Expected, expected_loss
 from vitdeploy.spec import Budget
 
 

@@ -17,7 +17,7 @@ from vitdeploy.runtime import openvino as runtime
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.search import frame as alternatives
 from vitdeploy.search.frame import mean_interval
-from vitdeploy.search.high_precision import FloatRestTable
+from vitdeploy.search.precision import FloatRestTable
 from vitdeploy.spec import decode, encode
 from vitdeploy.stages.calibrate import calibrate
 from vitdeploy.stages.compile import CompileOptions, compile_graphs

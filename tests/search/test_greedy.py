@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from vitdeploy.quantization.ranges import Range
+from vitdeploy.search.frame import Expected, ReferenceOutputs
 from vitdeploy.search.graphs import LayerChoice
 from vitdeploy.search.latency import FORMAT, LatencyTable, Shape, Timing
-from vitdeploy.search.mixed import Cost, Guilt, PrecisionOverride, Sensitivity, choose_mends, shapes_to_time
-from vitdeploy.search.reference import Expected, ReferenceOutputs
+from vitdeploy.search.precision import Cost, Guilt, PrecisionOverride, Sensitivity, choose_mends, shapes_to_time
 from vitdeploy.search.trials import TrialLayer
 from vitdeploy.spec import Budget
 

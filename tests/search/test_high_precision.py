@@ -5,9 +5,17 @@ import re
 import pytest
 
 from tests.graph.small_graphs import Builder
-from vitdeploy.search.high_precision import MACS_SHARE, Rung, choose_rung, high_precision_layers, ladder
-from vitdeploy.search.mixed import Cost, Guilt, Sensitivity
-from vitdeploy.search.reference import Expected, Reached
+from vitdeploy.search.frame import Expected, Reached
+from vitdeploy.search.precision import (
+    MACS_SHARE,
+    Cost,
+    Guilt,
+    Rung,
+    Sensitivity,
+    choose_rung,
+    high_precision_layers,
+    ladder,
+)
 
 WIDTHS = {"small": 2, "sensitive": 8, "large": 100, "harmless": 20, "other": 70}
 

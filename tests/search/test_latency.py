@@ -75,8 +75,8 @@ def test_large_layers_stand_in_a_tiny_graph_less_often():
 
 
 def test_a_linear_is_looked_up_by_its_size():
-    assert table().of(16, 32, 48, "int8") == 4.0
-    assert table().of(16, 32, 48, "fp32") == 10.0
+    assert table().timing(LINEAR, "int8").microseconds == 4.0
+    assert table().timing(LINEAR, "fp32").microseconds == 10.0
 
 
 def test_what_int8_saves_is_paired_and_one_slow_round_is_no_matter():
@@ -93,7 +93,7 @@ def test_a_table_survives_its_file(tmp_path):
 
 def test_a_time_that_was_not_measured_is_refused():
     with pytest.raises(InputError, match="has no matmul 17 x 32 x 48 in int8") as caught:
-        table().of(17, 32, 48, "int8")
+        table().timing(Shape(17, 32, 48), "int8")
     assert "measure the table" in caught.value.fix
 
 

@@ -10,9 +10,8 @@ from vitdeploy.errors import InputError
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.quantization.placement import choose, place, shape
 from vitdeploy.quantization.prepare import prepare
-from vitdeploy.search.frame import answers_of
-from vitdeploy.search.mixed import Mixed, PrecisionOverride, Taken, choose_mends, measure_sensitivity
-from vitdeploy.search.reference import Reached
+from vitdeploy.search.frame import Reached, answers_of
+from vitdeploy.search.precision import Mixed, PrecisionOverride, Taken, choose_mends, measure_sensitivity
 from vitdeploy.spec import Budget, decode, encode
 
 

@@ -1,5 +1,7 @@
 """Who loses how much: shares, the cheapest first, and trials of a small model."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -10,11 +12,13 @@ from vitdeploy.errors import GraphError
 from vitdeploy.graph.analysis.prunable import find_prunable
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.search.frame import Expected, ReferenceOutputs
 from vitdeploy.search.pruning import (
     Parts,
     PrunedPart,
     Pruning,
     allocate,
+    damped,
     measure_parts,
     prunable_parts,
     saved,
@@ -23,7 +27,6 @@ from vitdeploy.search.pruning import (
     whole_macs,
     widths_to_try,
 )
-from vitdeploy.search.reference import Expected, ReferenceOutputs
 from vitdeploy.stages.rows import input_moments
 
 
@@ -101,7 +104,7 @@ def test_moments_are_of_the_first_images_and_every_reader(small):
     assert moments.keys() == prunable_parts(load_graph(file)).keys()
     for each in moments.values():
         assert each.rows in (32 * 17, 32)  # behind the last attention the class token alone may be left
-        assert np.linalg.eigvalsh(each.damped).min() > 0
+        assert np.linalg.eigvalsh(damped(each)).min() > 0
 
 
 def test_parts_are_tried_at_aligned_widths(small, parts):
@@ -126,7 +129,7 @@ def test_trials_are_those_of_the_graph_that_is_written(small, parts):
 
 def test_too_few_rows_are_refused_with_their_number(small):
     file, moments, reference_outputs = small
-    few = {name: type(each)(each.mean, each.covariance, 20) for name, each in moments.items()}
+    few = {name: dataclasses.replace(each, rows=20) for name, each in moments.items()}
     with pytest.raises(GraphError, match="too few calibration images to prune") as caught:
         measure_parts(file, few, reference_outputs, lambda *_: None)
     assert caught.value.found == "20 rows of activations"

@@ -12,8 +12,7 @@ from vitdeploy.quantization.observers import observe
 from vitdeploy.quantization.placement import choose, place, shape
 from vitdeploy.quantization.prepare import prepare
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.search.frame import answers_of
-from vitdeploy.search.reference import ReferenceOutputs
+from vitdeploy.search.frame import ReferenceOutputs, answers_of
 from vitdeploy.spec import PreprocessSpec
 
 IMAGES = 10

@@ -5,8 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
+from vitdeploy.quantization.ranges import Statistics
 from vitdeploy.search import pruning as saliency
-from vitdeploy.search.pruning import Moments, compensated, removal_order
+from vitdeploy.search.pruning import compensated, removal_order
 
 ROWS, WIDTH, OUT = 500, 12, 5
 
@@ -16,11 +17,15 @@ def undamped(monkeypatch):
     monkeypatch.setattr(saliency, "DAMPING", 0.0)
 
 
+def moments_of(x):
+    return Statistics(x.min(0), x.max(0), x.mean(0), np.cov(x.T, bias=True), ROWS)
+
+
 def case(seed, width=WIDTH):
     generator = np.random.default_rng(seed)
     x = generator.standard_normal((ROWS, width)) @ generator.standard_normal((width, width)) + generator.random(width)
     weight = generator.standard_normal((width, OUT))
-    return x, weight, Moments(x.mean(0), np.cov(x.T, bias=True), ROWS)
+    return x, weight, moments_of(x)
 
 
 def refitted(x, weight, bias, kept):
@@ -76,7 +81,7 @@ def test_of_two_channels_that_are_the_same_only_one_is_cheap(undamped):
     x, weight, _ = case(5)
     x[:, 3] = x[:, 8] + 1e-4 * np.random.default_rng(0).standard_normal(ROWS)
     weight[[3, 8]] *= 10
-    order = removal_order(Moments(x.mean(0), np.cov(x.T, bias=True), ROWS), weight, np.arange(WIDTH)[:, None])
+    order = removal_order(moments_of(x), weight, np.arange(WIDTH)[:, None])
     assert order[0] in (3, 8)
     assert not {3, 8} <= set(order[:6])
 
@@ -84,7 +89,7 @@ def test_of_two_channels_that_are_the_same_only_one_is_cheap(undamped):
 def test_channels_that_are_always_zero_go_first():
     x, weight, _ = case(6)
     x[:, [1, 10]] = 0
-    order = removal_order(Moments(x.mean(0), np.cov(x.T, bias=True), ROWS), weight, np.arange(WIDTH)[:, None])
+    order = removal_order(moments_of(x), weight, np.arange(WIDTH)[:, None])
     assert set(order[:2]) == {1, 10}
 
 
@@ -92,6 +97,6 @@ def test_blocks_of_channels_agree_with_single_ones():
     """More channels than BLOCK, the same way as one by one through `_blocks`."""
     _, weight, moments = case(7, width=90)
     structures = np.arange(90)[:, None]
-    inverse = np.linalg.inv(moments.damped)
+    inverse = np.linalg.inv(saliency.damped(moments))
     assert removal_order(moments, weight, structures) == saliency._blocks(inverse, weight, structures)
     assert list(itertools.islice(removal_order(moments, weight, structures), 3)) != [0, 1, 2]

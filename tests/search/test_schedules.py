@@ -10,8 +10,8 @@ from vitdeploy.errors import GraphError, InputError
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.graph.passes.tokens import merge_tokens
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.search.frame import Expected, ReferenceOutputs
 from vitdeploy.search.latency import LatencyTable, Shape, Timing
-from vitdeploy.search.reference import Expected, ReferenceOutputs
 from vitdeploy.search.rows import (
     Schedule,
     TokenStream,

@@ -10,10 +10,10 @@ from scipy import stats
 from tests.search.planted_layer import IMAGES, PLANTED
 from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.io.files import load_graph
-from vitdeploy.quantization.fold import Fold, Hidden
-from vitdeploy.quantization.statistics import Statistics
+from vitdeploy.quantization.folds import Fold, Hidden
+from vitdeploy.quantization.ranges import Statistics
 from vitdeploy.search.frame import mean_interval
-from vitdeploy.search.mixed import Sensitivity, groups_of, measure_sensitivity
+from vitdeploy.search.precision import Sensitivity, groups_of, measure_sensitivity
 from vitdeploy.search.trials import opened
 from vitdeploy.spec import decode, encode
 

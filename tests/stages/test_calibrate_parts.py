@@ -9,7 +9,7 @@ from vitdeploy.data.tokens import read_tokens
 from vitdeploy.errors import CapabilityError, DataError, GraphError, InputError
 from vitdeploy.graph.io.files import admitted_metadata, load_graph
 from vitdeploy.quantization.placement_reader import reject_quantized
-from vitdeploy.quantization.statistics import load_statistics
+from vitdeploy.quantization.ranges import load_statistics
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.stages.calibrate import calibrate_parts
 from vitdeploy.stages.step import graphs_in

@@ -15,7 +15,7 @@ from vitdeploy.quantization.placement import place
 from vitdeploy.quantization.ranges import quantize_weight
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.search import frame as alternatives
-from vitdeploy.search.high_precision import in_higher_precision
+from vitdeploy.search.precision import in_higher_precision
 from vitdeploy.spec import encode
 from vitdeploy.stages import search as high_precision
 from vitdeploy.stages.calibrate import calibrate

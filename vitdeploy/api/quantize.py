@@ -29,8 +29,7 @@ from vitdeploy.report.html import render_sensitivity
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.tasks.registry import flow_of
 from vitdeploy.runtime.values import saturation_warning
-from vitdeploy.search.high_precision import HighPrecision
-from vitdeploy.search.mixed import Mixed, Sensitivity
+from vitdeploy.search.precision import HighPrecision, Mixed, Sensitivity
 from vitdeploy.spec import Budget, WeightBits, encode
 from vitdeploy.stages.calibrate import calibrate, calibrate_parts
 from vitdeploy.stages.compile import check_task

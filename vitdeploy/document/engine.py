@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from vitdeploy.document.verified import Verified
 from vitdeploy.search.latency import LatencyTable
-from vitdeploy.search.mixed import Mixed, Sensitivity
+from vitdeploy.search.precision import Mixed, Sensitivity
 from vitdeploy.spec import SPARSE, WeightBits
 from vitdeploy.verification.gate import Gate
 

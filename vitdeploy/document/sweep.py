@@ -7,8 +7,8 @@ from typing import Literal
 
 from vitdeploy.document.bench import Bench, ErrorFacts, Omission
 from vitdeploy.document.report import Judgement, Report, VerdictFacts
+from vitdeploy.search.frame import Expected
 from vitdeploy.search.pruning import Pruning
-from vitdeploy.search.reference import Expected
 from vitdeploy.search.rows import RowTable, Schedule
 from vitdeploy.spec import SPARSE, Budget
 

@@ -125,3 +125,27 @@ def depends_on_input(value: ir.Value) -> bool:
 def stem(node: ir.Node) -> str:
     """The path of the module that a node belongs to: "blocks.0/attn" of "blocks.0/attn/MatMul" and ".../MatMul_1"."""
     return re.sub(rf"/{node.op_type}(_\d+)?$", "", str(node.name or node.op_type))
+
+
+Vector = npt.NDArray[np.float64]
+
+
+def affine_of(
+    node: ir.Node, axis: int, channels: int, rank: int, *, overridable: bool = True
+) -> tuple[ir.Value, Vector, Vector] | None:
+    """(x, scale, shift) of a Mul, Div, Add or Sub that computes x * scale + shift by a constant, for x of `rank` axes
+    with `channels` along `axis`; scale and shift [channels]."""
+    pair = operands(node, node.op_type) if node.op_type in ("Mul", "Div", "Add", "Sub") else None
+    for x, constant in (pair, pair[::-1])[: 2 if node.op_type in ("Mul", "Add") else 1] if pair is not None else ():
+        array = floats_of(constant) if overridable or not constant.is_graph_input() else None
+        shape = (1,) * (rank - array.ndim) + array.shape if array is not None else ()
+        if array is None or len(shape) != rank or array.size not in (1, channels) or shape[axis] != array.size:
+            continue
+        if is_constant(x, overridable=True) or (node.op_type == "Div" and not array.all()):
+            continue
+        vector = np.broadcast_to(array.astype(np.float64).ravel(), (channels,))
+        ones, zeros = np.ones(channels), np.zeros(channels)
+        if node.op_type in ("Mul", "Div"):
+            return x, vector if node.op_type == "Mul" else 1 / vector, zeros
+        return x, ones, vector if node.op_type == "Add" else -vector
+    return None

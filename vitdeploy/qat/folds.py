@@ -20,7 +20,7 @@ from vitdeploy.graph.analysis.attention import Attention, find_attentions
 from vitdeploy.graph.analysis.rows import Linear, exclusive, leaves, origin
 from vitdeploy.graph.edit import Editor
 from vitdeploy.qat.layers import ChannelRatio, Floats, Indices, LayerPiece, PlacedLayer, read_norms
-from vitdeploy.quantization.channel_split import value_path
+from vitdeploy.quantization.folds import value_path
 from vitdeploy.quantization.ranges import find_scores
 
 # Factors that differ less from one than what rounded weights leave uncertain are one.

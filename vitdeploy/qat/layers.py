@@ -320,6 +320,17 @@ class PlacedLayer:
     output: np.float32 | None = None
     source: Indices | None = None
 
+    def taken(self, rows: Indices) -> PlacedLayer:
+        """The same with these of its output channels."""
+        codes = None if self.codes is None else self.codes[rows]
+        steps = None if self.steps is None else self.steps[rows]
+        return replace(self, weight=self.weight[rows], bias=self.bias[rows], codes=codes, steps=steps)
+
+    def reading(self, source: Indices) -> PlacedLayer:
+        """The same with these of its input channels."""
+        assert self.codes is not None
+        return replace(self, weight=self.weight[:, source], codes=self.codes[:, source])
+
 
 def read_placed(model: ir.Model) -> dict[str, PlacedLayer]:
     """All linears and convolutions of a placement, of OpenVINO's or ONNX Runtime's form, by name."""
@@ -358,22 +369,15 @@ def without_copies(layers: Mapping[str, PlacedLayer], second: str, first: str) -
     places = np.searchsorted(source, np.arange(source[-1] + 1))  # the first copy of each
     counts = np.bincount(source)
     merged = _merged(two.weight, source) / counts[:, None].T
-    one = replace(
-        one,
-        weight=one.weight[places],
-        bias=one.bias[places],
-        codes=None if one.codes is None else one.codes[places],
-        steps=None if one.steps is None else one.steps[places],
-    )
     assert two.codes is not None
     codes = np.rint(_merged(two.codes.astype(np.float64), source) / counts).astype(np.int8)
-    return {**layers, first: one, second: replace(two, weight=merged, codes=codes, source=source)}
+    return {**layers, first: one.taken(places), second: replace(two, weight=merged, codes=codes, source=source)}
 
 
 def copies_of(read: PlacedInput) -> Indices | None:
     """The channel that each input channel is a copy of; None without copies.
 
-    m copies stand next to each other, with offsets from -h to h around zero; an only one has none (`channel_split`).
+    m copies stand next to each other, with offsets from -h to h around zero; an only one has none.
     """
     if read.offset is None or not read.offset.any():
         return None
@@ -443,7 +447,7 @@ def _input(quantized: ir.Value | None) -> PlacedInput:
 
 
 def _operators(value: ir.Value) -> tuple[Floats | None, Floats | None]:
-    """Factor and offset of the Mul and the Add that `channel_split` and `channels` put in front of a quantizer."""
+    """Factor and offset of the Mul and the Add that `quantization.folds` puts in front of a quantizer."""
     found: dict[str, Floats] = {}
     above: ir.Value | None = value
     for operator in ("Add", "Mul"):

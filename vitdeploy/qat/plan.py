@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +28,15 @@ from vitdeploy.runtime.preprocess import normalise
 ATTRIBUTE = "_vitdeploy_qat"
 
 
+@dataclass(frozen=True)
 class Plan:
     """What `export` needs of a prepared module. Copies of a module share it."""
 
-    def __init__(
-        self,
-        placement: PlacedGraph,
-        options: OptimizeOptions | None,
-        pieces: Mapping[str, Sequence[LayerPiece]],
-        folds: Mapping[str, Folds],
-        layers: Mapping[str, PlacedLayer],
-    ) -> None:
-        self.placement = placement
-        self.options = options
-        self.pieces = pieces
-        self.folds = folds
-        self.layers = layers
+    placement: PlacedGraph
+    options: OptimizeOptions | None
+    pieces: Mapping[str, Sequence[LayerPiece]]
+    folds: Mapping[str, Folds]
+    layers: Mapping[str, PlacedLayer]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Plan:
         return self

@@ -6,7 +6,6 @@ import copy
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -33,6 +32,7 @@ from vitdeploy.qat.layers import (
     LayerPart,
     LayerPiece,
     LayerQuantization,
+    PlacedLayer,
     detach,
     gathered,
     ratio_of,
@@ -40,8 +40,7 @@ from vitdeploy.qat.layers import (
     weighted,
 )
 from vitdeploy.qat.plan import ATTRIBUTE, Plan, check_same, first_of, numbers_of, plan_of, refuse_types
-from vitdeploy.quantization.channel_split import copy_columns, insert_scale
-from vitdeploy.quantization.channels import insert_channels
+from vitdeploy.quantization.folds import copy_columns, insert_scale
 from vitdeploy.quantization.placement import DYNAMIC, IGNORED, LayerPrecision, place
 from vitdeploy.quantization.ranges import TINY, QuantizedWeight, Range, output_of
 from vitdeploy.stages.step import LABELS_FILE, MODEL_FILE, OUTPUT_NAMES, write_json
@@ -76,16 +75,6 @@ def placed_file(graph: Graphs, target: str | None) -> Path:
 
 
 # --- What was learned, written into the float graph of the trained module: folds, integers, steps and biases ----------
-
-
-@dataclass
-class _Layer:
-    """One layer in the graph's order of channels, [out, in, ...] and [out]; `codes` and `steps` None in float."""
-
-    weight: Floats
-    bias: Floats
-    codes: npt.NDArray[np.int8] | None = None
-    steps: npt.NDArray[np.float32] | None = None
 
 
 def place_trained(model: ir.Model, plan: Plan, trained: nn.Module) -> dict[str, Any]:
@@ -166,7 +155,7 @@ def _parts(trained: nn.Module, plan: Plan) -> dict[tuple[str, str], LayerPart]:
 
 def _layers(
     editor: Editor, plan: Plan, trained: nn.Module, parts: Mapping[tuple[str, str], LayerPart]
-) -> dict[str, _Layer]:
+) -> dict[str, PlacedLayer]:
     """The layers that the placement changes."""
     weights, biases = numbers_of(trained)
     tensors = {path: layer.weight for path, layer in weighted(trained).items()}
@@ -181,47 +170,46 @@ def _layers(
         ratio = ratio_of(linear, pieces, weights, biases, plan.placement.metadata.preprocess)
         factor = ratio.factor * folds.own
         added = np.zeros(count) if folds.absorbs else np.where(folds.free, 0.0, ratio.shift)
-        weight, own = gathered(pieces, weights, count), gathered(pieces, biases, count)
-        layer = _Layer(weight, own)
+        weight, own, codes, steps = gathered(pieces, weights, count), gathered(pieces, biases, count), None, None
         if plan.layers[linear.name].codes is not None:
-            _round(layer, linear, folds, pieces, parts, tensors, factor)
+            weight, codes, steps = _rounded(weight, linear, folds, pieces, parts, tensors, factor)
         wide = (-1, *(1,) * (weight.ndim - 1))
         moved = 0.0
         if folds.scale is not None and folds.shift is not None:
             spreads = spread(folds.shift, weight, linear.groups)
-            moved = (layer.weight * spreads).sum(axis=tuple(range(1, weight.ndim)))
-            layer.weight = layer.weight * spread(folds.scale, weight, linear.groups)
-        layer.weight = layer.weight * factor.reshape(wide)
-        layer.bias = factor * (own + moved - folds.moved) + added
-        if takes_pixels(linear) and layer.steps is not None:  # the writer takes them to the unit range itself
-            layer.weight, layer.steps = layer.weight / 255, layer.steps / np.float32(255)
-        found[linear.name] = layer
+            moved = (weight * spreads).sum(axis=tuple(range(1, weight.ndim)))
+            weight = weight * spread(folds.scale, weight, linear.groups)
+        weight = weight * factor.reshape(wide)
+        if takes_pixels(linear) and steps is not None:  # the writer takes them to the unit range itself
+            weight, steps = weight / 255, steps / np.float32(255)
+        bias = factor * (own + moved - folds.moved) + added
+        found[linear.name] = PlacedLayer(linear.name, weight, bias, codes, steps)
     return found
 
 
-def _round(
-    layer: _Layer,
+def _rounded(
+    weight: Floats,
     linear: Linear,
     folds: Folds,
     pieces: Sequence[LayerPiece],
     parts: Mapping[tuple[str, str], LayerPart],
     tensors: Mapping[str, torch.Tensor],
     factor: Floats,
-) -> None:
-    """Put the weights in their integers' place: `weight` as these stand for it in the module."""
-    codes, steps = np.zeros(layer.weight.shape, np.int8), np.zeros(len(layer.weight))
+) -> tuple[Floats, npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+    """(a weight as its integers stand for it in the module, its integers, their steps)."""
+    codes, steps = np.zeros(weight.shape, np.int8), np.zeros(len(weight))
     for piece in pieces:
         part = parts[piece.path, piece.layer]
         assert part.weight is not None
         with torch.no_grad():
             codes[piece.columns] = part.weight.codes(part.own(tensors[piece.path])).cpu().numpy()
             steps[piece.columns] = part.weight.steps().cpu().numpy()
-    wide = (-1, *(1,) * (layer.weight.ndim - 1))
-    layer.weight = codes * steps.reshape(wide)
+    wide = (-1, *(1,) * (weight.ndim - 1))
+    weight = codes * steps.reshape(wide)
     if folds.scale is not None:
-        layer.weight = layer.weight / spread(folds.scale, layer.weight, linear.groups)
-    layer.codes = (codes * np.sign(factor).reshape(wide)).astype(np.int8)
-    layer.steps = np.maximum(steps * np.abs(factor), TINY).astype(np.float32)
+        weight = weight / spread(folds.scale, weight, linear.groups)
+    signed = (codes * np.sign(factor).reshape(wide)).astype(np.int8)
+    return weight, signed, np.maximum(steps * np.abs(factor), TINY).astype(np.float32)
 
 
 def _norms(editor: Editor, plan: Plan) -> dict[str, tuple[Floats, Floats]]:
@@ -238,7 +226,7 @@ def _norms(editor: Editor, plan: Plan) -> dict[str, tuple[Floats, Floats]]:
     return found
 
 
-def _insert(editor: Editor, plan: Plan, layers: dict[str, _Layer]) -> None:
+def _insert(editor: Editor, plan: Plan, layers: dict[str, PlacedLayer]) -> None:
     """The operators in front of quantizers, and the copies of hidden channels."""
     done = set[str]()
     for linear in list(editor.linears):
@@ -249,26 +237,17 @@ def _insert(editor: Editor, plan: Plan, layers: dict[str, _Layer]) -> None:
         done.add(read.name)
         if linear.kind == "conv":
             readers = [each for each in editor.linears if each.input is linear.input and each.name in layers]
-            insert_channels(editor, readers, read.factor, read.offset)
+            insert_scale(editor, readers, read.factor, read.offset)
             continue
         if placed.source is not None:
             own = {each.name: each for each in editor.linears}
             first = first_of(own, linear.name)
             assert first is not None
             copy_columns(editor, own[first], linear, placed.source)
-            _copy(layers, first, linear.name, placed.source)
-        insert_scale(editor, linear, read.factor, read.offset)
-
-
-def _copy(layers: dict[str, _Layer], first: str, second: str, source: npt.NDArray[np.int64]) -> None:
-    one, two = layers.get(first), layers[second]
-    if one is not None:
-        one.weight, one.bias = one.weight[source], one.bias[source]
-        if one.codes is not None and one.steps is not None:
-            one.codes, one.steps = one.codes[source], one.steps[source]
-    two.weight = two.weight[:, source]
-    assert two.codes is not None
-    two.codes = two.codes[:, source]
+            if first in layers:
+                layers[first] = layers[first].taken(placed.source)
+            layers[linear.name] = layers[linear.name].reading(placed.source)
+        insert_scale(editor, [linear], read.factor, read.offset)
 
 
 def _ranges(editor: Editor, plan: Plan, parts: Mapping[tuple[str, str], LayerPart]) -> dict[str, Range]:

@@ -6,7 +6,7 @@ of the CPU quantize the rows that they read to INT8 as they go, with a scale for
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -25,7 +25,6 @@ from vitdeploy.graph.values import floats_of, is_constant
 from vitdeploy.quantization.placement import (
     IGNORED,
     QUANTIZE,
-    FourBitForm,
     LayerPrecision,
     Placement,
     check_calibrated,
@@ -33,9 +32,8 @@ from vitdeploy.quantization.placement import (
     matching,
     needs_float,
 )
-from vitdeploy.quantization.ranges import quantize_weight
+from vitdeploy.quantization.ranges import Statistics, quantize_weight
 from vitdeploy.quantization.rounding import GROUPS, group_of, round_groups
-from vitdeploy.quantization.statistics import Statistics
 
 # Fewer weights than this take up no room that matters.
 FEW_WEIGHTS = 1 << 12
@@ -56,12 +54,12 @@ def place_four_bits(
         CapabilityError: the target has no INT4.
         GraphError: a pattern of `ignore` matches no layer, the graph has no linear, or one was not calibrated.
     """
-    form = QUANTIZE[target].int4
-    if form is None:
+    backend = QUANTIZE[target]
+    if backend.write_int4 is None:
         raise CapabilityError(f"{target} has no INT4", wanted=", ".join(TARGETS[target].precisions))
-    upgrade_opset(model, form.opset)
-    form.shape(model, matching(ignore))
-    left = _left_in_float(model, ignore, form)
+    upgrade_opset(model, backend.int4_opset)
+    backend.int4_shape(model, matching(ignore))
+    left = _left_in_float(model, ignore, backend.no_int4)
     editor, weights = Editor(model), {}
     chosen = [linear for linear in editor.linears if linear.name not in left]
     check_calibrated(chosen, statistics)
@@ -72,7 +70,7 @@ def place_four_bits(
         moved = found.mean @ (linear.weight - rounded.values)
         if linear.bias is not None or not linear.output.is_graph_output():
             editor.set_linear(linear, bias=moved if linear.bias is None else linear.bias + moved)
-    form.write(model, [linear for linear in find_linears(model) if linear.name in weights], weights)
+    backend.write_int4(model, [linear for linear in find_linears(model) if linear.name in weights], weights)
     embeddings = store_embeddings(model)
     drop_unused(model)
     sizes = {name: weight.group for name, weight in weights.items()}
@@ -81,7 +79,7 @@ def place_four_bits(
     return Placement(target, tuple(layers), group=sizes, embeddings=embeddings)
 
 
-def _left_in_float(model: ir.Model, ignore: Sequence[str], form: FourBitForm) -> dict[str, str]:
+def _left_in_float(model: ir.Model, ignore: Sequence[str], no_kernel: Callable[[Linear], str | None]) -> dict[str, str]:
     """The layers whose weights stay in float, with the reason.
 
     Raises:
@@ -97,13 +95,13 @@ def _left_in_float(model: ir.Model, ignore: Sequence[str], form: FourBitForm) ->
         )
     asked = ignored([linear.name for linear in linears], ignore)
     for linear in linears:
-        reason = IGNORED if linear.name in asked else _reason_for_float(linear, form)
+        reason = IGNORED if linear.name in asked else _reason_for_float(linear) or no_kernel(linear)
         if reason is not None:
             left[linear.name] = reason
     return left
 
 
-def _reason_for_float(linear: Linear, form: FourBitForm) -> str | None:
+def _reason_for_float(linear: Linear) -> str | None:
     inputs = len(linear.weight)
     if linear.kind != "matmul":
         return f"a {linear.kind} has no INT4 kernel"
@@ -115,7 +113,7 @@ def _reason_for_float(linear: Linear, form: FourBitForm) -> str | None:
         return reason
     if not reads_image(linear):
         return "its input is the same for every image, so the runtime computes it once"
-    return form.reason_for_float(linear)
+    return None
 
 
 # --- Tables of embeddings in INT8, with a scale for each row ----------------------------------------------------------

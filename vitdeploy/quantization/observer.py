@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.quantization.ranges import Bounds
+from vitdeploy.quantization.ranges import UPPER, Statistics
 from vitdeploy.quantization.rounding import ROWS_PER_CHANNEL
-from vitdeploy.quantization.statistics import UPPER, Statistics
 
 # Second moments converge fast and cost most: all rows of this many images, and of more where one has few rows.
 MOMENT_IMAGES, FEW_ROWS = 32, 4096
@@ -25,12 +25,59 @@ BIN_BITS, MANY, SAMPLED = 20, 1 << 14, 13
 MOMENTS = ("centre", "total", "products", "sizes")
 BOUNDS = ("low", "high", "reach", "holder")
 Arrays = dict[str, npt.NDArray[Any]]
+Floats = npt.NDArray[np.float32]
 
 
 def covariance_pays(rows: int, channels: int, images: int | None) -> bool:
     """Whether this many images (None: enough) of `rows` rows give a covariance that rounding would use."""
     shown = max(MOMENT_IMAGES, math.ceil(FEW_ROWS / rows))
     return rows * (shown if images is None else min(shown, images)) >= ROWS_PER_CHANNEL * channels
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How far a tensor reaches in the batches that were shown; merges to the same bytes in any order and any grouping.
+
+    `low`, `high`: float32 [channels], no zero of which is negative: which of 0 and -0 is the lesser is a matter of
+    order. `reach`: float64 [2, 2], of -x and of x how far the tensor reaches in the batch that reaches furthest, and in
+    the next. `holder`: int64 [2], the number of the first; -1 where several reach as far.
+    """
+
+    low: Floats
+    high: Floats
+    reach: npt.NDArray[np.float64]
+    holder: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, values: Floats, batch: int) -> Bounds:
+        """Of one batch, [..., channels, ...] with three axes."""
+        zero = np.float32(0)
+        low, high = values.min(axis=(0, 2)) + zero, values.max(axis=(0, 2)) + zero
+        reach = np.array([[-float(low.min()), -np.inf], [float(high.max()), -np.inf]])
+        return cls(low, high, reach, np.full(2, batch, np.int64))
+
+    def merged(self, other: Bounds) -> Bounds:
+        """Of the batches of both; none may be in both. What is not finite stays so."""
+        reach = -np.sort(-np.concatenate([self.reach, other.reach], axis=1))[:, :2]
+        further = np.where(self.reach[:, 0] > other.reach[:, 0], self.holder, other.holder)
+        holder = np.where(reach[:, 0] == reach[:, 1], -1, further)
+        # numpy's minimum, unlike Python's min, keeps a NaN once there is one.
+        return Bounds(np.minimum(self.low, other.low), np.maximum(self.high, other.high), reach, holder)
+
+    def renumbered(self, batches: npt.NDArray[np.int64]) -> Bounds:
+        """The same with the number `batches[i]` for i."""
+        return replace(self, holder=np.where(self.holder < 0, -1, batches[self.holder]))
+
+    @property
+    def finite(self) -> bool:
+        return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
+
+    def stretch(self, batch: int) -> float:
+        """The width of the range, including zero, over its width without that batch."""
+        reach = np.maximum(self.reach, 0)
+        without = sum(reach[side, int(self.holder[side] == batch)] for side in range(2))
+        whole = float(reach[:, 0].sum())
+        return whole / float(without) if without > 0 else (math.inf if whole > 0 else 1.0)
 
 
 class Observer:
@@ -87,24 +134,16 @@ class Observer:
     def finite(self) -> bool:
         return self.bounds is None or self.bounds.finite
 
-    def _known(self) -> Bounds:
+    @property
+    def known(self) -> Bounds:
         assert self.bounds is not None, "asked before the first batch"
         return self.bounds
-
-    def stretch(self, batch: int) -> float:
-        """As of `Bounds`."""
-        return self._known().stretch(batch)
-
-    @property
-    def holder(self) -> npt.NDArray[np.int64]:
-        """As of `Bounds`."""
-        return self._known().holder
 
     def statistics(self) -> Statistics:
         mean = self.total / self.rows
         square = mean**2 if self.products.ndim == 1 else np.outer(mean, mean)
         covariance = self.products / self.rows - square.astype(self.products.dtype)
-        low, high = self._known().low.astype(np.float64), self._known().high.astype(np.float64)
+        low, high = self.known.low.astype(np.float64), self.known.high.astype(np.float64)
         return Statistics(low, high, self.centre + mean, covariance, self.rows, self._upper())
 
     def _upper(self) -> float:
@@ -114,13 +153,13 @@ class Observer:
         found = int(np.searchsorted(counts, wanted))
         edges = (np.array([found, found + 1], np.int32) << BIN_BITS).view(np.float32).astype(np.float64)
         share = (wanted - (counts[found] - self.sizes[found])) / self.sizes[found]
-        largest = float(self._known().reach[:, 0].max())
+        largest = float(self.known.reach[:, 0].max())
         return min(float(edges[0] + share * (edges[1] - edges[0])), largest)
 
     def state(self) -> Arrays:
         """All that is kept, as arrays: what `restore` takes."""
         found = {name: getattr(self, name) for name in MOMENTS}
-        return {**found, **{name: getattr(self._known(), name) for name in BOUNDS}, "rows": np.array(self.rows)}
+        return {**found, **{name: getattr(self.known, name) for name in BOUNDS}, "rows": np.array(self.rows)}
 
     @classmethod
     def restore(cls, axis: int, state: Mapping[str, npt.NDArray[Any]]) -> Observer:

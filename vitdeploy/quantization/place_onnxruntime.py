@@ -19,8 +19,8 @@ from vitdeploy.graph.analysis.rows import (
 from vitdeploy.graph.edit import Editor, Names, drop_unused
 from vitdeploy.graph.passes.folds import projection_of
 from vitdeploy.graph.values import dim
-from vitdeploy.quantization.fold import GainThreshold
-from vitdeploy.quantization.placement import FourBitForm, PlacementBackend, Quantizers, needs_float
+from vitdeploy.quantization.folds import GainThreshold
+from vitdeploy.quantization.placement import PlacementBackend, Quantizers, needs_float
 from vitdeploy.quantization.ranges import QuantizedWeight, Range, separate_scores
 from vitdeploy.quantization.rounding import LOWEST, GroupedWeight
 
@@ -229,5 +229,5 @@ def _replace(model: ir.Model, linear: Linear, node: ir.Node) -> None:
 
 
 BACKEND = PlacementBackend(
-    GAIN_THRESHOLD, reasons_for_float, write, shape=shape, int4=FourBitForm(write_int4, shape=shape)
+    GAIN_THRESHOLD, reasons_for_float, write, shape=shape, write_int4=write_int4, int4_shape=shape
 )

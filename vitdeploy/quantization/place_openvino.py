@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
@@ -26,12 +27,10 @@ from vitdeploy.graph.edit import Editor, Names
 from vitdeploy.graph.passes.folds import takes_pixels
 from vitdeploy.graph.passes.rows import join_before_transpose
 from vitdeploy.graph.values import rank_of
-from vitdeploy.quantization.fold import GainThreshold
+from vitdeploy.quantization.folds import GainThreshold
 from vitdeploy.quantization.placement import (
-    FourBitForm,
     PlacementBackend,
     Quantizers,
-    dequantized_groups,
     dequantized_weight,
     needs_float,
     quantize_pair,
@@ -175,7 +174,9 @@ def write_int4(model: ir.Model, linears: Sequence[Linear], weights: Mapping[str,
     """Put a DequantizeLinear of int4 in front of the given layers, in place. The plugin leaves the weights packed, and
     quantizes rows to INT8, 32 inputs at a time (its DYNAMIC_QUANTIZATION_GROUP_SIZE)."""
     for linear in linears:
-        linear.node.replace_input_with(1, dequantized_groups(model, linear, weights[linear.name]))
+        weight = weights[linear.name]
+        blocks, codes = {"axis": 0, "block_size": weight.group}, weight.codes.astype(ml_dtypes.int4)
+        linear.node.replace_input_with(1, dequantized_weight(model, linear, codes, weight.scales, blocks))
 
 
 BACKEND = PlacementBackend(
@@ -185,5 +186,7 @@ BACKEND = PlacementBackend(
     shape=shape,
     scores_in_int8=scores_in_int8,
     dynamic=lambda linear: linear.kind == "matmul" and no_int4(linear) is None,
-    int4=FourBitForm(write_int4, BLOCKED_OPSET, reason_for_float=no_int4),
+    write_int4=write_int4,
+    int4_opset=BLOCKED_OPSET,
+    no_int4=no_int4,
 )

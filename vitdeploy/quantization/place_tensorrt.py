@@ -25,7 +25,7 @@ from vitdeploy.graph.passes.folds import image_bounds
 from vitdeploy.graph.values import floats_of
 from vitdeploy.lint import linter
 from vitdeploy.lint.support import nearest_version
-from vitdeploy.quantization.fold import GainThreshold
+from vitdeploy.quantization.folds import GainThreshold
 from vitdeploy.quantization.placement import PlacementBackend, dequantized_weight, needs_float, quantize_pair
 from vitdeploy.quantization.ranges import QuantizedWeight, Range
 from vitdeploy.runtime import tensorrt as tensorrt_api

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
@@ -16,9 +15,8 @@ from vitdeploy.backends import TARGETS, BackendTable
 from vitdeploy.errors import CapabilityError, GraphError
 from vitdeploy.graph.analysis.rows import Linear, find_linears, is_place, is_ranked, unplaced_weights
 from vitdeploy.graph.edit import Names
-from vitdeploy.quantization.fold import Fold, GainThreshold, Hidden
+from vitdeploy.quantization.folds import Fold, GainThreshold, Hidden
 from vitdeploy.quantization.ranges import (
-    ActivationScale,
     QuantizedWeight,
     Range,
     Scores,
@@ -31,14 +29,19 @@ from vitdeploy.runtime.profiles import Profile
 # --- The forms of quantized tensors and weights, as all placements write them -----------------------------------------
 
 
+def quantizer(names: Names, value: ir.Value, name: str, scale: npt.NDArray[Any], zero: npt.NDArray[Any]) -> ir.Node:
+    """QuantizeLinear of a tensor, which is called `name` in what is made for it; not inserted yet."""
+    inputs = [value, names.constant(scale, f"{name}.scale"), names.constant(zero, f"{name}.zero_point")]
+    return names.node("QuantizeLinear", inputs, f"{name}/QuantizeLinear", output=f"{name}/quantized")
+
+
 def quantize_pair(
     model: ir.Model, value: ir.Value, name: str, scale: npt.NDArray[Any], zero: npt.NDArray[Any]
 ) -> list[ir.Node]:
-    """QuantizeLinear and DequantizeLinear of one tensor, which is called `name` in theirs; not inserted yet."""
+    """The same with the DequantizeLinear behind it."""
     names = Names(model)
-    parameters = [names.constant(scale, f"{name}.scale"), names.constant(zero, f"{name}.zero_point")]
-    made = names.node("QuantizeLinear", [value, *parameters], f"{name}/QuantizeLinear", output=f"{name}/quantized")
-    return [made, dequantizer(names, [made.outputs[0], *parameters], name)]
+    node = quantizer(names, value, name, scale, zero)
+    return [node, dequantizer(names, [node.outputs[0], *node.inputs[1:]], name)]
 
 
 def dequantizer(names: Names, inputs: list[ir.Value | None], name: str, attributes: Any = None) -> ir.Node:
@@ -53,28 +56,24 @@ class Quantizers:
     def __init__(self, model: ir.Model, ranges: Mapping[str, Range]) -> None:
         self.model = model
         self.ranges = ranges
-        self._made: dict[str, tuple[ir.Value, ir.Value, ir.Value]] = {}
+        self._made: dict[str, ir.Node] = {}
         self._back: dict[str, ir.Value] = {}
 
-    def quantize(self, tensor: ir.Value, before: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """(quantized uint8 tensor, scale, zero point); inserted before the first reader that asks."""
+    def quantize(self, tensor: ir.Value, before: ir.Node) -> list[ir.Value | None]:
+        """[quantized uint8 tensor, scale, zero point]; inserted before the first reader that asks."""
         name = str(tensor.name)
         if name not in self._made:
-            parameters: ActivationScale = activation_scale(self.ranges[name])
-            names = Names(self.model)
-            scale = names.constant(np.asarray(parameters.scale), f"{name}.scale")
-            zero_point = names.constant(np.asarray(parameters.zero_point), f"{name}.zero_point")
-            inputs = [tensor, scale, zero_point]
-            node = names.node("QuantizeLinear", inputs, f"{name}/QuantizeLinear", output=f"{name}/quantized")
-            self.model.graph.insert_before(before, node)
-            self._made[name] = (node.outputs[0], scale, zero_point)
-        return self._made[name]
+            scale, zero = activation_scale(self.ranges[name])
+            self._made[name] = quantizer(Names(self.model), tensor, name, np.asarray(scale), np.asarray(zero))
+            self.model.graph.insert_before(before, self._made[name])
+        node = self._made[name]
+        return [node.outputs[0], *node.inputs[1:]]
 
     def dequantized(self, tensor: ir.Value, before: ir.Node) -> ir.Value:
         """The tensor quantized and back, inserted likewise."""
         name, inputs = str(tensor.name), self.quantize(tensor, before)
         if name not in self._back:
-            node = dequantizer(Names(self.model), [*inputs], name)
+            node = dequantizer(Names(self.model), inputs, name)
             self.model.graph.insert_before(before, node)
             self._back[name] = node.outputs[0]
         return self._back[name]
@@ -94,12 +93,6 @@ def dequantized_weight(
     node = dequantizer(names, [*constants], stem, attributes or {"axis": linear.out_axis})
     model.graph.insert_before(linear.node, node)
     return node.outputs[0]
-
-
-def dequantized_groups(model: ir.Model, linear: Linear, weight: GroupedWeight) -> ir.Value:
-    """The weight of a linear as constants of int4 in front of it, with a scale for each group of inputs (opset 21)."""
-    blocks = {"axis": 0, "block_size": weight.group}
-    return dequantized_weight(model, linear, weight.codes.astype(ml_dtypes.int4), weight.scales, blocks)
 
 
 # --- The precision of single layers ----------------------------------------------------------------------------------
@@ -192,18 +185,6 @@ def _no_scores(model: ir.Model, layers: Collection[str], known: Container[str]) 
 
 
 @dataclass(frozen=True)
-class FourBitForm:
-    """How a back end wants weights of 4 bits: `write` puts those of layers, by name, into a graph of this opset or a
-    later one, in place; `shape` brings the float graph into the form that is fast with them, as that of
-    `PlacementBackend`; `reason_for_float` says why a layer has no such kernel, None where it has."""
-
-    write: Callable[[ir.Model, Sequence[Linear], Mapping[str, GroupedWeight]], None]
-    opset: int = 0
-    shape: Callable[[ir.Model, Callable[[str], bool]], None] = _as_it_is
-    reason_for_float: Callable[[Linear], str | None] = lambda linear: None
-
-
-@dataclass(frozen=True)
 class PlacementBackend:
     """How a back end wants its INT8.
 
@@ -217,7 +198,9 @@ class PlacementBackend:
     dynamic: whether a linear with weights in INT8 and a float input is one in INT8 too, as the runtime quantizes the
         input when it has it (dynamic quantization); None if the runtime does not.
     write_fp8: like `write`, in FP8, with weights that it rounds itself; None if the back end has no FP8.
-    int4: the form of INT4 weights; None if the back end has no INT4.
+    write_int4: puts weights of 4 bits of layers, by name, into a graph of `int4_opset` or a later one, in place; None
+        if the back end has no INT4. Before, `int4_shape` brings the float graph into the form that is fast with them,
+        as `shape` does; `no_int4`: why a layer has no such kernel, None where it has.
     refuse: raises CapabilityError if a graph, of that name, cannot be built for these shapes.
     """
 
@@ -231,7 +214,10 @@ class PlacementBackend:
     scores_in_int8: Callable[[ir.Model, Collection[str], Container[str]], list[Scores]] = _no_scores
     dynamic: Callable[[Linear], bool] | None = None
     write_fp8: Callable[[ir.Model, Sequence[Linear], Mapping[str, Range]], None] | None = None
-    int4: FourBitForm | None = None
+    write_int4: Callable[[ir.Model, Sequence[Linear], Mapping[str, GroupedWeight]], None] | None = None
+    int4_opset: int = 0
+    int4_shape: Callable[[ir.Model, Callable[[str], bool]], None] = _as_it_is
+    no_int4: Callable[[Linear], str | None] = lambda linear: None
     refuse: Callable[[ir.Model, Sequence[Profile], str], None] | None = None
 
 

@@ -14,14 +14,21 @@ from vitdeploy.errors import DataError
 from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.passes.folds import image_bounds
-from vitdeploy.quantization.channel_split import smooth_hidden, smooth_norms, smooth_values
-from vitdeploy.quantization.channels import scale_channels
-from vitdeploy.quantization.fold import Fold, Folding, FoldRequest, Hidden
+from vitdeploy.quantization.folds import (
+    Fold,
+    Folding,
+    FoldRequest,
+    Hidden,
+    scale_channels,
+    smooth_hidden,
+    smooth_norms,
+    smooth_scores,
+    smooth_values,
+)
 from vitdeploy.quantization.observer import Arrays
 from vitdeploy.quantization.placement import QUANTIZE, Placement
-from vitdeploy.quantization.ranges import QuantizedWeight, Range, output_of, range_of, smooth_scores
+from vitdeploy.quantization.ranges import QuantizedWeight, Range, Statistics, output_of, range_of
 from vitdeploy.quantization.rounding import Rounded, round_linear
-from vitdeploy.quantization.statistics import Statistics
 from vitdeploy.spec import PreprocessSpec, WeightBits
 
 # --- Between observing a float graph and placing INT8 in it: folds, ranges, rounded weights, corrected biases ---------

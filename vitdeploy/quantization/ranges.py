@@ -1,10 +1,11 @@
-"""Ranges of a tensor: candidates, their errors, groups that share one."""
+"""Statistics of tensors, the ranges, scales and zero points that follow, and which scores of attention have them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +15,86 @@ from vitdeploy.graph.analysis.attention import Attention, find_attentions
 from vitdeploy.graph.analysis.rows import Indices, Linear, exclusive, leaves, origin
 from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.passes.qkv import split_qkv
-from vitdeploy.quantization.fold import Fold, FoldRequest
-from vitdeploy.quantization.statistics import Numbers, Statistics
 from vitdeploy.spec import WeightBits
 
-# --- Ranges of a tensor: candidates, their errors, groups that share one ----------------------------------------------
+# --- Statistics of a tensor over all calibration images: numbers by channel, whatever the number of images ------------
+
+
+Numbers = npt.NDArray[np.float64]
+FIELDS = ("low", "high", "mean", "covariance", "rows")
+# The share of values below `Statistics.upper`.
+UPPER = 0.999
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Statistics by channel of the rows x of one tensor, the input of a linear or convolution.
+
+    `low`, `high`: float64 [channels], over all rows. `mean` [channels] and `covariance` [channels, channels]: over
+    `rows` of them. If nothing uses the full matrix, `covariance` is its diagonal, [channels].
+    `upper`: about 99.9 % of the values |x| are below it; NaN where that is not known.
+    """
+
+    low: Numbers
+    high: Numbers
+    mean: Numbers
+    covariance: npt.NDArray[np.floating]
+    rows: int
+    upper: float = float("nan")
+
+    @property
+    def variance(self) -> npt.NDArray[np.floating]:
+        return self.covariance if self.covariance.ndim == 1 else np.diag(self.covariance)
+
+    @property
+    def reach(self) -> Numbers:
+        """The largest |x| of each channel."""
+        return np.asarray(np.maximum(np.abs(self.low), np.abs(self.high)))
+
+    def without_covariance(self) -> Statistics:
+        """The same with the variances alone."""
+        return replace(self, covariance=self.variance)
+
+    def widened(self, margin: float) -> Statistics:
+        """The same with the bounds of each channel moved outwards by a share of its range; one near zero, such as the
+        lowest value of a GELU, by no more than twice that share of itself."""
+        more = margin * (self.high - self.low)
+        low = self.low - np.minimum(more, 2 * margin * np.abs(self.low))
+        return replace(self, low=low, high=self.high + np.minimum(more, 2 * margin * np.abs(self.high)))
+
+    def moved(self, shift: Numbers, scale: Numbers) -> Statistics:
+        """The statistics of (x - shift) / scale, scale > 0, by channel: exact, no image is needed again."""
+        low, high, mean = ((each - shift) / scale for each in (self.low, self.high, self.mean))
+        divisor = scale**2 if self.covariance.ndim == 1 else np.outer(scale, scale)
+        return Statistics(low, high, mean, self.covariance / divisor, self.rows)
+
+    def taken(self, source: npt.NDArray[np.int64]) -> Statistics:
+        """The statistics of x[source]: channels that are copied, or in another order."""
+        low, high, mean = (each[source] for each in (self.low, self.high, self.mean))
+        both = source if self.covariance.ndim == 1 else np.ix_(source, source)
+        return Statistics(low, high, mean, self.covariance[both], self.rows)
+
+
+def save_statistics(statistics: Mapping[str, Statistics], path: Path) -> None:
+    """One .npz of arrays under "<tensor>|<field>", covariances as float32."""
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for name, found in statistics.items():
+        arrays |= {f"{name}|{field}": np.asarray(getattr(found, field)) for field in FIELDS}
+        arrays[f"{name}|upper"] = np.array(found.upper)
+        arrays[f"{name}|covariance"] = found.covariance.astype(np.float32)
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+
+
+def load_statistics(path: Path) -> dict[str, Statistics]:
+    """Read what `save_statistics` wrote."""
+    with np.load(path, allow_pickle=False) as arrays:
+        names = dict.fromkeys(key.rpartition("|")[0] for key in arrays.files)
+        return {name: _loaded({field: arrays[f"{name}|{field}"] for field in (*FIELDS, "upper")}) for name in names}
+
+
+def _loaded(fields: Mapping[str, npt.NDArray[Any]]) -> Statistics:
+    low, high, mean, covariance = (fields[field].astype(np.float64) for field in FIELDS[:-1])
+    return Statistics(low, high, mean, covariance, int(fields["rows"]), float(fields["upper"]))
 
 
 # --- Turn statistics into ranges, scales and zero points; and float weights into INT8 ---------------------------------
@@ -44,14 +120,6 @@ class Range:
         return Range(self.low * share, self.high * share)
 
 
-@dataclass(frozen=True)
-class ActivationScale:
-    """uint8 quantization of one tensor: real = (quantized - zero_point) * scale."""
-
-    scale: np.float32
-    zero_point: np.uint8
-
-
 def range_of(found: Statistics) -> Range:
     """The range from the smallest to the largest value of all channels."""
     return Range(float(found.low.min()), float(found.high.max()))
@@ -62,11 +130,12 @@ def step_of(bounds: Range) -> float:
     return (max(bounds.high, 0.0) - min(bounds.low, 0.0)) / 255
 
 
-def activation_scale(observed: Range) -> ActivationScale:
-    """The scale that maps [low, high], widened to hold zero, onto 0..255; zero is represented exactly."""
+def activation_scale(observed: Range) -> tuple[np.float32, np.uint8]:
+    """(scale, zero point) of a uint8 tensor, which map [low, high], widened to hold zero, onto 0..255; zero is
+    represented exactly: real = (quantized - zero_point) * scale."""
     low, high = min(observed.low, 0.0), max(observed.high, 0.0)
     scale = np.float32(max((high - low) / 255.0, TINY))
-    return ActivationScale(scale, np.uint8(np.clip(np.rint(-low / float(scale)), 0, 255)))
+    return scale, np.uint8(np.clip(np.rint(-low / float(scale)), 0, 255))
 
 
 def symmetric_step(bounds: Range) -> np.float32:
@@ -93,15 +162,7 @@ def quantize_weight(
 
 
 # --- INT8 for the scores of attention, the product of queries and keys ------------------------------------------------
-# where it can stand, and the folds in front of it.
-#
-#     softmax(Q K^T) = softmax((Q T) ((K - 1 c^T) / T)^T)        T: a factor a channel, c: a shift a channel
-#
-# The shift adds one number, q . c, to a whole row of the scores, and the factors cancel: both are exact, and free in
-# the linears that make queries and keys. Queries and keys are then as wide as each other, and keys lie around zero, as
-# a symmetric range wants it. Sources: SageAttention (arXiv 2410.02367, section 4.2) for the shift, which takes the mean
-# of each image where this takes the middle of the calibrated range; SmoothQuant (arXiv 2211.10438, equation 4) for
-# factors.
+# where it can stand: `folds.smooth_scores` is what is done in front of it.
 
 
 @dataclass(frozen=True)
@@ -162,40 +223,6 @@ def score_tensors(model: ir.Model) -> dict[str, str]:
     return {str(linear.output.name): output_of(linear) for each in found for linear in (each.query, each.key)}
 
 
-def smooth_scores(
-    model: ir.Model, statistics: Mapping[str, Statistics], request: FoldRequest
-) -> tuple[dict[str, Statistics], list[Fold]]:
-    """Centre the keys and balance them with the queries, wherever that lessens the expected error of the scores.
-
-    Only where both linears will be quantized, the scores will be; an attention stays without `statistics` of their
-    outputs, as `output_of` calls them.
-    """
-    editor, known, folds = Editor(model), dict(statistics), []
-    for scores in find_scores(editor, find_attentions(model)):
-        names = [output_of(scores.query), output_of(scores.key)]
-        if not {scores.query.name, scores.key.name} <= set(request.layers) or not set(names) <= set(known):
-            continue
-        query, key = (known[name] for name in names)
-        queries = query.taken(scores.partner)  # in the order of the keys
-        zeros, ones = np.zeros(len(key.low)), np.ones(len(key.low))
-        before = least = _error(queries, key)
-        shift, factor, done = zeros, ones, Fold((scores.query.name, scores.key.name), None, False, 1.0)
-        for c in (zeros, (key.low + key.high) / 2):
-            moved = key.moved(c, ones)
-            for alpha, t in ((None, ones), (0.5, np.sqrt(_reach(moved) / _reach(queries)))):
-                error = _error(queries.moved(zeros, 1 / t), moved.moved(zeros, t))
-                if error < least:
-                    least, shift, factor = error, c, t
-                    done = Fold(done.layers, alpha, bool(c.any()), before / error)
-        if done.gain > 1:
-            of_query = np.ones(len(factor))
-            of_query[scores.partner] = factor
-            _change(editor, scores, shift, factor, of_query)
-            known |= dict(zip(names, (query.moved(zeros, 1 / of_query), key.moved(shift, factor)), strict=True))
-            folds.append(done)
-    return known, folds
-
-
 def _plain(attention: Attention) -> bool:
     """Whether only masks and biases lie between the product and softmax, and there is more than one query: runtimes
     fuse such an attention, and it pays."""
@@ -207,80 +234,3 @@ def _plain(attention: Attention) -> bool:
 def _columns(linear: Linear, value: ir.Value, attention: Attention) -> Indices | None:
     found = leaves(linear.output)
     return None if found is None else exclusive(found, value, attention.scores, linear.weight.shape[1])
-
-
-def _reach(found: Statistics) -> Numbers:
-    """The largest |x| of each channel; a channel that is always zero counts as the least of the others."""
-    reach = found.reach
-    least = reach[reach > 0].min() if reach.any() else 1.0
-    return np.asarray(np.maximum(reach, least))
-
-
-def _error(query: Statistics, key: Statistics) -> float:
-    """The expected squared error of a score, both operands rounded to steps of their largest |x| / 127."""
-    steps = [max(-found.low.min(), found.high.max()) / 127 for found in (query, key)]
-    powers = [float((found.variance + found.mean**2).sum()) for found in (query, key)]
-    return float(steps[0] ** 2 * powers[1] + steps[1] ** 2 * powers[0]) / 12
-
-
-def _change(editor: Editor, scores: Scores, shift: Numbers, of_key: Numbers, of_query: Numbers) -> None:
-    """Write the fold into the weights and biases of the two linears."""
-    q_bias, k_bias = (
-        np.zeros(linear.weight.shape[1]) if linear.bias is None else linear.bias
-        for linear in (scores.query, scores.key)
-    )
-    editor.set_linear(scores.query, scores.query.weight * of_query, q_bias * of_query)
-    editor.set_linear(scores.key, scores.key.weight / of_key, (k_bias - shift) / of_key)
-
-
-# --- How far a tensor reaches, by channel and by batch ----------------------------------------------------------------
-# what merges to the same bytes in any order and any grouping.
-
-
-Floats = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Of the batches that were shown.
-
-    `low`, `high`: float32 [channels], no zero of which is negative: which of 0 and -0 is the lesser is a matter of
-    order. `reach`: float64 [2, 2], of -x and of x how far the tensor reaches in the batch that reaches furthest, and in
-    the next. `holder`: int64 [2], the number of the first; -1 where several reach as far.
-    """
-
-    low: Floats
-    high: Floats
-    reach: npt.NDArray[np.float64]
-    holder: npt.NDArray[np.int64]
-
-    @classmethod
-    def of(cls, values: Floats, batch: int) -> Bounds:
-        """Of one batch, [..., channels, ...] with three axes."""
-        zero = np.float32(0)
-        low, high = values.min(axis=(0, 2)) + zero, values.max(axis=(0, 2)) + zero
-        reach = np.array([[-float(low.min()), -np.inf], [float(high.max()), -np.inf]])
-        return cls(low, high, reach, np.full(2, batch, np.int64))
-
-    def merged(self, other: Bounds) -> Bounds:
-        """Of the batches of both; none may be in both. What is not finite stays so."""
-        reach = -np.sort(-np.concatenate([self.reach, other.reach], axis=1))[:, :2]
-        further = np.where(self.reach[:, 0] > other.reach[:, 0], self.holder, other.holder)
-        holder = np.where(reach[:, 0] == reach[:, 1], -1, further)
-        # numpy's minimum, unlike Python's min, keeps a NaN once there is one.
-        return Bounds(np.minimum(self.low, other.low), np.maximum(self.high, other.high), reach, holder)
-
-    def renumbered(self, batches: npt.NDArray[np.int64]) -> Bounds:
-        """The same with the number `batches[i]` for i."""
-        return replace(self, holder=np.where(self.holder < 0, -1, batches[self.holder]))
-
-    @property
-    def finite(self) -> bool:
-        return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
-
-    def stretch(self, batch: int) -> float:
-        """The width of the range, including zero, over its width without that batch."""
-        reach = np.maximum(self.reach, 0)
-        without = sum(reach[side, int(self.holder[side] == batch)] for side in range(2))
-        whole = float(reach[:, 0].sum())
-        return whole / float(without) if without > 0 else (math.inf if whole > 0 else 1.0)

@@ -40,7 +40,7 @@ from vitdeploy.report.figures import Plot
 from vitdeploy.report.latency import bench_plots
 from vitdeploy.report.page import Document, RunPage, Section, measured, measured_alone
 from vitdeploy.runtime.host import name_host
-from vitdeploy.search.mixed import Sensitivity
+from vitdeploy.search.precision import Sensitivity
 from vitdeploy.tasks import tensors
 
 TEMPLATES = (Path(__file__).parent / "templates",)

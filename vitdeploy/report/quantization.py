@@ -11,7 +11,7 @@ from vitdeploy.document.engine import EngineFacts
 from vitdeploy.document.report import Judgement
 from vitdeploy.report import figures, table, text
 from vitdeploy.report.figures import Plot, both_variants
-from vitdeploy.search.mixed import Cost, Mixed, Sensitivity
+from vitdeploy.search.precision import Cost, Mixed, Sensitivity
 
 SHOWN_LAYERS = 12
 _ROW = 22.0  # pixels

@@ -13,7 +13,7 @@ from vitdeploy.document.report import ORIGINAL, Judgement, RunVerdict, VerdictFa
 from vitdeploy.document.verified import Verified
 from vitdeploy.report import text
 from vitdeploy.report.text import MISSING
-from vitdeploy.search.reference import Expected
+from vitdeploy.search.frame import Expected
 from vitdeploy.spec import GateStatus, Grade, bound_words
 from vitdeploy.tasks.answers import Measure, Metric
 from vitdeploy.tasks.registry import TASKS

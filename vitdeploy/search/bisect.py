@@ -28,8 +28,7 @@ from vitdeploy.quantization.observers import observe
 from vitdeploy.quantization.placement import choose, place, shape
 from vitdeploy.quantization.placement_reader import Quantized, find_quantized
 from vitdeploy.quantization.prepare import prepare
-from vitdeploy.quantization.ranges import separate_scores
-from vitdeploy.quantization.statistics import Statistics
+from vitdeploy.quantization.ranges import Statistics, separate_scores
 from vitdeploy.runtime.backend import engine_is_code
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import largest_difference

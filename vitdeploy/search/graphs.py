@@ -25,7 +25,7 @@ from vitdeploy.quantization.ranges import QuantizedWeight, Range, activation_sca
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.search.reference import ReferenceOutputs
+from vitdeploy.search.frame import ReferenceOutputs
 from vitdeploy.spec import EngineSpec
 
 # --- Facts about a tensor that is hard to quantize, for a person to read ----------------------------------------------
@@ -276,9 +276,8 @@ class SwitchedRunner(OnnxRuntimeRunner):
         for layer, forms in self._forms.items():
             choice = choices.get(layer, LayerChoice())
             bounds = choice.bounds or forms[choice.form or 0].bounds
-            found = activation_scale(bounds)
-            self._settings[f"{layer}|scale"] = np.asarray(found.scale)
-            self._settings[f"{layer}|zero"] = np.asarray(found.zero_point)
+            for key, parameter in zip(("scale", "zero"), activation_scale(bounds), strict=True):
+                self._settings[f"{layer}|{key}"] = np.asarray(parameter)
             for number in range(len(forms)):
                 self._settings[f"{layer}|{number}"] = np.asarray(choice.form == number)
 

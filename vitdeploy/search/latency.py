@@ -236,10 +236,6 @@ class LatencyTable:
             fix="measure the table for this model",
         )
 
-    def of(self, rows: int, k: int, n: int, precision: Precision) -> float:
-        """Microseconds of one linear of `rows` x `k` times `k` x `n`; errors as `timing`."""
-        return self.timing(Shape(rows, k, n), precision).microseconds
-
     def saved(self, shape: Shape) -> tuple[float, float, float]:
         """Microseconds that INT8 saves over FP32 for one layer (negative: INT8 is slower): the median over the rounds,
         in which both were measured in direct succession, with its 95 % interval by order statistics (the sign test:

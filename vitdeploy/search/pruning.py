@@ -23,8 +23,8 @@ from vitdeploy.graph.edit import Editor, drop_unused
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.graph.passes.tokens import prune
 from vitdeploy.progress import Progress
-from vitdeploy.search.frame import counted
-from vitdeploy.search.reference import Expected, Reached, ReferenceOutputs
+from vitdeploy.quantization.ranges import Numbers, Statistics
+from vitdeploy.search.frame import Expected, Reached, ReferenceOutputs, counted
 
 # Shares of a part's structures that are tried, until one changes answers by more than WORST.
 SHARES, WORST = (7 / 8, 3 / 4, 1 / 2, 1 / 4, 1 / 8), 0.2
@@ -109,7 +109,7 @@ def widths_to_try(part: Prunable) -> list[int]:
 
 
 def measure_parts(
-    graph: Path, moments: Mapping[str, Moments], reference_outputs: ReferenceOutputs, progress: Progress
+    graph: Path, moments: Mapping[str, Statistics], reference_outputs: ReferenceOutputs, progress: Progress
 ) -> Parts:
     """Order the structures of every part, and try each part alone.
 
@@ -141,7 +141,7 @@ def _tried(
     graph: Path,
     part: PrunedPart,
     widths: Sequence[int],
-    moments: Mapping[str, Moments],
+    moments: Mapping[str, Statistics],
     reference_outputs: ReferenceOutputs,
 ) -> Iterator[tuple[int, float]]:
     for width in widths:
@@ -156,7 +156,7 @@ def _tried(
 def try_prunings(
     graph: Path,
     parts: Parts,
-    moments: Mapping[str, Moments],
+    moments: Mapping[str, Statistics],
     reference_outputs: ReferenceOutputs,
     progress: Progress,
     steps: Sequence[float] = STEPS,
@@ -220,7 +220,9 @@ def select(prunings: Sequence[Pruning], acceptable: Callable[[Pruning], bool], n
     return chosen[:1] if chosen[1:] == chosen[:1] else chosen
 
 
-def prune_graph(model: ir.Model, parts: Sequence[PrunedPart], widths: Widths, moments: Mapping[str, Moments]) -> None:
+def prune_graph(
+    model: ir.Model, parts: Sequence[PrunedPart], widths: Widths, moments: Mapping[str, Statistics]
+) -> None:
     """Prune a graph in place, and let what stays make up for what goes."""
     editor, known = Editor(model), {each.name: each for each in find_prunable(model)}
     for part in parts:
@@ -237,7 +239,7 @@ def _trial(
     graph: Path,
     parts: Sequence[PrunedPart],
     widths: Widths,
-    moments: Mapping[str, Moments],
+    moments: Mapping[str, Statistics],
     reference_outputs: ReferenceOutputs,
 ) -> Reached:
     model = load_graph(graph)
@@ -258,7 +260,6 @@ def _trial(
 # first, and C^-1 and W are brought up to date for those that are left.
 
 
-Numbers = npt.NDArray[np.float64]
 Weight = npt.NDArray[np.floating]
 
 # Of the mean variance: added to each, so that channels that others determine do not take weights without bound.
@@ -268,41 +269,34 @@ BLOCK = 64
 TINY = float(np.finfo(np.float64).tiny)
 
 
-@dataclass(frozen=True)
-class Moments:
-    """Moments of the input of a linear over `rows` of it: `mean` [in], `covariance` [in, in], centred."""
-
-    mean: Numbers
-    covariance: Numbers
-    rows: int
-
-    @property
-    def damped(self) -> Numbers:
-        power = float(np.diag(self.covariance).mean())
-        return np.asarray(self.covariance + DAMPING * max(power, TINY) * np.eye(len(self.mean)))
+def damped(moments: Statistics) -> Numbers:
+    """The covariance of the input of a linear, [in, in]."""
+    covariance = moments.covariance.astype(np.float64)
+    power = float(np.diag(covariance).mean())
+    return np.asarray(covariance + DAMPING * max(power, TINY) * np.eye(len(moments.mean)))
 
 
-def removal_order(moments: Moments, weight: Weight, structures: npt.NDArray[np.int64]) -> list[int]:
+def removal_order(moments: Statistics, weight: Weight, structures: npt.NDArray[np.int64]) -> list[int]:
     """The numbers of the structures in the order in which they go, all but the last one.
 
     Args:
         weight: [in, out].
         structures: the input channels of each, [structures, channels of each].
     """
-    inverse = np.asarray(np.linalg.inv(moments.damped), np.float64)
+    inverse = np.asarray(np.linalg.inv(damped(moments)), np.float64)
     single = structures.shape[1] == 1
     return _channels(inverse, weight, structures[:, 0]) if single else _blocks(inverse, weight, structures)
 
 
 def compensated(
-    moments: Moments, weight: Weight, bias: Weight | None, kept: npt.NDArray[np.int64]
+    moments: Statistics, weight: Weight, bias: Weight | None, kept: npt.NDArray[np.int64]
 ) -> tuple[Numbers, Numbers]:
     """(weight [kept, out], bias [out]) of the linear that reads the channels `kept` alone and errs least.
 
     The damping pulls towards the weights as they were: where it is all, nothing changes but the bias.
     """
-    damped, old = moments.damped, weight.astype(np.float64)
-    new = np.asarray(np.linalg.solve(damped[np.ix_(kept, kept)], damped[kept] @ old), np.float64)
+    covariance, old = damped(moments), weight.astype(np.float64)
+    new = np.asarray(np.linalg.solve(covariance[np.ix_(kept, kept)], covariance[kept] @ old), np.float64)
     moved = moments.mean @ old - moments.mean[kept] @ new
     return new, moved if bias is None else bias + moved
 

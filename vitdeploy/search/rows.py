@@ -27,8 +27,10 @@ from vitdeploy.progress import Progress, silent
 from vitdeploy.quantization.placement import place, shape
 from vitdeploy.quantization.ranges import score_tensors
 from vitdeploy.search.frame import (
+    Expected,
     GraphVariant,
     Measurement,
+    ReferenceOutputs,
     VariantTiming,
     counted,
     measure,
@@ -39,7 +41,6 @@ from vitdeploy.search.frame import (
     too_few,
 )
 from vitdeploy.search.latency import BOUNDS, LatencyTable, Shape, shapes_of
-from vitdeploy.search.reference import Expected, ReferenceOutputs
 from vitdeploy.spec import FloatRest, Precision
 
 # --- The number of rows at which the linears of a ViT are fastest, on the target and the model itself -----------------
@@ -266,8 +267,8 @@ def find_tokens(model: ir.Model) -> TokenStream:
     linears = [linear for linear in find_linears(model) if linear.kind == "matmul"]
     shapes = shapes_of(model, [linear.name for linear in linears])
     behind = {}
-    for block, point in found.points.items():
-        axes = follow(model, point.after, found.prefix).axes
+    for block, after in found.points.items():
+        axes = follow(model, after, found.prefix).axes
         behind[block] = frozenset(linear.name for linear in linears if linear.input in axes)
     over = {name: shape for name, shape in shapes.items() if shape.rows == found.count}
     return TokenStream(found.count, found.prefix, over, behind)

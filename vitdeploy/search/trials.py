@@ -13,16 +13,15 @@ import onnx_ir as ir
 
 from vitdeploy.graph.analysis.rows import Linear, find_linears
 from vitdeploy.graph.edit import Editor
-from vitdeploy.quantization.channel_split import ANY_GAIN, ChannelSplit, best_split, hidden_first
+from vitdeploy.quantization.folds import ANY_GAIN, ChannelSplit, best_split, hidden_first
 from vitdeploy.quantization.placement import QUANTIZE, check_calibrated, choose, shape
 from vitdeploy.quantization.prepare import Prepared, prepare, widened
-from vitdeploy.quantization.ranges import Range, output_of, range_of, symmetric_step
+from vitdeploy.quantization.ranges import Range, Statistics, output_of, range_of, symmetric_step
 from vitdeploy.quantization.rounding import round_linear
-from vitdeploy.quantization.statistics import Statistics
 from vitdeploy.runtime.runner import Array
+from vitdeploy.search.frame import Distances, ReferenceOutputs
 from vitdeploy.search.graphs import LayerChoice, LayerForm, SwitchedRunner, write_switched
 from vitdeploy.search.latency import Shape, shapes_of
-from vitdeploy.search.reference import Distances, ReferenceOutputs
 from vitdeploy.spec import WeightBits
 
 PLAIN, SCALED = 0, 1
@@ -47,22 +46,18 @@ class TrialLayer:
     scaled: ChannelSplit | None
 
 
+@dataclass(frozen=True)
 class Trials:
     """Runs a prepared model on the images of the reference outputs. Use `opened`.
 
     `whole`: reference outputs of more images, for the few trials of all layers at once.
     """
 
-    def __init__(
-        self,
-        runner: SwitchedRunner,
-        reference_outputs: ReferenceOutputs,
-        whole: ReferenceOutputs,
-        layers: Sequence[TrialLayer],
-        prepared: Prepared,
-    ) -> None:
-        self._runner, self.reference_outputs, self.whole = runner, reference_outputs, whole
-        self.layers, self.prepared = tuple(layers), prepared
+    runner: SwitchedRunner
+    reference_outputs: ReferenceOutputs
+    whole: ReferenceOutputs
+    layers: tuple[TrialLayer, ...]
+    prepared: Prepared
 
     @property
     def images(self) -> int:
@@ -70,13 +65,13 @@ class Trials:
 
     def answers(self, choices: Mapping[str, LayerChoice]) -> dict[str, Array]:
         """The outputs for all images of `whole`, with these layers in these forms, and all others in plain INT8."""
-        self._runner.choose(choices)
-        return self.whole.ask(self._runner)
+        self.runner.choose(choices)
+        return self.whole.ask(self.runner)
 
     def distance(self, choices: Mapping[str, LayerChoice]) -> Distances:
         """The distance per image, [images], with these layers in these forms, and all others in plain INT8."""
-        self._runner.choose(choices)
-        return self.reference_outputs.distance(self.reference_outputs.ask(self._runner))
+        self.runner.choose(choices)
+        return self.reference_outputs.distance(self.reference_outputs.ask(self.runner))
 
     def only(self, choices: Mapping[str, LayerChoice]) -> Distances:
         """The distance per image, [images], with these layers in these forms, and all others in float."""
@@ -116,7 +111,7 @@ def opened(
     splits = _splits(model, statistics, prepared, names, bits)
     steps = _output_steps(model, names, prepared, target)
     forms = {each.name: _forms(each, prepared, splits.get(each.name), steps.get(each.name), bits) for each in linears}
-    layers = [
+    layers = tuple(
         TrialLayer(
             linear.name,
             tensors[linear.name],
@@ -127,7 +122,7 @@ def opened(
             splits.get(linear.name),
         )
         for linear in linears
-    ]
+    )
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         file = Path(folder) / "model.onnx"
         write_switched(model, forms, prepared.biases, file)

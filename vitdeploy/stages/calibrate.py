@@ -17,8 +17,7 @@ from vitdeploy.quantization.observers import BATCH, Observation
 from vitdeploy.quantization.placement_reader import load_float_graph
 from vitdeploy.quantization.prepare import LEAST_IMAGES
 from vitdeploy.quantization.probe import CalibrationMemory, estimate
-from vitdeploy.quantization.ranges import separate_scores
-from vitdeploy.quantization.statistics import save_statistics
+from vitdeploy.quantization.ranges import save_statistics, separate_scores
 from vitdeploy.runtime.host import usable_cores
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.stages.calibrate_shards import (

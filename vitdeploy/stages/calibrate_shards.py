@@ -24,11 +24,10 @@ from vitdeploy.data.folder import Sample, cut
 from vitdeploy.errors import DataError, MissingFileError, VitdeployError
 from vitdeploy.paths import is_file
 from vitdeploy.quantization.observer import MOMENT_IMAGES, Arrays
-from vitdeploy.quantization.observers import Observation
+from vitdeploy.quantization.observers import Ints, Observation, Pixels, Shard, in_order, observe_shard
 from vitdeploy.quantization.placement_reader import load_float_graph
 from vitdeploy.quantization.probe import Probe
 from vitdeploy.quantization.ranges import separate_scores
-from vitdeploy.quantization.shard import Ints, Pixels, Shard, in_order, observe_shard
 from vitdeploy.runtime.trust import open_atomic
 from vitdeploy.spec import PreprocessSpec
 from vitdeploy.stages.step import package_versions

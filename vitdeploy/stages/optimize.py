@@ -64,7 +64,7 @@ def optimize(
             set_image_size(model, image_size)
         before, made = len(model.graph), out / f"{name}.onnx"
         with bounded(f"rewrite {file.name}", weight_bytes(model)):
-            counts = {**normalise(model).passes, **rewrite(model, options.exact())}
+            counts = {**normalise(model), **rewrite(model, options.exact())}
             save_graph(model, made)
         try:
             facts["difference"][name], unproven = compare_graphs(file, made)

@@ -18,12 +18,11 @@ from vitdeploy.progress import Progress
 from vitdeploy.quantization.four_bits import place_four_bits
 from vitdeploy.quantization.placement import LayerPrecision, choose, place, shape
 from vitdeploy.quantization.prepare import prepare
+from vitdeploy.quantization.ranges import Statistics, load_statistics
 from vitdeploy.quantization.rounding import Rounded
-from vitdeploy.quantization.statistics import Statistics, load_statistics
 from vitdeploy.runtime.host import family
 from vitdeploy.runtime.tasks.registry import flow_of
-from vitdeploy.search.high_precision import FloatRestTable, HighPrecision
-from vitdeploy.search.mixed import Mixed
+from vitdeploy.search.precision import FloatRestTable, HighPrecision, Mixed
 from vitdeploy.spec import FloatRest, Precision, Task, WeightBits
 from vitdeploy.stages.step import (
     CALIBRATE,

@@ -21,11 +21,11 @@ from vitdeploy.graph.io.files import fixed_batch, get_metadata, graph_spec, load
 from vitdeploy.progress import Counter, Progress, silent
 from vitdeploy.quantization.observer import Observer
 from vitdeploy.quantization.probe import ImageProbe, with_outputs
+from vitdeploy.quantization.ranges import Statistics
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.tasks.registry import flow_of
 from vitdeploy.search.latency import measure_latencies
 from vitdeploy.search.pruning import (
-    Moments,
     Parts,
     Pruning,
     allocate,
@@ -218,7 +218,7 @@ def prune(
     write_json(out / "optimize.json", facts)
 
 
-def input_moments(graph: Path, samples: Sequence[Sample], progress: Progress = silent) -> dict[str, Moments]:
+def input_moments(graph: Path, samples: Sequence[Sample], progress: Progress = silent) -> dict[str, Statistics]:
     """The moments of the input of each linear with something to prune in front of it, by its name.
 
     Raises:
@@ -253,11 +253,7 @@ def input_moments(graph: Path, samples: Sequence[Sample], progress: Progress = s
                         fix="check the checkpoint and the preprocessing, or take this image away",
                     )
             count(len(pixels))
-    found = {tensor: observer.statistics() for tensor, observer in observers.items()}
-    return {
-        name: Moments(found[tensor].mean, found[tensor].covariance.astype(np.float64), found[tensor].rows)
-        for name, tensor in tensors.items()
-    }
+    return {name: observers[tensor].statistics() for name, tensor in tensors.items()}
 
 
 def pruning_step(data: Data, source: str = OPTIMIZE) -> Step:

@@ -28,29 +28,41 @@ from vitdeploy.graph.analysis.work import layer_macs
 from vitdeploy.graph.io.files import fixed_batch, get_metadata, graph_spec, load_graph
 from vitdeploy.progress import Progress, silent
 from vitdeploy.quantization.placement import QUANTIZE, HigherForm, shape
+from vitdeploy.quantization.ranges import load_statistics
 from vitdeploy.quantization.rounding import Rounded
-from vitdeploy.quantization.statistics import load_statistics
 from vitdeploy.runtime.backend import require_runtime
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import VNNI, describe_host
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.tasks.registry import flow_of
-from vitdeploy.search.frame import GraphVariant, mean_interval, measure, measured_here, too_few
-from vitdeploy.search.high_precision import (
+from vitdeploy.search.frame import (
+    Expected,
+    GraphVariant,
+    Reached,
+    ReferenceOutputs,
+    mean_interval,
+    measure,
+    measured_here,
+    too_few,
+)
+from vitdeploy.search.latency import load_table, measure_latencies
+from vitdeploy.search.precision import (
     ENOUGH,
     HALF_SHARES,
     SHARES,
     FloatRestTable,
     HighPrecision,
+    Mixed,
     Rung,
+    Sensitivity,
+    choose_mends,
     choose_rung,
     in_higher_precision,
     ladder,
     measure_float_rest,
+    measure_sensitivity,
+    shapes_to_time,
 )
-from vitdeploy.search.latency import load_table, measure_latencies
-from vitdeploy.search.mixed import Mixed, Sensitivity, choose_mends, measure_sensitivity, shapes_to_time
-from vitdeploy.search.reference import Expected, Reached, ReferenceOutputs
 from vitdeploy.search.trials import Trials, opened
 from vitdeploy.spec import Budget, FloatRest, Task, WeightBits
 from vitdeploy.stages.place import (
@@ -119,7 +131,7 @@ def float_reference_outputs(graph: Path, samples: Sequence[Sample]) -> Reference
 def find_sensitivity(
     config: PlaceConfig, calibrated: CalibratedGraph, out: Path, progress: Progress = silent
 ) -> Sensitivity:
-    """Writes sensitivity.json: see `search.mixed`."""
+    """Writes sensitivity.json: see `search.precision`."""
     with open_trials(config, calibrated, progress, few=True) as trials:
         return SENSITIVITY_SEARCH.write(measure_sensitivity(trials, config.target, progress), out)
 

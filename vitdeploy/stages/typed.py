@@ -25,9 +25,8 @@ from vitdeploy.quantization.observers import Extremes
 from vitdeploy.quantization.placement import IGNORED, LayerPrecision, ignored, place
 from vitdeploy.quantization.placement_reader import load_float_graph
 from vitdeploy.quantization.prepare import widened
-from vitdeploy.quantization.ranges import range_of
-from vitdeploy.quantization.statistics import Statistics, load_statistics
-from vitdeploy.search.high_precision import high_precision_layers
+from vitdeploy.quantization.ranges import Statistics, load_statistics, range_of
+from vitdeploy.search.precision import high_precision_layers
 from vitdeploy.spec import Precision, PreprocessSpec, WeightBits
 from vitdeploy.stages.place import PlaceConfig, place_int8
 from vitdeploy.stages.search import CalibratedGraph, find_sensitivity

@@ -20,8 +20,8 @@ from vitdeploy.progress import Progress
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.search.bisect import STANDS_OUT, Bisection, Culprit, Fix, GraphPart, bisect, find_fix, fixed_bits
+from vitdeploy.search.frame import ReferenceOutputs
 from vitdeploy.search.graphs import OutlierFacts, Splice
-from vitdeploy.search.reference import ReferenceOutputs
 from vitdeploy.spec import EngineSpec
 from vitdeploy.stages.step import QUANTIZED, find_graph
 from vitdeploy.tasks.images import calibration_images

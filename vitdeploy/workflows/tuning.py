@@ -28,10 +28,9 @@ from vitdeploy.pipeline.run import run_plan
 from vitdeploy.pipeline.schedule import LoadedRecipe, PlanProgress, Scheduler, pooled
 from vitdeploy.pipeline.verdict import criterion_of, engine_gate, foresee
 from vitdeploy.progress import Progress
-from vitdeploy.search.frame import pareto_front, undominated
+from vitdeploy.search.frame import Expected, pareto_front, undominated
 from vitdeploy.search.pruning import Pruning
 from vitdeploy.search.pruning import select as select_prunings
-from vitdeploy.search.reference import Expected
 from vitdeploy.search.rows import RowTable, Schedule, select
 from vitdeploy.spec import Budget
 from vitdeploy.stages.answers import read_answers

@@ -194,10 +194,13 @@ def tokens_read(model: ir.Model, weights: Weights, first: int) -> tuple[int, ...
     nodes = list(model.graph)
     rows: set[int] = set()
     for node in nodes[nodes.index(weights.attention.mix) :]:
-        value = node.inputs[0] if node.op_type in ("Gather", "Slice") else None
-        if value is not None and value.shape is not None and list(value.shape)[1:2] == [weights.queries]:
-            picked = _picked(node, weights.queries, len(value.shape))
-            rows |= set(picked) if picked and max(picked) < first else set()
+        read = selected_rows(node) if node.op_type in ("Gather", "Slice") else None
+        if (
+            read is not None
+            and (read.axis, read.size) == (1, weights.queries)
+            and max(read.rows, default=first) < first
+        ):
+            rows |= set(read.rows)
     return tuple(sorted(rows))
 
 
@@ -298,17 +301,6 @@ def object_views(model: ir.Model, name: str) -> AttentionViews:
     )
 
 
-def _picked(node: ir.Node, size: int, rank: int) -> list[int]:
-    """The rows along axis 1 that a Gather or Slice by constants reads; [] for any other."""
-    if node.op_type == "Gather":
-        indices = integers_of(node.inputs[1]) if node.attributes.get_int("axis", 0) % rank == 1 else None
-        return [index % size for index in indices or []]
-    bounds = slice_bounds(node)
-    if bounds is None or len(bounds) != 1 or bounds[0][0] % rank != 1:
-        return []
-    return list(range(size))[bounds[0][1]]
-
-
 # --- The tokens of a Vision Transformer's graph -----------------------------------------------------------------------
 # how many, which come before the patches, and what is computed of each.
 #
@@ -323,26 +315,14 @@ TOKENS, KEYS = 1, 3
 
 
 @dataclass(frozen=True)
-class MergePoint:
-    """A place between attention and MLP where tokens can be merged.
-
-    `block`: number of the attention in the graph, from 0. `before` and `after`: the residual stream in front of it, and
-    with its result added; both [batch, tokens, channels].
-    """
-
-    block: int
-    attention: Attention
-    before: ir.Value
-    after: ir.Value
-
-
-@dataclass(frozen=True)
 class MergePoints:
-    """`count` tokens, the first `prefix` of which (class, distillation, registers) are not patches; points by block."""
+    """`count` tokens, the first `prefix` of which (class, distillation, registers) are not patches. `points`: where
+    tokens can be merged, between attention and MLP: by the number of the attention, from 0, the residual stream [batch,
+    tokens, channels] with its result added."""
 
     count: int
     prefix: int
-    points: dict[int, MergePoint]
+    points: dict[int, ir.Value]
 
 
 @dataclass(frozen=True)
@@ -366,27 +346,27 @@ def merge_points(model: ir.Model) -> MergePoints:
     """
     attentions = find_attentions(model)
     streams = {block: (each, residual(each)) for block, each in enumerate(attentions)}
-    found = {i: MergePoint(i, each, *stream) for i, (each, stream) in streams.items() if stream is not None}
+    found = {i: (each, *stream) for i, (each, stream) in streams.items() if stream is not None}
     counts = dict.fromkeys(dim(each.softmax.outputs[0], -1) for each in attentions)
     if not found or len(counts) > 1:
         over = f"attention to {' and '.join(map(str, counts))} tokens" if counts else "no attention"
         raise _refused(over, "self-attention to the same tokens in every block")
-    [count] = [dim(point.after, TOKENS) for point in found.values()][:1]
+    _, before, after = next(iter(found.values()))
+    count = dim(after, TOKENS)
     assert count is not None
-    first = next(iter(found.values()))
-    of_image = _of_image(first.before, TOKENS, count)
+    of_image = _of_image(before, TOKENS, count)
     prefix = int(of_image.argmax())
     if not of_image[prefix:].all():
         raise _refused("tokens that are no patches behind or between those of the image", "them before the patches")
     points, reason = {}, ""
-    for block, point in found.items():
+    for block, (attention, before, after) in found.items():
         try:
-            flow = follow(model, point.before, prefix)
+            flow = follow(model, before, prefix)
         except Stopped as stop:
             reason = reason or str(stop)
         else:
-            if point.attention in flow.attentions and flow.axes.get(point.after) == {TOKENS}:
-                points[block] = point
+            if attention in flow.attentions and flow.axes.get(after) == {TOKENS}:
+                points[block] = after
     if not points:
         raise _refused(reason, "tokens that only attention, row-wise operations and the choice of a class token read")
     return MergePoints(count, prefix, points)

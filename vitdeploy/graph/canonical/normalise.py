@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -24,26 +23,23 @@ from vitdeploy.graph.canonical.products import (
     fold_into_convolutions,
     gemm_to_matmul,
 )
-from vitdeploy.graph.canonical.shapes import SizeChain, resolve_shapes, settle_views, unstack
-from vitdeploy.graph.canonical.uniform import is_made_of_constants, sink_expand_of_constant
+from vitdeploy.graph.canonical.shapes import (
+    BROADCASTING,
+    FOLD_ELEMENTS,
+    SLOW,
+    SLOW_ELEMENTS,
+    SizeChain,
+    compute_once,
+    resolve_shapes,
+    settle_views,
+    unstack,
+)
 from vitdeploy.graph.edit import Names, bypass, drop_unused, replace
 from vitdeploy.graph.shapes.infer import Inference, Operators
 from vitdeploy.graph.shapes.sizes import UNKNOWN, Dims, Unknown, broadcast, product
-from vitdeploy.graph.values import array_of, is_constant, operands, producer, scalar_of
+from vitdeploy.graph.values import array_of, operands, producer, scalar_of
 
 # --- Constant folding: replace what depends on constants alone by its value -------------------------------------------
-
-
-# Constants up to this size are computed at export: the largest are position embeddings, not weights.
-FOLD_ELEMENTS = 1 << 26
-# Operators that are computed element by element in Python, about 10^5 elements a second; and how many each may have.
-SLOW = frozenset(
-    {
-        *("AveragePool", "Conv", "ConvTranspose", "GridSample", "LRN", "LpPool", "MaxPool", "NonMaxSuppression"),
-        *("Resize", "RoiAlign", "ScatterElements", "ScatterND", "Unique", "Upsample"),
-    }
-)
-SLOW_ELEMENTS = 1 << 20
 
 
 def lift_constants(model: ir.Model) -> None:
@@ -130,17 +126,12 @@ def fold_constant_norms(model: ir.Model) -> int:
 
 # x op c = x for this constant; for the first two also c op x.
 NEUTRAL = {"Add": 0.0, "Mul": 1.0, "Sub": 0.0, "Div": 1.0}
-# Elementwise operators that broadcast all their inputs.
-BROADCASTING = frozenset(
-    {"Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "And", "Or", "Equal", "Where", "Greater", "Less"}
-)
 
 
 def remove_redundant(model: ir.Model, known: Inference, chain: SizeChain, *, masks: bool = False) -> int:
     """Bypass every node that, according to `known`, returns an input unchanged. Returns how many were removed.
 
-    `masks`: the graph counts the pixels of a mask, so that all is moved in front of an Expand that may be. In others
-    only what masks of scores need is: what is learned, as queries, stays where its exporter expands it.
+    `masks`: the graph counts the pixels of a mask, see `compute_once`.
     """
     count = 0
     for node in list(model.graph):
@@ -149,11 +140,7 @@ def remove_redundant(model: ir.Model, known: Inference, chain: SizeChain, *, mas
         source = _unchanged(known, node)
         same = source is not None and source.dtype == node.outputs[0].dtype
         bypassed = same and source is not None and bypass(node, source)
-        count += (
-            bypassed
-            or _sink_expand(model, known, chain, node, masks)
-            or sink_expand_of_constant(model, known, chain, node, masks)
-        )
+        count += bypassed or _without_expand(known, node) or compute_once(model, known, chain, node, masks)
     return count
 
 
@@ -236,12 +223,8 @@ _RULES: dict[str, Callable[[Inference, ir.Node], bool]] = {
 }
 
 
-def _sink_expand(model: ir.Model, known: Inference, chain: SizeChain, node: ir.Node, masks: bool) -> bool:
-    """Bypass an Expand if an elementwise operator broadcasts its data to the same result anyway.
-
-    If all other inputs are constants, the Expand moves behind the operator, so that a mask or a size that is the same
-    for the whole batch becomes a constant.
-    """
+def _without_expand(known: Inference, node: ir.Node) -> bool:
+    """Bypass an Expand if an elementwise operator broadcasts its data to the same result anyway."""
     if node.op_type not in BROADCASTING or len(node.outputs) != 1:
         return False
     found = next(((i, e) for i, v in enumerate(node.inputs) if (e := producer(v, "Expand")) is not None), None)
@@ -249,30 +232,14 @@ def _sink_expand(model: ir.Model, known: Inference, chain: SizeChain, node: ir.N
         return False
     index, expand = found
     data = expand.inputs[0]
-    inputs = [data if i == index else value for i, value in enumerate(node.inputs)]
-    shapes = [known.dims_of(value) for value in inputs]
+    shapes = [known.dims_of(data if i == index else value) for i, value in enumerate(node.inputs)]
     wanted = known.dims_of(node.outputs[0])
-    if data is None or wanted is None or any(shape is None for shape in shapes):
+    if wanted is None or any(shape is None for shape in shapes):
         return False
-    combined = broadcast(*(shape for shape in shapes if shape is not None))
-    if _equal(combined, wanted):
+    same = _equal(broadcast(*(shape for shape in shapes if shape is not None)), wanted)
+    if same:
         node.replace_input_with(index, data)
-        return True
-    others = [value for i, value in enumerate(node.inputs) if i != index]
-    constant = is_made_of_constants if masks else is_constant
-    if not constant(data) or not all(map(constant, others)):
-        return False
-    same = known.dims_of(expand.outputs[0]) == wanted
-    target = expand.inputs[1] if same else chain.vector(wanted) if masks else None
-    if target is None:
-        return False
-    inner = ir.node(node.op_type, inputs, attributes=dict(node.attributes))
-    inner.outputs[0].type = node.outputs[0].type
-    whole = ir.node("Expand", [inner.outputs[0], target])
-    if masks:  # for what follows in the same round
-        known.dims[inner.outputs[0]], known.dims[whole.outputs[0]] = combined, wanted
-    replace(model, node, [inner, whole])
-    return True
+    return same
 
 
 def _equal(a: Dims, b: Dims) -> bool:
@@ -367,15 +334,9 @@ LOWEST_OPSET, OPSET = 18, 20
 ROUNDS = 8
 
 
-@dataclass(frozen=True)
-class Normalised:
-    """The number of rewrites of each pass, by the name of the pass."""
-
-    passes: dict[str, int]
-
-
-def normalise(model: ir.Model, opset: int | None = None) -> Normalised:
-    """Rewrite `model` into the canonical form, in place; its function stays the same up to rounding.
+def normalise(model: ir.Model, opset: int | None = None) -> dict[str, int]:
+    """Rewrite `model` into the canonical form, in place; its function stays the same up to rounding. Returns the number
+    of rewrites of each pass, by its name.
 
     Args:
         opset: raise the graph to this opset if it is lower. By default graphs below 18 are raised to 20.
@@ -394,7 +355,7 @@ def normalise(model: ir.Model, opset: int | None = None) -> Normalised:
     drop_unused(model)
     NameFixPass()(model)
     name_apart(model)
-    return Normalised(counts)
+    return counts
 
 
 def _settle(model: ir.Model) -> int:

@@ -15,7 +15,16 @@ from vitdeploy.graph.analysis.rows import scaled_input
 from vitdeploy.graph.edit import Names, bypass, replace
 from vitdeploy.graph.shapes.infer import Inference
 from vitdeploy.graph.shapes.sizes import Dims, Extent, Unknown, product, view_shape
-from vitdeploy.graph.values import array_of, floats_of, is_constant, operands, producer, stem, with_constant
+from vitdeploy.graph.values import (
+    affine_of,
+    array_of,
+    floats_of,
+    is_constant,
+    operands,
+    producer,
+    stem,
+    with_constant,
+)
 
 # --- Products as MatMul -----------------------------------------------------------------------------------------------
 # Gemm, and Einsum of two operands, with a Transpose and a Reshape where its axes need them.
@@ -228,47 +237,28 @@ def _fold(model: ir.Model, node: ir.Node) -> bool:
             bias = array_of(convolution.inputs[2])
             if bias is None:
                 continue
-        affine = _affine(node, value, weight.shape[0], weight.ndim)
-        if affine is None or not all(np.all(np.isfinite(part)) for part in affine):
+        if node.op_type == "BatchNormalization":
+            affine = _batch_norm(node, value, weight.shape[0])
+        else:
+            affine = affine_of(node, 1, weight.shape[0], weight.ndim, overridable=False)
+        if affine is None or affine[0] is not value or not all(np.isfinite(part).all() for part in affine[1:]):
             continue
-        _convolution_rewrite(model, convolution, weight, bias, *affine)
+        _convolution_rewrite(model, convolution, weight, bias, *affine[1:])
         return bypass(node, value)
     return False
 
 
-def _affine(node: ir.Node, value: ir.Value, channels: int, rank: int) -> tuple[Floats, Floats] | None:
-    """(scale, shift), each [channels], of a node that computes scale * value + shift for each channel."""
-    ones, zeros = np.ones(channels), np.zeros(channels)
-    if node.op_type == "BatchNormalization":
-        arrays = [array_of(constant) for constant in node.inputs[1:]]
-        if len(node.outputs) != 1 or node.attributes.get_int("training_mode", False) or len(arrays) != 4:
-            return None
-        if any(array is None or array.shape != (channels,) for array in arrays):
-            return None
-        gamma, beta, mean, variance = (array.astype(np.float64) for array in arrays if array is not None)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            scale = gamma / np.sqrt(variance + node.attributes.get_float("epsilon", 1e-5))
-            return scale, beta - scale * mean
-    pair = operands(node, node.op_type)
-    if pair is None:
+def _batch_norm(node: ir.Node, value: ir.Value, channels: int) -> tuple[ir.Value, Floats, Floats] | None:
+    """As `affine_of`."""
+    arrays = [array_of(constant) for constant in node.inputs[1:]]
+    if len(node.outputs) != 1 or node.attributes.get_int("training_mode", False) or len(arrays) != 4:
         return None
-    constant = _channels(array_of(pair[1] if pair[0] is value else pair[0]), channels, rank)
-    if constant is None:
+    if any(array is None or array.shape != (channels,) for array in arrays):
         return None
-    if node.op_type in ("Mul", "Div"):
-        with np.errstate(divide="ignore"):
-            return (constant if node.op_type == "Mul" else 1 / constant), zeros
-    return ones, (constant if node.op_type == "Add" else -constant)
-
-
-def _channels(array: npt.NDArray[Any] | None, channels: int, rank: int) -> Floats | None:
-    """[channels] of a constant that differs by channel only, as ONNX broadcasts it onto [N, channels, ...]."""
-    if array is None or array.dtype != np.float32 or array.ndim > rank:
-        return None
-    shape = [1] * (rank - array.ndim) + list(array.shape)
-    if array.size != shape[1] or array.size not in (1, channels):
-        return None
-    return np.broadcast_to(array.ravel().astype(np.float64), (channels,))
+    gamma, beta, mean, variance = (array.astype(np.float64) for array in arrays if array is not None)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scale = gamma / np.sqrt(variance + node.attributes.get_float("epsilon", 1e-5))
+        return value, scale, beta - scale * mean
 
 
 def _convolution_rewrite(
@@ -348,44 +338,53 @@ def viewed(known: Inference, node: ir.Node) -> tuple[ir.Value, Dims] | None:
     if data is None or shape is None or len(shape) != 1 or dims is None or product(dims) != shape[0]:
         return None
     for free in FREE:  # the index is a polynomial of a free size: what holds for two of them holds for all
-        try:
-            array = _index(known, index, free, DEPTH)
-        except ValueError:  # shapes that do not fit, as its runtime finds
+        array = at_size(known, index, free)
+        if array is None or array.dtype.kind != "i" or array.shape != sizes_at(dims, free):
             return None
-        sizes = tuple(_number(size, free) for size in dims)
-        if array is None or array.shape != sizes or not np.array_equal(array.ravel(), np.arange(array.size)):
+        if not np.array_equal(array.ravel(), np.arange(array.size)):
             return None
     flat = producer(data, "Reshape")
     source = flat.inputs[0] if flat is not None else None
     return (source or data), dims
 
 
-def _index(known: Inference, value: ir.Value | None, free: int, depth: int) -> npt.NDArray[np.integer] | None:
-    """An integer tensor that is made of constants and Range nodes, where every free size is the number `free`."""
-    array = array_of(value)
-    if array is not None:
-        return array if array.dtype.kind == "i" else None
-    node = value.producer() if value is not None else None
-    if node is None or node.domain != "" or depth == 0:
+def at_size(known: Inference, value: ir.Value | None, free: int, depth: int = DEPTH) -> npt.NDArray[Any] | None:
+    """A tensor that is made of constants, sizes and Range nodes, or expanded from one, where every free size is the
+    number `free`; None of any other."""
+    array, contents = array_of(value), known.contents_of(value)
+    if value is None or array is not None:
+        return array
+    if contents is not None and value.dtype is not None:
+        numbers = sizes_at(tuple(contents.ravel()), free)
+        return None if numbers is None else np.array(numbers, value.dtype.numpy()).reshape(contents.shape)
+    node, dims = value.producer(), known.dims_of(value)
+    if node is None or node.domain != "" or depth == 0 or node.op_type not in ("Expand", "Range", *INDEX_OPERATORS):
         return None
-    if node.op_type == "Range":
-        bounds = [known.contents_of(each) for each in node.inputs]
-        sizes = [_number(each.item(), free) for each in bounds if each is not None and each.size == 1]
-        numbers = [size for size in sizes if size is not None]
-        return np.arange(*numbers) if len(numbers) == len(bounds) else None
-    operands = [_index(known, each, free, depth - 1) for each in node.inputs if node.op_type in INDEX_OPERATORS]
-    known_ones = [operand for operand in operands if operand is not None]
-    if len(known_ones) != 2 or len(operands) != 2:
+    inputs = node.inputs[:1] if node.op_type == "Expand" else node.inputs
+    operands = [each for one in inputs if (each := at_size(known, one, free, depth - 1)) is not None]
+    if len(operands) < len(inputs):
         return None
-    if node.op_type == "Unsqueeze":
-        return np.expand_dims(known_ones[0], tuple(map(int, known_ones[1].ravel())))
-    return np.add(*known_ones) if node.op_type == "Add" else np.multiply(*known_ones)
+    try:
+        if node.op_type == "Range":
+            return np.arange(*(each.item() for each in operands))
+        if node.op_type == "Expand":
+            shape = sizes_at(dims, free) if dims is not None else None
+            return None if shape is None else np.broadcast_to(operands[0], shape)
+        if node.op_type == "Unsqueeze":
+            return np.expand_dims(operands[0], tuple(map(int, operands[1].ravel())))
+        return np.add(*operands) if node.op_type == "Add" else np.multiply(*operands)
+    except ValueError:  # shapes that do not fit, as its runtime finds
+        return None
 
 
-def _number(size: Extent, free: int) -> int | None:
-    if isinstance(size, int):
-        return size
-    return None if isinstance(size, Unknown) else size.factor * free ** len(size.names)
+def sizes_at(sizes: Dims, free: int) -> tuple[int, ...] | None:
+    """The sizes where every free one is the number `free`; None if one is unknown."""
+    found = []
+    for size in sizes:
+        if isinstance(size, Unknown):
+            return None
+        found.append(size if isinstance(size, int) else size.factor * free ** len(size.names))
+    return tuple(found)
 
 
 def _indices(node: ir.Node) -> np.ndarray | None:

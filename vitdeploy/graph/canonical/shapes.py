@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import onnx
 import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
 
-from vitdeploy.graph.canonical.products import viewed
+from vitdeploy.graph.canonical.products import FREE, at_size, sizes_at, viewed
 from vitdeploy.graph.edit import Names, bypass, replace
 from vitdeploy.graph.shapes.infer import ARITHMETIC, Inference
 from vitdeploy.graph.shapes.sizes import Dims, Extent, FreeSize, Unknown, view_shape
@@ -28,6 +31,16 @@ from vitdeploy.graph.values import (
 
 
 INT64 = ir.DataType.INT64
+# Constants up to this size are computed at export: the largest are position embeddings, not weights.
+FOLD_ELEMENTS = 1 << 26
+# Operators that are computed element by element in Python, about 10^5 elements a second; and how many each may have.
+SLOW = frozenset(
+    {
+        *("AveragePool", "Conv", "ConvTranspose", "GridSample", "LRN", "LpPool", "MaxPool", "NonMaxSuppression"),
+        *("Resize", "RoiAlign", "ScatterElements", "ScatterND", "Unique", "Upsample"),
+    }
+)
+SLOW_ELEMENTS = 1 << 20
 
 
 class SizeChain:
@@ -216,6 +229,80 @@ def _free_sizes(model: ir.Model, known: Inference, chain: SizeChain) -> int:
                     node.replace_input_with(index, short)
                     count += 1
     return count
+
+
+# --- What is the same for every image, computed once ------------------------------------------------------------------
+# A detector's mask of padding, exported with free sizes, is ones expanded to the batch; the positions that are made of
+# it take a dozen operators, none of which mixes images. Each is computed for two sizes of the batch: where all images
+# of both are alike, one of them is a constant, and it is expanded.
+
+
+# What a mask of scores passes in any graph: it is cast, gets its axis of heads, and is repeated.
+ALWAYS = frozenset({"Cast", "Tile", "Unsqueeze"})
+# Elementwise operators that broadcast all their inputs.
+BROADCASTING = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "And", "Or", "Equal", "Where", "Greater", "Less"}
+)
+SHARED = ALWAYS | BROADCASTING
+SHARED |= {"Concat", "Cos", "CumSum", "Exp", "Floor", "Gather", "Log", "Neg", "Not", "Reciprocal", "Reshape", "Resize"}
+SHARED |= {"Sin", "Slice", "Sqrt", "Transpose"}
+
+
+def compute_once(model: ir.Model, known: Inference, chain: SizeChain, node: ir.Node, masks: bool) -> bool:
+    """Make a node the Expand of a constant, where it computes the same for every image of Expands of constants.
+
+    `masks`: of a graph that counts the pixels of a mask, all that is such. In others only what masks of scores need is:
+    what is learned, as queries, stays where its exporter expands it.
+    """
+    expands = [expand for value in node.inputs if (expand := producer(value, "Expand")) is not None]
+    wanted = known.dims_of(node.outputs[0])
+    if not expands or node.op_type not in SHARED or wanted is None or all(isinstance(size, int) for size in wanted):
+        return False
+    if not masks and not _of_a_mask(known, node, expands[0], wanted):
+        return False
+    results = [result for free in FREE if (result := _result(model, known, node, free)) is not None]
+    one = results[0][tuple(slice(None if isinstance(size, int) else 1) for size in wanted)] if results else None
+    alike = one is not None and all(np.array_equal(each, np.broadcast_to(one, each.shape)) for each in results)
+    target = chain.vector(wanted) if alike and len(results) == len(FREE) else None
+    if one is None or target is None:
+        return False
+    constant = Names(model).constant(np.ascontiguousarray(one), f"{stem(node)}/{node.op_type}")
+    whole = ir.node("Expand", [constant, target], name=node.name)
+    known.dims[constant], known.dims[whole.outputs[0]] = one.shape, wanted  # for what follows in the same round
+    replace(model, node, [whole])
+    return True
+
+
+def _of_a_mask(known: Inference, node: ir.Node, expand: ir.Node, wanted: Dims) -> bool:
+    """Whether it is one of the operators that are moved in any graph, on the Expand of a constant."""
+    before, after = known.dims_of(expand.inputs[0]), known.dims_of(expand.outputs[0])
+    if node.op_type in ALWAYS:
+        alike = before is not None and after is not None and len(before) == len(after)
+        return alike and node.inputs[0] is expand.outputs[0] and is_constant(expand.inputs[0])
+    others = [value for value in node.inputs if value is not expand.outputs[0]]
+    return node.op_type in BROADCASTING and after == wanted and all(map(is_constant, (expand.inputs[0], *others)))
+
+
+def _result(model: ir.Model, known: Inference, node: ir.Node, free: int) -> np.ndarray | None:
+    """What a node computes where every free size is the number `free`; None where that is not known."""
+    shape = sizes_at(known.dims[node.outputs[0]], free)
+    if shape is None or math.prod(shape) > (SLOW_ELEMENTS if node.op_type in SLOW else FOLD_ELEMENTS):
+        return None
+    arrays = {f"i{i}": at_size(known, value, free) for i, value in enumerate(node.inputs) if value is not None}
+    inputs = [f"i{i}" if value is not None else "" for i, value in enumerate(node.inputs)]
+    if any(array is None for array in arrays.values()):
+        return None
+    proto = onnx.helper.make_node(node.op_type, inputs, ["result"])
+    proto.attribute.extend(ir.serde.serialize_attribute(attribute) for attribute in node.attributes.values())
+    kinds = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in (*arrays, "result")]
+    graph = onnx.helper.make_graph([proto], "node", kinds[:-1], kinds[-1:])
+    opsets = [onnx.helper.make_opsetid("", model.graph.opset_imports[""])]
+    try:
+        with np.errstate(all="ignore"):
+            [result] = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets)).run(None, arrays)
+    except Exception:  # what cannot be computed here stays
+        return None
+    return np.asarray(result) if np.shape(result) == shape else None
 
 
 # --- Views that stand where the canonical form has none: between a product and its bias, and around a product ---------

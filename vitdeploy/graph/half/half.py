@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import ml_dtypes
@@ -220,12 +219,8 @@ GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 NAMES = {"fp16": "tensor(float16)", "bf16": "tensor(bfloat16)"}
 
 
-@dataclass(frozen=True)
-class Roles:
-    """The inputs and outputs of one operation that are in half precision if the operation is."""
-
-    inputs: tuple[bool, ...]
-    outputs: tuple[bool, ...]
+# The inputs and outputs of one operation that are in half precision if the operation is.
+Roles = tuple[tuple[bool, ...], tuple[bool, ...]]
 
 
 def half_roles(node: ir.Node, opset: int, half: Half) -> Roles | None:
@@ -243,9 +238,9 @@ def half_roles(node: ir.Node, opset: int, half: Half) -> Roles | None:
         kinds = [formals[min(i, last)].type_str for i in range(count)]
         return tuple(NAMES[half] in allowed.get(kind, {kind}) for kind in kinds)
 
-    roles = Roles(takes(list(schema.inputs), len(node.inputs)), takes(list(schema.outputs), len(node.outputs)))
-    pairs = [*zip(node.inputs, roles.inputs, strict=True), *zip(node.outputs, roles.outputs, strict=True)]
-    return roles if any(takes_half for value, takes_half in pairs if is_float(value)) else None
+    inputs, outputs = takes(list(schema.inputs), len(node.inputs)), takes(list(schema.outputs), len(node.outputs))
+    pairs = [*zip(node.inputs, inputs, strict=True), *zip(node.outputs, outputs, strict=True)]
+    return (inputs, outputs) if any(takes_half for value, takes_half in pairs if is_float(value)) else None
 
 
 def is_float(value: ir.Value | None) -> bool:
@@ -289,12 +284,12 @@ class _Typing:
         for i, value in enumerate(node.inputs):
             if value is None or not (is_float(value) or value in self.halves):
                 continue
-            wanted = roles is not None and roles.inputs[i]
+            wanted = roles is not None and roles[0][i]
             if wanted != (value in self.halves):
                 node.replace_input_with(i, self._as(value, wanted))
         if roles is None:
             return
-        for output, takes_half in zip(node.outputs, roles.outputs, strict=True):
+        for output, takes_half in zip(node.outputs, roles[1], strict=True):
             if takes_half and is_float(output):
                 output.type = ir.TensorType(TYPES[self.half])  # a new one: values may share theirs
                 self.halves.add(output)

@@ -310,9 +310,8 @@ def import_graph(
     elif image_size not in (None, metadata.images.crop):
         raise of_another_size(metadata.images.crop, image_size)
     if metadata is None:
-        outputs = task_of(model, path, task)
-        found, postprocess = outputs.task, outputs.postprocess
-        notes += outputs.notes
+        found, postprocess, assumed = task_of(model, path, task)
+        notes += assumed
         if isinstance(postprocess, PostprocessSpec) and postprocess.scores == "sigmoid":
             notes.append("scores are independent (sigmoid), as of all detectors that choose their queries by score")
         notes += [INVERSE_ASSUMED] if found == "depth" else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,17 +70,9 @@ ALIASES = {
 }
 
 
-@dataclass(frozen=True)
-class Outputs:
-    """What the outputs of a graph are for: their task, what they mean, and notes on what was assumed, one per line."""
-
-    task: Task
-    postprocess: Postprocess | None
-    notes: tuple[str, ...]
-
-
-def task_of(model: ir.Model, path: Path, asked: Task | None = None) -> Outputs:
-    """Name the outputs as the first task does that finds its own, `asked` before all others, and drop the rest.
+def task_of(model: ir.Model, path: Path, asked: Task | None = None) -> tuple[Task, Postprocess | None, tuple[str, ...]]:
+    """Name the outputs as the first task does that finds its own, `asked` before all others, and drop the rest. Returns
+    the task, what the outputs mean, and notes on what was assumed, one per line.
 
     Probabilities become logits again. An output that may be an answer of its own is dropped for a task that is asked
     for; else all are numbers.
@@ -111,7 +103,7 @@ def task_of(model: ir.Model, path: Path, asked: Task | None = None) -> Outputs:
             others = [each.task for each in ROWS if each is not row and each.find(outputs, True)]
             told = reason or last_resort(tuple(dict.fromkeys(others)))
         notes = (*filter(None, [told]), *([left_out(_names(left))] if left else []))
-        return Outputs(task, _put(model, kept, postprocess, task), notes)
+        return task, _put(model, kept, postprocess, task), notes
     raise GraphError(
         f"the outputs of {path} are of no task that vitdeploy has",
         found="; ".join(f"{v.name}: {v.dtype}{list(v.shape) if v.shape is not None else ''}" for v in outputs.values()),

@@ -32,7 +32,7 @@ from vitdeploy.graph.analysis.rows import (
     static_shape,
 )
 from vitdeploy.graph.edit import Editor, bypass, drop_unused
-from vitdeploy.graph.values import floats_of, only_user
+from vitdeploy.graph.values import Vector, affine_of, floats_of, only_user
 
 # --- Biases of key and value that softmax makes superfluous -----------------------------------------------------------
 
@@ -244,18 +244,11 @@ def _absorb_into_norm(editor: Editor, norm: ir.Node | None, factors: np.ndarray)
 # --- The normalisation of pixels goes into the weights of the patch embedding -----------------------------------------
 
 
-Vector = npt.NDArray[np.float64]
 MOVED = ("Cast", "Transpose", "Gather")
 
 
-@dataclass(frozen=True)
-class _Affine:
-    """`node` computes value * scale + shift, both [channels]."""
-
-    node: ir.Node
-    value: ir.Value
-    scale: Vector
-    shift: Vector
+# (node, x, scale, shift): it computes x * scale + shift, both [channels].
+_Affine = tuple[ir.Node, ir.Value, Vector, Vector]
 
 
 def fold_image_normalisation(model: ir.Model) -> int:
@@ -282,8 +275,8 @@ def fold_image_normalisation(model: ir.Model) -> int:
         bias = np.zeros(len(weight)) if linear.bias is None else linear.bias
         bias = bias + np.einsum("oihw,i->o", weight, shift)
         editor.set_linear(linear, weight * scale[:, None, None], bias)
-        for step in chain:
-            bypass(step.node, step.value)
+        for node, value, _, _ in chain:
+            bypass(node, value)
         count += 1
     if count:
         drop_unused(model)
@@ -299,7 +292,7 @@ def image_bounds(linear: Linear) -> tuple[Vector, Vector] | None:
         return None
     channels = linear.weight.shape[1] * linear.groups
     chain = _chain(linear.input, channels)
-    image = _image(chain[-1].value if chain else linear.input)
+    image = _image(chain[-1][1] if chain else linear.input)
     if image is None or image.dtype != ir.DataType.UINT8:
         return None
     scale, shift = _composed(chain, channels)
@@ -310,8 +303,8 @@ def image_bounds(linear: Linear) -> tuple[Vector, Vector] | None:
 def _composed(chain: Sequence[_Affine], channels: int) -> tuple[Vector, Vector]:
     """(scale, shift), [channels] each, of all steps, the nearest to the convolution first: scale (s x + t) + shift."""
     scale, shift = np.ones(channels), np.zeros(channels)
-    for step in chain:
-        scale, shift = scale * step.scale, shift + scale * step.shift
+    for _, _, factor, offset in chain:
+        scale, shift = scale * factor, shift + scale * offset
     return scale, shift
 
 
@@ -323,11 +316,11 @@ def _chain(value: ir.Value, channels: int) -> list[_Affine]:
             axis = node.attributes.get_ints("perm", ())[axis] if "perm" in node.attributes else 3 - axis
             value = node.inputs[0]
             continue
-        step = _affine(node, axis, channels)
+        step = affine_of(node, axis, channels, 4)
         if step is None:
             break
-        chain.append(step)
-        value = step.value
+        chain.append((node, *step))
+        value = step[0]
     return chain if _image(value) is not None else []
 
 
@@ -338,34 +331,6 @@ def _image(value: ir.Value) -> ir.Value | None:
         assert operand is not None
         value = operand
     return value if value.is_graph_input() else None
-
-
-def _affine(node: ir.Node, axis: int, channels: int) -> _Affine | None:
-    if node.op_type not in ("Mul", "Div", "Add", "Sub"):
-        return None
-    left, right = node.inputs
-    first, second = (_per_channel(value, axis, channels) for value in (left, right))
-    one, zero = np.ones(channels), np.zeros(channels)
-    if left is not None and first is None and second is not None:
-        if node.op_type == "Mul":
-            return _Affine(node, left, second, zero)
-        if node.op_type == "Div":
-            return _Affine(node, left, 1 / second, zero) if second.all() else None
-        return _Affine(node, left, one, second if node.op_type == "Add" else -second)
-    if right is not None and second is None and first is not None and node.op_type in ("Mul", "Add"):
-        return _Affine(node, right, first, zero) if node.op_type == "Mul" else _Affine(node, right, one, first)
-    return None
-
-
-def _per_channel(value: ir.Value | None, axis: int, channels: int) -> Vector | None:
-    """A constant that broadcasts to 4 axes and varies along `axis` alone, as [channels]."""
-    array = floats_of(value)
-    if array is None or array.ndim > 4:
-        return None
-    shape = (1,) * (4 - array.ndim) + array.shape
-    if array.size not in (1, channels) or shape[axis] != array.size:
-        return None
-    return np.broadcast_to(array.astype(np.float64).ravel(), (channels,))
 
 
 def takes_pixels(linear: Linear) -> bool:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.analysis.attention import TOKENS, Attention, find_attentions, reads_first, residual
-from vitdeploy.graph.analysis.rows import Linear, Rows, is_dequantized, is_layout, rows_of_inputs
+from vitdeploy.graph.analysis.rows import Linear, Rows, is_layout, rows_of_inputs
 from vitdeploy.graph.edit import Editor, drop_unused, replace
 from vitdeploy.graph.values import array_of, dim, is_constant, producer, rank_of
 
@@ -171,12 +171,6 @@ def _extend(editor: Editor, flow: _Flow, stream: ir.Value, count: int, rows: int
         editor.set_input(node, index, np.pad(array, widths, mode="reflect"))
 
 
-def _has_weight(node: ir.Node) -> bool:
-    """Whether it is the product of a linear, with a weight of its own, maybe one in INT8."""
-    weight = node.inputs[1] if node.op_type == "MatMul" else None
-    return weight is not None and (is_constant(weight, overridable=True) or is_dequantized(weight))
-
-
 def _shorten(editor: Editor, flow: _Flow, ends: dict[ir.Value, list[Use]], count: int) -> None:
     """Let uses of tensors with further rows read the first `count` only."""
     for value, uses in ends.items():
@@ -199,7 +193,6 @@ def _refused(found: str, wanted: str) -> GraphError:
 # graph, with its Q/DQ. Which parts are fast, if any, is a property of the runtime, the CPU and the width.
 
 
-ROW_SPLIT_TOKENS = 1  # the axis of the tokens in [batch, tokens, channels]
 QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
 TILES = (64, 32, 16)
 
@@ -216,7 +209,7 @@ def work_by_tokens(model: ir.Model) -> dict[int, int]:
     complete_shapes(model)
     work: dict[int, int] = {}
     for node in model.graph:
-        tokens = dim(node.outputs[0], ROW_SPLIT_TOKENS)
+        tokens = dim(node.outputs[0], TOKENS)
         if _is_linear(node) and tokens is not None and tokens > 1:
             work[tokens] = work.get(tokens, 0) + tokens * (dim(node.inputs[1], 0) or 0) * (dim(node.inputs[1], 1) or 0)
     return dict(sorted(work.items(), key=lambda item: -item[1]))
@@ -269,22 +262,15 @@ def complete_shapes(model: ir.Model) -> None:
 def _rows_of(node: ir.Node, tokens: int) -> tuple[ir.Value, ...] | None:
     """The computed inputs of a node that makes each of its rows of the same row of them; None of any other node."""
     output = node.outputs[0]
-    if (
-        len(node.outputs) != 1
-        or rank_of(output) != 3
-        or dim(output, ROW_SPLIT_TOKENS) != tokens
-        or output.is_graph_output()
-    ):
+    if len(node.outputs) != 1 or rank_of(output) != 3 or dim(output, TOKENS) != tokens or output.is_graph_output():
         return None
     computed = tuple(value for value in node.inputs if value is not None and not _is_weight(value))
-    if node.op_type == "Reshape" or any(
-        (rank_of(each), dim(each, ROW_SPLIT_TOKENS)) != (3, tokens) for each in computed
-    ):
+    if node.op_type == "Reshape" or any((rank_of(each), dim(each, TOKENS)) != (3, tokens) for each in computed):
         return None
     if node.op_type in QUANTIZERS and not node.domain:
         return computed if len(computed) == 1 and _of_one_scale(node) else None
-    rows = rows_of_inputs(node, ROW_SPLIT_TOKENS, tokens)
-    if rows is None or any(axis != ROW_SPLIT_TOKENS for axis in rows.values()):
+    rows = rows_of_inputs(node, TOKENS, tokens)
+    if rows is None or any(axis != TOKENS for axis in rows.values()):
         return None
     return computed if computed and {node.inputs[i] for i in rows} == set(computed) else None
 
@@ -302,9 +288,14 @@ def _is_weight(value: ir.Value) -> bool:
     return node is not None and node.op_type == "DequantizeLinear" and is_constant(node.inputs[0], overridable=True)
 
 
-def _is_linear(node: ir.Node) -> bool:
+def _has_weight(node: ir.Node) -> bool:
+    """Whether it is the product of a linear, with a weight of its own, maybe one in INT8."""
     weight = node.inputs[1] if node.op_type == "MatMul" and not node.domain else None
-    return weight is not None and _is_weight(weight) and rank_of(node.outputs[0]) == 3
+    return weight is not None and _is_weight(weight)
+
+
+def _is_linear(node: ir.Node) -> bool:
+    return _has_weight(node) and rank_of(node.outputs[0]) == 3
 
 
 def _with_linears(computed: Mapping[ir.Node, Iterable[ir.Value]]) -> set[ir.Node]:
@@ -355,15 +346,13 @@ def _write(
         for value in computed[node]:
             if value not in split:
                 shapes = [_resized(value, part) for part in parts]
-                split[value] = editor.node(
-                    node, "Split", [value, sizes], f"{value.name}.rows", *shapes, axis=ROW_SPLIT_TOKENS
-                )
+                split[value] = editor.node(node, "Split", [value, sizes], f"{value.name}.rows", *shapes, axis=TOKENS)
         output = node.outputs[0]
         split[output] = [_copy(editor, node, split, i, part) for i, part in enumerate(parts)]
         readers = [(use.node, use.idx) for use in output.uses() if use.node not in inside]
         if readers:
             [whole] = editor.node(
-                node, "Concat", list(split[output]), f"{output.name}.joined", output.shape, axis=ROW_SPLIT_TOKENS
+                node, "Concat", list(split[output]), f"{output.name}.joined", output.shape, axis=TOKENS
             )
             for reader, index in readers:
                 reader.replace_input_with(index, whole)
@@ -381,7 +370,7 @@ def _copy(editor: Editor, node: ir.Node, split: Mapping[ir.Value, Sequence[ir.Va
 
 def _resized(value: ir.Value, rows: int) -> list[int | ir.SymbolicDim]:
     shape = list(value.shape or ())
-    shape[ROW_SPLIT_TOKENS] = rows
+    shape[TOKENS] = rows
     return shape
 
 

@@ -45,12 +45,8 @@ from vitdeploy.graph.values import array_of, dim
 _BOUNDS = ("starts", "ends", "axes")
 
 
-@dataclass(frozen=True)
-class _Narrow:
-    """A node that needs to compute `wanted` only; `inputs` gives the axis of those rows in each input that has it."""
-
-    wanted: Selected
-    inputs: dict[int, int]
+# Nodes that need to compute some rows only: which, and the axis of those rows in each input that has it.
+_Narrow = dict[ir.Node, tuple[Selected, dict[int, int]]]
 
 
 def class_token_only(model: ir.Model) -> int:
@@ -76,13 +72,13 @@ def class_token_only(model: ir.Model) -> int:
     return _attentions(narrow)
 
 
-def _attentions(narrow: dict[ir.Node, _Narrow]) -> int:
+def _attentions(narrow: _Narrow) -> int:
     return sum(node.op_type == "Softmax" for node in narrow)
 
 
-def _plan(model: ir.Model) -> dict[ir.Node, _Narrow]:
+def _plan(model: ir.Model) -> _Narrow:
     """The nodes whose output is read only in some rows, in graph order; nothing is changed."""
-    narrow: dict[ir.Node, _Narrow] = {}
+    narrow: _Narrow = {}
     for node in reversed(list(model.graph)):
         outputs = [output for output in node.outputs if list(output.uses()) or output.is_graph_output()]
         wanted = [_wanted(output, narrow) for output in outputs]
@@ -92,19 +88,19 @@ def _plan(model: ir.Model) -> dict[ir.Node, _Narrow]:
         inputs = rows_of_inputs(node, first.axis, first.size)
         if inputs is not None:
             rows = {row for one in wanted if one is not None for row in one.rows}
-            narrow[node] = _Narrow(Selected(first.axis, first.size, tuple(sorted(rows))), inputs)
+            narrow[node] = Selected(first.axis, first.size, tuple(sorted(rows))), inputs
     return dict(reversed(narrow.items()))
 
 
-def _wanted(value: ir.Value, narrow: dict[ir.Node, _Narrow]) -> Selected | None:
+def _wanted(value: ir.Value, narrow: _Narrow) -> Selected | None:
     """The rows of `value` that its readers read, or None if one of them reads all, or along another axis."""
     if value.is_graph_output():
         return None
     found = []
     for node, index in value.uses():
         if node in narrow:
-            wanted = narrow[node].wanted
-            axis = narrow[node].inputs.get(index)
+            wanted, inputs = narrow[node]
+            axis = inputs.get(index)
             found.append(Selected(axis, wanted.size, wanted.rows) if axis is not None else None)
         else:
             found.append(selected_rows(node) if index == 0 else None)
@@ -115,7 +111,7 @@ def _wanted(value: ir.Value, narrow: dict[ir.Node, _Narrow]) -> Selected | None:
     return Selected(first.axis, first.size, tuple(rows)) if 2 * len(rows) <= first.size else None
 
 
-def _divide_merged(editor: Editor, model: ir.Model, narrow: dict[ir.Node, _Narrow]) -> int:
+def _divide_merged(editor: Editor, model: ir.Model, narrow: _Narrow) -> int:
     """Give queries that will be narrowed a linear of their own, and their key and value one for both."""
     count = 0
     for attention in find_attentions(model):
@@ -129,7 +125,7 @@ def _divide_merged(editor: Editor, model: ir.Model, narrow: dict[ir.Node, _Narro
     return count
 
 
-def _apply(editor: Editor, narrow: dict[ir.Node, _Narrow]) -> None:
+def _apply(editor: Editor, narrow: _Narrow) -> None:
     have: dict[ir.Value, Selected] = {}  # what the outputs of narrowed nodes hold
     picked: dict[tuple[ir.Value, int, tuple[int, ...]], ir.Value] = {}
 
@@ -143,9 +139,8 @@ def _apply(editor: Editor, narrow: dict[ir.Node, _Narrow]) -> None:
             picked[key] = _select(editor, before, value, axis, [held.index(row) for row in rows])
         return picked[key]
 
-    for node, plan in narrow.items():
-        wanted = plan.wanted
-        for index, axis in plan.inputs.items():
+    for node, (wanted, inputs) in narrow.items():
+        for index, axis in inputs.items():
             value = node.inputs[index]
             assert value is not None
             node.replace_input_with(index, pick(node, value, axis, wanted.rows, wanted.size))
@@ -234,23 +229,23 @@ def merge_tokens(model: ir.Model, schedule: Mapping[int, int]) -> tuple[int, ...
     """
     found = merge_points(model)
     _check(schedule, found)
-    editor, merged, tokens = Editor(model), None, found.count
+    editor, tokens, sizes = Editor(model), found.count, None
     logarithms: dict[ir.Node, ir.Value] = {}
     for block, remaining in sorted(schedule.items()):
-        point = found.points[block]
-        flow, readers = follow(model, point.after, found.prefix), list(point.after.uses())
+        after = found.points[block]
+        flow, readers = follow(model, after, found.prefix), list(after.uses())
         reads = {node for node, _ in readers}
         first = next(node for node in model.graph if node in reads)
-        assert point.after.shape is not None
-        batch = point.after.shape[0]
+        assert after.shape is not None
+        batch = after.shape[0]
         writer = _Writer(editor, first, f"blocks.{block}.merge", batch, found.prefix, tokens, remaining)
-        merged = writer.merge(point.after, merged.sizes if merged is not None else None)
+        merged, sizes, logarithm = writer.merge(after, sizes)
         for node, index in readers:
-            node.replace_input_with(index, merged.tokens)
+            node.replace_input_with(index, merged)
         for value, axes in flow.axes.items():
-            if value is not point.after:
+            if value is not after:
                 editor.resize(value, axes, remaining)
-        logarithms.update((each.softmax, merged.logarithm) for each in flow.attentions)
+        logarithms.update((each.softmax, logarithm) for each in flow.attentions)
         tokens = remaining
     for softmax, logarithm in logarithms.items():
         scores = softmax.inputs[0]
@@ -280,36 +275,23 @@ def _check(schedule: Mapping[int, int], found: MergePoints) -> None:
 
 
 @dataclass(frozen=True)
-class _Merged:
-    """`tokens` [batch, tokens, channels]; `sizes` [batch, tokens, 1], of how many patches each one is the mean; and
-    `logarithm` of these [batch, 1, 1, tokens], which is added to the scores of attention."""
-
-    tokens: ir.Value
-    sizes: ir.Value
-    logarithm: ir.Value
-
-
 class _Writer:
     """Writes one merge, of `count` tokens to `remaining`, in front of a node. Names of nodes begin with `name`."""
 
-    def __init__(
-        self,
-        editor: Editor,
-        before: ir.Node,
-        name: str,
-        batch: int | ir.SymbolicDim,
-        prefix: int,
-        count: int,
-        remaining: int,
-    ) -> None:
-        self.editor, self.before, self.name = editor, before, name
-        self.batch, self.prefix, self.count, self.remaining = batch, prefix, count, remaining
+    editor: Editor
+    before: ir.Node
+    name: str
+    batch: int | ir.SymbolicDim
+    prefix: int
+    count: int
+    remaining: int
 
-    def merge(self, tokens: ir.Value, sizes: ir.Value | None) -> _Merged:
-        """Merge `tokens` [batch, count, channels].
+    def merge(self, tokens: ir.Value, sizes: ir.Value | None) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """Merge `tokens` [batch, count, channels]: these; `sizes` [batch, tokens, 1], of how many patches each one is
+        the mean; and the logarithm of these [batch, 1, 1, tokens], which is added to the scores of attention.
 
         Args:
-            sizes: [batch, count, 1]; None: one patch each.
+            sizes: before, [batch, count, 1]; None: one patch each.
         """
         stay, go, joined = self._match(tokens)
         own, others = self._pick(tokens, stay), self._pick(tokens, go)
@@ -327,7 +309,7 @@ class _Writer:
         row = self._op(
             "Reshape", [sizes, self._ints([-1, 1, 1, self.remaining], "row")], [self.batch, 1, 1, self.remaining]
         )
-        return _Merged(mean, sizes, self._op("Log", [row], row.shape))
+        return mean, sizes, self._op("Log", [row], row.shape)
 
     def _match(self, tokens: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
         """(stay, go, joined): the numbers of the tokens that stay [batch, remaining, 1] and that go [batch, going, 1];
