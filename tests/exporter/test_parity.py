@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from vitdeploy.errors import ExportError
-from vitdeploy.exporter.parity import check_parity, compare_graphs, relative_difference, worst_difference
+from vitdeploy.exporter.parity import ask, check_graph, compare_graphs, relative_difference, worst_difference
 from vitdeploy.exporter.ties import answers_of_choices
 from vitdeploy.models.load import load_model
 from vitdeploy.models.source import Source
@@ -34,9 +34,9 @@ def change(proto, name, function):
     tensor.CopyFrom(numpy_helper.from_array(function(numpy_helper.to_array(tensor)), name))
 
 
-def check(proto, reference, tmp_path, preprocess=PREPROCESS, **options):
+def check(proto, reference, tmp_path, preprocess=PREPROCESS, fixed_batch=None):
     onnx.save(proto, str(tmp_path / "model.onnx"))
-    return check_parity(tmp_path / "model.onnx", reference, preprocess, **options)
+    return check_graph(tmp_path / "model.onnx", ask(reference, preprocess, fixed_batch), preprocess)
 
 
 def test_the_untouched_graph_passes(proto, reference, tmp_path):

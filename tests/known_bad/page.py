@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vitdeploy.known_bad.find import entry_table
+from vitdeploy.known_bad.entries import DONE, table
+from vitdeploy.known_bad.find import releases
 
 PAGE = Path(__file__).parents[2] / "docs" / "known-bad.md"
 BEGIN, END = "<!-- entries -->\n", "<!-- end -->\n"
+
+
+def entry_table() -> str:
+    """All entries in Markdown, as the documentation has them."""
+    rows = []
+    for entry in table():
+        links = (source.removeprefix("docs/") for source in entry.sources)
+        sources = ", ".join(f"[{index}]({link})" for index, link in enumerate(links, 1))
+        cells = (f"`{entry.id}`", releases(entry), entry.wrong, DONE[entry.action], entry.way_out, sources)
+        rows.append(f"| {' | '.join((*cells, entry.reproduced))} |")
+    head = ("entry", "release and device", "what goes wrong", "vitdeploy", "way out", "sources", "reproduced")
+    return "\n".join([f"| {' | '.join(head)} |", "|" + "---|" * len(head), *rows])
 
 
 def written() -> str:

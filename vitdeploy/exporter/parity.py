@@ -63,21 +63,9 @@ class ReferenceAnswers:
     choices: Sequence[np.ndarray] = ()
 
 
-def check_parity(
-    graph: Path, reference: Runner, preprocess: PreprocessSpec, *, fixed_batch: int | None = None
-) -> list[ParityRow]:
-    """Compare the ONNX file with the loaded reference on seeded random pixels.
-
-    A graph with a dynamic batch is run at 1, 2 and 5; one with a fixed batch thrice at that batch, on other pixels.
-
-    Raises:
-        ExportError: a batch that does not run (a batch baked into a constant), or a difference above 1e-4.
-    """
-    return check_graph(graph, ask(reference, preprocess, fixed_batch), preprocess)
-
-
 def ask(reference: Runner, preprocess: PreprocessSpec, fixed_batch: int | None) -> list[ReferenceAnswers]:
-    """The first half of `check_parity`: what the original says, so that it can go before the graph is loaded.
+    """What the original, loaded, gives for seeded random pixels, so that it can go before the graph is loaded: at batch
+    1, 2 and 5; of a fixed batch thrice at that batch, for other pixels.
 
     Raises:
         ExportError: the original itself does not run at a batch, or gives two answers to the same images.
@@ -121,7 +109,11 @@ def refuse_two_answers(second: Mapping[str, np.ndarray], first: Mapping[str, np.
 
 
 def check_graph(graph: Path, asked: Sequence[ReferenceAnswers], preprocess: PreprocessSpec) -> list[ParityRow]:
-    """The second half of `check_parity`; errors as there."""
+    """Compare the ONNX file with what the original gave.
+
+    Raises:
+        ExportError: a batch that does not run (a batch baked into a constant), or a difference above 1e-4.
+    """
     with OnnxRuntimeRunner(graph, name="the exported graph") as runner:
         feeds = [_feed(runner.inputs[0], each, preprocess) for each in asked]
         rows = _rows(runner, feeds, [each.outputs for each in asked])

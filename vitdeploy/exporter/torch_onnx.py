@@ -409,8 +409,3 @@ def _quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def opsets() -> Sequence[int]:
-    """The opsets that can be requested: LayerNormalization is one node from 17, Gelu from 20."""
-    return (18, 19, 20)

@@ -10,7 +10,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
@@ -35,7 +35,6 @@ Matcher = Literal[
     "mean_over_axes_of_an_input", "rotary_attention", "scaled_queries_and_keys", "tokens_as_many_as_heads",
     "unequal_axis_pads", "vector_behind_scores", "windowed_attention",
 ]  # fmt: skip
-MATCHERS: tuple[str, ...] = get_args(Matcher)
 
 
 @dataclass(frozen=True)

@@ -225,23 +225,7 @@ def described(match: Match) -> dict[str, Any]:
     return {**entry, "nodes": list(match.nodes)}
 
 
-def entry_table() -> str:
-    """All entries in Markdown, as the documentation has them."""
-    rows = []
-    for entry in table():
-        sources = ", ".join(f"[{index}]({_link(source)})" for index, source in enumerate(entry.sources, 1))
-        cells = (f"`{entry.id}`", releases(entry), entry.wrong, DONE[entry.action], entry.way_out, sources)
-        rows.append(f"| {' | '.join((*cells, entry.reproduced))} |")
-    head = ("entry", "release and device", "what goes wrong", "vitdeploy", "way out", "sources", "reproduced")
-    return "\n".join([f"| {' | '.join(head)} |", "|" + "---|" * len(head), *rows])
-
-
 def in_spite(artifact: str, accepted: Sequence[str]) -> list[str]:
     """Remarks on an engine whose runtime is known to compute such a graph wrongly, which was accepted."""
     wrong = {entry.id: entry.wrong for entry in table()}
     return [f"{artifact} was compiled in spite of {each}: {wrong.get(each, 'unknown')}." for each in accepted]
-
-
-def _link(source: str) -> str:
-    """An address, or a page of the documentation as its pages name it."""
-    return source.removeprefix("docs/")

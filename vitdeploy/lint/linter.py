@@ -77,9 +77,3 @@ def counts(findings: Sequence[LintFinding]) -> dict[str, int]:
     """The number of findings of each severity."""
     found = Counter(finding.severity for finding in findings)
     return {severity: found[severity] for severity in SEVERITIES}  # type: ignore[index]
-
-
-def rule_table() -> str:
-    """All rules as a Markdown table, as the documentation has it."""
-    rows = [f"| {rule.code} | {rule.severity} | {rule.wanted} | {rule.fix} |" for rule in RULES]
-    return "\n".join(["| rule | | wanted | fix |", "|---|---|---|---|", *rows])

@@ -35,50 +35,23 @@ from vitdeploy.models.external.transformers import from_timm, from_transformers,
 from vitdeploy.models.family import Family, Hints, LoadedModel, Recognised, refuse_channels
 from vitdeploy.models.json_file import files_of
 from vitdeploy.models.memory_bank import with_memory
-from vitdeploy.models.model_folder.folder import (
-    CONFIG,
-    OPEN_CLIP,
-    PREPROCESSOR,
-    SAFETENSORS,
-    ModelFolder,
-    backbone_size,
-    beside,
-    detector_size,
-    labels_for,
-    model_config,
-    size_note,
-    stated_size,
-    timm_config,
-    usual_processor,
-    vision_part,
-)
+from vitdeploy.models.model_folder import folder as configs
+from vitdeploy.models.model_folder import image_processor
 from vitdeploy.models.model_folder.hub import is_hub_name, locate
-from vitdeploy.models.model_folder.image_processor import (
-    fixed_size,
-    scaled,
-    timm_preprocess,
-    transformers_preprocess,
-    transformers_processor,
-)
 from vitdeploy.models.source import Source
-from vitdeploy.models.towers import (
-    KINDS,
-    from_owl,
-    with_text_features,
-    with_text_tower,
-)
+from vitdeploy.models.towers import KINDS, from_owl, with_text_features, with_text_tower
 from vitdeploy.runtime.values import number_of_classes
 from vitdeploy.spec import PreprocessSpec, SegmentationSpec, Task, TensorsSpec
 
 SEED = 0
 SEEDED = "no checkpoint given: the weights are seeded random numbers, and so is every accuracy"
 
-HALF_ASSUMED = f"no {PREPROCESSOR}: mean = std = 0.5 and a plain resize are assumed"
+HALF_ASSUMED = f"no {configs.PREPROCESSOR}: mean = std = 0.5 and a plain resize are assumed"
 UNUSED = "__background__"  # what RF-DETR's repository calls the last column of a head
 HEADLESS = "no classification head: a feature extractor"
 
 
-def located(source: Source) -> tuple[Source, ModelFolder | None]:
+def located(source: Source) -> tuple[Source, configs.ModelFolder | None]:
     """The same source with its files on this machine (downloaded if it names a hub), and their folder.
 
     Raises:
@@ -92,7 +65,7 @@ def located(source: Source) -> tuple[Source, ModelFolder | None]:
         folder = locate(source.model)
         folder = dataclasses.replace(folder, given=files_of(given)) if given else folder
         return dataclasses.replace(source, model=f"hf:{folder.path}"), folder
-    if given is None or (near := beside(given)) is None:
+    if given is None or (near := configs.beside(given)) is None:
         return source, None
     if near.has_config and source.model is None and source.function is None:
         source = dataclasses.replace(source, model=f"hf:{near.path}")
@@ -221,13 +194,13 @@ def _of_name(source: Source, name: str, family: Family, config: Any) -> LoadedMo
     )
 
 
-def _beside(folder: ModelFolder, model: str) -> Callable[[Recognised], None] | None:
+def _beside(folder: configs.ModelFolder, model: str) -> Callable[[Recognised], None] | None:
     """A check that weights with a config.json belong to the model that the user named. None if that file is for another
     architecture of timm, or only timm has the name and the file is not timm's: then it is not read."""
     if folder.is_open_clip:
         return None
     name = model.removeprefix("timm:")
-    own = model_config(folder.path / CONFIG).get("architecture")
+    own = configs.model_config(folder.path / configs.CONFIG).get("architecture")
     if own is not None and str(own).partition(".")[0] != name.partition(".")[0]:
         return None
     if (known := catalog.find(name) or catalog.find(name.partition(".")[0])) is None:
@@ -237,19 +210,19 @@ def _beside(folder: ModelFolder, model: str) -> Callable[[Recognised], None] | N
 
 def _from_folder(
     source: Source,
-    folder: ModelFolder,
+    folder: configs.ModelFolder,
     name: str,
     check: Callable[[Recognised], None] = lambda found: None,
 ) -> LoadedModel:
     """A folder with config.json: the architecture is ours where a family recognises the weights, and `check` agrees."""
     if folder.is_open_clip:
         return _open_clip(source, folder, name)
-    config = model_config(folder.path / CONFIG)
+    config = configs.model_config(folder.path / configs.CONFIG)
     refuse_unsupported(config)
-    state, notes = _weights(folder, CONFIG)
+    state, notes = _weights(folder, configs.CONFIG)
     file = str(folder.weights[0])
-    processor = None if source.preprocess else transformers_processor(folder.path)
-    told = stated_size(config) or fixed_size(processor)
+    processor = None if source.preprocess else image_processor.transformers_processor(folder.path)
+    told = configs.stated_size(config) or image_processor.fixed_size(processor)
     found: Recognised | None = None
     if config.get("model_type") not in (MODEL_TYPE, *KINDS):
         hints = Hints(source.heads, told or source.size, config)
@@ -257,7 +230,13 @@ def _from_folder(
         ours = _is_ours(config)
         found = catalog.recognise_within(state, hints, file) if ours else catalog.recognise(state, hints)
     if found is None:
-        size = source.size or told or detector_size(config, processor) or backbone_size(config) or IMAGE_SIZE
+        size = (
+            source.size
+            or told
+            or configs.detector_size(config, processor)
+            or configs.backbone_size(config)
+            or IMAGE_SIZE
+        )
         return _of_library(source, folder, name, config, state, notes, size)
     check(found)
     catalog.check_config(config, found, str(folder.path) if not folder.given else file)
@@ -272,7 +251,7 @@ def _from_folder(
 
 def _of_library(
     source: Source,
-    folder: ModelFolder,
+    folder: configs.ModelFolder,
     name: str,
     config: Mapping[str, Any],
     state: Mapping[str, Tensor],
@@ -282,11 +261,16 @@ def _of_library(
     """A folder whose architecture is that of its library."""
     kind, path = config.get("model_type"), folder.path
     # transformers reads no pickles
-    own = state if folder.given or not (path / SAFETENSORS).is_file() else None
+    own = state if folder.given or not (path / configs.SAFETENSORS).is_file() else None
     if kind == MODEL_TYPE:  # the config of its encoder says the size of images
         encoder = config.get("encoder")
         encoder = encoder if isinstance(encoder, dict) else {}
-        size = source.size or stated_size(encoder) or fixed_size(transformers_processor(path)) or IMAGE_SIZE
+        size = (
+            source.size
+            or configs.stated_size(encoder)
+            or image_processor.fixed_size(image_processor.transformers_processor(path))
+            or IMAGE_SIZE
+        )
         spec, remarks = _folder_preprocess(source, folder, encoder, _told_channels(encoder), size)
         original = from_encoder_decoder(path, config, spec, size, own)
         return dataclasses.replace(original, name=name, notes=(*notes, *original.notes, *remarks))
@@ -299,11 +283,11 @@ def _of_library(
     spec, remarks = _folder_preprocess(source, folder, config, _told_channels(config), size)
     assumed, remarks = (HALF_ASSUMED, ()) if remarks == (HALF_ASSUMED,) else (None, remarks)
     original = from_transformers(path, config, spec, size, own, _asked(source))
-    original = with_label_values(with_own_scaling(original, assumed), transformers_processor(path))
-    return _noted(original, name, config, (*notes, *size_note(config, size), *remarks))
+    original = with_label_values(with_own_scaling(original, assumed), image_processor.transformers_processor(path))
+    return _noted(original, name, config, (*notes, *configs.size_note(config, size), *remarks))
 
 
-def _weights(folder: ModelFolder, config: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+def _weights(folder: configs.ModelFolder, config: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     state, notes = read_checkpoint(*folder.weights)
     if folder.revision:
         notes = (f"{folder.repository} at {folder.revision}", *notes)
@@ -312,10 +296,10 @@ def _weights(folder: ModelFolder, config: str) -> tuple[dict[str, Tensor], tuple
     return state, notes
 
 
-def _open_clip(source: Source, folder: ModelFolder, name: str) -> LoadedModel:
+def _open_clip(source: Source, folder: configs.ModelFolder, name: str) -> LoadedModel:
     """A folder in OpenCLIP's layout: both towers where it has a tokenizer, else that of images."""
     config = open_clip.open_clip_config(folder.path)
-    state, notes = _weights(folder, OPEN_CLIP)
+    state, notes = _weights(folder, configs.OPEN_CLIP)
     preprocess = source.preprocess or open_clip.open_clip_preprocess(config)
     found = open_clip.image_part(state, config, source, str(folder.weights[0]))
     if isinstance(found, Recognised):
@@ -323,7 +307,7 @@ def _open_clip(source: Source, folder: ModelFolder, name: str) -> LoadedModel:
         original = _built(source, family, found.config, found.state, preprocess, (*notes, *found.notes))
     else:
         size = found.signature.image_size
-        preprocess = source.preprocess or scaled(preprocess, config.image_size, size)
+        preprocess = source.preprocess or image_processor.scaled(preprocess, config.image_size, size)
         original = dataclasses.replace(found, preprocess=preprocess, notes=(*notes, *found.notes))
     original = dataclasses.replace(open_clip.as_features(original, config.features), name=name)
     alone = source.text_features is not None or source.task == "features"
@@ -338,24 +322,24 @@ def _is_ours(config: Mapping[str, Any]) -> bool:
 
 
 def _folder_preprocess(
-    source: Source, folder: ModelFolder, config: Mapping[str, Any], channels: int, size: tuple[int, int]
+    source: Source, folder: configs.ModelFolder, config: Mapping[str, Any], channels: int, size: tuple[int, int]
 ) -> tuple[PreprocessSpec, tuple[str, ...]]:
     if source.preprocess is not None:
         return source.preprocess, ()
-    if (of_timm := timm_config(config)) is not None:
-        return timm_preprocess(of_timm, channels, size), ()
-    if (processor := transformers_processor(folder.path)) is not None:
-        return transformers_preprocess(processor, channels, size)
-    if (usual := usual_processor(config)) is not None:
-        note = f"no {PREPROCESSOR}: the defaults of {usual['image_processor_type']} are assumed"
-        spec, remarks = transformers_preprocess(usual, channels, size)
+    if (of_timm := configs.timm_config(config)) is not None:
+        return image_processor.timm_preprocess(of_timm, channels, size), ()
+    if (processor := image_processor.transformers_processor(folder.path)) is not None:
+        return image_processor.transformers_preprocess(processor, channels, size)
+    if (usual := configs.usual_processor(config)) is not None:
+        note = f"no {configs.PREPROCESSOR}: the defaults of {usual['image_processor_type']} are assumed"
+        spec, remarks = image_processor.transformers_preprocess(usual, channels, size)
         return spec, (note, *remarks)
     half = (0.5,) * channels
     return PreprocessSpec(size, size, "bilinear", half, half), (HALF_ASSUMED,)
 
 
 def _told_channels(config: Mapping[str, Any]) -> int:
-    channels = vision_part(config).get("num_channels", 3)
+    channels = configs.vision_part(config).get("num_channels", 3)
     return channels if isinstance(channels, int) else 3
 
 
@@ -411,7 +395,7 @@ def _built(
     if source.size is not None and source.size != own:
         config, state = family.resize(config, state, source.size)
         if preprocess and preprocess != source.preprocess:
-            preprocess = scaled(preprocess, own, source.size)
+            preprocess = image_processor.scaled(preprocess, own, source.size)
         method = RESAMPLING.get(getattr(config, "position_resampling", ""))
         notes = (*notes, f"resized from {own[0]}x{own[1]} to {source.size[0]}x{source.size[1]} pixels")
         notes = (*notes, f"position embeddings resized: {method}") if method else notes
@@ -434,7 +418,7 @@ def _noted(original: LoadedModel, name: str, config: Mapping[str, Any], notes: t
     """The original under the user's name for it, with the class names of its config file."""
     signature = original.signature
     classes = None if signature.task == "features" else number_of_classes(signature.outputs, signature.postprocess)
-    labels, remarks = labels_for(config, classes)
+    labels, remarks = configs.labels_for(config, classes)
     original = dataclasses.replace(original, name=name, labels=labels, notes=(*notes, *original.notes, *remarks))
     told = of_problem(config)
     return as_numbers(original, told) if told and signature.task == "classification" else original

@@ -10,7 +10,7 @@ import torch
 
 from vitdeploy.bundle.layout import PartTensors
 from vitdeploy.errors import CapabilityError
-from vitdeploy.models.architectures.transformer import KeyValue, Transformer
+from vitdeploy.models.architectures.transformer import Transformer
 from vitdeploy.models.external.image_text import ImageText
 from vitdeploy.models.external.prompted import Prompted, embeddings_of
 from vitdeploy.models.family import LoadedModel, Signature
@@ -75,8 +75,8 @@ def _text_runner(original: LoadedModel, module: ImageText, sequence: SequenceSpe
     logits = TensorSpec("logits", "float32", ("batch", module.model.decoder.config.vocab_size))
     token, kept, length = TensorSpec(TOKEN, "int64", ("batch", 1)), specs("cross"), "past_length"
     return TextRunner(
-        TorchParts(encode, _image(signature), kept, threads),
-        TorchParts(step, (token, *kept, *specs("past", length)), (logits, *specs("present", length)), threads),
+        _TorchParts(encode, _image(signature), kept, threads),
+        _TorchParts(step, (token, *kept, *specs("past", length)), (logits, *specs("present", length)), threads),
         sequence,
         name="pytorch",
     )
@@ -94,8 +94,8 @@ def _towers_runner(original: LoadedModel, module: Towers, threads: int) -> Runne
     own = {IMAGE_FEATURES: "features"}
     image = [dataclasses.replace(each, name=own.get(each.name, each.name)) for each in images]
     parts: dict[str, Runner] = {
-        IMAGE_TOWER: TorchParts(module.image_tower, _image(signature), tuple(image), threads),
-        TEXT_TOWER: TorchParts(
+        IMAGE_TOWER: _TorchParts(module.image_tower, _image(signature), tuple(image), threads),
+        TEXT_TOWER: _TorchParts(
             module.text_tower,
             (TensorSpec("text", "int64", ("batch", spec.length)),),
             (TensorSpec("features", "float32", ("batch", *text.shape[1:])),),
@@ -113,8 +113,8 @@ def _prompted_runner(original: LoadedModel, module: Prompted, threads: int) -> R
     prompt = prompt_tensors(signature.postprocess)
     return _flow(
         {
-            IMAGE_ENCODER: TorchParts(module.image_encoder, _image(signature), embedded, threads),
-            PROMPT_DECODER: TorchParts(module.prompt_decoder, (*embedded, *prompt), signature.outputs, threads),
+            IMAGE_ENCODER: _TorchParts(module.image_encoder, _image(signature), embedded, threads),
+            PROMPT_DECODER: _TorchParts(module.prompt_decoder, (*embedded, *prompt), signature.outputs, threads),
         }
     )
 
@@ -124,7 +124,7 @@ def _flow(parts: Mapping[str, Runner]) -> FlowRunner:
     return FlowRunner(flow_of_graphs(graphs), parts, name="pytorch")
 
 
-class TorchParts(Runner):
+class _TorchParts(Runner):
     """A function of tensors, such as a module, in eager mode as a part of a flow: inputs and outputs in their order."""
 
     def __init__(
@@ -153,7 +153,7 @@ class TorchParts(Runner):
         pass
 
 
-class _TorchSequenceRunner(TorchParts):
+class _TorchSequenceRunner(_TorchParts):
     """Decodes greedily with an encoder-decoder in eager mode; inputs and outputs as `runtime.SequenceRunner`."""
 
     def __init__(self, module: Transformer, spec: SequenceSpec, *, threads: int = 0) -> None:
@@ -167,7 +167,7 @@ class _TorchSequenceRunner(TorchParts):
         source = torch.from_numpy(feeds["source"])
         with torch.inference_mode():
             encoded = self.module.encode(source)
-            past = [KeyValue(read.key[:, :, :0], read.value[:, :, :0]) for read in encoded.cross]
+            past = [(key[:, :, :0], value[:, :, :0]) for key, value in encoded.cross]
             token = torch.full((len(source), 1), self.spec.start)
             ended = torch.zeros(len(source), dtype=torch.bool)
             tokens: list[torch.Tensor] = []
@@ -182,7 +182,7 @@ class _TorchSequenceRunner(TorchParts):
         return {"tokens": torch.stack(tokens, 1).numpy(), "logits": torch.stack(logits, 1).numpy()}
 
 
-class TorchRunner(TorchParts):
+class TorchRunner(_TorchParts):
     """Runs the original module in eager mode, float32, on the CPU.
 
     Input "image": float32 [batch, channels, height, width], normalised. Outputs: those of the model's signature.

@@ -43,7 +43,7 @@ MASKED = -100.0
 
 
 @dataclass(frozen=True)
-class Stage:
+class _StageShape:
     """Geometry of one stage: `resolution`, `window` and `shift` (of its odd blocks) in tokens, (height, width)."""
 
     width: int
@@ -114,7 +114,7 @@ class SwinConfig:
         return math.lcm(*(2**i * self.patch_size * side for i, side in enumerate(self.windows)))
 
     @property
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[_StageShape, ...]:
         stages = []
         rows, columns = self.image_size[0] // self.patch_size, self.image_size[1] // self.patch_size
         for i, (depth, heads, side) in enumerate(zip(self.depths, self.heads, self.windows, strict=True)):
@@ -122,7 +122,7 @@ class SwinConfig:
             shift = (0 if rows <= side else side // 2, 0 if columns <= side else side // 2)
             if self.border == "transformers" and min(rows, columns) <= side:
                 shift = (0, 0)
-            stages.append(Stage(2**i * self.width, depth, heads, (rows, columns), window, shift))
+            stages.append(_StageShape(2**i * self.width, depth, heads, (rows, columns), window, shift))
             rows, columns = -(-rows // 2), -(-columns // 2)
         return tuple(stages)
 
@@ -148,7 +148,7 @@ def relative_position_index(window: tuple[int, int]) -> npt.NDArray[np.int64]:
     return np.asarray(down * (2 * window[1] - 1) + right)
 
 
-def shift_mask(stage: Stage) -> npt.NDArray[np.float32]:
+def shift_mask(stage: _StageShape) -> npt.NDArray[np.float32]:
     """[w, n, n]: 0 for pairs of tokens of one region, MASKED for pairs that the cyclic shift brought together.
 
     Section 3.2, figure 4: along each shifted axis the regions are all but the last window, and its two parts.
@@ -205,7 +205,7 @@ class WindowAttention(nn.Module):
     no checkpoint holds would not survive that.
     """
 
-    def __init__(self, stage: Stage, config: SwinConfig, shifted: bool) -> None:
+    def __init__(self, stage: _StageShape, config: SwinConfig, shifted: bool) -> None:
         super().__init__()
         self.heads = stage.heads
         self.index = relative_position_index(stage.window)
@@ -238,7 +238,7 @@ class WindowAttention(nn.Module):
 class _SwinBlock(nn.Module):
     """Attention in windows, regular or shifted, then the MLP: [b, n, d] -> the same."""
 
-    def __init__(self, stage: Stage, config: SwinConfig, shifted: bool) -> None:
+    def __init__(self, stage: _StageShape, config: SwinConfig, shifted: bool) -> None:
         super().__init__()
         self.stage = stage
         self.shift = stage.shift if shifted else (0, 0)
@@ -297,7 +297,7 @@ def from_windows(x: Tensor, size: tuple[int, int], window: tuple[int, int]) -> T
 class _SwinStage(nn.Module):
     """Patch merging, where there is a stage before, then the blocks: [b, n, d] -> [b, n / 4, 2 d], or the same."""
 
-    def __init__(self, stage: Stage, before: Stage | None, config: SwinConfig) -> None:
+    def __init__(self, stage: _StageShape, before: _StageShape | None, config: SwinConfig) -> None:
         super().__init__()
         self.downsample = _PatchMerging(before.width, before.resolution) if before else nn.Identity()
         self.blocks = nn.Sequential(*(_SwinBlock(stage, config, shifted=i % 2 == 1) for i in range(stage.depth)))

@@ -81,14 +81,8 @@ class TransformerConfig:
                 raise ValueError(f"the token {token} ({name}) is outside the vocabulary of {self.target_vocabulary}")
 
 
-class KeyValue(NamedTuple):
-    """Keys and values of one attention, each [b, h, n, e]. A plain pair is taken for one."""
-
-    key: Tensor
-    value: Tensor
-
-
-Pair: TypeAlias = tuple[Tensor, Tensor]
+# Keys and values of one attention, each [b, h, n, e].
+KeyValue: TypeAlias = tuple[Tensor, Tensor]
 
 
 class Encoded(NamedTuple):
@@ -130,13 +124,13 @@ class _SelfAttention(nn.Module):
         self.split = _SplitHeads(heads)
         self.proj = nn.Linear(width, width)
 
-    def forward(self, x: Tensor, mask: Tensor | None, past: Pair | None = None) -> tuple[Tensor, KeyValue]:
+    def forward(self, x: Tensor, mask: Tensor | None, past: KeyValue | None = None) -> tuple[Tensor, KeyValue]:
         """x: [b, n, d]. Returns [b, n, d], and keys and values [b, h, p + n, e] of past and present."""
         query, key, value = self.split(self.qkv(x), 3)
         if past is not None:
             key, value = (torch.cat(pair, dim=2) for pair in zip(past, (key, value), strict=True))
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        return self.proj(mixed.transpose(1, 2).flatten(2)), KeyValue(key, value)
+        return self.proj(mixed.transpose(1, 2).flatten(2)), (key, value)
 
 
 class _CrossAttention(nn.Module):
@@ -151,9 +145,10 @@ class _CrossAttention(nn.Module):
 
     def read(self, memory: Tensor) -> KeyValue:
         """Keys and values [b, h, s, e] of the memory [b, s, d]: the same for every target token."""
-        return KeyValue(*self.split(self.key_value(memory), 2))
+        key, value = self.split(self.key_value(memory), 2)
+        return key, value
 
-    def forward(self, x: Tensor, source: Pair, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, source: KeyValue, mask: Tensor) -> Tensor:
         (query,) = self.split(self.query(x), 1)
         mixed = F.scaled_dot_product_attention(query, *source, attn_mask=mask)
         return self.proj(mixed.transpose(1, 2).flatten(2))
@@ -188,7 +183,7 @@ class _DecoderBlock(nn.Module):
         self.norm3 = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
 
     def forward(
-        self, x: Tensor, mask: Tensor | None, source: Pair, source_mask: Tensor, past: Pair | None = None
+        self, x: Tensor, mask: Tensor | None, source: KeyValue, source_mask: Tensor, past: KeyValue | None = None
     ) -> tuple[Tensor, KeyValue]:
         if self.pre_norm:
             mixed, present = self.self_attention(self.norm1(x), mask, past)
@@ -277,7 +272,7 @@ class Transformer(nn.Module):
         return Encoded(memory, mask, [block.cross_attention.read(memory) for block in blocks])
 
     def step(
-        self, token: Tensor, mask: Tensor, cross: Sequence[Pair], past: Sequence[Pair]
+        self, token: Tensor, mask: Tensor, cross: Sequence[KeyValue], past: Sequence[KeyValue]
     ) -> tuple[Tensor, list[KeyValue]]:
         """One more token of each target.
 

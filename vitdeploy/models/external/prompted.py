@@ -64,7 +64,7 @@ class _Sam2Encoder(nn.Module):
         return (embedding, *(project(each) for project, each in zip(self.project, finer, strict=True)))
 
 
-class PromptDecoder(nn.Module):
+class _PromptDecoder(nn.Module):
     """The embedding and finer maps, points float32 [b, slots, 2] in pixels of the input, kinds int64 [b, slots] ->
     masks [b, 4, 4h, 4w], logits, and the IoU promised of each [b, 4]."""
 
@@ -143,7 +143,7 @@ def _two_way(transformer: Any, prompt: Tensor, image: Tensor, positions: Tensor,
 class Prompted(nn.Module):
     """Both: [b, channels, side, side], points [b, slots, 2] and kinds [b, slots] -> masks and their scores."""
 
-    def __init__(self, image_encoder: nn.Module, prompt_decoder: PromptDecoder) -> None:
+    def __init__(self, image_encoder: nn.Module, prompt_decoder: _PromptDecoder) -> None:
         super().__init__()
         self.image_encoder, self.prompt_decoder = image_encoder, prompt_decoder
 
@@ -156,7 +156,7 @@ def _sam(model: Any) -> tuple[Prompted, PromptSpec]:
     kinds = torch.cat([each.weight for each in model.prompt_encoder.point_embed])
     decoder = model.mask_decoder
     tokens = (decoder.iou_token, decoder.mask_tokens)
-    return Prompted(_SamEncoder(model), PromptDecoder(model, kinds, tokens)), PromptSpec(SLOTS)
+    return Prompted(_SamEncoder(model), _PromptDecoder(model, kinds, tokens)), PromptSpec(SLOTS)
 
 
 def _sam2(model: Any) -> tuple[Prompted, PromptSpec]:
@@ -169,7 +169,7 @@ def _sam2(model: Any) -> tuple[Prompted, PromptSpec]:
             float(decoder.dynamic_multimask_stability_thresh),
         )
     kinds = model.prompt_encoder.point_embed.weight
-    module = Prompted(_Sam2Encoder(model), PromptDecoder(model, kinds, tokens))
+    module = Prompted(_Sam2Encoder(model), _PromptDecoder(model, kinds, tokens))
     return module, PromptSpec(SLOTS, closed_box=True, stability=stability)
 
 

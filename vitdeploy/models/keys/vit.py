@@ -248,7 +248,7 @@ def left_out(keys: Iterable[str], why: str) -> list[str]:
 # <size> is one of `SIZES` or w<width>d<depth>h<heads>; <image> is a side in pixels, or <height>x<width>.
 
 
-class ModelSize(NamedTuple):
+class _ModelSize(NamedTuple):
     width: int
     depth: int
     heads: int
@@ -259,19 +259,19 @@ class ModelSize(NamedTuple):
 # 2106.04560 for giant and gigantic; arXiv 2305.13035 for so400m; SigLIP 2 (arXiv 2502.14786) for giantopt; timm for
 # medium, which is DeiT-III's.
 SIZES = {
-    "tiny": ModelSize(192, 12, 3),
-    "small": ModelSize(384, 12, 6),
-    "medium": ModelSize(512, 12, 8),
-    "base": ModelSize(768, 12, 12),
-    "large": ModelSize(1024, 24, 16),
-    "so400m": ModelSize(1152, 27, 16, 3.7362),
-    "huge": ModelSize(1280, 32, 16),
-    "giant": ModelSize(1408, 40, 16, 48 / 11),
-    "giantopt": ModelSize(1536, 40, 16),
-    "gigantic": ModelSize(1664, 48, 16, 64 / 13),
+    "tiny": _ModelSize(192, 12, 3),
+    "small": _ModelSize(384, 12, 6),
+    "medium": _ModelSize(512, 12, 8),
+    "base": _ModelSize(768, 12, 12),
+    "large": _ModelSize(1024, 24, 16),
+    "so400m": _ModelSize(1152, 27, 16, 3.7362),
+    "huge": _ModelSize(1280, 32, 16),
+    "giant": _ModelSize(1408, 40, 16, 48 / 11),
+    "giantopt": _ModelSize(1536, 40, 16),
+    "gigantic": _ModelSize(1664, 48, 16, 64 / 13),
 }
 # DINOv2's giant (arXiv 2304.07193, table 17) is another; its SwiGLU has 8192 rows, both halves together.
-DINOV2_GIANT = ModelSize(1536, 40, 24, 16 / 3)
+DINOV2_GIANT = _ModelSize(1536, 40, 24, 16 / 3)
 DINOV2_IMAGE = (518, 518)
 # Dimensions that image and text share: table 20 of arXiv 2103.00020 (base, large), OpenCLIP's for the others.
 CLIP_DIMENSIONS = {"medium": 512, "base": 512, "large": 768, "huge": 1024, "giant": 1024, "gigantic": 1280}
@@ -318,7 +318,7 @@ def _siglip(found: re.Match[str], base: dict[str, Any]) -> ViTConfig:
 
 def _dinov2(found: re.Match[str], base: dict[str, Any]) -> ViTConfig:
     giant = found["size"] == "giant"
-    size = dict(zip(ModelSize._fields, DINOV2_GIANT, strict=True)) if giant else {}
+    size = dict(zip(_ModelSize._fields, DINOV2_GIANT, strict=True)) if giant else {}
     return ViTConfig(
         **base | size | {"image_size": DINOV2_IMAGE},
         num_classes=0,
@@ -394,7 +394,7 @@ def _base(found: re.Match[str]) -> dict[str, Any]:
     if named["width"] is None:
         size = SIZES[named["size"]]
     else:
-        size = ModelSize(int(named["width"]), int(named["depth"]), int(named["heads"]))
+        size = _ModelSize(int(named["width"]), int(named["depth"]), int(named["heads"]))
     fields: dict[str, Any] = {"patch_size": int(named["patch"]), **size._asdict()}
     if "height" in named:
         height = int(named["height"])
