@@ -78,6 +78,13 @@ class _DecoderStep(nn.Module):
         return [logits, *_flat(present)]
 
 
+class _MaskedStep(_DecoderStep):
+    """The same where the source is padded. torch.export names axes by the arguments, and so do the graphs."""
+
+    def forward(self, token: Tensor, mask: Tensor, cross: list[Tensor], past: list[Tensor]) -> list[Tensor]:
+        return super().forward(token, mask, cross, past)
+
+
 def _flat(pairs: Sequence[KeyValue]) -> list[Tensor]:
     return [tensor for pair in pairs for tensor in pair]
 
@@ -128,7 +135,7 @@ def export_sequence(module: nn.Module, *, name: str, opset: int) -> dict[str, ir
         lengths=True,
     )
     step = exported(
-        _DecoderStep(module),
+        _MaskedStep(module),
         (
             torch.zeros(EXAMPLE_BATCH, 1, dtype=torch.int64),
             torch.zeros(EXAMPLE_BATCH, 1, 1, EXAMPLE_SOURCE),
@@ -137,11 +144,9 @@ def export_sequence(module: nn.Module, *, name: str, opset: int) -> dict[str, ir
         ),
         {
             "token": {0: batch},
-            "read": (
-                {0: batch, 3: source_length},
-                [{0: batch, 2: source_length}] * (2 * blocks),
-                [{0: batch, 2: past_length}] * (2 * blocks),
-            ),
+            "mask": {0: batch, 3: source_length},
+            "cross": [{0: batch, 2: source_length}] * (2 * blocks),
+            "past": [{0: batch, 2: past_length}] * (2 * blocks),
         },
         opset,
         ["token", "source_mask", *_names("cross", blocks), *_names("past", blocks)],

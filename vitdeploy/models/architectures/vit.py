@@ -161,7 +161,7 @@ class ViTConfig:
         return self.pre_logits or self.pooled_width
 
 
-class _EncoderBlock(nn.Module):
+class EncoderBlock(nn.Module):
     """Equations 2 and 3, or their post-norm form. Float [b, n, d] -> [b, n, d]."""
 
     def __init__(self, config: ViTConfig) -> None:
@@ -200,7 +200,7 @@ class VisionTransformer(nn.Module):
         self.pos_embed = _position_table(config)
         self.reg_token = nn.Parameter(torch.zeros(1, config.registers, width)) if config.registers else None
         self.norm_pre = nn.LayerNorm(width, eps=eps) if config.stem_norm else nn.Identity()
-        self.blocks = nn.ModuleList(_EncoderBlock(config) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.depth))
         self.norm = nn.LayerNorm(width, eps=eps) if config.final_norm == "before_pooling" else nn.Identity()
         self.attn_pool = (
             AttentionPool(width, config.heads, config.hidden, activation=config.activation, eps=eps)
