@@ -13,15 +13,8 @@ from vitdeploy.api.option import Options, option, required
 from vitdeploy.api.options import DURATION, FIRST_ENGINE, ON, TRUST, Pinned
 from vitdeploy.api.values import Line, require_pinned
 from vitdeploy.cli.options import Console, command_line, command_of
+from vitdeploy.devices import registry
 from vitdeploy.devices.advice import diagnose
-from vitdeploy.devices.registry import (
-    find_devices,
-    new_device,
-    read_devices,
-    registry_file,
-    this_machine,
-    write_devices,
-)
 from vitdeploy.errors import HostError, UnknownDeviceError, VitdeployError
 from vitdeploy.extensions import wing
 from vitdeploy.spec import encode
@@ -130,11 +123,11 @@ class Add(Options):
 def add(console: Console, options: Add) -> None:
     """Name a device, or change what NAME stands for. Nothing is sent yet."""
     name = options.name
-    device = new_device(name, options.address, options.python, tuple(options.labels), options.ssh_config)
-    known = read_devices()
-    write_devices({**known, name: device})
+    device = registry.new_device(name, options.address, options.python, tuple(options.labels), options.ssh_config)
+    known = registry.read_devices()
+    registry.write_devices({**known, name: device})
     verb = "changed" if name in known else "added"
-    lines = [f"{verb} {name}: {device.address}, {options.python}, in {registry_file()}"]
+    lines = [f"{verb} {name}: {device.address}, {options.python}, in {registry.registry_file()}"]
     console.finish(
         {"device": encode(device), "changed": name in known},
         lines,
@@ -146,7 +139,7 @@ def add(console: Console, options: Add) -> None:
 @command_of(Options, name="list", parent=command)
 def list_devices(console: Console, options: Options) -> None:
     """The devices that were added, and local."""
-    devices = [this_machine(), *read_devices().values()]
+    devices = [registry.this_machine(), *registry.read_devices().values()]
     wide = max(len(device.name) for device in devices) + 2
     far = max(len(device.address) for device in devices) + 2
     lines = [
@@ -164,11 +157,11 @@ class Remove(Options):
 @command_of(Remove, name="remove", parent=command)
 def remove(console: Console, options: Remove) -> None:
     """Forget a device. What was copied there stays, in ~/.cache/vitdeploy-agent."""
-    known, name = read_devices(), options.name
+    known, name = registry.read_devices(), options.name
     if name not in known:
         there = ", ".join(known) or "none was added"
         raise UnknownDeviceError(f"no device is called {name!r}", wanted=there, fix="vitdeploy devices list")
-    write_devices({other: device for other, device in known.items() if other != name})
+    registry.write_devices({other: device for other, device in known.items() if other != name})
     console.finish({"removed": name}, [f"removed {name}"], None)
 
 
@@ -182,7 +175,7 @@ def doctor(console: Console, options: Doctor) -> None:
     """What a device is and what works there; exit code 4 where nothing does."""
     from vitdeploy.devices.client import Client
 
-    devices = find_devices(options.name)
+    devices = registry.find_devices(options.name)
     if len(devices) > 1:
         several = " or ".join(device.name for device in devices)
         raise UnknownDeviceError(f"{options.name} is the label of several devices", wanted=several)

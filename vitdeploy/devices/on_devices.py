@@ -23,15 +23,13 @@ from vitdeploy.devices.registry import Device
 from vitdeploy.devices.results import check_named, check_run, product_files, reported
 from vitdeploy.devices.runner import RemoteRunner
 from vitdeploy.devices.shipment import Shipment, entries, make_job, placed_shipment
-from vitdeploy.document.bench import DeviceBench, ErrorFacts
-from vitdeploy.document.report import VerifyDocument
+from vitdeploy.document import bench, report
 from vitdeploy.errors import CapabilityError, KnownBadError, VitdeployError
 from vitdeploy.graph.io.files import graph_spec, load_graph
 from vitdeploy.known_bad.entries import REFUSED
 from vitdeploy.known_bad.find import Match, accepted_of, in_spite, matches, refuse_known_bad
 from vitdeploy.known_bad.platform import concerns, for_target, platform_there
-from vitdeploy.pipeline.early import new_folder
-from vitdeploy.pipeline.measure import summarise, work_of
+from vitdeploy.pipeline import early, measure
 from vitdeploy.runtime.values import weight_remarks
 from vitdeploy.search.frame import in_turns, judged, now
 from vitdeploy.search.rows import PartsTable, PartsTiming, alternatives_of
@@ -40,9 +38,8 @@ from vitdeploy.stages.compile import check_batch
 from vitdeploy.stages.step import MODEL_FILE
 from vitdeploy.tasks.adapter import DataChoice
 from vitdeploy.verification.records import Answers
-from vitdeploy.workflows.comparison import Trial, unique
+from vitdeploy.workflows import comparison, subjects
 from vitdeploy.workflows.placement import PlacedGraphs
-from vitdeploy.workflows.subjects import Subject, image_request
 
 # --- The table of runtimes known to be wrong, asked for a device before it builds or measures anything ----------------
 # Patterns are found here, once for all devices. Only where a graph shows one is the device asked for its releases.
@@ -176,18 +173,18 @@ def bench_on(
     devices: Sequence[Device],
     reporter: Reporter,
     accepted: Sequence[str] = (),
-) -> list[DeviceOutcome[DeviceBench]]:
+) -> list[DeviceOutcome[bench.DeviceBench]]:
     """For each device the result of `bench_subjects`, and the engines it made. An artifact that the runtime there is
     known to compute wrongly, by an entry that is not `accepted`, is neither sent nor measured."""
-    names = unique([each.placed.name for each in artifacts])
+    names = comparison.unique([each.placed.name for each in artifacts])
     shipments = []
     for each, name in zip(artifacts, names, strict=True):
         assert each.setting is not None
-        placed = dataclasses.replace(each.placed, name=name, images=image_request(each.setting))
+        placed = dataclasses.replace(each.placed, name=name, images=subjects.image_request(each.setting))
         shipments.append(dataclasses.replace(each, placed=placed))
     suspects = {each.placed.name: suspects_of(each, accepted) for each in shipments}
 
-    def work(client: Client) -> DeviceBench:
+    def work(client: Client) -> bench.DeviceBench:
         device = client.device.name
         refused = known_there(client, tuple(suspects.values()))
         sent = [each for each in shipments if each.placed.name not in refused]
@@ -201,18 +198,18 @@ def bench_on(
         engines = {name: suspects[name].known_of(result.engines[name]) for name in measured}
         bench_run = check_run(device, result.bench_run, protocol, measured)
         batch = protocol.batch_of(protocol.latency_scenario)
-        works = {name: work_of(graphs[name], result.engines[name], batch) for name in measured}
-        found = summarise(bench_run, against_last(measured), percents, works)
+        works = {name: measure.work_of(graphs[name], result.engines[name], batch) for name in measured}
+        found = measure.summarise(bench_run, against_last(measured), percents, works)
         plans = {placed.name: placed.plan for placed in job.artifacts}
         rebuilt = [REBUILT.format(name) for name in measured if plans[name] not in (None, result.engines[name])]
         errors = [*refused.values(), *(reported(device, failure) for failure in result.left_out)]
         remarks = [text for name in measured for text in _remarks(name, engines[name], result.host)]
         left_out = [f"left out: {error.message}; {error.fix or error.found}" for error in errors]
-        return DeviceBench(
+        return bench.DeviceBench(
             **vars(found),
             host=result.host,
             engines=engines,
-            left_out=tuple(map(ErrorFacts.of, errors)),
+            left_out=tuple(map(bench.ErrorFacts.of, errors)),
             remarks=(*rebuilt, *remarks, *left_out),
         )
 
@@ -221,25 +218,25 @@ def bench_on(
 
 def verify_on(
     artifact: Shipment,
-    theirs: Subject,
+    theirs: subjects.Subject,
     choice: DataChoice,
     devices: Sequence[Device],
     options: VerifyOn,
     reporter: Reporter,
-) -> list[DeviceOutcome[VerifyDocument]]:
+) -> list[DeviceOutcome[report.VerifyDocument]]:
     """Compare the artifact, run on each device, with `theirs`, which runs here, once."""
     budget = Budget(max_drop=options.max_drop, min_agreement=options.min_agreement)
     assert artifact.setting is not None
     placed, files = artifact.placed, entries(artifact.files)
-    ours = Subject(placed.name, placed.precision, artifact.setting, True, _not_here, _not_here)
-    trial = Trial(ours, theirs, choice, skip_bad=options.skip_bad, progress=reporter.progress)
+    ours = subjects.Subject(placed.name, placed.precision, artifact.setting, True, _not_here, _not_here)
+    trial = comparison.Trial(ours, theirs, choice, skip_bad=options.skip_bad, progress=reporter.progress)
     for text in trial.foresee(budget):
         reporter.note(text)
     sent = {graph.part: artifact.files[graph.file] for graph in placed.graphs}
     graphs = {part: graph_spec(load_graph(file), file.name) for part, file in sent.items()}
     suspects = suspects_of(artifact, options.accept_known_bad)
 
-    def work(client: Client) -> tuple[Subject, Answers]:
+    def work(client: Client) -> tuple[subjects.Subject, Answers]:
         for error in known_there(client, [suspects]).values():
             raise error
         name = f"{placed.name} on {client.device.name}"
@@ -347,7 +344,7 @@ def measure_row_parts_there(placed: PlacedGraphs, batch: int, device: Device, re
         shipments = []
         for done, parts in enumerate(_in_order(alternatives)):
             reporter.progress(f"prepare rows in parts for {device.name}", done, len(alternatives))
-            form = placed if parts == alternatives[0] else placed.in_parts(parts, new_folder(forms, _name(parts)))
+            form = placed if parts == alternatives[0] else placed.in_parts(parts, early.new_folder(forms, _name(parts)))
             shipments.append(placed_shipment(_name(parts), form, batch))
         job, files = make_job("bench", shipments, protocol=protocol)
         (outcome,) = on_all([device], lambda client: client.run(job, files, results), reporter)

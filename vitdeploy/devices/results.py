@@ -8,24 +8,13 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+from vitdeploy.benchmark import results, summary
 from vitdeploy.benchmark.context import LONGEST_NAME, MOST_FUSED, Context
 from vitdeploy.benchmark.protocol import Protocol, parse_scenario
-from vitdeploy.benchmark.results import BenchRun, BlockMachine, Measurements
-from vitdeploy.benchmark.summary import StageTimes
 from vitdeploy.benchmark.tail import Tail, p99_ms, tail_of
 from vitdeploy.bundle.read import ENGINE_OPTIONS
 from vitdeploy.compilation.backend import COMPILE
-from vitdeploy.devices.agent import documents
-from vitdeploy.devices.agent.documents import (
-    Deployed,
-    DeviceJob,
-    Failure,
-    GoldenResult,
-    JobResult,
-    PlacedArtifact,
-    Tried,
-)
-from vitdeploy.devices.agent.stream import StreamError, read_json
+from vitdeploy.devices.agent import documents, stream
 from vitdeploy.devices.call import printable
 from vitdeploy.errors import DeviceError, DeviceResultError, VitdeployError, error_with_code
 from vitdeploy.runtime.choice import select_engines, usable_engines
@@ -48,7 +37,7 @@ BYTES_OF = {
     **dict.fromkeys(("int32", "uint32", "float32"), 4),
     **dict.fromkeys(("int64", "uint64", "float64"), 8),
 }
-STAGES = {f.name for f in dataclasses.fields(StageTimes)} - {"end_to_end_p90", "copies", "images"}
+STAGES = {f.name for f in dataclasses.fields(summary.StageTimes)} - {"end_to_end_p90", "copies", "images"}
 # An engine's files may be so many times larger than what it was made of, and so many bytes.
 GROWTH, SPARE_BYTES = 8, 1 << 30
 
@@ -74,20 +63,20 @@ def parse(device: str, line: bytes, kind: type[T]) -> T:
     if odd:
         raise refuse(device, "an answer of absurd sizes", odd)
     try:
-        document = read_json(line)
+        document = stream.read_json(line)
         odd = problem_of(document)
         if odd:
             raise refuse(device, "an answer of absurd sizes", odd)
         if isinstance(document, dict) and set(document) == {"failure"}:
-            raise reported(device, decode(Failure, document["failure"]))
+            raise reported(device, decode(documents.Failure, document["failure"]))
         return decode(kind, document)
-    except StreamError as error:
+    except stream.StreamError as error:
         raise refuse(device, "an answer that is none", error) from None
     except DecodeError as error:
         raise refuse(device, "an answer that does not fit", "; ".join(error.problems[:3])) from None
 
 
-def reported(device: str, failure: Failure) -> VitdeployError:
+def reported(device: str, failure: documents.Failure) -> VitdeployError:
     """The error that a device reports. One that only a bug explains, or no code of ours, is an error of the device: a
     bug here, or a gate, is not for it to say."""
     words = {name: printable(getattr(failure, name)) for name in ("message", "found", "wanted", "fix")}
@@ -118,7 +107,7 @@ def _clean(value: Any) -> Any:
     return value
 
 
-def check_result(device: str, result: JobResult, job: DeviceJob) -> JobResult:
+def check_result(device: str, result: documents.JobResult, job: documents.DeviceJob) -> documents.JobResult:
     """The result of just this job, with the engines that it asked for, and files of the names that these may have.
 
     Raises:
@@ -152,7 +141,7 @@ def product_files(engine: EngineSpec) -> list[str]:
     return [name for name in engine.files if not name.endswith((".onnx", ".onnx.data"))]
 
 
-def check_engine(device: str, engine: EngineSpec, asked: PlacedArtifact) -> EngineSpec:
+def check_engine(device: str, engine: EngineSpec, asked: documents.PlacedArtifact) -> EngineSpec:
     """The engine of one placement: for its target, in its precision, of files whose names are known here."""
     facts = (engine.target, engine.precision, engine.batch, engine.weight_bits, engine.row_parts)
     wanted = (asked.target, asked.precision, asked.batch, asked.weight_bits, asked.row_parts)
@@ -223,10 +212,10 @@ def _fits(shape: Shape, wanted: Shape) -> bool:
     )
 
 
-def check_run(device: str, document: Any, protocol: Protocol, names: list[str]) -> BenchRun:
+def check_run(device: str, document: Any, protocol: Protocol, names: list[str]) -> results.BenchRun:
     """The measurements of just these artifacts under just this protocol, with possible numbers only."""
     try:
-        bench_run = decode(BenchRun, document)
+        bench_run = decode(results.BenchRun, document)
     except DecodeError as error:
         raise refuse(device, "measurements that do not fit", "; ".join(error.problems[:3])) from None
     if bench_run.protocol != protocol:
@@ -248,7 +237,7 @@ def check_run(device: str, document: Any, protocol: Protocol, names: list[str]) 
     return clean(bench_run)
 
 
-def _check_entry(device: str, entry: Measurements, protocol: Protocol) -> None:
+def _check_entry(device: str, entry: results.Measurements, protocol: Protocol) -> None:
     times = [entry.load_seconds, entry.first_inference_ms / 1e3]
     times += [] if entry.warm_load_seconds is None else [entry.warm_load_seconds]
     if sorted(entry.rounds) != sorted(protocol.scenarios):
@@ -299,7 +288,7 @@ POSSIBLE = {
 }
 
 
-def _check_machine(device: str, machine: BlockMachine) -> None:
+def _check_machine(device: str, machine: results.BlockMachine) -> None:
     for name, (least, most) in POSSIBLE.items():
         value = getattr(machine, name)
         if value is not None and not least <= value <= most:
@@ -346,7 +335,7 @@ class ReleaseTrial:
     where `alone` says why there is none. `failed`: why it may not stay there; "" for a release that may."""
 
     engine: str
-    golden: GoldenResult
+    golden: documents.GoldenResult
     p99_ms: float | None = None
     tail: Tail | None = None
     alone: str = ""
@@ -354,7 +343,7 @@ class ReleaseTrial:
     undecided: str = ""
 
 
-def check_deployments(device: str, found: Sequence[Deployed]) -> dict[str, Deployed]:
+def check_deployments(device: str, found: Sequence[documents.Deployed]) -> dict[str, documents.Deployed]:
     """By name, what is deployed on a device.
 
     Raises:
@@ -383,7 +372,9 @@ def check_missing(device: str, found: Collection[str], asked: Collection[str]) -
     return set(found)
 
 
-def judge(device: str, result: JobResult, job: DeviceJob, manifest: Manifest | None) -> ReleaseTrial:
+def judge(
+    device: str, result: documents.JobResult, job: documents.DeviceJob, manifest: Manifest | None
+) -> ReleaseTrial:
     """How a release did on a device. Its bounds are those of its manifest here, never the device's; None for a release
     of which only the device has the manifest.
 
@@ -410,7 +401,9 @@ def judge(device: str, result: JobResult, job: DeviceJob, manifest: Manifest | N
     return trial
 
 
-def _trial(device: str, result: JobResult, tried: Tried, protocol: Protocol | None, worse: float) -> ReleaseTrial:
+def _trial(
+    device: str, result: documents.JobResult, tried: documents.Tried, protocol: Protocol | None, worse: float
+) -> ReleaseTrial:
     alone = clean(tried.alone)
     if not tried.golden.ok or protocol is None:
         if result.bench_run is not None:
@@ -437,7 +430,7 @@ def _slower(tail: Tail, worse: float) -> str:
     )
 
 
-def _check_bounds(device: str, tried: Tried, manifest: Manifest) -> None:
+def _check_bounds(device: str, tried: documents.Tried, manifest: Manifest) -> None:
     golden, found = manifest.golden, tried.golden
     assert golden is not None  # a bundle without golden answers is not deployed
     own = golden.engines.get(tried.engine)
@@ -447,7 +440,7 @@ def _check_bounds(device: str, tried: Tried, manifest: Manifest) -> None:
         raise refuse(device, "other bounds than the bundle's", (found.tolerance, found.least_same), wanted)
 
 
-def _wrong(golden: GoldenResult) -> str:
+def _wrong(golden: documents.GoldenResult) -> str:
     if golden.ok:
         return ""
     away = "no number" if golden.difference is None else f"{golden.difference:.1e} of the largest"

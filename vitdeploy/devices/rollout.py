@@ -13,17 +13,12 @@ from typing import Any
 
 from vitdeploy.api.values import Column, Line, Reporter, Table
 from vitdeploy.benchmark.protocol import Protocol
-from vitdeploy.bundle.read import MANIFEST_FILE, file_sha256
-from vitdeploy.bundle.sign import SIGNATURE_FILE, signed_digests
-from vitdeploy.devices import registry
+from vitdeploy.bundle import read, sign
+from vitdeploy.devices import call, on_devices, registry, results, shipment
 from vitdeploy.devices.agent.documents import Deployed, Kind, ReleaseOptions
 from vitdeploy.devices.agent.stream import message
-from vitdeploy.devices.call import ConnectionLost
 from vitdeploy.devices.client import Client
-from vitdeploy.devices.on_devices import DeviceOutcome, on_all, worst
 from vitdeploy.devices.registry import Device, Fleet, FleetMember, check_deployment, now, read_fleet, write_fleet
-from vitdeploy.devices.results import ReleaseTrial, check_deployments, check_missing, judge
-from vitdeploy.devices.shipment import make_job
 from vitdeploy.errors import (
     DeviceError,
     GateError,
@@ -48,7 +43,7 @@ from vitdeploy.spec import EngineSpec, FileEntry, Manifest, encode
 SENT = "release"
 STAGES = "1,10%,all"
 # A device that is off or full says nothing about a release: it is left out, and served by the same command later.
-AWAY = (ConnectionLost, StorageError)
+AWAY = (call.ConnectionLost, StorageError)
 # Of the devices of a stage, the share that may be lost while they switch: more have been lost by it.
 LOST_SHARE = 0.5
 
@@ -103,7 +98,7 @@ class RollOut:
     @property
     def error(self) -> VitdeployError | None:
         gates = [error for error in self.errors if isinstance(error, GateError)]
-        return gates[0] if gates else worst(self.errors) if self.errors else None
+        return gates[0] if gates else on_devices.worst(self.errors) if self.errors else None
 
     @property
     def document(self) -> dict[str, Any]:
@@ -233,10 +228,10 @@ class _RollOut:
         """Bring the release to devices and try it beside the current one; those that it does well on."""
         passed, failure = [], None
 
-        def work(client: Client) -> ReleaseTrial:
+        def work(client: Client) -> results.ReleaseTrial:
             return self._bring(client, there[client.device.name])
 
-        for outcome in on_all(devices, work, self.reporter):
+        for outcome in on_devices.on_all(devices, work, self.reporter):
             name = outcome.device.name
             if isinstance(outcome.error, AWAY):
                 self._away(name, outcome.error)
@@ -250,7 +245,7 @@ class _RollOut:
             raise _Stopped(failure)
         return passed
 
-    def _judged(self, name: str, outcome: DeviceOutcome[ReleaseTrial]) -> VitdeployError | None:
+    def _judged(self, name: str, outcome: on_devices.DeviceOutcome[results.ReleaseTrial]) -> VitdeployError | None:
         """The error of a release that may not stay on a device, or that did not answer there."""
         trial, member = outcome.found, self.fleet.member(name)
         if trial is None:
@@ -281,11 +276,11 @@ class _RollOut:
         """Move the links; gives the devices whose link is at the release now, and the first error."""
         switched, failure = [], None
 
-        def work(client: Client) -> ReleaseTrial:
+        def work(client: Client) -> results.ReleaseTrial:
             return self._move(client, there[client.device.name])
 
-        outcomes = on_all(devices, work, self.reporter)
-        lost = [outcome for outcome in outcomes if isinstance(outcome.error, ConnectionLost)]
+        outcomes = on_devices.on_all(devices, work, self.reporter)
+        lost = [outcome for outcome in outcomes if isinstance(outcome.error, call.ConnectionLost)]
         for outcome in outcomes:
             name = outcome.device.name
             if outcome in lost and len(lost) <= LOST_SHARE * len(devices):
@@ -312,16 +307,16 @@ class _RollOut:
 
     # --- on a device --------------------------------------------------------------------------------------------------
 
-    def _bring(self, client: Client, found: Deployed) -> ReleaseTrial:
+    def _bring(self, client: Client, found: Deployed) -> results.ReleaseTrial:
         release, device = self.release, client.device.name
         listed = message(encode(list(release.files)))
         answer = client.ask(tuple[str, ...], "missing", release.deployment, send=listed)
-        missing = check_missing(device, answer, [entry.path for entry in release.files])
+        missing = results.check_missing(device, answer, [entry.path for entry in release.files])
         sent = {entry: path for entry, path in release.files.items() if entry.path in missing}
         files = {dataclasses.replace(entry, path=f"{SENT}/{entry.path}"): path for entry, path in sent.items()}
         return _job(client, "stage", self._options(found, tuple(release.files)), release, files)
 
-    def _move(self, client: Client, found: Deployed) -> ReleaseTrial:
+    def _move(self, client: Client, found: Deployed) -> results.ReleaseTrial:
         return _job(client, "switch", self._options(found), self.release)
 
     def _options(self, found: Deployed, files: tuple[FileEntry, ...] = ()) -> ReleaseOptions:
@@ -335,22 +330,22 @@ def _job(
     options: ReleaseOptions,
     release: Release | None,
     files: Mapping[FileEntry, Path] | None = None,
-) -> ReleaseTrial:
+) -> results.ReleaseTrial:
     """Have a device try a release; None for one whose manifest is not here."""
     protocol = None if release is None else release.protocol
-    job, paths = make_job(kind, (), files, protocol=protocol, release=options)
+    job, paths = shipment.make_job(kind, (), files, protocol=protocol, release=options)
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         result = client.run(job, paths, Path(folder))
-    return judge(client.device.name, result, job, None if release is None else release.manifest)
+    return results.judge(client.device.name, result, job, None if release is None else release.manifest)
 
 
-def ask_all(devices: Sequence[Device], reporter: Reporter) -> list[DeviceOutcome[dict[str, Deployed]]]:
+def ask_all(devices: Sequence[Device], reporter: Reporter) -> list[on_devices.DeviceOutcome[dict[str, Deployed]]]:
     """What each device says is deployed on it, by name. A move that a power cut ended is undone there first."""
 
     def work(client: Client) -> dict[str, Deployed]:
-        return check_deployments(client.device.name, client.ask(tuple[Deployed, ...], "deployed"))
+        return results.check_deployments(client.device.name, client.ask(tuple[Deployed, ...], "deployed"))
 
-    return on_all(devices, work, reporter)
+    return on_devices.on_all(devices, work, reporter)
 
 
 def seen(member: FleetMember, found: Deployed) -> FleetMember:
@@ -380,12 +375,12 @@ def move_back(
     """Have devices move their links to the release before, which is noted in `there`; gives the fleet, whose members
     have these `changes` then, and the errors: also of a device on which the release before fails too."""
 
-    def work(client: Client) -> ReleaseTrial:
+    def work(client: Client) -> results.ReleaseTrial:
         was = there[client.device.name]
         return _job(client, "switch", ReleaseOptions(was.name, was.previous, was.current, was.counter, target), None)
 
     errors: list[VitdeployError] = []
-    for outcome in on_all(devices, work, reporter) if devices else []:
+    for outcome in on_devices.on_all(devices, work, reporter) if devices else []:
         device = outcome.device.name
         was, error = there[device], outcome.error
         if outcome.found is not None and outcome.found.failed:
@@ -571,10 +566,10 @@ def ready(folder: Path, name: str | None, *, trust: Path | None, target: str, du
     for engine in engines:
         if not has_golden(manifest, engine):
             raise no_golden(manifest, engine.artifact)
-    own = [name for name in (MANIFEST_FILE, SIGNATURE_FILE) if (folder / name).is_file()]
-    entries = [FileEntry(each, (folder / each).stat().st_size, file_sha256(folder / each)) for each in own]
+    own = [name for name in (read.MANIFEST_FILE, sign.SIGNATURE_FILE) if (folder / name).is_file()]
+    entries = [FileEntry(each, (folder / each).stat().st_size, read.file_sha256(folder / each)) for each in own]
     if trust is not None:
-        _require_signed([*entries[:1], *manifest.files], signed_digests(folder, trust), folder, trust)
+        _require_signed([*entries[:1], *manifest.files], sign.signed_digests(folder, trust), folder, trust)
     files = {entry: folder / entry.path for entry in (*entries, *manifest.files)}
     return Release(
         check_deployment(name or manifest.name),

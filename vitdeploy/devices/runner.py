@@ -16,9 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from vitdeploy.compilation.engine import joined
-from vitdeploy.devices.agent.documents import MAX_JOB_BYTES, PlacedArtifact
-from vitdeploy.devices.agent.serve import read_array
-from vitdeploy.devices.agent.stream import BrokenOff, message
+from vitdeploy.devices.agent import documents, serve, stream
 from vitdeploy.devices.call import Call, Unresponsive, printable, spelled
 from vitdeploy.devices.client import Client
 from vitdeploy.devices.results import check_engine, check_named, check_tensors, clean, parse, refuse
@@ -54,7 +52,7 @@ class RemoteRunner(Runner):
     def __init__(
         self,
         client: Client,
-        placed: PlacedArtifact,
+        placed: documents.PlacedArtifact,
         files: Mapping[FileEntry, Path],
         *,
         name: str,
@@ -76,7 +74,7 @@ class RemoteRunner(Runner):
         request = {"placed": encode(self._placed), "files": encode(list(self._files))}
         with contextlib.ExitStack() as stack:
             call = stack.enter_context(self._client.started("serve"))
-            call.send(message(request, self._files.values()))
+            call.send(stream.message(request, self._files.values()))
             loaded = self._first_answer(call)
             if loaded.engine is None or not (loaded.inputs and loaded.outputs):
                 raise refuse(device, "an engine without inputs or outputs")
@@ -123,7 +121,7 @@ class RemoteRunner(Runner):
                     fix="run the command again when it is free; `vitdeploy devices doctor` says what runs there",
                 )
             try:
-                loaded = parse(device, client.line(call, MAX_JOB_BYTES, within=left, talk=True), _Loaded)
+                loaded = parse(device, client.line(call, documents.MAX_JOB_BYTES, within=left, talk=True), _Loaded)
             except Unresponsive:
                 if time.monotonic() - since[queued] < limits[queued]:
                     raise
@@ -143,15 +141,15 @@ class RemoteRunner(Runner):
         assert self._call is not None
         call, self._call = self._call, None  # of no use any more, unless all of this goes well
         call.send(_request(feeds))
-        line = self._client.line(call, MAX_JOB_BYTES, within=self._client.patience.work)
+        line = self._client.line(call, documents.MAX_JOB_BYTES, within=self._client.patience.work)
         found = parse(self._client.device.name, line, tuple[TensorSpec, ...])
         self._check(found, next(iter(feeds.values())).shape[0])
         try:
             outputs = {}
             for tensor in found:
                 call.begin()
-                outputs[tensor.name] = read_array(call.output, tensor)
-        except BrokenOff as error:
+                outputs[tensor.name] = serve.read_array(call.output, tensor)
+        except stream.BrokenOff as error:
             raise self._client.ended(call, str(error)) from None
         self._call = call
         return outputs
@@ -183,6 +181,6 @@ class RemoteRunner(Runner):
 
 def _request(feeds: Mapping[str, Array]) -> Iterable[bytes]:
     specs = [encode(TensorSpec(name, array.dtype.name, array.shape)) for name, array in feeds.items()]
-    yield from message({"feeds": specs})
+    yield from stream.message({"feeds": specs})
     for array in feeds.values():
         yield array.tobytes()

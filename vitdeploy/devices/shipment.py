@@ -20,8 +20,7 @@ from vitdeploy.graph.analysis.rows import count_int8
 from vitdeploy.graph.io.files import admitted_metadata, load_graph
 from vitdeploy.pipeline.early import default_target, kind_of, new_folder, open_bundle
 from vitdeploy.pipeline.setting import engine_setting, graph_setting
-from vitdeploy.runtime.backend import engine_is_code
-from vitdeploy.runtime.choice import select_engines
+from vitdeploy.runtime import backend, choice
 from vitdeploy.runtime.golden import golden_files
 from vitdeploy.search.rows import in_parts
 from vitdeploy.spec import EngineSpec, FileEntry, Manifest, Precision
@@ -59,7 +58,7 @@ def find_device_artifacts(
         manifest, labels = open_bundle(path, trust)
         return [
             _of_engine(path, manifest, engine, labels, golden, work)
-            for engine in select_engines(manifest, target or "auto")
+            for engine in choice.select_engines(manifest, target or "auto")
         ]
     if kind == "model":
         raise InputError(
@@ -95,7 +94,7 @@ def _of_engine(
     names = golden_files(manifest, engine) if golden else ()
     answers = {name: folder / name for name in ((MANIFEST_FILE, *names) if names else ())}
     facts = {name: getattr(engine, name) for name in ("sequence", "weight_bits", "row_parts", "float_rest")}
-    built = (engine, folder) if engine_is_code(engine) and not engine.parts else None
+    built = (engine, folder) if backend.engine_is_code(engine) and not engine.parts else None
     shipment = _ship(f"{folder}:{engine.artifact}", engine.target, engine.batch, files, answers, built, facts)
     setting = engine_setting(folder, manifest, engine, labels)
     return dataclasses.replace(shipment, setting=setting, accepted=engine.accepted or ())

@@ -13,9 +13,8 @@ import numpy as np
 
 from vitdeploy.bundle.read import MANIFEST_FILE, file_sha256, read_bundle, verify_files
 from vitdeploy.errors import CapabilityError, ManifestError, TargetError
-from vitdeploy.runtime.choice import usable_engines
+from vitdeploy.runtime import choice, runner
 from vitdeploy.runtime.golden import comparable, no_golden, read_golden
-from vitdeploy.runtime.runner import Array
 from vitdeploy.runtime.values import read_labels
 from vitdeploy.spec import EngineSpec, Fit, Manifest, PreprocessSpec, TensorSpec
 
@@ -47,10 +46,10 @@ class Embedded:
     preprocess: PreprocessSpec
     labels: list[str]
     digest: str
-    pixels: Array
-    outputs: dict[str, Array]
+    pixels: runner.Array
+    outputs: dict[str, runner.Array]
     tolerance: float
-    original: dict[str, Array]
+    original: dict[str, runner.Array]
     least_same: int
 
 
@@ -121,7 +120,7 @@ def find_embedded(folder: Path, targets: Sequence[str], tasks: Sequence[str], wh
             wanted=" or ".join(targets),
             fix=f"vitdeploy run RECIPE --set 'targets=[{targets[0]}]'",
         )
-    engine = usable_engines(manifest, found)[0]
+    engine = choice.usable_engines(manifest, found)[0]
     verify_files(folder, manifest)
     golden = read_golden(folder, manifest, engine)
     if golden is None:

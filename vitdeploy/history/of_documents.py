@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.benchmark.evidence import Interval
-from vitdeploy.benchmark.summary import Row
+from vitdeploy.benchmark import evidence, summary
 from vitdeploy.document.bench import Bench, ErrorFacts
 from vitdeploy.document.comparison import AccuracyChange, ComparisonDocument, PairFacts
 from vitdeploy.document.engine import EngineFacts
@@ -179,7 +178,7 @@ def _made(
     )
 
 
-def _timed(made: ResultRow, row: Row, bench: Bench) -> ResultRow:
+def _timed(made: ResultRow, row: summary.Row, bench: Bench) -> ResultRow:
     """The row with what was measured of its artifact."""
     latency, ci95 = row.latency_ms, row.latency_ms_ci95
     reason = bench.undecided.get(row.artifact, "")
@@ -236,6 +235,6 @@ def _answers(facts: Comparison | AccuracyChange, value: float | None, reference_
     }
 
 
-def _bounds(name: str, interval: Interval | Sequence[float] | None) -> dict[str, Any]:
+def _bounds(name: str, interval: evidence.Interval | Sequence[float] | None) -> dict[str, Any]:
     low, high = interval if interval is not None else (None, None)
     return {f"{name}_low": low, f"{name}_high": high}

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.api.artifacts import Bundle
-from vitdeploy.api.calls import takes
+from vitdeploy.api import artifacts, calls
 from vitdeploy.api.options import (
     VersionsOptions,
 )
@@ -35,7 +34,7 @@ class Versions(Shown):
         return _versions_lines(self.document)
 
 
-@takes(VersionsOptions)
+@calls.takes(VersionsOptions)
 def versions(options: VersionsOptions) -> Versions:
     """Run a bundle's engines on a series of a runtime's releases, each installed in an environment of its own.
 
@@ -44,7 +43,7 @@ def versions(options: VersionsOptions) -> Versions:
         HubError: pip finds no releases. HostError: Python cannot make environments here. Errors of reading propagate.
     """
     bundle, duration = options.bundle, options.duration
-    folder = bundle.folder if isinstance(bundle, Bundle) else Path(bundle)
+    folder = bundle.folder if isinstance(bundle, artifacts.Bundle) else Path(bundle)
     protocol = Protocol(("single",), (1,), duration, block_seconds=min(0.25, duration), processes=2, max_extension=1)
     reporter = reporting(options.progress)
     how: dict[str, Any] = {"rebuild": options.rebuild, "progress": reporter.progress, "note": reporter.note}

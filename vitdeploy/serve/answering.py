@@ -10,9 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, TypeVar
 
 from vitdeploy.errors import InputError
-from vitdeploy.runtime.prompted_predictor import EmbeddedImage
-from vitdeploy.runtime.runner import Array
-from vitdeploy.runtime.zero_shot_predictor import TextsPredictor
+from vitdeploy.runtime import prompted_predictor, runner, zero_shot_predictor
 from vitdeploy.serve.batcher import BatchAnswer, Batcher
 from vitdeploy.serve.engines import Engines
 from vitdeploy.serve.forms import FIELDS, PredictRequest
@@ -84,7 +82,7 @@ class Answerer:
         return self.document(result, {**seconds, "answer": loop.time() - inferred})
 
     async def read(
-        self, outputs: Mapping[str, Array], size: tuple[int, int], top: int, asked: PredictRequest
+        self, outputs: Mapping[str, runner.Array], size: tuple[int, int], top: int, asked: PredictRequest
     ) -> dict[str, Any]:
         """What the outputs of one image mean."""
 
@@ -93,7 +91,7 @@ class Answerer:
 
         return await self.aside(work, sum(output.nbytes for output in outputs.values()))
 
-    async def infer(self, inputs: Mapping[str, Array], fields: Fields) -> Mapping[str, Array]:
+    async def infer(self, inputs: Mapping[str, runner.Array], fields: Fields) -> Mapping[str, runner.Array]:
         """The outputs for tensors, by name."""
         return (await self.run(inputs[self.engines.model.inputs[0].name], fields)).outputs
 
@@ -101,7 +99,7 @@ class Answerer:
         timings = {stage: round(1e3 * value, 3) for stage, value in seconds.items()}
         return {**result, "model": self.engines.model.name, "timings": timings}
 
-    async def run(self, tensor: Array, fields: Fields) -> BatchAnswer:
+    async def run(self, tensor: runner.Array, fields: Fields) -> BatchAnswer:
         answer = await asyncio.wrap_future(self.batcher.submit(tensor))
         fields.update(images=len(tensor), batch=answer.batch)
         return answer
@@ -127,7 +125,7 @@ class Embeddings:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._kept: OrderedDict[str, EmbeddedImage] = OrderedDict()
+        self._kept: OrderedDict[str, prompted_predictor.EmbeddedImage] = OrderedDict()
         self._bytes = 0
         self._turn = threading.Lock()
 
@@ -138,14 +136,14 @@ class Embeddings:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def get(self, digest: str) -> EmbeddedImage | None:
+    def get(self, digest: str) -> prompted_predictor.EmbeddedImage | None:
         with self._turn:
             found = self._kept.get(digest)
             if found is not None:
                 self._kept.move_to_end(digest)
             return found
 
-    def put(self, digest: str, image: EmbeddedImage) -> None:
+    def put(self, digest: str, image: prompted_predictor.EmbeddedImage) -> None:
         """Keep an embedding, if it is not larger than all that may be kept."""
         with self._turn:
             if digest in self._kept or image.nbytes > self.limit:
@@ -173,7 +171,7 @@ class TextAnswerer(Answerer):
 
     def __init__(self, engines: Engines, settings: ServerSettings, metrics: Metrics) -> None:
         super().__init__(engines, settings, metrics)
-        assert isinstance(engines.predictor, TextsPredictor)
+        assert isinstance(engines.predictor, zero_shot_predictor.TextsPredictor)
         self.predictor, self.most = engines.predictor, settings.max_texts
         self._tower = ThreadPoolExecutor(1, thread_name_prefix="vitdeploy-texts")
 
@@ -195,7 +193,7 @@ class TextAnswerer(Answerer):
         return await super().predict(asked, top, fields)
 
     async def read(
-        self, outputs: Mapping[str, Array], size: tuple[int, int], top: int, asked: PredictRequest
+        self, outputs: Mapping[str, runner.Array], size: tuple[int, int], top: int, asked: PredictRequest
     ) -> dict[str, Any]:
         if asked.texts is None:
             return await super().read(outputs, size, top, asked)

@@ -11,10 +11,9 @@ from functools import partial
 from typing import Any
 
 from vitdeploy.errors import InputError
-from vitdeploy.runtime.flows import PROMPT_DECODER
+from vitdeploy.runtime import flows, runner
 from vitdeploy.runtime.prompted_predictor import EmbeddedImage, PromptedPredictor
 from vitdeploy.runtime.prompts import Prompt, read_listed
-from vitdeploy.runtime.runner import Array
 from vitdeploy.serve.answering import Answerer, Embeddings, Fields, unprocessable
 from vitdeploy.serve.engines import Engines
 from vitdeploy.serve.forms import PredictRequest
@@ -41,7 +40,7 @@ class _Image:
     id: str
     size: tuple[int, int]
     embedded: EmbeddedImage | None = None
-    tensor: Array | None = None
+    tensor: runner.Array | None = None
 
 
 class PromptAnswerer(Answerer):
@@ -58,7 +57,7 @@ class PromptAnswerer(Answerer):
         self.metrics = PromptMetrics(metrics.registry, lambda: self.kept.nbytes)
         self._going: dict[str, _Going] = {}
         self._decoder = ThreadPoolExecutor(1, thread_name_prefix="vitdeploy-decoder")
-        batch = self.predictor.flow.linked.runners[PROMPT_DECODER].inputs[0].shape[0]
+        batch = self.predictor.flow.linked.runners[flows.PROMPT_DECODER].inputs[0].shape[0]
         self._together = batch if isinstance(batch, int) else 1
         # What asks for masks is an embedding, which is kept here: the predictor need not keep the last one too.
         self.predictor.flow.linked.keep = False
@@ -89,7 +88,7 @@ class PromptAnswerer(Answerer):
         result = {"width": width, "height": height, "prompts": told, **facts}
         return self.document(result, {"prepare": prepared - started, "embed": ready - prepared, **seconds})
 
-    async def infer(self, inputs: Mapping[str, Array], fields: Fields) -> Mapping[str, Array]:
+    async def infer(self, inputs: Mapping[str, runner.Array], fields: Fields) -> Mapping[str, runner.Array]:
         """Rows of images with one prompt each."""
         fields.update(images=len(next(iter(inputs.values()))))
         run = asyncio.get_running_loop().run_in_executor
@@ -167,7 +166,7 @@ class PromptAnswerer(Answerer):
             seconds["answer"] += loop.time() - decoded
         return told, seconds
 
-    def _decode(self, image: EmbeddedImage, prompts: Sequence[Prompt]) -> dict[str, Array]:
+    def _decode(self, image: EmbeddedImage, prompts: Sequence[Prompt]) -> dict[str, runner.Array]:
         with self.metrics.decoding():
             return self.predictor.decode(image, prompts)
 

@@ -18,10 +18,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from vitdeploy.devices.agent.documents import MAX_JOB_BYTES, PlacedArtifact
-from vitdeploy.devices.agent.state import scratch, turn
+from vitdeploy.devices.agent import documents, state, tasks
 from vitdeploy.devices.agent.stream import BLOCK, Beats, BrokenOff, message, read_file, read_json, read_line
-from vitdeploy.devices.agent.tasks import make_engine
 from vitdeploy.progress import silent
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.flow import FlowRunner
@@ -43,26 +41,26 @@ def serve(requests: BinaryIO, answers: BinaryIO, beats: Beats) -> None:
                 answers.write(array.data)
             answers.flush()
 
-    with scratch() as folder:
+    with state.scratch() as folder:
         # All is read before it is our turn: the host sends, and hears nothing before it has done.
-        request = read_json(read_line(requests, MAX_JOB_BYTES))
+        request = read_json(read_line(requests, documents.MAX_JOB_BYTES))
         for entry in (decode(FileEntry, each) for each in request["files"]):
             (folder / entry.path).parent.mkdir(parents=True, exist_ok=True)
             read_file(requests, entry, folder / entry.path)
-        with turn("verify", lambda other: say({"waits_for": other})):
+        with state.turn("verify", lambda other: say({"waits_for": other})):
             say({"begun": True})
             _answer(folder, request, requests, say)
 
 
 def _answer(folder: Path, request: Any, requests: BinaryIO, say: Say) -> None:
-    placed = decode(PlacedArtifact, request["placed"])
-    engine, where = make_engine(placed, folder, folder / "engine", None, silent)
+    placed = decode(documents.PlacedArtifact, request["placed"])
+    engine, where = tasks.make_engine(placed, folder, folder / "engine", None, silent)
     with make_runner(where, engine) as runner:
         if isinstance(runner, FlowRunner):
             runner.linked.keep = True  # prompts of one image come one by one, as do images that are compared with texts
         tensors = {"inputs": encode(runner.inputs), "outputs": encode(runner.outputs), "provider": runner.provider}
         say({"engine": encode(engine), "host": describe_host(), **tensors})
-        while line := read_line(requests, MAX_JOB_BYTES):
+        while line := read_line(requests, documents.MAX_JOB_BYTES):
             _infer(runner, [decode(TensorSpec, each) for each in read_json(line)["feeds"]], requests, say)
 
 

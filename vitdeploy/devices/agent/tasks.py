@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from vitdeploy.benchmark.run import against_last, engine_candidate, run_benchmark
-from vitdeploy.benchmark.survey import surveyed
+from vitdeploy.benchmark import run, survey
 from vitdeploy.bundle.read import file_sha256, read_bundle
 from vitdeploy.compilation.backend import BuildOptions
 from vitdeploy.compilation.engine import compile_engine, joined, within
@@ -15,8 +14,7 @@ from vitdeploy.devices.agent.documents import FORMAT, DeviceJob, JobResult, Kind
 from vitdeploy.devices.agent.rollout import stage, switch
 from vitdeploy.errors import VitdeployError
 from vitdeploy.progress import Progress
-from vitdeploy.runtime.backend import loads_here
-from vitdeploy.runtime.canary import UNPROVEN, require_golden_answers
+from vitdeploy.runtime import backend, canary
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import describe_host, require_real_times
 from vitdeploy.spec import EngineSpec, FileEntry, encode
@@ -47,12 +45,12 @@ def _bench(job: DeviceJob, folder: Path, products: Path, progress: Progress) -> 
             errors.append((placed.name, error))
             continue
         engines[placed.name] = engine
-        bench_candidates.append(engine_candidate(engine, home, placed.name, images=placed.images))
+        bench_candidates.append(run.engine_candidate(engine, home, placed.name, images=placed.images))
     if not bench_candidates:
         raise errors[0][1]
-    pairs = against_last([bench_candidate.artifact for bench_candidate in bench_candidates])
-    bench_run = run_benchmark(bench_candidates, job.protocol, progress, pairs=pairs)
-    bench_run = surveyed(bench_run, bench_candidates, progress)
+    pairs = run.against_last([bench_candidate.artifact for bench_candidate in bench_candidates])
+    bench_run = run.run_benchmark(bench_candidates, job.protocol, progress, pairs=pairs)
+    bench_run = survey.surveyed(bench_run, bench_candidates, progress)
     left_out = tuple(failure(name, error) for name, error in errors)
     return JobResult(FORMAT, job.digest, describe_host(), engines, left_out, encode(bench_run))
 
@@ -67,9 +65,9 @@ def _require_answers(placed: PlacedArtifact, folder: Path, engine: EngineSpec, h
         return
     bundle = folder / placed.golden
     manifest = read_bundle(bundle)
-    failed = manifest.gate(engine) in UNPROVEN
+    failed = manifest.gate(engine) in canary.UNPROVEN
     with make_runner(home, engine) as runner:
-        require_golden_answers(bundle, manifest, engine, runner, allow_failed=failed)
+        canary.require_golden_answers(bundle, manifest, engine, runner, allow_failed=failed)
 
 
 def _compile(job: DeviceJob, folder: Path, products: Path, progress: Progress) -> JobResult:
@@ -102,7 +100,7 @@ def make_engine(
         VitdeployError: as `compile_engine`; a MissingPackageError if the target's runtime is not here.
     """
     plan = placed.plan
-    if plan is not None and loads_here(job, plan):
+    if plan is not None and backend.loads_here(job, plan):
         return plan, job
     parts = []
     for graph in placed.graphs:
