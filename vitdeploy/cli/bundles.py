@@ -18,6 +18,8 @@ from vitdeploy.api.options import (
     OUTPUT,
     TRUST,
 )
+from vitdeploy.bundle.read import is_bundle, is_packed, read_bundle
+from vitdeploy.bundle.sign import sign_bundle
 from vitdeploy.cli.options import Console, api, command_line, command_of
 from vitdeploy.errors import GateError, HostError, MissingFileError
 from vitdeploy.paths import is_file
@@ -50,8 +52,6 @@ def sign(console: Console, options: Sign) -> None:
     With --trust, others name your public key or certificate: predict, verify and bench then accept the bundle only if
     you signed it and no file has changed since.
     """
-    from vitdeploy.bundle.sign import sign_bundle
-
     bundle = options.bundle
     signature = sign_bundle(bundle, options.key, options.certificate, options.chain)
     identity = "PUBLIC_KEY.pem" if options.certificate is None else "CERTIFICATE.pem"
@@ -153,8 +153,6 @@ def inspect(console: Console, options: Inspect) -> None:
     engine that works here on the bundle's golden inputs: exit 5 if its outputs differ from those of the build by more
     than the manifest's tolerance, or if its answers are not the original's.
     """
-    from vitdeploy.bundle.read import is_bundle, is_packed, read_bundle
-
     path = options.path
     if is_packed(path):
         read_bundle(path)  # which says how to unpack it
@@ -208,8 +206,6 @@ def explain(console: Console, options: Explain) -> None:
     decoder's last cross-attention, for the best three objects. The maps come from the bundle's float graph on ONNX
     Runtime; shipped engines do not have them.
     """
-    from vitdeploy.bundle.read import read_bundle
-
     read_bundle(options.bundle)  # and the image, before what reads graphs is imported
     if not is_file(options.image):
         raise MissingFileError(f"no image at {options.image}", fix="check the path")

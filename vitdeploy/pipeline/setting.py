@@ -17,7 +17,6 @@ from vitdeploy.pipeline.run import default_store, run_plan
 from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.values import number_of_classes
 from vitdeploy.spec import EngineSpec, GraphSpec, Manifest
-from vitdeploy.stages.fit import FIT, MEMORY_FILE, distinct, fit_step
 from vitdeploy.stages.reference_model import Overrides, ReferenceModel, find_reference_model
 from vitdeploy.stages.step import TOKENIZER_FILE, known_labels
 from vitdeploy.tasks.adapter import Setting
@@ -96,6 +95,8 @@ def fitted(
             wanted="the PyTorch model that it was made from",
             fix="give that and --normal; or, where the graph finds anomalies itself, leave --normal out",
         )
+    from vitdeploy.stages.fit import FIT, MEMORY_FILE, distinct, fit_step  # PyTorch with it
+
     plain = Overrides(preprocess=given.preprocess if given else None)
     features = find_reference_model(dataclasses.replace(source, task=None, normal=None), plain)
     folder = normal_folder(source.normal)

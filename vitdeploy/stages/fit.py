@@ -10,14 +10,26 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from vitdeploy.bundle.read import file_sha256
 from vitdeploy.data.decoding import Skipped, batches
 from vitdeploy.data.folder import Sample, digest
 from vitdeploy.errors import CheckpointError, DataError
+from vitdeploy.models.load import load_features
+from vitdeploy.models.memory_bank import (
+    AnomalyModel,
+    MemoryBank,
+    PatchTokens,
+    features_of,
+    k_centres,
+    nearest_entries,
+    patch_tokens,
+)
+from vitdeploy.models.source import Source
 from vitdeploy.progress import Counter, Progress
 from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.runtime.tasks.anomaly import image_score, smoothed
@@ -25,12 +37,6 @@ from vitdeploy.spec import AnomalySpec, PreprocessSpec, encode
 from vitdeploy.spec.tasks import DISTANCES, NEIGHBOURS
 from vitdeploy.stages.reference_model import ReferenceModel
 from vitdeploy.stages.step import Folders, Step, package_versions
-
-if TYPE_CHECKING:
-    import torch
-
-    from vitdeploy.models.memory_bank import MemoryBank, PatchTokens
-    from vitdeploy.models.source import Source
 
 FIT, MEMORY_FILE = "fit", "memory.npz"
 LEAST_IMAGES, BATCH = 5, 8
@@ -86,11 +92,6 @@ def fit(
         ImageError, DataError: an image cannot be read; none of the threshold's differs from those of the bank.
         CheckpointError: the model has no patch tokens, or such that are not finite.
     """
-    import torch
-
-    from vitdeploy.models.load import load_features
-    from vitdeploy.models.memory_bank import MemoryBank, patch_tokens
-
     chosen, skipped = options or FitOptions(), Skipped([]) if skip_bad else None
     tokens, _ = patch_tokens(load_features(source))
     order = np.random.RandomState(chosen.seed).permutation(len(normal))
@@ -104,7 +105,7 @@ def fit(
         bank = MemoryBank(
             memory=np.asarray(memory.numpy(), np.float32),
             mean=np.asarray(mean.numpy(), np.float32),
-            neighbours=_neighbours(memory, chosen.around),
+            neighbours=nearest_entries(memory, chosen.around),
             window=chosen.window,
             threshold=1.0,
             pixel_threshold=1.0,
@@ -118,10 +119,6 @@ def fit(
 
 
 def _features(tokens: PatchTokens, pixels: np.ndarray, preprocess: PreprocessSpec, window: int) -> torch.Tensor:
-    import torch
-
-    from vitdeploy.models.memory_bank import features_of
-
     found = features_of(tokens(torch.from_numpy(normalise(pixels, preprocess))), tokens.grid, window)
     if not bool(torch.isfinite(found).all()):
         raise CheckpointError(
@@ -139,8 +136,6 @@ def _pool(
     progress: Progress,
 ) -> torch.Tensor:
     """float32 [patches, width] of all these images; of each a seeded part where there are too many."""
-    import torch
-
     generator, parts = np.random.RandomState(options.seed), []
     each = min(tokens.grid[0] * tokens.grid[1], max(1, options.pool // len(samples)))
     count, first, apart = Counter(progress, "fit: features of normal images", len(samples)), None, False
@@ -163,18 +158,10 @@ def _pool(
 
 def _chosen(pool: torch.Tensor, options: FitOptions, progress: Progress) -> tuple[torch.Tensor, int]:
     """The entries of the bank, and how many there would be without the cap."""
-    from vitdeploy.models.memory_bank import k_centres
-
     asked = max(1, math.ceil(options.share * len(pool)))
     wanted = min(asked, options.most)
     count = Counter(progress, "fit: entries of the memory bank", wanted)
     return pool[k_centres(pool, wanted, options.seed, count)], asked
-
-
-def _neighbours(memory: torch.Tensor, count: int) -> Any:
-    from vitdeploy.models.memory_bank import nearest_entries
-
-    return nearest_entries(memory, count)
 
 
 def _with_thresholds(
@@ -186,10 +173,6 @@ def _with_thresholds(
     progress: Progress,
 ) -> MemoryBank:
     """The bank with the largest scores of these images, which it does not hold, and of their pixels."""
-    import torch
-
-    from vitdeploy.models.memory_bank import AnomalyModel
-
     module, scores, peaks = AnomalyModel(tokens, bank), [0.0], [0.0]
     count = Counter(progress, "fit: scores of other normal images", len(samples))
     for pixels in batches(samples, preprocess, BATCH, skipped):
