@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vitdeploy.runtime.prompted_predictor import PromptedPredictor
     from vitdeploy.runtime.sequence_predictor import SequencePredictor
     from vitdeploy.runtime.tasks.task import Result
+    from vitdeploy.runtime.text_predictor import TextPredictor
     from vitdeploy.spec import Task
 
 
@@ -254,12 +255,9 @@ def _answer_prompts(
 
 
 def _read(
-    predictor: "Predictor", inputs: Sequence[Input], options: Predict, progress: Progress
+    predictor: "TextPredictor", inputs: Sequence[Input], options: Predict, progress: Progress
 ) -> tuple[Answers, Failures]:
     """Texts, of another search than the bundle's own."""
-    from vitdeploy.runtime.text_predictor import TextPredictor
-
-    assert isinstance(predictor, TextPredictor)
 
     def answer(given: Input) -> tuple[list[dict[str, Any]], list[str]]:
         text = predictor.predict(given.image, beams=options.beams, prompt=options.prompt)
