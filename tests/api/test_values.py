@@ -247,7 +247,7 @@ def test_importing_it_loads_nothing():
     assert "numpy" not in done.stdout and "torch" not in done.stdout and "importlib.metadata" not in done.stdout
 
 
-MODULES = ("model", "images", "graph", "quantize", "verify", "bench", "deploy", "tune")
+MODULES = ("model", "images", "graph", "quantize", "verify", "bench", "deploy")
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -13,13 +13,13 @@ from vitdeploy.data.folder import scan
 from vitdeploy.errors import CheckpointError, DataError, ImageError, InputError, RecipeError
 from vitdeploy.models.memory_bank import MemoryBank
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline import setting as module
 from vitdeploy.pipeline.job import prepare, source_of
 from vitdeploy.pipeline.setting import fitted, refuse_known
 from vitdeploy.progress import silent
 from vitdeploy.recipe.load import validate
 from vitdeploy.runtime.preprocess import load_pixels, normalise
 from vitdeploy.runtime.tasks.anomaly import image_score, smoothed
+from vitdeploy.stages import fit as module
 from vitdeploy.stages.fit import FitOptions, distinct, fit
 from vitdeploy.stages.reference_model import find_reference_model, from_request, reference_runner, to_request
 
