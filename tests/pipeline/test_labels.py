@@ -22,7 +22,7 @@ from vitdeploy.pipeline.plan import make_plan
 from vitdeploy.pipeline.verdict import foresee, split_notes
 from vitdeploy.progress import silent
 from vitdeploy.recipe.load import load_recipe
-from vitdeploy.recipe.sections import BudgetSection
+from vitdeploy.recipe.recipe import BudgetSection
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.spec import Budget
 from vitdeploy.stages.reference_model import reference_runner

@@ -12,7 +12,7 @@ from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.compilation.backend import BuildOptions
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.pipeline.job import rewrites_of
-from vitdeploy.recipe.sections import (
+from vitdeploy.recipe.recipe import (
     BenchSection,
     BudgetSection,
     OptimizeSection,

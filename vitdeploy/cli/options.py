@@ -411,7 +411,7 @@ def to_build(target: str, options: Build) -> BuildOptions | None:
         return None
     if target != "tensorrt":
         raise click.UsageError(f"{', '.join(map(flag_of, given))}: for --target tensorrt, not for {target}.")
-    from vitdeploy.recipe.sections import TensorRtSection
+    from vitdeploy.recipe.recipe import TensorRtSection
 
     return TensorRtSection(**given).to_options()
 

@@ -19,8 +19,7 @@ from vitdeploy.pipeline.early import require_target
 from vitdeploy.pipeline.setting import fitted, reference_setting, refuse_known
 from vitdeploy.progress import Progress
 from vitdeploy.quantization.placement_reader import reject_quantized
-from vitdeploy.recipe.recipe import Recipe
-from vitdeploy.recipe.sections import OptimizeSection, height_width
+from vitdeploy.recipe.recipe import OptimizeSection, Recipe, height_width
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.values import bits_for
 from vitdeploy.spec import Budget, WeightBits

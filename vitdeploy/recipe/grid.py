@@ -18,8 +18,7 @@ from pydantic import Field, ValidationError
 
 from vitdeploy.errors import InputError, RecipeError
 from vitdeploy.recipe.load import GRID, MAX_PROBLEMS, anchor, cut, load_recipe, problem_line, read_fields, value_name
-from vitdeploy.recipe.recipe import Recipe
-from vitdeploy.recipe.sections import Section
+from vitdeploy.recipe.recipe import Recipe, Section
 from vitdeploy.yaml_values import Lines, yaml_text
 
 # A recipe takes a minute at least, so that more would run for longer than a night.

@@ -18,8 +18,7 @@ from vitdeploy.graph.io.bound import FILES
 from vitdeploy.limits import bounded, size_of
 from vitdeploy.models.names import graph_folder, is_built_in
 from vitdeploy.paths import is_dir, is_file
-from vitdeploy.recipe.recipe import Recipe
-from vitdeploy.recipe.sections import FUNCTION, SECTIONS
+from vitdeploy.recipe.recipe import FUNCTION, SECTIONS, Recipe
 from vitdeploy.yaml_values import MAX_DEPTH, NOT_YAML, read_yaml
 
 # --- Turn pydantic's error about an invalid value into one line with its path -----------------------------------------

@@ -1,30 +1,436 @@
-"""The whole recipe, and what holds between its sections."""
+"""The recipe: its sections, and what holds between them."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 
+from vitdeploy import spec
 from vitdeploy.backends import TARGETS, near_target
+from vitdeploy.benchmark.protocol import Protocol, parse_scenario
 from vitdeploy.compilation.backend import BuildOptions, default_batches
 from vitdeploy.errors import RecipeError
 from vitdeploy.known_bad.entries import table
-from vitdeploy.recipe.sections import (
-    AnyPostprocess,
-    BenchSection,
-    BudgetSection,
-    BundleSection,
-    DataSection,
-    ExportSection,
-    OptimizeSection,
-    PreprocessSection,
-    Section,
-    SourceSection,
-    TensorRtSection,
-)
-from vitdeploy.spec import Budget, Precision
+from vitdeploy.runtime.profiles import Batches
+
+# --- The base of every section of a recipe ----------------------------------------------------------------------------
+
+
+Positive = Annotated[int, Field(ge=1)]
+Batch = Annotated[int, Field(ge=1, le=spec.MAX_BATCH)]
+# Of a text: the longest path of Linux. What is longer names nothing, and errors would quote it.
+MAX_TEXT = 4096
+
+
+class Section(BaseModel):
+    """A frozen value without unknown fields, whose fields have the types that they are given in."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, str_max_length=MAX_TEXT)
+
+
+# --- The sections of a recipe: what may be written. Where a section stands for a value of its own class, such as ------
+# `spec.Budget`, that class says what the fields are and their defaults, and the section bounds them.
+
+
+FUNCTION = "function"  # in the context of a validation: what the command line names as the model
+
+PerChannel = Annotated[tuple[float, ...], Field(min_length=1, max_length=3)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Side = Positive | Annotated[tuple[Positive, Positive], Field(strict=False)]
+
+
+def height_width(side: int | tuple[int, int]) -> tuple[int, int]:
+    """(height, width); one side is that of a square."""
+    return (side, side) if isinstance(side, int) else side
+
+
+def _known_task(value: object, ours: ValidatorFunctionWrapHandler) -> Any:
+    """A task of another package, or one of ours."""
+    return value if isinstance(value, str) and value in spec.task_names() else ours(value)
+
+
+TaskName = Annotated[spec.Task, WrapValidator(_known_task)]
+
+
+class SourceSection(Section):
+    """Where the model comes from; see `models.source` for what `model` may name.
+
+    `task`: what its outputs are to be taken for, where they do not say it. `image_size`: other than the checkpoint's;
+    one side or [height, width]. `image_sizes`: several of them, each with graphs and engines of its own in one bundle.
+    `heads`: for a bare state dict that cannot say it. `labels`: a file with one class name per line.
+    `text_features`: see `models.zero_shot`. `normal`: the folder of images of good parts, of the task anomaly.
+    `bind`: a number, numbers or a .npy or .npz file for each further input of an ONNX file, by its name.
+    """
+
+    model: str | None = None
+    checkpoint: str | None = None
+    task: TaskName | None = None
+    image_size: Side | None = None
+    image_sizes: Annotated[tuple[Side, ...], Field(min_length=1, strict=False)] | None = None
+    heads: Positive | None = None
+    labels: str | None = None
+    text_features: str | None = None
+    normal: str | None = None
+    bind: dict[str, float | Annotated[tuple[float, ...], Field(strict=False)] | str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _named(self, info: ValidationInfo) -> SourceSection:
+        function = (info.context or {}).get(FUNCTION)
+        if function is None and self.model is None and self.checkpoint is None:
+            raise ValueError("names neither a model nor a checkpoint; a module of your own goes with --model")
+        if function is not None and self.model is not None:
+            raise ValueError(f"names the model {self.model}, and --model {function}: leave one of them out")
+        if function is not None and self.heads is not None:
+            raise ValueError(f"heads says nothing of your own module, --model {function}")
+        return self
+
+    @model_validator(mode="after")
+    def _sizes(self) -> SourceSection:
+        if self.image_size is not None and self.image_sizes is not None:
+            raise ValueError("has both image_size and image_sizes")
+        sizes = [height_width(size) for size in self.image_sizes or ()]
+        if len(set(sizes)) != len(sizes):
+            raise ValueError("image_sizes names a size twice")
+        return self
+
+
+class PreprocessSection(Section):
+    """See `spec.PreprocessSpec`; `resize` is a short side or [height, width], `crop` may be one side of a square."""
+
+    resize: Side
+    crop: Side
+    interpolation: spec.Interpolation = spec.PreprocessSpec.interpolation
+    mean: Annotated[PerChannel, Field(strict=False)]
+    std: Annotated[PerChannel, Field(strict=False)]
+    fit: spec.Fit = spec.PreprocessSpec.fit
+    crop_rounding: spec.CropRounding = spec.PreprocessSpec.crop_rounding
+    fill: int | None = None
+    channel_order: spec.ChannelOrder = "rgb"
+
+    @model_validator(mode="after")
+    def _channels(self) -> PreprocessSection:
+        if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
+            raise ValueError(f"mean has {len(self.mean)} values and std {len(self.std)}; wanted 1 or 3 of each")
+        if min(self.std) <= 0:
+            raise ValueError("std must be above 0")
+        return self
+
+    def to_spec(self) -> spec.PreprocessSpec:
+        return spec.PreprocessSpec(**{**self.model_dump(), "crop": height_width(self.crop)})
+
+
+class PostprocessSection(Section):
+    """See `spec.PostprocessSpec`; for detectors and panoptic models."""
+
+    scores: spec.Scores = spec.PostprocessSpec.scores
+    boxes: spec.Boxes = spec.PostprocessSpec.boxes
+    threshold: Share = spec.PostprocessSpec.threshold
+    things: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] = spec.PostprocessSpec.things
+    mask_threshold: Share = spec.PostprocessSpec.mask_threshold
+    overlap: Share = spec.PostprocessSpec.overlap
+    top_k: Annotated[int, Field(gt=0)] | None = spec.PostprocessSpec.top_k
+
+    def to_spec(self) -> spec.PostprocessSpec:
+        return spec.PostprocessSpec(**self.model_dump())
+
+
+class CalibrationSection(Section):
+    images: Positive | Literal["auto"] = "auto"
+
+
+class EvaluationSection(Section):
+    images: Positive | Literal["all"] = "all"
+
+
+class DataSection(Section):
+    """A folder of images, or an .npz of token arrays.
+
+    `labels`: class folders (`folders`), none, or what lies at `annotations`: a folder of YOLO files (`yolo`), COCO's
+    instances or key points JSON (`coco`), COCO's panoptic JSON with its folder of PNGs (`panoptic`), a folder of PNGs
+    of class indices (`masks`) or of measured depth (`depth`), or of the pictures that a model is to make (`targets`),
+    by the names of the images; or a JSON file of points and boxes beside the masks of what they mean (`prompts`);
+    or a JSON list of file_name and text (`texts`); or MVTec AD's folders of good and defective parts (`mvtec`).
+    For models that take texts: `texts` is a file with one a line, `template` makes the name of a class folder a text.
+    """
+
+    path: str
+    labels: spec.LabelKind = "folders"
+    annotations: str | None = None
+    texts: str | None = None
+    template: str | None = None
+    calibration: CalibrationSection = CalibrationSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+
+
+class ExportSection(Section):
+    """`name`: what the graph is called inside of its file; None: as the recipe. Recipes share an export where it is the
+    same. `batch` auto: dynamic, or the one of an ONNX file that has a fixed one."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
+    opset: Literal[18, 19, 20] = 20
+    batch: Literal["auto", "dynamic"] | Batch = "auto"
+    preprocess: bool = True
+
+
+class OptimizeSection(Section):
+    """Graph rewrites: see `graph.passes.optimize.OptimizeOptions`. All but `token_merging` are exact; that is none, or
+    the tokens that remain after the attention of each block, as {1: 192, 6: 128}. `align_rows`: none, or how many.
+    `split_rows`: none, the parts in which INT8 engines compute the rows of their tokens, as [192, 5], or a larger
+    number of rows, as [200], or auto: what is measured here to be faster (OpenVINO on the CPU). `float_rest`: in which
+    precision INT8 engines compute what they leave in float, or auto: what is measured here (OpenVINO, on CPUs with AMX;
+    fp32 on others). `prune`: none, or
+    the least share of all MACs that goes with hidden channels and heads; not exact either, see `search.pruning`."""
+
+    fold_layer_scale: bool = True
+    rotate_residual: bool = False
+    fold_attention_scale: bool = True
+    drop_key_bias: bool = True
+    fold_value_bias: bool = True
+    fold_image_normalisation: bool = True
+    class_token_only: bool = True
+    qkv: Literal["keep", "merged", "separate"] = "keep"
+    token_merging: Literal["none"] | dict[int, int] = "none"
+    align_rows: Literal["none"] | Positive = "none"
+    split_rows: Literal["auto", "none"] | Annotated[tuple[Positive, ...], Field(strict=False, min_length=1)] = "auto"
+    float_rest: Literal["auto", "fp32", "bf16"] = "auto"
+    prune: Literal["none"] | Annotated[float, Field(gt=0, lt=1)] = "none"
+
+    @field_validator("token_merging", mode="before")
+    @classmethod
+    def _schedule(cls, value: Any) -> Any:
+        if value == "none":
+            return value
+        numbers = [*value, *value.values()] if isinstance(value, dict) else []
+        if not numbers or not all(type(number) is int for number in numbers):
+            raise ValueError("input should be none, or block: tokens that remain, as {1: 192, 6: 128}")
+        remaining = [value[block] for block in sorted(value)]
+        if min(value) < 0 or min(remaining) < 1:
+            raise ValueError("blocks count from 0, and at least one token remains")
+        if any(after >= before for before, after in itertools.pairwise(remaining)):
+            raise ValueError("a later block must leave fewer tokens than the one before")
+        return value
+
+
+class BudgetSection(Section):
+    """See `spec.Budget`."""
+
+    max_drop: Annotated[float, Field(ge=0)] | None = spec.Budget.max_drop
+    min_agreement: Annotated[float, Field(ge=0, le=100)] | None = spec.Budget.min_agreement
+    max_latency: Annotated[float, Field(gt=0)] | None = spec.Budget.max_latency
+    max_size: Positive | None = spec.Budget.max_size
+    max_memory: Positive | None = None
+
+
+class BenchSection(Section):
+    """`scenarios`: see `benchmark.protocol.parse_scenario`. `batch`: the last for `offline`, the first for the others.
+    `duration`: seconds an artifact and scenario; see `benchmark.protocol.Protocol`."""
+
+    scenarios: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] = Protocol.scenarios
+    batch: Annotated[tuple[Batch, ...], Field(min_length=1, max_length=2, strict=False)] = Protocol.batch
+    duration: Annotated[float, Field(gt=0, le=3600)] = Protocol.duration
+
+    @field_validator("scenarios")
+    @classmethod
+    def _compared(cls, scenarios: tuple[str, ...]) -> tuple[str, ...]:
+        """Artifacts are compared by the rounds that they take in turns, which the other scenarios have not."""
+        parsed = [parse_scenario(text) for text in scenarios]
+        if not any(scenario.spread for scenario in parsed):
+            raise ValueError("wanted single or offline among them: these are compared")
+        if len(set(scenarios)) < len(scenarios):
+            raise ValueError("wanted each once")
+        return scenarios
+
+
+class BundleSection(Section):
+    """`include_failed`: engines that fail the budget are in the bundle too. They stand last, and an app gets one only
+    by `load(..., allow_failed=True)`."""
+
+    include_failed: bool = False
+
+
+# --- What a recipe may say of the outputs of models with an answer for every pixel ------------------------------------
+
+
+class SegmentationSection(Section):
+    """See `spec.SegmentationSpec`; for semantic segmentation."""
+
+    maps: spec.SegmentationMaps = spec.SegmentationSpec.maps
+    mask_size: Annotated[tuple[Positive, Positive], Field(strict=False)] | None = None
+    ignore: Annotated[int, Field(ge=0, le=65535)] = spec.SegmentationSpec.ignore
+    reduce_labels: bool = spec.SegmentationSpec.reduce_labels
+
+    def to_spec(self) -> spec.SegmentationSpec:
+        return spec.SegmentationSpec(**self.model_dump())
+
+
+class DepthSection(Section):
+    """See `spec.DepthSpec`; for depth."""
+
+    values: spec.DepthValues = spec.DepthSpec.values
+    resize: spec.DepthResize = spec.DepthSpec.resize
+    max_depth: Annotated[float, Field(gt=0)] | None = None
+
+    def to_spec(self) -> spec.DepthSpec:
+        return spec.DepthSpec(**self.model_dump())
+
+
+class AnomalySection(Section):
+    """See `spec.AnomalySpec`; for anomalies. `pixel_threshold` tells it from other sections."""
+
+    threshold: float
+    pixel_threshold: float
+    sigma: Annotated[float, Field(ge=0)] = spec.AnomalySpec.sigma
+
+    def to_spec(self) -> spec.AnomalySpec:
+        return spec.AnomalySpec(**self.model_dump())
+
+
+# --- What a recipe may say of the outputs of models of key points or instances, and of image-to-image models ----------
+
+
+Index = Annotated[int, Field(ge=0)]
+Line = Annotated[tuple[Index, Index], Field(strict=False)]
+
+
+class KeypointSection(Section):
+    """See `spec.KeypointSpec`; for models of key points. `decoding` tells it from other sections."""
+
+    decoding: spec.Decoding
+    kernel: Annotated[int, Field(ge=1)] = spec.KeypointSpec.kernel
+    threshold: float = spec.KeypointSpec.threshold
+    skeleton: Annotated[tuple[Line, ...], Field(strict=False)] = spec.KeypointSpec.skeleton
+
+    @field_validator("kernel")
+    @classmethod
+    def _odd(cls, kernel: int) -> int:
+        if kernel % 2 == 0:
+            raise ValueError("wanted an odd number of pixels")
+        return kernel
+
+    def to_spec(self) -> spec.KeypointSpec:
+        return spec.KeypointSpec(**self.model_dump())
+
+
+class InstanceSection(Section):
+    """See `spec.InstanceSpec`; for instance segmentation. `candidates` tells it from other sections."""
+
+    candidates: spec.Candidates
+    class_scores: spec.ClassScores = spec.InstanceSpec.class_scores
+    mask_size: Annotated[tuple[Positive, Positive], Field(strict=False)] | None = None
+    enlarge: spec.Enlarging = spec.InstanceSpec.enlarge
+    threshold: Annotated[float, Field(ge=0, le=1)] = spec.InstanceSpec.threshold
+
+    def to_spec(self) -> spec.InstanceSpec:
+        return spec.InstanceSpec(**self.model_dump())
+
+
+class ImageSection(Section):
+    """See `spec.ImageSpec`; for image-to-image models."""
+
+    black: float = spec.ImageSpec.black
+    white: float = spec.ImageSpec.white
+
+    @model_validator(mode="after")
+    def _above(self) -> ImageSection:
+        if self.white <= self.black:
+            raise ValueError("wanted white above black")
+        return self
+
+    def to_spec(self) -> spec.ImageSpec:
+        return spec.ImageSpec(**self.model_dump())
+
+
+# --- What a recipe may say of a model's outputs: a section for each class of `spec.Postprocess` that has a choice -----
+
+
+# By tags that are no names of fields: an error's path leaves them out.
+SECTIONS: dict[str, type[Section]] = {
+    "of-objects": PostprocessSection,
+    "of-classes": SegmentationSection,
+    "of-instances": InstanceSection,
+    "of-depth": DepthSection,
+    "of-anomalies": AnomalySection,
+    "of-points": KeypointSection,
+    "of-images": ImageSection,
+}
+
+
+def _tag(value: Any) -> str:
+    """The section that has most of the given fields; the first of several."""
+    fields = set(value) if isinstance(value, dict) else set(getattr(type(value), "model_fields", ()))
+    return max(SECTIONS, key=lambda tag: len(fields & set(SECTIONS[tag].model_fields)))
+
+
+AnyPostprocess = Annotated[
+    Annotated[PostprocessSection, Tag("of-objects")]
+    | Annotated[SegmentationSection, Tag("of-classes")]
+    | Annotated[InstanceSection, Tag("of-instances")]
+    | Annotated[DepthSection, Tag("of-depth")]
+    | Annotated[AnomalySection, Tag("of-anomalies")]
+    | Annotated[KeypointSection, Tag("of-points")]
+    | Annotated[ImageSection, Tag("of-images")],
+    Discriminator(_tag),
+]
+
+
+# --- TensorRT's build options in recipes and `vitdeploy compile`. The names are those of trtexec and Polygraphy -------
+
+
+Profile = Annotated[tuple[Positive, Positive, Positive], Field(strict=False)]
+HardwareCompatibility = Literal["none", "same-compute-capability", "ampere+"]
+
+
+class TensorRtSection(Section):
+    """For the target tensorrt alone; see `compilation.tensorrt.BuildOptions` for what the default does.
+
+    `profiles`: (smallest, best, largest) batch of each. `workspace`: MiB of device memory, at most.
+    """
+
+    profiles: Annotated[tuple[Profile, ...], Field(min_length=1, strict=False)] | None = None
+    workspace: Positive | None = None
+    builder_optimization_level: Annotated[int, Field(ge=0, le=5)] = BuildOptions.level
+    hardware_compatibility_level: HardwareCompatibility = "none"
+    version_compatible: bool = False
+
+    @field_validator("profiles")
+    @classmethod
+    def _in_order(cls, profiles: tuple[Batches, ...] | None) -> tuple[Batches, ...] | None:
+        for smallest, best, largest in profiles or ():
+            if not smallest <= best <= largest:
+                raise ValueError("a profile is [smallest, best, largest] batch, in this order")
+        return profiles
+
+    def holds(self, batch: int) -> bool:
+        """Whether one of the profiles covers the batch."""
+        return any(smallest <= batch <= largest for smallest, _, largest in self.profiles or ())
+
+    def to_options(self) -> BuildOptions:
+        hardware = self.hardware_compatibility_level
+        return BuildOptions(
+            batches=self.profiles or (),
+            workspace=None if self.workspace is None else self.workspace << 20,
+            level=self.builder_optimization_level,
+            hardware="this" if hardware == "none" else hardware,
+            versions="newer" if self.version_compatible else "this",
+        )
+
+
+# --- The whole recipe, and what holds between its sections ------------------------------------------------------------
 
 
 class Recipe(Section):
@@ -46,7 +452,7 @@ class Recipe(Section):
     data: DataSection
     export: ExportSection = ExportSection()
     optimize: OptimizeSection = OptimizeSection()
-    precision: Precision = "int8"
+    precision: spec.Precision = "int8"
     vnni: Literal["auto"] | bool = "auto"
     float_parts: Annotated[tuple[str, ...], Field(strict=False)] = ()
     ignore: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)] = ()
@@ -129,5 +535,5 @@ class Recipe(Section):
         profiles = options.batches or default_batches(self.engine_batch, max(self.bench.batch))
         return dataclasses.replace(options, batches=profiles)
 
-    def to_budget(self) -> Budget:
-        return Budget(**self.budget.model_dump())
+    def to_budget(self) -> spec.Budget:
+        return spec.Budget(**self.budget.model_dump())
