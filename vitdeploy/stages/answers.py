@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
+import functools
 import shutil
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from vitdeploy.progress import Counter, Progress, silent
 from vitdeploy.publish import storage_errors
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import describe_host
-from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.trust import open_atomic
 from vitdeploy.spec import EngineSpec, Postprocess, PreprocessSpec, encode
 from vitdeploy.stages.reference_model import ReferenceModel, reference_runner
@@ -33,7 +32,7 @@ from vitdeploy.stages.step import (
 from vitdeploy.tasks.adapter import Count, Data, TaskAdapter
 from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.diagnosis import diagnose
-from vitdeploy.verification.records import PIECE, Answers
+from vitdeploy.verification.records import PIECE, Answers, LazyColumn
 from vitdeploy.zip_members import DAMAGED
 
 # --- The files of answers that the original and every engine leave: one, or of many samples one for each `PIECE` ------
@@ -86,8 +85,21 @@ def read_answers(folder: Path) -> Answers:
     """The answers in a folder; of many, those that are looked at are in memory."""
     if (folder / ANSWERS_FILE).exists():
         return Answers.load(folder / ANSWERS_FILE)
-    files = _Files(sorted(folder.glob(PIECE_FILE.format(0).replace("000000", "*"))))
-    return Answers({name: _Column(files, name) for name in files.read(0).columns})
+    files = sorted(folder.glob(PIECE_FILE.format(0).replace("000000", "*")))
+    if not files:
+        raise FileNotFoundError("no file of answers")
+
+    @functools.lru_cache(maxsize=1)
+    def read(number: int) -> Answers:
+        return Answers.load(files[number])
+
+    last, size = len(read(len(files) - 1)), len(read(0))
+
+    def column(name: str) -> LazyColumn:
+        make = lambda index: np.asarray(read(index // size).columns[name][index % size])  # noqa: E731
+        return LazyColumn((len(files) - 1) * size + last, make)
+
+    return Answers({name: column(name) for name in read(0).columns})
 
 
 def _is_whole(file: Path, samples: int) -> bool:
@@ -95,45 +107,6 @@ def _is_whole(file: Path, samples: int) -> bool:
         return len(Answers.load(file)) == samples
     except DAMAGED:
         return False
-
-
-class _Files:
-    """The files of many answers, the last one that was read in memory."""
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        if not files:
-            raise FileNotFoundError("no file of answers")
-        self._files = files
-        self._last: tuple[int, Answers] | None = None
-        last = len(self.read(len(files) - 1))
-        self.each = len(self.read(0))
-        self.samples = (len(files) - 1) * self.each + last
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def read(self, number: int) -> Answers:
-        if self._last is None or self._last[0] != number:
-            self._last = number, Answers.load(self._files[number])
-        return self._last[1]
-
-
-class _Column(Sequence[Array]):
-    """One column of them."""
-
-    def __init__(self, files: _Files, name: str) -> None:
-        self._files, self._name = files, name
-
-    def __len__(self) -> int:
-        return self._files.samples
-
-    def __iter__(self) -> Iterator[Array]:
-        pieces = (self._files.read(number).columns[self._name] for number in range(len(self._files)))
-        return itertools.chain.from_iterable(pieces)
-
-    def __getitem__(self, index: int) -> Array:  # type: ignore[override]  # no slices
-        index = range(len(self))[index]
-        return np.asarray(self._files.read(index // self._files.each).columns[self._name][index % self._files.each])
 
 
 # --- Answers of the original to the evaluation samples: what all engines are compared with ----------------------------

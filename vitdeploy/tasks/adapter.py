@@ -217,8 +217,6 @@ class TaskAdapter(ABC):
     noun = "image"
     # Whether it can answer some of the samples at a time: `parts`.
     divisible = False
-    # Whether it is counted in shards: then it is a `counted.CountedAdapter`.
-    in_shards = False
     # The kind of labels that say more of a calibration image than its pixels do, such as prompts; None if none does.
     calibrated_on: LabelKind | None = None
 

@@ -29,6 +29,7 @@ CONTROL = "control "
 class CountedAdapter(ImageAdapter):
     """A task that is counted in shards."""
 
+    # Not of two towers, whose classes are texts of the data.
     in_shards = True
     # A shard has so many times fewer images than one of a classifier, where the answers to one image are large.
     finer = 1
