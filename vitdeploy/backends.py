@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from vitdeploy.errors import TargetError
-from vitdeploy.extensions import Table, entry_points_of, load_row
+from vitdeploy.extensions import RowTable, entry_points_of, load_row
 from vitdeploy.spec import Precision
 
 
@@ -138,7 +138,7 @@ def near_target(name: object) -> str:
     return next(iter(difflib.get_close_matches(str(name), names, n=1)), "")
 
 
-class _Targets(Table[Target]):
+class _Targets(RowTable[Target]):
     """The targets by name."""
 
     def unknown(self, name: str) -> Exception:

@@ -98,7 +98,7 @@ def load_row(entry: EntryPoint, kind: type[Any]) -> Any:
     return row
 
 
-class Table(Mapping[str, Row]):
+class RowTable(Mapping[str, Row]):
     """Rows by name: ours, then those of other packages, each loaded when it is asked for.
 
     Args:

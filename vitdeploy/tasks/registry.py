@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitdeploy.extensions import Table
+from vitdeploy.extensions import RowTable
 from vitdeploy.tasks.adapter import Setting, TaskAdapter
 from vitdeploy.tasks.anomaly import AnomalyAdapter
 from vitdeploy.tasks.classification import ClassificationAdapter
@@ -22,7 +22,7 @@ from vitdeploy.tasks.sequence import SequenceAdapter
 from vitdeploy.tasks.tensors import TensorsAdapter
 from vitdeploy.tasks.zero_shot import ZeroShotAdapter
 
-TASKS: Table[type[TaskAdapter]] = Table(
+TASKS: RowTable[type[TaskAdapter]] = RowTable(
     "vitdeploy.tasks",
     TaskAdapter,
     {

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from vitdeploy.errors import ManifestError
-from vitdeploy.extensions import Table
+from vitdeploy.extensions import RowTable
 from vitdeploy.runtime.flows import FlowRow
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.tasks.anomaly import ANOMALY
@@ -31,7 +31,7 @@ from vitdeploy.spec import Postprocess, PreprocessSpec, Task
 from vitdeploy.spec.tasks import TASKS_GROUP
 
 # A row per task.
-TASKS: Table[DeviceTask] = Table(
+TASKS: RowTable[DeviceTask] = RowTable(
     TASKS_GROUP,
     DeviceTask,
     {
