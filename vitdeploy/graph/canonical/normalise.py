@@ -15,7 +15,7 @@ from onnxscript import optimizer
 
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.analysis.rows import name_apart
-from vitdeploy.graph.canonical.norms import fuse_gelu, fuse_layer_norm, fuse_moments, norm_before_heads
+from vitdeploy.graph.canonical.norms import fuse_gelu, fuse_layer_norm, norm_before_heads
 from vitdeploy.graph.canonical.products import (
     canonical_attention,
     einsum_to_matmul,
@@ -417,7 +417,11 @@ PASSES = (
         "the bias of a product is added to it before any view; a product of heads has an axis of theirs",
     ),
     Pass("layer_norm", fuse_layer_norm, "layer normalisation is one LayerNormalization"),
-    Pass("moments", fuse_moments, "so is that of TensorFlow, a scale and a shift made of moments"),
+    Pass(
+        "moments",
+        lambda model: fuse_layer_norm(model, moments=True),
+        "so is that of TensorFlow, a scale and a shift made of moments",
+    ),
     Pass(
         "head_norm",
         lambda model: norm_before_heads(model.graph),
