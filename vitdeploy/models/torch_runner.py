@@ -15,16 +15,8 @@ from vitdeploy.models.external.image_text import ImageText
 from vitdeploy.models.external.prompted import Prompted, embeddings_of
 from vitdeploy.models.family import LoadedModel, Signature
 from vitdeploy.models.towers import Towers
+from vitdeploy.runtime import flows
 from vitdeploy.runtime.flow import FlowRunner
-from vitdeploy.runtime.flows import (
-    IMAGE_ENCODER,
-    IMAGE_FEATURES,
-    IMAGE_TOWER,
-    PROMPT_DECODER,
-    TEXT_TOWER,
-    TOKEN,
-    flow_of_graphs,
-)
 from vitdeploy.runtime.host import default_threads
 from vitdeploy.runtime.prompts import prompt_tensors
 from vitdeploy.runtime.runner import Array, Runner
@@ -73,7 +65,7 @@ def _text_runner(original: LoadedModel, module: ImageText, sequence: SequenceSpe
         )
 
     logits = TensorSpec("logits", "float32", ("batch", module.model.decoder.config.vocab_size))
-    token, kept, length = TensorSpec(TOKEN, "int64", ("batch", 1)), specs("cross"), "past_length"
+    token, kept, length = TensorSpec(flows.TOKEN, "int64", ("batch", 1)), specs("cross"), "past_length"
     return TextRunner(
         _TorchParts(encode, _image(signature), kept, threads),
         _TorchParts(step, (token, *kept, *specs("past", length)), (logits, *specs("present", length)), threads),
@@ -91,11 +83,11 @@ def _towers_runner(original: LoadedModel, module: Towers, threads: int) -> Runne
     signature, spec = original.signature, original.signature.postprocess
     assert isinstance(spec, ZeroShotSpec | OpenVocabularySpec)
     *images, text = signature.outputs
-    own = {IMAGE_FEATURES: "features"}
+    own = {flows.IMAGE_FEATURES: "features"}
     image = [dataclasses.replace(each, name=own.get(each.name, each.name)) for each in images]
     parts: dict[str, Runner] = {
-        IMAGE_TOWER: _TorchParts(module.image_tower, _image(signature), tuple(image), threads),
-        TEXT_TOWER: _TorchParts(
+        flows.IMAGE_TOWER: _TorchParts(module.image_tower, _image(signature), tuple(image), threads),
+        flows.TEXT_TOWER: _TorchParts(
             module.text_tower,
             (TensorSpec("text", "int64", ("batch", spec.length)),),
             (TensorSpec("features", "float32", ("batch", *text.shape[1:])),),
@@ -113,15 +105,15 @@ def _prompted_runner(original: LoadedModel, module: Prompted, threads: int) -> R
     prompt = prompt_tensors(signature.postprocess)
     return _flow(
         {
-            IMAGE_ENCODER: _TorchParts(module.image_encoder, _image(signature), embedded, threads),
-            PROMPT_DECODER: _TorchParts(module.prompt_decoder, (*embedded, *prompt), signature.outputs, threads),
+            flows.IMAGE_ENCODER: _TorchParts(module.image_encoder, _image(signature), embedded, threads),
+            flows.PROMPT_DECODER: _TorchParts(module.prompt_decoder, (*embedded, *prompt), signature.outputs, threads),
         }
     )
 
 
 def _flow(parts: Mapping[str, Runner]) -> FlowRunner:
     graphs = {name: PartTensors(part.inputs, part.outputs) for name, part in parts.items()}
-    return FlowRunner(flow_of_graphs(graphs), parts, name="pytorch")
+    return FlowRunner(flows.flow_of_graphs(graphs), parts, name="pytorch")
 
 
 class _TorchParts(Runner):

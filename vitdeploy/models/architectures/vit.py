@@ -10,20 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitdeploy.models.architectures.layers import (
-    MLP,
-    Activation,
-    AttentionPool,
-    FeedForward,
-    Grid,
-    LayerScale,
-    PatchEmbedding,
-    Resampling,
-    SelfAttention,
-    feed_forward,
-    sincos_2d,
-    sinusoidal,
-)
+from vitdeploy.models.architectures import layers
 
 # --- Vision Transformer, written to be read as its specification ------------------------------------------------------
 # Source: Dosovitskiy et al., "An Image is Worth 16x16 Words", ICLR 2021 (arXiv 2010.11929), equations 1-4:
@@ -83,7 +70,7 @@ class ViTConfig:
     layer_norm_eps: float = 1e-6
     drop_remainder: bool = False
     positions: Positions = "learned"
-    position_resampling: Resampling = "antialias"
+    position_resampling: layers.Resampling = "antialias"
     class_token: bool = True
     registers: int = 0
     prefix_positions: bool = True
@@ -91,8 +78,8 @@ class ViTConfig:
     post_norm: bool = False
     qkv_bias: bool = True
     qk_norm: bool = False
-    mlp: FeedForward = "mlp"
-    activation: Activation = "gelu"
+    mlp: layers.FeedForward = "mlp"
+    activation: layers.Activation = "gelu"
     layer_scale: bool = False
     pooling: Pooling = "class"
     final_norm: FinalNorm = "before_pooling"
@@ -127,7 +114,7 @@ class ViTConfig:
             raise ValueError("a projection needs num_classes, the dimensions that it projects to")
 
     @property
-    def grid(self) -> Grid:
+    def grid(self) -> layers.Grid:
         """(rows, columns) of patches."""
         return self.image_size[0] // self.patch_size, self.image_size[1] // self.patch_size
 
@@ -169,11 +156,11 @@ class EncoderBlock(nn.Module):
         width, eps = config.width, config.layer_norm_eps
         self.post_norm = config.post_norm
         self.norm1 = nn.LayerNorm(width, eps=eps)
-        self.attn = SelfAttention(width, config.heads, qkv_bias=config.qkv_bias, qk_norm=config.qk_norm, eps=eps)
-        self.ls1 = LayerScale(width) if config.layer_scale else nn.Identity()
+        self.attn = layers.SelfAttention(width, config.heads, qkv_bias=config.qkv_bias, qk_norm=config.qk_norm, eps=eps)
+        self.ls1 = layers.LayerScale(width) if config.layer_scale else nn.Identity()
         self.norm2 = nn.LayerNorm(width, eps=eps)
-        self.mlp = feed_forward(config.mlp, width, config.hidden, config.activation)
-        self.ls2 = LayerScale(width) if config.layer_scale else nn.Identity()
+        self.mlp = layers.feed_forward(config.mlp, width, config.hidden, config.activation)
+        self.ls2 = layers.LayerScale(width) if config.layer_scale else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         if self.post_norm:
@@ -195,7 +182,9 @@ class VisionTransformer(nn.Module):
         super().__init__()
         self.config = config
         width, eps = config.width, config.layer_norm_eps
-        self.patch_embed = PatchEmbedding(config.in_channels, width, config.patch_size, bias=not config.stem_norm)
+        self.patch_embed = layers.PatchEmbedding(
+            config.in_channels, width, config.patch_size, bias=not config.stem_norm
+        )
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width)) if config.class_token else None
         self.pos_embed = _position_table(config)
         self.reg_token = nn.Parameter(torch.zeros(1, config.registers, width)) if config.registers else None
@@ -203,7 +192,7 @@ class VisionTransformer(nn.Module):
         self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.depth))
         self.norm = nn.LayerNorm(width, eps=eps) if config.final_norm == "before_pooling" else nn.Identity()
         self.attn_pool = (
-            AttentionPool(width, config.heads, config.hidden, activation=config.activation, eps=eps)
+            layers.AttentionPool(width, config.heads, config.hidden, activation=config.activation, eps=eps)
             if config.pooling == "attention"
             else None
         )
@@ -290,9 +279,9 @@ def _position_table(config: ViTConfig) -> nn.Parameter | None:
     if config.positions == "learned":
         return nn.Parameter(torch.zeros(1, tokens, config.width))
     fixed = (
-        sinusoidal(tokens, config.width)
+        layers.sinusoidal(tokens, config.width)
         if config.positions == "sinusoidal"
-        else sincos_2d(config.grid, config.width, prefix)
+        else layers.sincos_2d(config.grid, config.width, prefix)
     )
     return nn.Parameter(fixed, requires_grad=False)
 
@@ -380,7 +369,7 @@ class TextConfig:
     hidden: int
     features: int
     layer_norm_eps: float
-    activation: Activation
+    activation: layers.Activation
     causal: bool
     pooling: TextPooling
     end: int
@@ -394,9 +383,9 @@ class _TextBlock(nn.Module):
         super().__init__()
         width, eps = config.width, config.layer_norm_eps
         self.norm1 = nn.LayerNorm(width, eps=eps)
-        self.attn = SelfAttention(width, config.heads, causal=config.causal)
+        self.attn = layers.SelfAttention(width, config.heads, causal=config.causal)
         self.norm2 = nn.LayerNorm(width, eps=eps)
-        self.mlp = MLP(width, config.hidden, config.activation)
+        self.mlp = layers.MLP(width, config.hidden, config.activation)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x))

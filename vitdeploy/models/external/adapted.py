@@ -18,16 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitdeploy.errors import CheckpointError
-from vitdeploy.graph.io.meanings import (
-    OUTPUTS,
-    PROBABILITIES,
-    all_kept,
-    left_out,
-    may_be_logits,
-    meaning_of,
-    of_problem,
-    of_training,
-)
+from vitdeploy.graph.io import meanings
 from vitdeploy.models.external.outputs import (
     ROWS,
     OutputWatch,
@@ -158,7 +149,7 @@ def adapt(
         raise CheckpointError(
             f"{what} gives no answers of the task that is asked for",
             found=f"{row.task}: {', '.join(f'{spec.name} {list(spec.shape)}' for spec in specs)}"
-            + "".join(f"; {note.removeprefix(OUTPUTS)}" for note in notes if row.task == "tensors"),
+            + "".join(f"; {note.removeprefix(meanings.OUTPUTS)}" for note in notes if row.task == "tensors"),
             wanted=str(task),
             fix="name its own task, or wrap it in a module that returns what the task is made of",
         )
@@ -190,23 +181,25 @@ def _settle(module: Adapted, returned: Any, watch: OutputWatch, image_size: tupl
     task, tensor = row.task, outputs[0][1]
     if task == "classification":
         name, layer = name_of(returned, tensor), watch.layers.get(tensor.data_ptr(), "")
-        task, told = meaning_of(name, tensor.shape[1], watch.ending(tensor), layer, _classes(module.model))
-        problem = of_problem({"problem_type": getattr(getattr(module.model, "config", None), "problem_type", None)})
+        task, told = meanings.meaning_of(name, tensor.shape[1], watch.ending(tensor), layer, _classes(module.model))
+        problem = meanings.of_problem(
+            {"problem_type": getattr(getattr(module.model, "config", None), "problem_type", None)}
+        )
         task, told = ("tensors", problem) if problem else (task, told)
-        if asked == "classification" and (task != "tensors" or may_be_logits(told)):
-            task, told = asked, told if told == PROBABILITIES else ""
-        module.probabilities = told == PROBABILITIES
+        if asked == "classification" and (task != "tensors" or meanings.may_be_logits(told)):
+            task, told = asked, told if told == meanings.PROBABILITIES else ""
+        module.probabilities = told == meanings.PROBABILITIES
     elif task == "features" != asked and isinstance(returned, Tensor):
         task, told = map_of(returned, image_size)
     # A library's own module gives one answer, and what it was computed of.
     left = () if _is_library(module.model) else names_beside(returned, [tensor for _, tensor in outputs])
-    own = [name for name in left if not of_training(name)]
+    own = [name for name in left if not meanings.of_training(name)]
     if own and task in ("classification", "features") and asked != task:
         module.probabilities = False
-        task, told, left = "tensors", all_kept(task, [name_of(returned, tensor)], own), ()
+        task, told, left = "tensors", meanings.all_kept(task, [name_of(returned, tensor)], own), ()
     if task != row.task:
         module.task = task
-    return (*filter(None, [told]), *([left_out(left)] if left and task != "tensors" else []))
+    return (*filter(None, [told]), *([meanings.left_out(left)] if left and task != "tensors" else []))
 
 
 def _classes(model: nn.Module) -> int | None:

@@ -15,24 +15,17 @@ from vitdeploy.models.family import Family, Hints, Recognised, Signature, refuse
 from vitdeploy.models.keys import vit_others, vit_timm, vit_transformers
 from vitdeploy.models.keys.vit import parse_deit, parse_vit
 from vitdeploy.models.keys.vit_transformers import MODEL_TYPES
-from vitdeploy.models.model_folder.image_processor import (
-    CLIP_MEAN,
-    CLIP_STD,
-    HALF,
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    timm_preprocess,
-)
+from vitdeploy.models.model_folder import image_processor
 from vitdeploy.models.names import NAMES
 from vitdeploy.spec import PreprocessSpec, TensorSpec
 
 # Mean, deviation and the share of the resized image that the crop keeps, below 384 pixels and from there on. From the
 # default configurations of timm 1.0.31.
 PRESETS: Mapping[Preset, tuple[tuple[float, ...], tuple[float, ...], float, float]] = {
-    "augreg": (HALF, HALF, 0.9, 1.0),
-    "imagenet": (IMAGENET_MEAN, IMAGENET_STD, 0.9, 1.0),
-    "clip": (CLIP_MEAN, CLIP_STD, 1.0, 1.0),
-    "siglip": (HALF, HALF, 0.9, 0.9),
+    "augreg": (image_processor.HALF, image_processor.HALF, 0.9, 1.0),
+    "imagenet": (image_processor.IMAGENET_MEAN, image_processor.IMAGENET_STD, 0.9, 1.0),
+    "clip": (image_processor.CLIP_MEAN, image_processor.CLIP_STD, 1.0, 1.0),
+    "siglip": (image_processor.HALF, image_processor.HALF, 0.9, 0.9),
 }
 LARGE = 384
 CONVENTIONS = ("activation", "layer_norm_eps")
@@ -110,7 +103,9 @@ def preprocess(config: ViTConfig) -> PreprocessSpec:
     refuse_channels(config.in_channels)
     mean, std, small, large = PRESETS[config.preset]
     share = small if min(config.image_size) < LARGE else large
-    return timm_preprocess({"mean": mean, "std": std, "crop_pct": share}, config.in_channels, config.image_size)
+    return image_processor.timm_preprocess(
+        {"mean": mean, "std": std, "crop_pct": share}, config.in_channels, config.image_size
+    )
 
 
 def hints(name: str, config: ViTConfig) -> Hints:
