@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -238,7 +238,7 @@ def left_out(keys: Iterable[str], why: str) -> list[str]:
 
 
 # --- Names of Vision Transformers, as timm spells them, and the configuration that each spells out --------------------
-# vit_<size>_patch<P>_<image>[.mae|.dino]              plain; the tags are self-supervised encoders (features)
+#     vit_<size>_patch<P>_<image>[.mae|.dino]              plain; the tags are self-supervised encoders (features)
 #     vit_<size>_patch<P>_clip_[quickgelu_]<image>         CLIP's image tower, to its projection
 #     vit_<size>_patch<P>_siglip_[gap_]<image>             SigLIP's image tower (features); gap: averaged, not attended
 #     vit_<size>_patch<P>_[reg<R>_]dinov2                  DINOv2 at 518 (features), with R registers
@@ -248,31 +248,24 @@ def left_out(keys: Iterable[str], why: str) -> list[str]:
 # <size> is one of `SIZES` or w<width>d<depth>h<heads>; <image> is a side in pixels, or <height>x<width>.
 
 
-class _ModelSize(NamedTuple):
-    width: int
-    depth: int
-    heads: int
-    mlp_ratio: float = 4.0
-
-
-# DeiT (arXiv 2012.12877) for tiny and small; table 1 of arXiv 2010.11929 for base, large and huge; table 2 of arXiv
-# 2106.04560 for giant and gigantic; arXiv 2305.13035 for so400m; SigLIP 2 (arXiv 2502.14786) for giantopt; timm for
-# medium, which is DeiT-III's.
-SIZES = {
-    "tiny": _ModelSize(192, 12, 3),
-    "small": _ModelSize(384, 12, 6),
-    "medium": _ModelSize(512, 12, 8),
-    "base": _ModelSize(768, 12, 12),
-    "large": _ModelSize(1024, 24, 16),
-    "so400m": _ModelSize(1152, 27, 16, 3.7362),
-    "huge": _ModelSize(1280, 32, 16),
-    "giant": _ModelSize(1408, 40, 16, 48 / 11),
-    "giantopt": _ModelSize(1536, 40, 16),
-    "gigantic": _ModelSize(1664, 48, 16, 64 / 13),
+# Width, depth, heads, MLP ratio: DeiT (arXiv 2012.12877) for tiny and small; table 1 of arXiv 2010.11929 for base,
+# large and huge; table 2 of arXiv 2106.04560 for giant and gigantic; arXiv 2305.13035 for so400m; SigLIP 2 (arXiv
+# 2502.14786) for giantopt; timm for medium, which is DeiT-III's.
+SIZES: Mapping[str, tuple[int, int, int, float]] = {
+    "tiny": (192, 12, 3, 4.0),
+    "small": (384, 12, 6, 4.0),
+    "medium": (512, 12, 8, 4.0),
+    "base": (768, 12, 12, 4.0),
+    "large": (1024, 24, 16, 4.0),
+    "so400m": (1152, 27, 16, 3.7362),
+    "huge": (1280, 32, 16, 4.0),
+    "giant": (1408, 40, 16, 48 / 11),
+    "giantopt": (1536, 40, 16, 4.0),
+    "gigantic": (1664, 48, 16, 64 / 13),
 }
 # DINOv2's giant (arXiv 2304.07193, table 17) is another; its SwiGLU has 8192 rows, both halves together.
-DINOV2_GIANT = _ModelSize(1536, 40, 24, 16 / 3)
-DINOV2_IMAGE = (518, 518)
+DINOV2_GIANT = (1536, 40, 24, 16 / 3)
+DINOV2_SIDE = 518
 # Dimensions that image and text share: table 20 of arXiv 2103.00020 (base, large), OpenCLIP's for the others.
 CLIP_DIMENSIONS = {"medium": 512, "base": 512, "large": 768, "huge": 1024, "giant": 1024, "gigantic": 1280}
 # timm runs these (size, patch) with exact GELU (large only below 512), though SigLIPs were trained with its tanh form.
@@ -283,72 +276,65 @@ SIGLIP_REMAINDER = ("so400m", 14, (384, 384))
 _SIZE = r"(?P<size>[a-z]+[0-9]*m?|w(?P<width>\d+)d(?P<depth>\d+)h(?P<heads>\d+))"
 _PATCH = r"_patch(?P<patch>\d+)"
 _IMAGE = r"_(?P<height>\d+)(?:x(?P<image_width>\d+))?"
-Maker = Callable[["re.Match[str]", dict[str, Any]], ViTConfig]
+# From a match: fields of the config beside those that every name spells out.
+Fields = Callable[["re.Match[str]", tuple[int, int]], dict[str, Any]]
 
 
-def _plain(found: re.Match[str], base: dict[str, Any]) -> ViTConfig:
-    return ViTConfig(**base, num_classes=0, preset="imagenet") if found["tag"] else ViTConfig(**base)
+def _plain(match: re.Match[str], image: tuple[int, int]) -> dict[str, Any]:
+    return {"num_classes": 0, "preset": "imagenet"} if match["tag"] else {}
 
 
-def _clip(found: re.Match[str], base: dict[str, Any]) -> ViTConfig:
-    return ViTConfig(
-        **base,
-        num_classes=CLIP_DIMENSIONS.get(found["size"], 512),
-        layer_norm_eps=1e-5,
-        stem_norm=True,
-        activation="quick_gelu" if found["quick"] else "gelu",
-        head="projection",
-        preset="clip",
-    )
+def _clip(match: re.Match[str], image: tuple[int, int]) -> dict[str, Any]:
+    return {
+        "num_classes": CLIP_DIMENSIONS.get(match["size"], 512),
+        "layer_norm_eps": 1e-5,
+        "stem_norm": True,
+        "activation": "quick_gelu" if match["quick"] else "gelu",
+        "head": "projection",
+        "preset": "clip",
+    }
 
 
-def _siglip(found: re.Match[str], base: dict[str, Any]) -> ViTConfig:
-    size, patch, image = found["size"], base["patch_size"], base["image_size"]
+def _siglip(match: re.Match[str], image: tuple[int, int]) -> dict[str, Any]:
+    size, patch = match["size"], int(match["patch"])
     exact = (size, patch) in SIGLIP_EXACT_GELU and (size, image) != ("large", (512, 512))
-    return ViTConfig(
-        **base,
-        num_classes=0,
-        drop_remainder=(size, patch, image) == SIGLIP_REMAINDER,
-        class_token=False,
-        activation="gelu" if exact else "gelu_tanh",
-        pooling="average" if found["gap"] else "attention",
-        preset="siglip",
-    )
+    return {
+        "num_classes": 0,
+        "drop_remainder": (size, patch, image) == SIGLIP_REMAINDER,
+        "class_token": False,
+        "activation": "gelu" if exact else "gelu_tanh",
+        "pooling": "average" if match["gap"] else "attention",
+        "preset": "siglip",
+    }
 
 
-def _dinov2(found: re.Match[str], base: dict[str, Any]) -> ViTConfig:
-    giant = found["size"] == "giant"
-    size = dict(zip(_ModelSize._fields, DINOV2_GIANT, strict=True)) if giant else {}
-    return ViTConfig(
-        **base | size | {"image_size": DINOV2_IMAGE},
-        num_classes=0,
-        registers=int(found["registers"] or 0),
-        prefix_positions=found["registers"] is None,
-        mlp="swiglu_packed" if giant else "mlp",
-        layer_scale=True,
-        preset="imagenet",
-    )
+def _dinov2(match: re.Match[str], image: tuple[int, int]) -> dict[str, Any]:
+    giant = match["size"] == "giant"
+    return {
+        **(_sized(DINOV2_GIANT) if giant else {}),
+        "num_classes": 0,
+        "registers": int(match["registers"] or 0),
+        "prefix_positions": match["registers"] is None,
+        "mlp": "swiglu_packed" if giant else "mlp",
+        "layer_scale": True,
+        "preset": "imagenet",
+    }
 
 
-def _deit(found: re.Match[str], base: dict[str, Any]) -> ViTConfig:
-    third = found["third"] is not None
-    return ViTConfig(**base, layer_scale=third, prefix_positions=not third, preset="imagenet")
+def _deit(match: re.Match[str], image: tuple[int, int]) -> dict[str, Any]:
+    third = match["third"] is not None
+    return {"layer_scale": third, "prefix_positions": not third, "preset": "imagenet"}
 
 
-def _distilled(found: re.Match[str], base: dict[str, Any]) -> DeiTConfig:
-    return DeiTConfig(**base)
-
-
-VIT_PATTERNS: tuple[tuple[re.Pattern[str], Maker], ...] = (
+VIT_PATTERNS: tuple[tuple[re.Pattern[str], Fields], ...] = (
     (re.compile(f"vit_{_SIZE}{_PATCH}{_IMAGE}" + r"(?:\.(?P<tag>mae|dino))?"), _plain),
     (re.compile(f"vit_{_SIZE}{_PATCH}_clip(?P<quick>_quickgelu)?{_IMAGE}"), _clip),
     (re.compile(f"vit_{_SIZE}{_PATCH}_siglip(?P<gap>_gap)?{_IMAGE}"), _siglip),
     (re.compile(f"vit_{_SIZE}{_PATCH}" + r"(?:_reg(?P<registers>\d+))?_dinov2"), _dinov2),
     (re.compile(f"deit(?P<third>3)?_{_SIZE}{_PATCH}{_IMAGE}"), _deit),
 )
-DEIT_PATTERNS: tuple[tuple[re.Pattern[str], Maker], ...] = (
-    (re.compile(f"deit_{_SIZE}_distilled{_PATCH}{_IMAGE}"), _distilled),
-)
+DEIT_PATTERN = re.compile(f"deit_{_SIZE}_distilled{_PATCH}{_IMAGE}")
+Config = TypeVar("Config", bound=ViTConfig)
 
 
 def parse_vit(name: str) -> ViTConfig | None:
@@ -357,7 +343,7 @@ def parse_vit(name: str) -> ViTConfig | None:
     Raises:
         UnknownModelError: the name's sizes contradict each other.
     """
-    return _parse(name, VIT_PATTERNS)
+    return _parse(name, VIT_PATTERNS, ViTConfig)
 
 
 def parse_deit(name: str) -> DeiTConfig | None:
@@ -366,18 +352,21 @@ def parse_deit(name: str) -> DeiTConfig | None:
     Raises:
         UnknownModelError: the name's sizes contradict each other.
     """
-    config = _parse(name, DEIT_PATTERNS)
-    assert config is None or isinstance(config, DeiTConfig)
-    return config
+    return _parse(name, ((DEIT_PATTERN, lambda match, image: {}),), DeiTConfig)
 
 
-def _parse(name: str, patterns: tuple[tuple[re.Pattern[str], Maker], ...]) -> ViTConfig | None:
-    for pattern, make in patterns:
-        found = pattern.fullmatch(name)
-        if found is None or (found["width"] is None and found["size"] not in SIZES):
+def _parse(name: str, patterns: Iterable[tuple[re.Pattern[str], Fields]], config: type[Config]) -> Config | None:
+    for pattern, fields in patterns:
+        match = pattern.fullmatch(name)
+        if match is None or (match["width"] is None and match["size"] not in SIZES):
             continue
+        named = match.groupdict()
+        height = int(named.get("height") or DINOV2_SIDE)
+        image = height, int(named.get("image_width") or height)
+        spelled = SIZES.get(match["size"]) or (*(int(named[word]) for word in ("width", "depth", "heads")), 4.0)
+        base = {"patch_size": int(match["patch"]), "image_size": image, **_sized(spelled)}
         try:
-            return make(found, _base(found))
+            return config(**base | fields(match, image))
         except ValueError as error:
             raise UnknownModelError(
                 f"{name!r} cannot be built",
@@ -388,15 +377,5 @@ def _parse(name: str, patterns: tuple[tuple[re.Pattern[str], Maker], ...]) -> Vi
     return None
 
 
-def _base(found: re.Match[str]) -> dict[str, Any]:
-    """The fields of `ViTConfig` that every name spells out."""
-    named = found.groupdict()
-    if named["width"] is None:
-        size = SIZES[named["size"]]
-    else:
-        size = _ModelSize(int(named["width"]), int(named["depth"]), int(named["heads"]))
-    fields: dict[str, Any] = {"patch_size": int(named["patch"]), **size._asdict()}
-    if "height" in named:
-        height = int(named["height"])
-        fields["image_size"] = (height, int(named["image_width"] or height))
-    return fields
+def _sized(size: tuple[float, ...]) -> dict[str, Any]:
+    return dict(zip(("width", "depth", "heads", "mlp_ratio"), size, strict=True))

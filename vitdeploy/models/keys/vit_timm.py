@@ -24,7 +24,7 @@ from vitdeploy.models.keys import vit
 from vitdeploy.models.model_folder.folder import stated_size
 
 # The published width with two numbers of heads: DINOv2's giant has 24, and SwiGLU.
-GIANTOPT = vit.SIZES["giantopt"]
+GIANTOPT_WIDTH, GIANTOPT_HEADS = vit.SIZES["giantopt"][0], vit.SIZES["giantopt"][2]
 # What tells a ViT of this style from every other state dict.
 SIGNS = {"patch_embed.proj.weight": 4, "blocks.0.norm1.weight": 1, "blocks.0.attn.qkv.weight": 2}
 # A block with any other tensor is another function (relative positions, gates, parallel branches ...).
@@ -121,8 +121,8 @@ def _config(state: Mapping[str, Tensor], hints: Hints, named: _Named, notes: lis
         raise CheckpointError(
             "blocks are missing", found=f"{len(blocks)} blocks, the last is number {fields['depth'] - 1}"
         )
-    if not (known_heads or hints.heads) and fields["mlp"] == "mlp" and width == GIANTOPT.width:
-        known_heads = GIANTOPT.heads
+    if not (known_heads or hints.heads) and fields["mlp"] == "mlp" and width == GIANTOPT_WIDTH:
+        known_heads = GIANTOPT_HEADS
         notes.append(f"{known_heads} heads, as SigLIP 2's model of width {width} has; --heads says otherwise")
     final_norm, pooling = _ending(state, named, width, notes)
     heads = vit.heads_for(width, hints, known_heads, notes)
