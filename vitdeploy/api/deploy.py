@@ -44,7 +44,7 @@ from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.spec import GateStatus, Grade, Precision, encode
 from vitdeploy.stages.step import OUTPUT_NAMES, RECIPE_FILE, TUNED_NAMES, Step
-from vitdeploy.verification.gate import Gate, guards
+from vitdeploy.verification.gate import guards
 from vitdeploy.workflows.tuning import Tuner
 from vitdeploy.workflows.variants import begin_search, prepare_search, write_tuned
 
@@ -298,16 +298,14 @@ def _deployment(home: Path, report: Report, outcomes: Sequence[Outcome], recipe:
         home,
         report,
         next((each for each in order if each in statuses), "none"),
-        tuple(reason for each in unmet for reason in _gate(each, several).reasons),
+        tuple(
+            reason
+            for gate in (each.verdict.gate.named(each.job.size) if several else each.verdict.gate for each in unmet)
+            for reason in gate.reasons
+        ),
         f"{first.job.budget}{GUARDED if guards(recipe.to_budget()) else ''}",
         tuple(lines),
     )
-
-
-def _gate(outcome: Outcome, several: bool) -> Gate:
-    """The gate; its reasons name the image size if there are several."""
-    gate = outcome.verdict.gate
-    return gate.named(outcome.job.size) if several else gate
 
 
 def _p99(row: Row) -> str:

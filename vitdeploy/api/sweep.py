@@ -59,7 +59,14 @@ class Swept(Shown):
         return tuple(row.name for row in self.document.recipes if row.not_begun is not None)
 
     def lines(self) -> list[Line]:
-        return [_table(self.document), *_said_of_stages(self.document), *_said_of_rest(self)]
+        lines: list[Line] = [_table(self.document)]
+        if (stages := self.document.stages) is not None:
+            asked = f"for {stages.asked} that the recipes asked for"
+            lines.append(f"stages made ahead: {stages.made} of {stages.distinct}, {asked}")
+        if self.not_begun:
+            count = f"{len(self.not_begun)} of {len(self.document.recipes)} recipes"
+            lines.append(f"not begun: {count}: {', '.join(self.not_begun)}")
+        return lines
 
 
 @takes(Sweep)
@@ -180,19 +187,6 @@ def _table(document: SweepDocument) -> Table:
             )
         )
     return Table(columns, tuple(rows))
-
-
-def _said_of_stages(document: SweepDocument) -> list[str]:
-    found = document.stages
-    if found is None:
-        return []
-    return [f"stages made ahead: {found.made} of {found.distinct}, for {found.asked} that the recipes asked for"]
-
-
-def _said_of_rest(swept: Swept) -> list[str]:
-    if not swept.not_begun:
-        return []
-    return [f"not begun: {len(swept.not_begun)} of {len(swept.document.recipes)} recipes: {', '.join(swept.not_begun)}"]
 
 
 # --- What a sweep would do, and what that costs -----------------------------------------------------------------------
