@@ -609,7 +609,7 @@ class TuneRecipe(Options):
 
 
 @dataclass(frozen=True)
-class Bounds(Options):
+class BudgetOptions(Options):
     """The budget of `vitdeploy tune`, as far as it is not the recipe's."""
 
     max_drop: float | None = option(None, "Points of accuracy that may be lost at most.", min=0)

@@ -228,14 +228,14 @@ def explain(console: Console, options: Explain) -> None:
 
 
 @dataclass(frozen=True)
-class Doctor(Options):
+class DoctorOptions(Options):
     target: str | None = option(
         None, "Everything that this one target needs; exit code 4 where it does not work here.", complete="targets"
     )
 
 
-@command_of(Doctor)
-def doctor(console: Console, options: Doctor) -> None:
+@command_of(DoctorOptions)
+def doctor(console: Console, options: DoctorOptions) -> None:
     """Show what is installed here and which targets work."""
     module, target = api("inspect"), options.target
     document, lines = module.diagnose() if target is None else module.diagnose_target(target)

@@ -56,7 +56,7 @@ class Number(click.FloatRange):
         return number
 
 
-class Text(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
+class ParsedText(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
     """A text that `read` makes a value of; a ValueError says why not. `whole`: an option of many values is one text.
     `bare`: its name stands without quotes in the error."""
 
@@ -190,19 +190,19 @@ KINDS: dict[str, click.ParamType] = {  # type: ignore[type-arg]
     "file": click.Path(path_type=Path, dir_okay=False),
     "folder": click.Path(path_type=Path, file_okay=False),
     "input": click.Path(allow_dash=True),
-    "duration": Text("duration", duration),
-    "size": Text("size", image_size),
-    "profile": Text("profile", profile),
-    "rows": Text("text", rows, bare=True),
-    "scenarios": Text("scenarios", scenarios, whole=True),
-    "batches": Text("text", batches, whole=True, bare=True),
-    "percentiles": Text("percentiles", percentiles, whole=True),
-    "merging": Text("block:tokens", merging),
+    "duration": ParsedText("duration", duration),
+    "size": ParsedText("size", image_size),
+    "profile": ParsedText("profile", profile),
+    "rows": ParsedText("text", rows, bare=True),
+    "scenarios": ParsedText("scenarios", scenarios, whole=True),
+    "batches": ParsedText("text", batches, whole=True, bare=True),
+    "percentiles": ParsedText("percentiles", percentiles, whole=True),
+    "merging": ParsedText("block:tokens", merging),
     "rewrite": click.Choice(REWRITES),
-    "box": Text("text", box, bare=True),
-    "point": Text("text", point, bare=True),
-    "digest": Text("text", digest),
-    "embedding": Text("kind", embedding),
+    "box": ParsedText("text", box, bare=True),
+    "point": ParsedText("text", point, bare=True),
+    "digest": ParsedText("text", digest),
+    "embedding": ParsedText("kind", embedding),
 }
 
 

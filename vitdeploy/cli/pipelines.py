@@ -10,7 +10,7 @@ import click
 
 from vitdeploy.api.option import Options, option
 from vitdeploy.api.options import (
-    Bounds,
+    BudgetOptions,
     RecordedBundle,
     Run,
     Sweep,
@@ -83,8 +83,8 @@ def run(console: Console, options: Run, further: Further, recorded: RecordedBund
         )
 
 
-@command_of(TuneRecipe, (Bounds, "time_budget"), waits=True)
-def tune(console: Console, options: TuneRecipe, bounds: Bounds) -> None:
+@command_of(TuneRecipe, (BudgetOptions, "time_budget"), waits=True)
+def tune(console: Console, options: TuneRecipe, bounds: BudgetOptions) -> None:
     """Find the engine to ship: try every precision, mixed precision and token merging on this machine.
 
     Prints the Pareto front and a verdict, and writes the recipe of the engine to ship. Options override the recipe's
@@ -115,7 +115,7 @@ class Previews(Options):
 
 
 @dataclass(frozen=True)
-class Costs(Options):
+class CostLimit(Options):
     cost_per_hour: float | None = option(None, "Of all machines together.", min=0, above=True)
     max_cost: float | None = option(None, "As --minutes, by what an hour costs.", min=0, above=True)
 
@@ -130,8 +130,8 @@ class Costs(Options):
         return min(60 * self.max_cost / self.cost_per_hour, minutes if minutes is not None else float("inf"))
 
 
-@command_of(Sweep, (Previews, "resume"), (Costs, "watch"), RecordedBundle, waits=True)
-def sweep(console: Console, options: Sweep, previews: Previews, costs: Costs, recorded: RecordedBundle) -> None:
+@command_of(Sweep, (Previews, "resume"), (CostLimit, "watch"), RecordedBundle, waits=True)
+def sweep(console: Console, options: Sweep, previews: Previews, costs: CostLimit, recorded: RecordedBundle) -> None:
     """Run many recipes, or those of grids, and compare them in one table.
 
     Recipes run one after the other, so that each is measured alone. Each bundle goes to OUTPUT/<its name>; sweep.html
