@@ -188,7 +188,7 @@ def test_searches_ask_about_the_weights_that_are_placed(calibrated):
         reference_outputs = ReferenceOutputs(runner, pixels, images, "classification", batch=1)
     known = load_statistics(calibrated / "statistics.npz")
     with opened(model, known, "openvino-cpu", reference_outputs, bits=7) as trials:
-        forms = [form for each in trials._runner._forms.values() for form in each]
+        forms = [form for each in trials.runner._forms.values() for form in each]
     assert len(forms) > 8
     assert {int(np.abs(form.weight[0].astype(int)).max()) for form in forms} == {LARGEST}
     assert {form.output for form in forms} == {None}
