@@ -108,8 +108,8 @@ def test_activations_that_are_not_finite_are_refused(optimized, samples, tmp_pat
 
 def test_a_model_of_several_graphs_is_refused():
     with pytest.raises(CapabilityError, match="only models of images are pruned") as caught:
-        check_prune("transduction", None)
-    assert caught.value.found == "the task transduction"
+        check_prune("sequence", None)
+    assert caught.value.found == "the task sequence"
 
 
 @pytest.mark.skipif("VITDEPLOY_TEST_DEPTH" not in os.environ, reason="`tune` has a pruned engine too")
