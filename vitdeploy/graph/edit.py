@@ -45,8 +45,12 @@ class Names:
 
     def __init__(self, model: ir.Model) -> None:
         self._graph = model.graph
-        self._taken = {str(value.name) for value in _values(model.graph)}
-        self._taken.update(str(node.name) for node in model.graph.all_nodes())
+        self._taken: set[str] = set()
+        for part in (model.graph, *model.graph.subgraphs()):
+            self._taken.update(str(value.name) for value in (*part.inputs, *part.initializers.values()))
+            for node in part:  # a loop of its own: a rewrite makes new names again and again
+                self._taken.add(str(node.name))
+                self._taken.update([str(value.name) for value in node.outputs])
 
     def free(self, name: str) -> str:
         """`name`, with a number behind it where it is taken."""

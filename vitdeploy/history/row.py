@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import functools
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -113,6 +114,7 @@ class ResultRow:
     document: str | None = None
 
 
+@functools.cache
 def schema() -> pa.Schema:
     """The columns of a history's files, in Arrow's types, with the format in the metadata."""
     columns = {

@@ -8,6 +8,7 @@ written where it has its default (`SPARSE`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import types
 import typing
@@ -145,10 +146,14 @@ def _decode_array(data: Any, path: str, problems: list[str]) -> Any:
     return np.array(data, np.float64) if fits else _expect(False, data, path, "a list of finite numbers", problems)
 
 
+# A report has hundreds of values of few classes, and each hint is source text.
+_hints = functools.cache(functools.partial(typing.get_type_hints, include_extras=True))
+
+
 def _decode_dataclass(cls: type, data: Any, path: str, problems: list[str]) -> Any:
     if not isinstance(data, dict):
         return _expect(False, data, path, "an object", problems)
-    hints = typing.get_type_hints(cls, include_extras=True)
+    hints = _hints(cls)
     values: dict[str, Any] = {}
     before = len(problems)
     for f in dataclasses.fields(cls):
