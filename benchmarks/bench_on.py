@@ -16,7 +16,7 @@ import subprocess
 import sys
 from typing import Any
 
-from vitdeploy.benchmark.evidence import paired_ratio
+from benchmarks.ratios import paired_ratio
 from vitdeploy.verification.intervals import student
 
 

@@ -25,12 +25,12 @@ from pathlib import Path
 
 from protocol import compiled
 
+from benchmarks.ratios import log_ratio
 from vitdeploy.benchmark.process import WorkerProcess
 from vitdeploy.benchmark.protocol import SETTLE_SECONDS
 from vitdeploy.benchmark.run import engine_candidate, started
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.spec import EngineSpec
-from vitdeploy.verification.intervals import log_ratio
 
 BLOCK_SECONDS = 0.5
 TIMEOUT = 120.0

@@ -22,8 +22,7 @@ from PIL import Image, ImageFilter
 
 from vitdeploy.bundle.checked import open_checked
 from vitdeploy.runtime import Monitor, Predictor, load
-from vitdeploy.runtime.host import Limits, control_limits
-from vitdeploy.runtime.monitor import columns
+from vitdeploy.runtime.monitor import Limits, columns, control_limits
 from vitdeploy.runtime.monitor_reference import (
     input_statistics,
     output_statistics,

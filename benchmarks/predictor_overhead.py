@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.benchmark.evidence import paired_ratio
+from benchmarks.ratios import paired_ratio
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.runtime import Predictor, load
 from vitdeploy.runtime.host import describe_host

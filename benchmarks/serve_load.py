@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.benchmark.evidence import paired_ratio
+from benchmarks.ratios import paired_ratio
 from vitdeploy.benchmark.protocol import SETTLE_SECONDS
 from vitdeploy.benchmark.run import engine_candidate, started
 from vitdeploy.bundle.read import read_bundle

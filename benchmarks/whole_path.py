@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.ratios import log_ratio
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.runtime.host import describe_host, usable_cores
-from vitdeploy.verification.intervals import log_ratio
 
 WORKER = Path(__file__).with_name("whole_path_worker.py")
 

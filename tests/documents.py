@@ -1,7 +1,7 @@
 """Documents for tests: made of JSON values as files have them, or of a few numbers."""
 
-from vitdeploy.benchmark.summary import BatchSizes, Latency, Row
-from vitdeploy.document.bench import Bench, ProtocolFacts, Ratio
+from vitdeploy.benchmark.summary import BatchSizes, Latency, Ratio, Row
+from vitdeploy.document.bench import Bench, ProtocolFacts
 from vitdeploy.document.report import Report
 from vitdeploy.report.html import render_html
 from vitdeploy.spec import decode

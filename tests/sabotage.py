@@ -19,9 +19,8 @@ from vitdeploy.errors import AnswersError
 from vitdeploy.graph.io.files import graph_spec, load_graph
 from vitdeploy.pipeline.assemble import golden_set
 from vitdeploy.progress import silent
-from vitdeploy.runtime.canary import require_golden_answers
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.runtime.golden import GoldenCheck, check_golden
+from vitdeploy.runtime.golden import GoldenCheck, check_golden, require_golden_answers
 from vitdeploy.tasks.adapter import DataChoice
 from vitdeploy.tasks.registry import make_adapter
 from vitdeploy.workflows.placement import compile_bundle

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.ratios import log_ratio
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.results import BenchRun, Measurements, Round
 from vitdeploy.benchmark.run import BenchCandidate, run_benchmark
 from vitdeploy.benchmark.summary import block_medians, rows
 from vitdeploy.spec import encode
-from vitdeploy.verification.intervals import log_ratio
 
 WORKER = Path(__file__).resolve().parent / "worker.py"
 

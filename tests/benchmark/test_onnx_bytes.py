@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.targets import CPU_TARGETS  # noqa: F401  (onnxruntime is one of them)
-from vitdeploy.benchmark.onnx_bytes import Node, onnx_model
+from vitdeploy.benchmark.onnxruntime import Node, onnx_model
 from vitdeploy.runtime.ort import open_session
 
 DTYPES = st.sampled_from([np.float32, np.uint8, np.int8])

@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from benchmarks.ratios import log_ratio, paired_ratio
 from vitdeploy.benchmark.evidence import (
     PairedRatio,
     clustered,
-    paired_ratio,
     quantile,
     ratio_of_medians,
     ratio_of_rounds,
 )
 from vitdeploy.benchmark.results import BlockMachine, Round
-from vitdeploy.verification.intervals import log_ratio, student
+from vitdeploy.verification.intervals import student
 
 
 def rounds(medians):

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from vitdeploy.benchmark import machine as probes
-from vitdeploy.benchmark.energy import EnergyMeter
+from vitdeploy.benchmark.machine import EnergyMeter
 
 STAT = """cpu  100 0 0 900 0 0 0 0 0 0
 cpu0 60 1 20 800 30 2 3 40 5 0

@@ -21,7 +21,7 @@ import vitdeploy
 from vitdeploy.benchmark import process, summary
 from vitdeploy.benchmark import run as run_module
 from vitdeploy.benchmark import run as session
-from vitdeploy.benchmark.evidence import PairedRatio
+from vitdeploy.benchmark.evidence import PairedRatio, in_common
 from vitdeploy.benchmark.load import PoissonLoad
 from vitdeploy.benchmark.protocol import Protocol, Scenario, parse_scenario
 from vitdeploy.benchmark.run import BenchCandidate, run_benchmark, running_order
@@ -249,16 +249,9 @@ def test_an_artifact_of_which_nothing_is_open_leaves_the_run(script):
     measured = summarise(bench_run, pairs, (50,))
     assert measured.protocol.rounds == {"single": 21, "offline": 4}
     assert {len(medians) for medians in measured.block_medians_ms.values()} == {7}
-    short = shortened(bench_run, 7)
+    short = dataclasses.replace(bench_run, entries=tuple(in_common(bench_run.entries)))
     assert judged(bench_run, "two", "one", "single").ratio == judged(short, "two", "one", "single").ratio
     assert judged(bench_run, "three", "one", "single").ratio != judged(short, "three", "one", "single").ratio
-
-
-def shortened(bench_run, count):
-    entries = (
-        dataclasses.replace(each, rounds={k: v[:count] for k, v in each.rounds.items()}) for each in bench_run.entries
-    )
-    return dataclasses.replace(bench_run, entries=tuple(entries))
 
 
 def test_rounds_that_others_disturbed_are_measured_again(script, monkeypatch):

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from tests.targets import CPU_TARGETS
-from vitdeploy.benchmark import gemm, memory, survey
+from vitdeploy.benchmark import gemm, survey
 from vitdeploy.benchmark.context import Context, Memory
-from vitdeploy.benchmark.gemm import best_rate
-from vitdeploy.benchmark.memory import copy_rate, last_level_cache
+from vitdeploy.benchmark.gemm import best_rate, copy_rate, last_level_cache
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.results import BenchRun
 from vitdeploy.benchmark.run import BenchCandidate, engine_candidate
@@ -97,11 +96,11 @@ def plant(root, files):
 
 
 def test_memory_is_copied_beyond_the_last_level_of_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "LEAST_BYTES", 1 << 20)
+    monkeypatch.setattr(gemm, "LEAST_BYTES", 1 << 20)
     caches = "sys/devices/system/cpu/cpu0/cache"
     plant(tmp_path, {f"{caches}/index0/size": "48K\n", f"{caches}/index3/size": "2M\n", f"{caches}/index4/size": "?\n"})
     assert last_level_cache(tmp_path) == 2 << 20
-    monkeypatch.setattr(memory, "time", Clock(2e-3))  # every copy takes 2 ms, and reads and writes each byte
+    monkeypatch.setattr(gemm, "time", Clock(2e-3))  # every copy takes 2 ms, and reads and writes each byte
     assert copy_rate(2, 0.0, tmp_path) == Memory(pytest.approx(2 * (8 << 20) / 2e-3), 8 << 20, 2 << 20, 2)
     assert copy_rate(3, 0.0, tmp_path / "nothing") == Memory(pytest.approx(2 * (1 << 20) / 2e-3), 1 << 20, None, 3)
     plant(tmp_path, {"proc/meminfo": "MemTotal: 99 kB\nMemAvailable:  20480 kB\n"})
@@ -111,10 +110,10 @@ def test_memory_is_copied_beyond_the_last_level_of_cache(tmp_path, monkeypatch):
 
 def test_every_byte_is_copied(monkeypatch):
     """By threads whose parts do not divide the array evenly."""
-    monkeypatch.setattr(memory, "LEAST_BYTES", 1_000_003)
-    monkeypatch.setattr(memory, "last_level_cache", lambda root: None)
+    monkeypatch.setattr(gemm, "LEAST_BYTES", 1_000_003)
+    monkeypatch.setattr(gemm, "last_level_cache", lambda root: None)
     copied = []
-    monkeypatch.setattr(memory.np, "copyto", lambda target, source: copied.append((target.size, np.shares_memory)))
+    monkeypatch.setattr(gemm.np, "copyto", lambda target, source: copied.append((target.size, np.shares_memory)))
     copy_rate(7, 0.0)
     assert sum(size for size, _ in copied) % 1_000_003 == 0
     assert len(copied) % 7 == 0
@@ -126,7 +125,7 @@ def candidates(folder):
 
 def test_rates_are_asked_for_that_the_engines_need(tmp_path):
     asks = plan(candidates(tmp_path), Protocol(("offline", "single"), (2, 8), duration=5.0, threads=3))
-    assert [[str(ask) for ask in group] for group in asks] == [
+    assert [[str(what) for what, _ in group] for group in asks] == [
         ["memory"],
         ["rate of onnxruntime-cpu fp32", "rate of onnxruntime-cpu int8"],
         ["rate of openvino-cpu bf16"],
@@ -134,7 +133,7 @@ def test_rates_are_asked_for_that_the_engines_need(tmp_path):
         ["profile of onnxruntime-cpu-int8"],
         ["profile of openvino-cpu-bf16"],
     ]
-    every = [ask.command for group in asks for ask in group]
+    every = [command for group in asks for _, command in group]
     assert {(each["threads"], each["seconds"]) for each in every} == {(3, 0.5)}
     assert {each["batch"] for each in every if each["do"] == "profile"} == {2}
     assert precisions_of(INT8) == {"int8", "fp32"}

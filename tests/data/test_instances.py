@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitdeploy.data.instances import read_instances
+from vitdeploy.data.detection import read_instances
 from vitdeploy.errors import DataError
 
 SQUARE = [2, 1, 6, 1, 6, 4, 2, 4]

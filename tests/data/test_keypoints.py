@@ -49,10 +49,10 @@ def test_objects_with_a_labelled_point_are_samples_by_their_boxes(labelled):
         ]
     )
     found = read_keypoints(folder, file, (), 3)
-    assert [path.name for path in found.images.annotations] == ["a.png", "c.png"]
-    assert found.images.unannotated == 1
-    assert found.images.notes == ("labels: boxes of no width or height, left out: 1 (first: annotations[1])",)
-    first, second = found.images.annotations[folder / "a.png"].objects
+    assert [path.name for path in found.annotations] == ["a.png", "c.png"]
+    assert found.unannotated == 1
+    assert found.notes == ("labels: boxes of no width or height, left out: 1 (first: annotations[1])",)
+    first, second = found.annotations[folder / "a.png"].objects
     assert (first.box, first.area, first.sigmas) == ((2, 3, 22, 13), 90, None)
     assert first.points == ((1, 2, 2), (11, 12, 0), (21, 22, 1))
     assert first.path == second.path == folder / "a.png"
@@ -81,11 +81,11 @@ def test_a_model_of_points_is_calibrated_on_the_boxes_of_objects(labelled):
 
 def test_points_and_deviations_are_put_into_the_order_of_the_model(labelled):
     folder, file = labelled([person(0, 2, 0, 1)], sigmas=[0.1, 0.2, 0.3])
-    [found] = read_keypoints(folder, file, ("foot", "head", "hand"), 3).images.annotations[folder / "a.png"].objects
+    [found] = read_keypoints(folder, file, ("foot", "head", "hand"), 3).annotations[folder / "a.png"].objects
     assert found.points == ((21, 22, 1), (1, 2, 2), (11, 12, 0))
     assert found.sigmas == (0.3, 0.1, 0.2)
     # Names that are not the same say nothing of the order.
-    [kept] = read_keypoints(folder, file, ("Foot", "Head", "Hand"), 3).images.annotations[folder / "a.png"].objects
+    [kept] = read_keypoints(folder, file, ("Foot", "Head", "Hand"), 3).annotations[folder / "a.png"].objects
     assert kept.points[0] == (1, 2, 2)
 
 
@@ -93,7 +93,7 @@ def test_deviations_of_a_person_are_those_of_pycocotools(labelled):
     params = pytest.importorskip("pycocotools.cocoeval").Params("keypoints")
     assert pytest.approx(params.kpt_oks_sigmas) == COCO_SIGMAS
     folder, file = labelled([person(0, *[2] * 17)], keypoints=COCO_POINTS)
-    [found] = read_keypoints(folder, file, (), 17).images.annotations[folder / "a.png"].objects
+    [found] = read_keypoints(folder, file, (), 17).annotations[folder / "a.png"].objects
     assert found.sigmas == COCO_SIGMAS
 
 

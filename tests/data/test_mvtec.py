@@ -8,7 +8,7 @@ from PIL import Image
 
 from vitdeploy.data.decoding import Skipped
 from vitdeploy.data.folder import digest
-from vitdeploy.data.mvtec import normal_folder, read_mvtec, split_mvtec
+from vitdeploy.data.masks import normal_folder, read_mvtec, split_mvtec
 from vitdeploy.errors import DataError, ImageError, MissingFileError
 
 

@@ -8,7 +8,7 @@ from PIL import Image
 
 from vitdeploy.data.annotations import Category
 from vitdeploy.data.decoding import Skipped
-from vitdeploy.data.panoptic import VOID, read_panoptic
+from vitdeploy.data.masks import NO_SEGMENT, read_panoptic
 from vitdeploy.errors import DataError, ImageError, MissingFileError
 from vitdeploy.progress import silent
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
@@ -69,7 +69,7 @@ def test_colours_are_segment_ids_with_the_classes_of_the_model(folder):
     [sample] = data.samples
     found = data.annotations[sample.path].load(MAPPING)
     np.testing.assert_array_equal(found.ids, IDS)
-    assert (found.ids.dtype, found.ids[0, 0]) == (np.int32, VOID)
+    assert (found.ids.dtype, found.ids[0, 0]) == (np.int32, NO_SEGMENT)
     assert found.classes == {5: 0, 300: 0, 70_000: 1}
     assert found.crowd == {300}
 

@@ -16,7 +16,8 @@ from vitdeploy.exporter.sequence import check_sequence_parity, export_sequence
 from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.models.architectures.transformer import Transformer, TransformerConfig
-from vitdeploy.runtime.sequence import SequenceDecoder
+from vitdeploy.runtime.sequence import SequenceRunner
+from vitdeploy.spec import SequenceSpec
 
 ROOT = Path(__file__).parent.parent.parent
 CONFIG = TransformerConfig(
@@ -195,7 +196,8 @@ def test_decoding_through_both_graphs_gives_the_logits_of_the_whole_target(expor
         source[np.arange(19) >= generator.integers(1, 20, (batch, 1))] = CONFIG.pad
         runners = [engine_runner(engine, exported / f"{key}.onnx", batch) for key in ("encoder", "decoder_step")]
         # No token ends a target: every run has all its steps.
-        with SequenceDecoder(*runners, CONFIG.start, end=-1, pad=CONFIG.pad, max_length=CONFIG.max_length) as decoder:
+        endless = SequenceSpec(CONFIG.start, -1, CONFIG.pad, CONFIG.max_length, None)
+        with SequenceRunner(*runners, endless) as decoder:
             tokens, logits = decoder.decode_with_logits(source, CONFIG.max_length)
         target = np.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=CONFIG.start)
         with torch.no_grad():
@@ -229,14 +231,14 @@ def test_a_batch_in_a_constant_is_found(protos, model, tmp_path):
 
 
 def test_another_token_than_the_likeliest_is_found(exported, model, monkeypatch):
-    decode = SequenceDecoder.decode_with_logits
+    decode = SequenceRunner.decode_with_logits
 
     def careless(self, source, steps):
         tokens, logits = decode(self, source, steps)
         tokens[-1, -1] = logits[-1, -1].argmin()
         return tokens, logits
 
-    monkeypatch.setattr(SequenceDecoder, "decode_with_logits", careless)
+    monkeypatch.setattr(SequenceRunner, "decode_with_logits", careless)
     with pytest.raises(ExportError, match="gives other tokens") as caught:
         check_sequence_parity(exported / "encoder.onnx", exported / "decoder_step.onnx", model)
     assert caught.value.found == "1 of 20 tokens at batch 1 and source length 1"

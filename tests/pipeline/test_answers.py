@@ -11,9 +11,9 @@ from PIL import Image
 
 from vitdeploy.data.decoding import DecodedSet
 from vitdeploy.data.folder import Sample
-from vitdeploy.data.panoptic import PanopticMap
+from vitdeploy.data.masks import PanopticMap
 from vitdeploy.pipeline.plan import answer_facts
-from vitdeploy.report.examples import class_headline
+from vitdeploy.report.summary import class_headline
 from vitdeploy.runtime.postprocess import softmax
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, encode
 from vitdeploy.tasks.adapter import CHANGED, UNSURE, USUAL, Chosen, Data, Setting, choose, example, thumbnail

@@ -13,8 +13,8 @@ import vitdeploy as vd
 from tests.known_bad import bundles
 from vitdeploy.benchmark import run as benchmark
 from vitdeploy.benchmark.protocol import Protocol
+from vitdeploy.benchmark.summary import Ratio
 from vitdeploy.devices.client import agent_package
-from vitdeploy.document.bench import Ratio
 from vitdeploy.document.commands import AnswersFacts, ReleaseFacts
 from vitdeploy.errors import HubError, InputError
 from vitdeploy.progress import silent

@@ -4,8 +4,8 @@ import numpy as np
 
 from vitdeploy.benchmark.protocol import Protocol, parse_scenario
 from vitdeploy.benchmark.results import BenchRun, Measurements, Round
-from vitdeploy.benchmark.summary import block_medians, rows, samples
-from vitdeploy.document.bench import Bench, ProtocolFacts, Ratio
+from vitdeploy.benchmark.summary import Ratio, block_medians, rows, samples
+from vitdeploy.document.bench import Bench, ProtocolFacts
 from vitdeploy.spec import encode
 
 

@@ -14,13 +14,12 @@ from vitdeploy.document.commands import SelftestDocument, SelftestModel
 from vitdeploy.document.comparison import TimeRatio
 from vitdeploy.document.sweep import SweepDocument
 from vitdeploy.report import context as reliability
-from vitdeploy.report import examples as classes
 from vitdeploy.report import page as notes
 from vitdeploy.report import summary, table
-from vitdeploy.report.examples import examples
 from vitdeploy.report.html import render_selftest, render_sweep
 from vitdeploy.report.page import notices
-from vitdeploy.report.sweep import sweep_plots
+from vitdeploy.report.planes import sweep_plots
+from vitdeploy.report.summary import examples
 from vitdeploy.spec import decode
 from vitdeploy.verification.classes import Drops, LostClasses, Reliability
 
@@ -69,7 +68,7 @@ def test_a_class_is_said_to_lose_where_its_interval_carries_it(page):
     assert page.text.count("provably loses") == 1 and "Provably lost: class 3" in page.text
     found = decode(Drops, report_of()["answers"]["classes"])
     found.lost[NAME] = LostClasses(0, ())
-    assert classes.class_headline(found, NAME) == "No class provably loses accuracy (4 classes together, 95 %)."
+    assert summary.class_headline(found, NAME) == "No class provably loses accuracy (4 classes together, 95 %)."
 
 
 def test_few_classes_are_a_heat_map_and_many_a_list():
@@ -92,14 +91,14 @@ def test_a_calibration_error_that_chance_makes_is_called_that():
 
 def test_without_answers_and_labels_there_are_no_such_sections():
     bare = as_report(report_of(answers=None, examples=[]))
-    assert classes.class_engines(bare) == [] and reliability.reliability_plot(bare) is None
+    assert summary.class_engines(bare) == [] and reliability.reliability_plot(bare) is None
     text = Page(page_of(report_of(answers=None, examples=[]), {}).partition("</head>")[2]).text
     assert "whose answer changed" not in text and "Class by class" not in text
     unlabelled = report_of()
     unlabelled["answers"] |= {"confusion": None, "classes": None, "reliability": None}
     unlabelled["answers"]["changed"][NAME] |= {"lost": None, "gained": None}
     found = as_report(unlabelled)
-    assert ("Changed answers", "30 of 64", "changed") in summary.summary(found) and classes.class_engines(found) == []
+    assert ("Changed answers", "30 of 64", "changed") in summary.summary(found) and summary.class_engines(found) == []
     html = page_of(unlabelled, {})
     assert "whose answer changed" in html and 'scope="col">Right became wrong' not in html
 

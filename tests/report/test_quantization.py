@@ -6,8 +6,8 @@ import pytest
 
 from tests.documents import page_of
 from tests.report.test_html import HOSTILE, REPORT, Page
+from vitdeploy.report.context import sensitivity_headline
 from vitdeploy.report.html import render_sensitivity
-from vitdeploy.report.quantization import sensitivity_headline
 from vitdeploy.search.precision import Sensitivity
 from vitdeploy.spec import decode
 

@@ -9,7 +9,7 @@ import pytest
 from tests.documents import page_of
 from tests.report.test_html import PNG, REPORT, Page
 from vitdeploy.data.detection import Boxes
-from vitdeploy.data.panoptic import PanopticMap
+from vitdeploy.data.masks import PanopticMap
 from vitdeploy.document.verified import diagnosed
 from vitdeploy.spec import encode
 from vitdeploy.tasks.features import compare_features

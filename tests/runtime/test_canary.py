@@ -13,7 +13,7 @@ from tests.golden_bundle import golden_of, golden_small_bundle, with_one_weight_
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.errors import AnswersError
-from vitdeploy.runtime import canary, load
+from vitdeploy.runtime import golden, load
 from vitdeploy.serve.engines import load_engines
 from vitdeploy.workflows.placement import compile_bundle
 
@@ -30,19 +30,19 @@ def bundle(small_bundle, tmp_path_factory):
 def cache(tmp_path, monkeypatch):
     """Where proofs are kept; an empty folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "vitdeploy" / canary.PROVEN
+    return tmp_path / "cache" / "vitdeploy" / golden.PROVEN
 
 
 @pytest.fixture
 def checks(monkeypatch, cache):
     """The engines that golden inputs were run on, in order."""
-    seen, check_golden = [], canary.check_golden
+    seen, check_golden = [], golden.check_golden
 
     def counted(folder, manifest, engine, runner, files=None):
         seen.append(engine.artifact)
         return check_golden(folder, manifest, engine, runner, files)
 
-    monkeypatch.setattr(canary, "check_golden", counted)
+    monkeypatch.setattr(golden, "check_golden", counted)
     return seen
 
 

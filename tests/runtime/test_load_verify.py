@@ -14,7 +14,7 @@ from tests.replaced import replace_while_loading
 from vitdeploy.bundle.checked import READS, open_checked
 from vitdeploy.bundle.read import MANIFEST_FILE, read_bundle
 from vitdeploy.errors import AnswersError, DigestError, EngineError, InputError, ManifestError
-from vitdeploy.runtime import canary, choice, load
+from vitdeploy.runtime import choice, golden, load
 from vitdeploy.serve import engines as serving
 from vitdeploy.serve.engines import load_engines
 
@@ -63,8 +63,8 @@ def test_what_is_read_is_checked_unless_nothing_is_to_be(bundle, tmp_path, monke
 
 def test_without_digests_the_golden_answers_are_asked_each_time_and_nothing_is_noted(bundle, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    asked, check = [], canary.check_golden
-    monkeypatch.setattr(canary, "check_golden", lambda *given: asked.append(1) or check(*given))
+    asked, check = [], golden.check_golden
+    monkeypatch.setattr(golden, "check_golden", lambda *given: asked.append(1) or check(*given))
     for count in (1, 2):
         load(bundle, verify="none").close()
         assert len(asked) == count

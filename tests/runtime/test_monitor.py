@@ -14,8 +14,7 @@ from tests.golden_bundle import write_golden_bundle
 from vitdeploy.bundle.read import file_sha256, read_bundle
 from vitdeploy.errors import InputError, ManifestError
 from vitdeploy.runtime import Monitor, MonitorWarning, load
-from vitdeploy.runtime.host import control_limits
-from vitdeploy.runtime.monitor import Monitoring, Watched
+from vitdeploy.runtime.monitor import Monitoring, control_limits
 from vitdeploy.runtime.monitor_reference import (
     input_names,
     input_statistics,
@@ -210,7 +209,7 @@ def test_looking_takes_its_share_of_the_time_and_no_more(monkeypatch, nanosecond
     clock = itertools.count(0, 30_000)
     monkeypatch.setattr("vitdeploy.runtime.monitor.perf_counter_ns", lambda: next(clock))
     logits = {"logits": np.zeros((1, 10), np.float32)}
-    monitor = Monitoring(Monitor(share=0.01), Watched("e", "classification", SPEC, None, None, ()))
+    monitor = Monitoring(Monitor(share=0.01), "e", "classification", SPEC)
     for _ in range(2000):
         monitor.saw(np.zeros((1, 32, 32, 3), np.uint8), logits, nanoseconds)
     assert (monitor.counts.runs, monitor.counts.looked_at) == (2000, looked_at)

@@ -4,7 +4,6 @@ import ctypes
 
 import pytest
 
-from vitdeploy.benchmark.energy import GpuMeter
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime.nvidia import NO_PERMISSION, GpuEnergy
 
@@ -39,7 +38,7 @@ def counter(library):
 
 def test_a_block_is_charged_with_what_its_gpu_used_meanwhile():
     library = Nvml()
-    meter = GpuMeter(counter(library))
+    meter = counter(library)
     library.millijoules = 5_000_000_000_000  # more than 32 bits hold
     before = meter.read()
     library.millijoules += 1500
@@ -57,7 +56,7 @@ def test_a_block_is_charged_with_what_its_gpu_used_meanwhile():
     ],
 )
 def test_what_cannot_be_read_says_why_and_is_never_0(library, source):
-    meter = GpuMeter(counter(library))
+    meter = counter(library)
     assert (meter.source, meter.joules(meter.read(), meter.read(), 1.0)) == (source, None)
 
 
@@ -68,5 +67,5 @@ def test_no_driver_is_no_energy():
     def no_gpu():
         raise CapabilityError("no NVIDIA GPU")
 
-    assert GpuMeter(GpuEnergy(missing)).source == "not there"
-    assert GpuMeter(GpuEnergy(lambda name: Nvml(), no_gpu)).source == "not there"
+    assert GpuEnergy(missing).source == "not there"
+    assert GpuEnergy(lambda name: Nvml(), no_gpu).source == "not there"

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,11 +21,12 @@ from vitdeploy.models.families.transformer import parse
 from vitdeploy.runtime.openvino import OpenVinoRunner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
-from vitdeploy.runtime.sequence import Sequence, SequenceDecoder
-from vitdeploy.spec import TensorSpec
+from vitdeploy.runtime.sequence import Sequence, SequenceRunner
+from vitdeploy.spec import SequenceSpec, TensorSpec
 
 NAME = "transformer_w32e2d2h4_v13_l20"
 PAD, START, END = 0, 1, 2
+SPEC = SequenceSpec(START, END, PAD, 20, None)
 FP32 = {"INFERENCE_PRECISION_HINT": "f32"}
 
 
@@ -66,7 +68,7 @@ def runners(runtime, graphs, batch=None):
 )
 def decoder(request, graphs):
     runtime, batch = request.param
-    with SequenceDecoder(*runners(runtime, graphs, batch), START, END, PAD, max_length=20) as opened:
+    with SequenceRunner(*runners(runtime, graphs, batch), SPEC) as opened:
         yield opened
 
 
@@ -134,12 +136,12 @@ def test_decoding_stops_after_the_steps_that_are_asked_for(decoder, pairs, refer
 
 @pytest.fixture(scope="module")
 def ort(graphs):
-    with SequenceDecoder(*runners("onnxruntime", graphs), START, END, PAD, 20, source_vocabulary=13) as opened:
+    with SequenceRunner(*runners("onnxruntime", graphs), replace(SPEC, source_vocabulary=13)) as opened:
         yield opened
 
 
 def test_decoding_stops_at_the_largest_length(graphs, pairs):
-    with SequenceDecoder(*runners("onnxruntime", graphs), START, -1, PAD, max_length=20) as never_ending:
+    with SequenceRunner(*runners("onnxruntime", graphs), replace(SPEC, end=-1)) as never_ending:
         assert never_ending.decode(pairs.source[:2]).shape == (2, 20)
 
 
@@ -192,7 +194,7 @@ def test_tokens_outside_the_vocabulary_are_refused(ort, token):
 
 
 def test_a_closed_decoder_closes_its_engines(graphs):
-    decoder = SequenceDecoder(*runners("onnxruntime", graphs), START, END, PAD, max_length=20)
+    decoder = SequenceRunner(*runners("onnxruntime", graphs), SPEC).load()
     decoder.close()
     with pytest.raises(RuntimeError, match="is closed"):
         decoder.decode(np.ones((1, 2), np.int64))
@@ -200,7 +202,7 @@ def test_a_closed_decoder_closes_its_engines(graphs):
 
 @pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
 def test_a_close_in_the_middle_of_decoding_is_told_to_every_thread(graphs, runtime):
-    decoder, going = SequenceDecoder(*runners(runtime, graphs), START, END, PAD, max_length=20), threading.Barrier(4)
+    decoder, going = SequenceRunner(*runners(runtime, graphs), SPEC).load(), threading.Barrier(4)
 
     def ask():
         going.wait(20)

@@ -154,7 +154,7 @@ def test_no_run_of_tokens_is_written_twice(bundle, pictures, generated, beams):
 
 def test_a_measurement_writes_as_many_tokens_whatever_the_image(bundle, monkeypatch):
     with load(bundle) as predictor:
-        step, calls = predictor.runner.decoder.decoder_step, []
+        step, calls = predictor.runner.decoder_step, []
         infer = step.infer
         monkeypatch.setattr(step, "infer", lambda feeds: calls.append(len(feeds["token"])) or infer(feeds))
         for shade in (0, 255):
@@ -171,7 +171,7 @@ def test_beams_of_the_models_own_files_run_side_by_side(bundle, tmp_path, pictur
     manifest["engines"][0]["sequence"]["search"] = {"beams": 4, "length_penalty": 1.0, "early_stopping": False}
     (other / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     with load(other) as predictor:
-        assert predictor.runner.decoder.decoder_step.inputs[0].shape == (4, 1)
+        assert predictor.runner.decoder_step.inputs[0].shape == (4, 1)
         found = predictor.predict_batch(pictures)
         greedy = predictor.predict_batch(pictures, beams=1)
     assert ([each.text for each in found], [each.text for each in greedy]) == (generated[4], generated[1])

@@ -22,8 +22,8 @@ from vitdeploy.progress import silent
 from vitdeploy.runtime import load
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import check_golden
+from vitdeploy.runtime.predictors import OpenVocabularyPredictor
 from vitdeploy.runtime.tokenizer import TextTokenizer
-from vitdeploy.runtime.zero_shot_predictor import OpenVocabularyPredictor
 from vitdeploy.serve.engines import load_engines
 from vitdeploy.spec import Budget
 from vitdeploy.tasks.adapter import DataChoice, Setting

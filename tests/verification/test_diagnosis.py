@@ -7,7 +7,7 @@ import pytest
 
 from vitdeploy.spec import PreprocessSpec
 from vitdeploy.verification.agreement import compare
-from vitdeploy.verification.diagnosis import diagnose
+from vitdeploy.verification.comparison import diagnose
 
 SPEC = PreprocessSpec(248, (224, 224), "bicubic", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 REFERENCE = np.tile(np.eye(4, dtype=np.float32) * 8, (25, 1))

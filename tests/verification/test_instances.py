@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from vitdeploy.data.instances import Outlines
+from vitdeploy.data.detection import Outlines
 from vitdeploy.errors import DataError
 from vitdeploy.runtime.masks import RunLengths
 from vitdeploy.spec import decode, encode

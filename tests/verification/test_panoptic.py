@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.references import reference
-from vitdeploy.data.panoptic import PanopticMap
+from vitdeploy.data.masks import PanopticMap
 from vitdeploy.errors import DataError
 from vitdeploy.tasks.panoptic import Quality, compare_panoptic, quality, segments_of, tally
 

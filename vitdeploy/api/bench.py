@@ -28,8 +28,9 @@ from vitdeploy.api.values import (
     reporting,
 )
 from vitdeploy.benchmark import protocol
-from vitdeploy.benchmark.summary import Claim, Row, ScenarioResult, StageTimes, quota_remarks
-from vitdeploy.document.bench import BenchDocument, Ratio
+from vitdeploy.benchmark.results import Claim
+from vitdeploy.benchmark.summary import Ratio, Row, ScenarioResult, StageTimes, quota_remarks
+from vitdeploy.document.bench import BenchDocument
 from vitdeploy.models.model_folder.hub import is_hub_name
 from vitdeploy.spec import bound_words
 from vitdeploy.workflows.comparison import bench_subjects

@@ -20,10 +20,9 @@ from vitdeploy.runtime.tasks.registry import TASKS
 
 if TYPE_CHECKING:
     from vitdeploy.runtime.predictor import Predictor
-    from vitdeploy.runtime.prompted_predictor import PromptedPredictor
+    from vitdeploy.runtime.predictors import PromptedPredictor, TextPredictor
     from vitdeploy.runtime.sequence_predictor import SequencePredictor
     from vitdeploy.runtime.tasks.task import Result
-    from vitdeploy.runtime.text_predictor import TextPredictor
     from vitdeploy.spec import Task
 
 

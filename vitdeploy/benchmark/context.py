@@ -77,7 +77,7 @@ class LeftOut:
 
     what: Literal["memory", "rate", "profile"]
     name: str
-    why: str
+    why: str = ""
 
     def __str__(self) -> str:
         return self.what if self.what == self.name else f"{self.what} of {self.name}"

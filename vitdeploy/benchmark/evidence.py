@@ -83,11 +83,8 @@ def left_over(rounds: Sequence[Round]) -> float:
 
 def beyond_noise(seconds: float, cpus: int) -> float:
     """CPU seconds of others beyond possible rounding: the kernel counts whole ticks of each CPU."""
-    return max(0.0, seconds - 1.5 * math.sqrt(cpus) / _ticks_per_second())
-
-
-def _ticks_per_second() -> float:
-    return float(os.sysconf("SC_CLK_TCK")) if hasattr(os, "sysconf") else 100.0
+    ticks_per_second = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+    return max(0.0, seconds - 1.5 * math.sqrt(cpus) / ticks_per_second)
 
 
 def quiet(rounds: Sequence[Round], cpus: int) -> list[bool]:
@@ -99,7 +96,7 @@ def quiet(rounds: Sequence[Round], cpus: int) -> list[bool]:
 
 def undisturbed(rounds: Sequence[Round], cpus: int) -> list[bool]:
     """For each block of one artifact and scenario, whether nobody else is known to have disturbed it."""
-    shares = [_own_share(block) for block in rounds]
+    shares = [None if block.machine is None else block.machine.own_seconds / block.seconds for block in rounds]
     usual = sorted(share for share in shares if share is not None)
     least = STARVED_SHARE * usual[(3 * len(usual)) // 4] if usual else 0.0
     return [_is_quiet(block, cpus, share, least) for block, share in zip(rounds, shares, strict=True)]
@@ -113,10 +110,6 @@ def _is_quiet(block: Round, cpus: int, share: float | None, least: float) -> boo
         return False
     # A process with a steady load uses as much CPU time in every block, unless somebody else takes it.
     return machine.other_seconds is not None or share is None or share >= least
-
-
-def _own_share(block: Round) -> float | None:
-    return None if block.machine is None else block.machine.own_seconds / block.seconds
 
 
 def awake(every: Sequence[Sequence[Round]]) -> list[int]:
@@ -252,9 +245,9 @@ def ratio_of_rounds(a: Sequence[Round], b: Sequence[Round]) -> PairedRatio:
     with a bias for what others used during these rounds.
 
     Raises:
-        ValueError: as `paired_ratio`.
+        ValueError: as `log_quotients`.
     """
-    found = clustered(_logs(medians_of(a), medians_of(b)), [block.process for block in a])
+    found = clustered(log_quotients(medians_of(a), medians_of(b)), [block.process for block in a])
     return dataclasses.replace(found, bias=max(left_over(a), left_over(b)))
 
 
@@ -262,9 +255,9 @@ def ratio_of_medians(a: Sequence[float], b: Sequence[float]) -> PairedRatio:
     """As `ratio_of_rounds`, from median latencies of rounds that were all measured in one process per artifact.
 
     Raises:
-        ValueError: as `paired_ratio`.
+        ValueError: as `log_quotients`.
     """
-    return clustered(_logs(a, b), [0] * len(a))
+    return clustered(log_quotients(a, b), [0] * len(a))
 
 
 def medians_of(rounds: Sequence[Round]) -> list[float]:
@@ -324,33 +317,18 @@ def _alike(centred: Sequence[Values], each: float) -> float:
     return min(max(0.0, found + (1 + 3 * max(0.0, found)) / each), MOST_ALIKE)
 
 
-def paired_ratio(a: Sequence[float], b: Sequence[float]) -> PairedRatio:
-    """The ratio a/b of independent pairs of positive values, some of which were disturbed.
-
-    It is the 20 % trimmed mean of log(a_i / b_i), and its error comes from the winsorised standard deviation (Tukey and
-    McLaughlin 1963, "Less vulnerable confidence and significance procedures for location based on a single sample",
-    Sankhya A 25:331-352). A disturbance that lasts for seconds hits one of two blocks or both: few log ratios are far
-    off, on either side, and a plain mean would follow them.
+def log_quotients(a: Sequence[float], b: Sequence[float]) -> Values:
+    """log(a_i / b_i) of pairs of values.
 
     Raises:
         ValueError: fewer than two pairs, different lengths, or a value that is not positive and finite.
     """
-    logs = np.sort(_logs(a, b))
-    cut = int(TRIMMED * logs.size)
-    kept = logs[cut : logs.size - cut]
-    spread = float(np.clip(logs, kept[0], kept[-1]).std(ddof=1))
-    error = spread / (kept.size / logs.size * math.sqrt(logs.size))
-    return PairedRatio(float(kept.mean()), error, kept.size - 1, spread)
-
-
-def _logs(a: Sequence[float], b: Sequence[float]) -> Values:
     if len(a) != len(b) or len(a) < 2:
         raise ValueError(f"at least two pairs are needed, found {len(a)} and {len(b)} values")
     values = np.asarray([a, b], np.float64)
     if not (np.isfinite(values).all() and (values > 0).all()):
         raise ValueError("all values must be positive and finite")
-    found: Values = np.log(values[0]) - np.log(values[1])
-    return found
+    return np.asarray(np.log(values[0]) - np.log(values[1]))
 
 
 # --- The precision of a latency and a throughput: 95 % intervals that account for blocks and processes ----------------
@@ -368,7 +346,8 @@ def percentile_interval(rounds: Sequence[Round], percent: float) -> Interval:
     Statistical Association 47:635-646). It is widened by the differences between processes, which all blocks of one
     share.
     """
-    blocks = [block.latencies_ms for block in rounds if block.latencies_ms.size]
+    filled = [block for block in rounds if block.latencies_ms.size]
+    blocks = [block.latencies_ms for block in filled]
     count = sum(values.size for values in blocks)
     if len(blocks) < 2:
         return None, None
@@ -378,18 +357,12 @@ def percentile_interval(rounds: Sequence[Round], percent: float) -> Interval:
     clusters = math.sqrt(len(blocks) / (len(blocks) - 1) * float(residuals @ residuals)) / count
     reach = quantile(len(blocks) - 1) * max(clusters, math.sqrt(share * (1 - share) / count))
     low, high = math.floor(count * (share - reach)), math.ceil(count * (share + reach))
-    wider = math.exp(_between_processes(rounds))
+    between = clustered(np.log(medians_of(filled)), [block.process for block in filled])
+    wider = math.exp(quantile(between.freedom) * between.between)
     return (
         float(every[low - 1]) / wider if low >= 1 else None,
         float(every[high - 1]) * wider if high <= count else None,
     )
-
-
-def _between_processes(rounds: Sequence[Round]) -> float:
-    """How far an interval reaches, as a logarithm, from differences between processes alone."""
-    filled = [block for block in rounds if block.latencies_ms.size]
-    found = clustered(_precision_logs(medians_of(filled)), [block.process for block in filled])
-    return quantile(found.freedom) * found.between
 
 
 def throughput_interval(rounds: Sequence[Round], throughput: float) -> Interval:
@@ -397,16 +370,9 @@ def throughput_interval(rounds: Sequence[Round], throughput: float) -> Interval:
     filled = [block for block in rounds if block.latencies_ms.size]
     if len(filled) < 2:
         return None, None
-    found = clustered(
-        _precision_logs([block.images_per_second for block in filled]), [block.process for block in filled]
-    )
+    found = clustered(np.log([block.images_per_second for block in filled]), [block.process for block in filled])
     wider = math.exp(found.reach)
     return throughput / wider, throughput * wider
-
-
-def _precision_logs(values: Sequence[float]) -> Values:
-    found: Values = np.log(np.asarray(values, np.float64))
-    return found
 
 
 # --- Why a latency or a throughput cannot be relied on; a flagged one passes no gate ----------------------------------
@@ -471,19 +437,19 @@ def first_and_last(rounds: Sequence[Round], seconds: float = 60.0) -> tuple[floa
     """Images per second in the first minute of a sustained run, and in the last; of a short one in its first and last
     third."""
     count = max(1, min(round(seconds), len(rounds) // 3))
-    return _rate(rounds[:count]), _rate(rounds[-count:])
+    return images_per_second(rounds[:count]), images_per_second(rounds[-count:])
 
 
-def _rate(rounds: Sequence[Round]) -> float:
-    return sum(block.batch * block.latencies_ms.size for block in rounds) / sum(block.seconds for block in rounds)
+def images_per_second(rounds: Sequence[Round]) -> float:
+    images = sum(block.batch * block.latencies_ms.size for block in rounds)
+    return float(images / sum(block.seconds for block in rounds))
 
 
 def _unstable(rounds: Sequence[Round]) -> bool:
     filled = [block for block in rounds if block.latencies_ms.size]
     if len(filled) < 2:
         return False
-    medians = np.log(np.asarray(medians_of(filled)))
-    return clustered(medians, [block.process for block in filled]).reach > UNSTABLE
+    return clustered(np.log(medians_of(filled)), [block.process for block in filled]).reach > UNSTABLE
 
 
 def _contended(bench_run: BenchRun, entry: Measurements) -> bool:

@@ -169,8 +169,4 @@ def _busiest(before: Times, after: Times, seconds: float) -> tuple[str, ...]:
     """The name, process number and CPU share of the busiest processes."""
     shares = {pid: (used - before.get(pid, ("", 0.0))[1]) / seconds for pid, (_, used) in after.items()}
     order = sorted((pid for pid in shares if shares[pid] > TAKEN_SHARE), key=lambda pid: -shares[pid])[:NAMED_PROCESSES]
-    return tuple(f"{_printable(after[pid][0])} {pid}: {100 * shares[pid]:.0f} %" for pid in order)
-
-
-def _printable(name: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in name)
+    return tuple(f"{probes.printable(after[pid][0])} {pid}: {100 * shares[pid]:.0f} %" for pid in order)

@@ -128,8 +128,8 @@ DEFAULT = (50.0, 90.0, 99.0)
 
 
 @dataclass(frozen=True)
-class Percentile:
-    """One percentile of `queries` latencies, in their unit.
+class Claim:
+    """One percentile of `queries` latencies, in their unit, as it may be claimed, with its 95 % interval.
 
     value: the nearest-rank percentile. With fewer than `needed` queries it is instead the largest latency that the
         true percentile reaches with 99 % confidence, and `at_least` is true; None if there is none.
@@ -143,21 +143,23 @@ class Percentile:
     upper: float | None
     queries: int
     needed: int
+    name: str
+    ci95: tuple[float | None, float | None] = (None, None)
 
 
-def percentiles(values: Values, percents: Sequence[float] = DEFAULT) -> list[Percentile]:
-    """Each requested percentile, in the order given, of any number of latencies, including none."""
+def percentiles(values: Values, percents: Sequence[float] = DEFAULT) -> list[Claim]:
+    """Each requested percentile, in the order given, of any number of latencies, including none; without intervals."""
     ordered = np.sort(values)
     return [_percentile(ordered, percent) for percent in percents]
 
 
-def _percentile(ordered: Values, percent: float) -> Percentile:
-    needed, count = queries_needed(percent), int(ordered.size)
+def _percentile(ordered: Values, percent: float) -> Claim:
+    needed, count, name = queries_needed(percent), int(ordered.size), f"p{percent:g}"
     if count >= needed:
         upper = float(ordered[count - over_latency(count, percent)])
-        return Percentile(percent, nearest_rank(ordered, percent), False, upper, count, needed)
+        return Claim(percent, nearest_rank(ordered, percent), False, upper, count, needed, name)
     rank = least_rank(count, percent)
-    return Percentile(percent, float(ordered[rank - 1]) if rank else None, True, None, count, needed)
+    return Claim(percent, float(ordered[rank - 1]) if rank else None, True, None, count, needed, name)
 
 
 def nearest_rank(values: Values, percent: float) -> float:

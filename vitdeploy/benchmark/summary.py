@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from vitdeploy.benchmark.evidence import (
     falls_back,
     first_and_last,
     flags,
+    images_per_second,
     in_common,
     load_disturbs,
     medians_of,
@@ -37,8 +38,8 @@ from vitdeploy.benchmark.protocol import parse_scenario
 from vitdeploy.benchmark.results import (
     DEFAULT,
     BenchRun,
+    Claim,
     Measurements,
-    Percentile,
     Round,
     Throttled,
     Values,
@@ -52,6 +53,7 @@ from vitdeploy.spec import SPARSE
 # percentiles and the claims they allow, throughput, flags, loading, energy.
 
 
+Metric = Literal["latency", "throughput"]
 UNKNOWN: Interval = (None, None)
 # Seconds of waiting for a quota in a second, from which on it is reported.
 LEAST_WAIT = 0.01
@@ -82,14 +84,6 @@ class BatchSizes:
 
     single: int
     offline: int
-
-
-@dataclass(frozen=True)
-class Claim(Percentile):
-    """One percentile as it may be claimed (see `percentiles.Percentile`), with its 95 % interval."""
-
-    name: str
-    ci95: Interval = UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -228,9 +222,10 @@ def rows(bench_run: BenchRun, percents: Sequence[float] = DEFAULT) -> list[Row]:
 
 
 def _row(bench_run: BenchRun, entry: Measurements, percents: Sequence[float]) -> Row:
-    single, offline = bench_run.protocol.latency_scenario, _throughput_scenario(bench_run)
+    single, scenarios = bench_run.protocol.latency_scenario, bench_run.protocol.scenarios
+    offline = "offline" if "offline" in scenarios else scenarios[0]
     rounds, batches = (usable(bench_run.protocol, entry, name) for name in (single, offline))
-    latencies, throughput = _latencies(rounds), _throughput(batches)
+    latencies, throughput = _latencies(rounds), images_per_second(batches)
     counted = _with_unanswered(rounds)
     every = [block for blocks in entry.rounds.values() for block in blocks]
     return Row(
@@ -272,21 +267,21 @@ def _scenario(bench_run: BenchRun, entry: Measurements, name: str, percents: Seq
         queries=int(latencies.size),
         seconds=seconds,
         percentiles=tuple(
-            Claim(**vars(each), name=f"p{each.percent:g}", ci95=percentile_interval(counted, each.percent))
-            for each in percentiles(latencies, percents)
+            replace(claim, ci95=percentile_interval(counted, claim.percent))
+            for claim in percentiles(latencies, percents)
         ),
         mean_ms=float(latencies.mean()),
-        throughput=_throughput(rounds),
+        throughput=images_per_second(rounds),
         blocks=_blocks(entry, entry.rounds[name]),
         throttled=_throttled(bench_run, entry, name),
     )
     if scenario.kind == "server":
         busy = sum(block.busy_seconds for block in rounds) / seconds
-        return dataclasses.replace(found, offered=scenario.value, busy=busy, unanswered=len(rounds[-1].waiting_ms))
+        return replace(found, offered=scenario.value, busy=busy, unanswered=len(rounds[-1].waiting_ms))
     if scenario.kind == "sustain":
         first, last = first_and_last(rounds)
         bins = tuple(block.images_per_second for block in rounds)
-        return dataclasses.replace(found, first=first, last=last, last_over_first=last / first, bins=bins)
+        return replace(found, first=first, last=last, last_over_first=last / first, bins=bins)
     return found
 
 
@@ -295,7 +290,7 @@ def _throttled(bench_run: BenchRun, entry: Measurements, name: str) -> Throttled
     every = entry.rounds[name]
     found = throttled(every, parse_scenario(name).spread)
     left_out = len(usable(bench_run.protocol, entry, name)) < len(every)
-    return None if found is None else dataclasses.replace(found, left_out=left_out)
+    return None if found is None else replace(found, left_out=left_out)
 
 
 def _blocks(entry: Measurements, rounds: Sequence[Round]) -> Blocks:
@@ -366,10 +361,6 @@ def samples(bench_run: BenchRun, limit: int = 600) -> dict[str, tuple[float, ...
     }
 
 
-def _throughput_scenario(bench_run: BenchRun) -> str:
-    return "offline" if "offline" in bench_run.protocol.scenarios else bench_run.protocol.scenarios[0]
-
-
 def _latencies(rounds: Sequence[Round]) -> Values:
     """Every latency in ms, including queries that were never answered."""
     return np.concatenate([block.latencies_ms for block in _with_unanswered(rounds)])
@@ -380,13 +371,7 @@ def _with_unanswered(rounds: Sequence[Round]) -> list[Round]:
     its latency; without them, a server would look faster the more it is overloaded."""
     *before, last = rounds
     every = np.concatenate([last.latencies_ms, np.asarray(last.waiting_ms, np.float64)])
-    return [*before, dataclasses.replace(last, latencies_ms=every)]
-
-
-def _throughput(rounds: Sequence[Round]) -> float:
-    """Images per second over all rounds."""
-    images = sum(block.batch * block.latencies_ms.size for block in rounds)
-    return float(images / sum(block.seconds for block in rounds))
+    return [*before, replace(last, latencies_ms=every)]
 
 
 def _evenly(values: Values, limit: int) -> tuple[float, ...]:
@@ -410,57 +395,102 @@ ONE_SIDED, LEAST_CLAIM, CAUTION, SHORT_MS = 0.025, 1.1, 0.85, 3.0
 UNLIKELY = 0.001
 # The least share that is mentioned.
 MENTIONED = 0.005
+NOT_DECIDED = "not decided"
 MADE_FOR = "was made for"
 MEASURE_AGAIN = "measure again when the machine is quiet, or for longer (--duration; bench.duration in a recipe)"
 COOL_DOWN = "let it cool down or give it more power (`vitdeploy doctor` says of each what helps), then measure again"
 
 
 @dataclass(frozen=True)
-class JudgedRatio:
-    """The ratio of two artifacts in one scenario, and the reason if its interval is unreliable.
+class Ratio:
+    """The ratio a / b of two artifacts with its 95 % interval, from the median queries of paired rounds.
 
-    over_ms, under_ms: numerator and denominator, the latencies at the machine's usual speed in these rounds. Of an
-    unreliable one, bounds: what the ratio is at least and at most all the same, None where nothing is known;
-    estimate: the middle one of three, and seems: the sign of its logarithm if all three agree, else 0.
+    `verdict` on `a`: faster, slower, no difference, or not decided; seems faster or seems slower where the evidence
+    points there and proves nothing. `decided`: whether the interval is reliable; if not, `reason` says why, and
+    `bounds` are what holds all the same: the ratio is at least the first and at most the second, each None where
+    nothing is known. `a_ms`, `b_ms`: the latencies that the ratio is made of, from paired rounds. `unstable`:
+    the ratios of paired rounds vary too much.
     """
 
-    ratio: PairedRatio
-    reason: str
-    over_ms: float
-    under_ms: float
-    bounds: Interval = (None, None)
-    estimate: float = math.nan
-    seems: int = 0
+    a: str
+    b: str
+    metric: Metric
+    ratio: float
+    ci95: tuple[float, float]
+    verdict: str = ""
+    decided: bool = True
+    reason: str = ""
+    a_ms: float | None = field(default=None, metadata=SPARSE)
+    b_ms: float | None = field(default=None, metadata=SPARSE)
+    unstable: bool = False
+    bounds: Interval = UNKNOWN
 
     @property
-    def decided(self) -> bool:
-        return not self.reason
+    def sure(self) -> tuple[float, float]:
+        """What the ratio is surely between: its interval, or the bounds of one that is not decided."""
+        low, high = self.bounds
+        return self.ci95 if self.decided else (low or 0.0, math.inf if high is None else high)
+
+    @property
+    def inverse(self) -> Ratio:
+        """b / a."""
+        low, high = self.bounds
+        words = {"faster": "slower", "slower": "faster", "seems faster": "seems slower", "seems slower": "seems faster"}
+        return replace(
+            self,
+            a=self.b,
+            b=self.a,
+            ratio=1 / self.ratio,
+            ci95=(1 / self.ci95[1], 1 / self.ci95[0]),
+            verdict=words.get(self.verdict, self.verdict),
+            a_ms=self.b_ms,
+            b_ms=self.a_ms,
+            bounds=(high and 1 / high, low and 1 / low),
+        )
 
 
-def judged(bench_run: BenchRun, a: str, b: str, scenario: str) -> JudgedRatio:
-    """The latency of `a` over that of `b`, from the rounds in which neither was disturbed."""
+def judged(bench_run: BenchRun, a: str, b: str, scenario: str, metric: Metric = "latency") -> Ratio:
+    """The latency, or throughput, of `a` over that of `b`, from the rounds in which neither was disturbed. The verdict
+    on what is not decided, and has no bounds, is `NOT_DECIDED`, or what seems."""
     named = {entry.artifact: entry for entry in bench_run.entries}
-    one, other = in_common((named[a], named[b]))
-    pair = (one, other)
+    over, under = in_common((named[a], named[b]) if metric == "latency" else (named[b], named[a]))
+    pair = (over, under)
     rounds = together(bench_run.protocol, pair, scenario)
-    ratio = ratio_of_rounds(*rounds)
+    paired = ratio_of_rounds(*rounds)
     reason = (
         _fallback(pair)
         or _disturbed(bench_run, pair, scenario)
-        or _wild(ratio, len(rounds[0]), scenario)
-        or _apart(ratio, [usable(bench_run.protocol, entry, scenario) for entry in pair])
+        or _wild(paired, len(rounds[0]), scenario)
+        or _apart(paired, [usable(bench_run.protocol, entry, scenario) for entry in pair])
     )
-    level = _level(rounds)
-    found = JudgedRatio(ratio, reason, math.exp(level + ratio.log / 2), math.exp(level - ratio.log / 2))
-    if not reason or _fallback(pair) or not parse_scenario(scenario).spread:
-        return found
-    return _bounded(found, bench_run, pair, scenario)
+    # The log of the latency midway between the two, in the same rounds.
+    middle = np.mean([np.log(medians_of(blocks)) for blocks in rounds], axis=0)
+    level = clustered(middle, [block.process for block in rounds[0]]).log
+    milliseconds = {over.artifact: math.exp(level + paired.log / 2), under.artifact: math.exp(level - paired.log / 2)}
+    bounds, (ratio, *ci95), seems = UNKNOWN, paired.interval, 0
+    if reason and not _fallback(pair) and parse_scenario(scenario).spread:
+        bounds, ratio, seems = _beside_others(pair, scenario) or (bounds, ratio, seems)
+    made = Ratio(
+        *(a, b, metric, ratio, (ci95[0], ci95[1])),
+        decided=not reason,
+        reason=reason,
+        a_ms=milliseconds[a],
+        b_ms=milliseconds[b],
+        unstable=paired.spread > WILD_SPREAD,
+        bounds=bounds,
+    )
+    sign = 1 if metric == "latency" else -1
+    low, high = made.sure
+    if low <= 1 <= high:
+        words = ("seems faster", NOT_DECIDED if reason else "no difference", "seems slower")
+        return replace(made, verdict=words[1 + sign * seems])
+    return replace(made, verdict="slower" if (low > 1) == (sign > 0) else "faster")
 
 
-def _bounded(
-    found: JudgedRatio, bench_run: BenchRun, pair: tuple[Measurements, Measurements], scenario: str
-) -> JudgedRatio:
-    """With what holds beside others.
+def _beside_others(pair: tuple[Measurements, Measurements], scenario: str) -> tuple[Interval, float, int] | None:
+    """What holds of the ratio of two latencies beside others: what it is at least and at most, None where nothing is
+    known; the middle one of three estimates; and the sign of its logarithm if all three agree, else 0. None where the
+    CPU time is not known.
 
     Contention slows one artifact more than another, and no interval over such rounds holds the truth. What it cannot do
     is to make a query faster, or to make one need less CPU time. So a claim is the smallest of three: by order, a
@@ -473,20 +503,16 @@ def _bounded(
     over, under = ([entry.rounds[scenario][number] for number in numbers] for entry in pair)
     cpus = max(1, len(pair[0].affinity))
     measures = [np.array([_measures(block) for block in rounds]) for rounds in (over, under)]
-    if not all((each > 0).all() for each in measures):  # the CPU time is not known
-        return found
+    if not all((measured > 0).all() for measured in measures):
+        return None
     logs = np.log(measures[0] / measures[1])
     order, cpu = np.median(logs, axis=1), math.exp(float(np.median(logs[:, 2])))
     middle = [float(np.median(order)), math.log(_typical(over) / _typical(under)), math.log(cpu)]
     slower = _at_least(order, over, under, cpu, cpus)
     faster = _at_least(-order, under, over, 1 / cpu, cpus)
     agree = min(middle) > math.log(LEAST_CLAIM) or max(middle) < -math.log(LEAST_CLAIM)
-    return replace(
-        found,
-        bounds=(slower, None if faster is None else 1 / faster),
-        estimate=math.exp(float(np.median(middle))),
-        seems=int(math.copysign(1, middle[0])) if agree else 0,
-    )
+    bounds = (slower, None if faster is None else 1 / faster)
+    return bounds, math.exp(float(np.median(middle))), int(math.copysign(1, middle[0])) if agree else 0
 
 
 def _at_least(order: Values, slow: Sequence[Round], fast: Sequence[Round], cpu: float, cpus: int) -> float | None:
@@ -535,12 +561,6 @@ def _sign_rank(count: int, level: float) -> int:
         rank += 1
         tail += math.comb(count, rank) * 0.5**count
     return rank
-
-
-def _level(rounds: Sequence[Sequence[Round]]) -> float:
-    """The log of the latency in ms midway between two artifacts, in the same rounds."""
-    middle = np.mean([np.log(medians_of(each)) for each in rounds], axis=0)
-    return clustered(middle, [block.process for block in rounds[0]]).log
 
 
 def alone_reason(bench_run: BenchRun, entry: Measurements) -> str:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.context import Context, LeftOut, Memory, Profile, RateFacts
@@ -32,16 +31,8 @@ LEAST_DURATION = 1.0
 KINDS = {"memory": Memory, "rate": RateFacts, "profile": Profile}
 
 
-@dataclass(frozen=True)
-class Ask:
-    """One measurement: its name if it is left out, and the worker's command."""
-
-    what: Literal["memory", "rate", "profile"]
-    name: str
-    command: dict[str, Any]
-
-    def __str__(self) -> str:
-        return str(LeftOut(self.what, self.name, ""))
+# One measurement: what it is if it is left out, and the worker's command.
+Ask = tuple[LeftOut, dict[str, Any]]
 
 
 def surveyed(bench_run: BenchRun, candidates: Sequence[BenchCandidate], progress: Progress) -> BenchRun:
@@ -56,8 +47,8 @@ def surveyed(bench_run: BenchRun, candidates: Sequence[BenchCandidate], progress
     processes = plan(candidates, bench_run.protocol)
     total, counted = sum(map(len, processes)), itertools.count()
 
-    def tell(ask: Ask) -> None:
-        progress(f"context: {ask}", next(counted), total)
+    def tell(what: LeftOut) -> None:
+        progress(f"context: {what}", next(counted), total)
 
     found = [answer for asks in processes for answer in _answers(asks, bench_run.protocol.timeout, tell)]
     progress("context", total, total)
@@ -76,33 +67,30 @@ def plan(candidates: Sequence[BenchCandidate], protocol: Protocol) -> list[list[
     """What to measure for engines on the CPU, in order of time; each list in a process of its own."""
     engines = [each for each in candidates if "engine" in each.request and _on_cpu(each)]
     how = {"threads": protocol.threads, "seconds": min(MOST_SECONDS, SHARE * protocol.duration)}
-    memory = Ask(
-        "memory", "memory", {"do": "memory", **how, "threads": protocol.threads or default_threads() or usable_cores()}
-    )
+    threads = protocol.threads or default_threads() or usable_cores()
+    memory = LeftOut("memory", "memory"), {"do": "memory", **how, "threads": threads}
     needed: dict[str, set[str]] = {}
     for candidate in engines:
         precisions = needed.setdefault(candidate.target, set())
         precisions |= precisions_of(decode(EngineSpec, candidate.request["engine"]))
     rates = [
         [
-            Ask("rate", f"{target} {each}", {"do": "rate", "target": target, "precision": each, **how})
+            (LeftOut("rate", f"{target} {each}"), {"do": "rate", "target": target, "precision": each, **how})
             for each in sorted(precisions)
         ]
         for target, precisions in needed.items()
     ]
     batch = protocol.batch_of(protocol.latency_scenario)
-    profiles = [
-        [Ask("profile", each.artifact, {"do": "profile", **_named(each), "batch": batch, **how})] for each in engines
-    ]
+    profiles = []
+    for engine in engines:
+        request = {key: engine.request[key] for key in ("folder", "engine")}
+        command = {"do": "profile", "name": engine.artifact, "request": request, "batch": batch, **how}
+        profiles.append([(LeftOut("profile", engine.artifact), command)])
     return [[memory], *rates, *profiles] if engines else []
 
 
 def _on_cpu(candidate: BenchCandidate) -> bool:
     return TARGETS[candidate.target].device == "CPU"
-
-
-def _named(candidate: BenchCandidate) -> dict[str, Any]:
-    return {"name": candidate.artifact, "request": {key: candidate.request[key] for key in ("folder", "engine")}}
 
 
 def precisions_of(engine: EngineSpec) -> set[str]:
@@ -112,22 +100,22 @@ def precisions_of(engine: EngineSpec) -> set[str]:
     return {*kernels, RUNTIME[engine.target].float_precision(engine.options)}
 
 
-def _answers(asks: Sequence[Ask], timeout: float, tell: Callable[[Ask], None]) -> list[Any]:
+def _answers(asks: Sequence[Ask], timeout: float, tell: Callable[[LeftOut], None]) -> list[Any]:
     """The answers of one process, with a LeftOut for each missing one."""
     found: list[Any] = []
     try:
-        with started({str(asks[0]): SURVEY_WORKER}) as [worker]:
-            for ask in asks:
-                tell(ask)
+        with started({str(asks[0][0]): SURVEY_WORKER}) as [worker]:
+            for what, command in asks:
+                tell(what)
                 try:
-                    found.append(decode(KINDS[ask.what], worker.ask(ask.command, timeout)))
+                    found.append(decode(KINDS[what.what], worker.ask(command, timeout)))
                 except VitdeployError as error:
-                    found.append(_left_out(ask, error))
+                    found.append(_because(what, error))
     except WorkerError as error:  # there is no process to ask
-        found += [_left_out(ask, error) for ask in asks[len(found) :]]
+        found += [_because(what, error) for what, _ in asks[len(found) :]]
     return found
 
 
-def _left_out(ask: Ask, error: VitdeployError) -> LeftOut:
+def _because(what: LeftOut, error: VitdeployError) -> LeftOut:
     first = error.found.splitlines()[0] if error.found else ""
-    return LeftOut(ask.what, ask.name, f"{error.message} ({first})" if first else error.message)
+    return dataclasses.replace(what, why=f"{error.message} ({first})" if first else error.message)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vitdeploy.benchmark.context import Memory, Profile, RateFacts
+from vitdeploy.benchmark.gemm import best_rate, copy_rate, profile
 from vitdeploy.benchmark.worker import answer_lines
 from vitdeploy.spec import EngineSpec, decode, encode
 
@@ -30,16 +31,10 @@ def measure(command: dict[str, Any]) -> dict[str, Any]:
 def _measure(command: dict[str, Any]) -> RateFacts | Memory | Profile:
     threads, seconds = command["threads"], command["seconds"]
     if command["do"] == "memory":
-        from vitdeploy.benchmark.memory import copy_rate
-
         return copy_rate(threads, seconds)
     if command["do"] == "rate":
-        from vitdeploy.benchmark.gemm import best_rate
-
         return best_rate(command["target"], command["precision"], threads, seconds)
     if command["do"] == "profile":
-        from vitdeploy.benchmark.gemm import profile
-
         request = command["request"]
         engine = decode(EngineSpec, request["engine"])
         return profile(Path(request["folder"]), engine, command["name"], command["batch"], threads, seconds)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitdeploy.benchmark.evidence import clustered, in_common, left_over, together
+from vitdeploy.benchmark.evidence import clustered, in_common, left_over, ratio_of_rounds, together
 from vitdeploy.benchmark.results import BenchRun, Round, nearest_rank
 from vitdeploy.benchmark.summary import judged
 
@@ -64,8 +64,8 @@ def tail_of(bench_run: BenchRun, a: str, b: str) -> Tail:
     middle, low, high = ratio.interval
     a_ms, b_ms = (_percentile(each) for each in rounds)
     queries = sum(block.latencies_ms.size for block in rounds[0])
-    found = judged(bench_run, a, b, scenario)
-    return Tail(middle, low, high, a_ms, b_ms, queries, found.ratio.interval, found.reason)
+    reason = judged(bench_run, a, b, scenario).reason
+    return Tail(middle, low, high, a_ms, b_ms, queries, ratio_of_rounds(*rounds).interval, reason)
 
 
 def p99_ms(bench_run: BenchRun, artifact: str) -> float:

@@ -31,16 +31,16 @@ import numpy as np
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark import machine as probes
-from vitdeploy.benchmark.energy import EnergyMeter, GpuMeter, JouleMeter
 from vitdeploy.benchmark.gemm import ImageStages
 from vitdeploy.benchmark.load import Load, PoissonLoad, back_to_back
-from vitdeploy.benchmark.machine import Throttle, clock_limit_mhz, slowed_between
+from vitdeploy.benchmark.machine import EnergyMeter, Throttle, clock_limit_mhz, slowed_between
 from vitdeploy.benchmark.protocol import SETTLE_SECONDS
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import TensorError, VitdeployError
-from vitdeploy.runtime.canary import UNPROVEN, require_golden_answers
 from vitdeploy.runtime.engine import make_runner
+from vitdeploy.runtime.golden import UNPROVEN, require_golden_answers
 from vitdeploy.runtime.host import quota_waits
+from vitdeploy.runtime.nvidia import GpuEnergy
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import EngineSpec, TensorSpec, decode
 
@@ -110,7 +110,7 @@ class Session:
         self._arrivals: dict[float, PoissonLoad] = {}
         self._stages: ImageStages | None = None
         self._cpus = probes.affinity()
-        self._meter: JouleMeter = EnergyMeter()
+        self._meter: EnergyMeter | GpuEnergy = EnergyMeter()
         self._throttle = Throttle()
 
     def answer(self, command: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,8 +119,10 @@ class Session:
             return self._load(command["request"], command["batches"])
         if command["do"] == "block":
             return self._block(command)
+        if command["do"] == "stages" and self._stages is not None:
+            return {"stages_ns": self._stages.block(command["seconds"], MIN_QUERIES)}
         if command["do"] == "stages":
-            return self._block_of_stages(command["seconds"])
+            return {"stages_ns": {}, "parts_ms": self._block_of_parts(command["seconds"])}
         if command["do"] == "close":
             return self._close()
         raise ValueError(f"unknown command {command['do']!r}")
@@ -130,7 +132,8 @@ class Session:
         runtime's import where it is the first of this process. Runners that were loaded before are closed."""
         self._close()
         first = self._load_one(request, batches[0])
-        self._meter = GpuMeter() if _on_gpu(request) else EnergyMeter()
+        on_gpu = "engine" in request and TARGETS[request["engine"]["target"]].device == "GPU"
+        self._meter = GpuEnergy() if on_gpu else EnergyMeter()
         facts = {"peak_memory_bytes": probes.peak_memory(), "process_threads": probes.thread_count()}
         for batch in batches[1:]:
             self._load_one(request, batch)
@@ -199,11 +202,6 @@ class Session:
             self._arrivals[rate] = PoissonLoad(rate, SEED)
         return self._arrivals[rate].block(query, seconds)
 
-    def _block_of_stages(self, seconds: float) -> dict[str, Any]:
-        if self._stages is None:
-            return {"stages_ns": {}, "parts_ms": self._block_of_parts(seconds)}
-        return {"stages_ns": self._stages.block(seconds, MIN_QUERIES)}
-
     def _block_of_parts(self, seconds: float) -> dict[str, list[float]]:
         """Milliseconds of each graph, from at least three queries in at least `seconds`; {} where there is one."""
         batch, runner = next(iter(self._runners.items()))
@@ -249,10 +247,6 @@ def _random_array(generator: np.random.Generator, tensor: TensorSpec) -> Array:
         found=str(tensor),
         wanted="uint8 or float32, with no dynamic axis but the leading one",
     )
-
-
-def _on_gpu(request: Mapping[str, Any]) -> bool:
-    return "engine" in request and TARGETS[request["engine"]["target"]].device == "GPU"
 
 
 def engine_runner(request: dict[str, Any]) -> Runner:

@@ -16,7 +16,6 @@ import hashlib
 import os
 import typing
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -36,15 +35,9 @@ MAX_READ = 256 << 20
 READS = 3
 
 
-@dataclass(frozen=True)
-class _Stamp:
-    """What tells a file from another one of the same name, and from itself once it was written to."""
-
-    device: int
-    inode: int
-    bytes: int
-    modified: int
-    changed: int
+# What tells a file from another one of the same name, and from itself once it was written to: device, inode, bytes, and
+# when it was modified and changed.
+_Stamp = tuple[int, int, int, int, int]
 
 
 class CheckedFiles:
@@ -191,7 +184,7 @@ def open_checked(
 
 
 def _stamp(facts: os.stat_result) -> _Stamp:
-    return _Stamp(facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
 
 
 def _place(folder: Path) -> tuple[int, int] | None:

@@ -30,7 +30,6 @@ from vitdeploy.spec import (
     DecodeError,
     EngineSpec,
     FileEntry,
-    GoldenSpec,
     Manifest,
     PreprocessSpec,
     decode,
@@ -222,7 +221,8 @@ def _check_paths(path: Path, manifest: Manifest) -> None:
         raise ManifestError(f"{path} lists a file twice")
     named = [graph.file for graph in manifest.graphs.values()]
     named += [name for engine in manifest.engines for name in _engine_files(engine)]
-    named += _golden_files(manifest.golden) if manifest.golden else []
+    if (golden := manifest.golden) is not None:
+        named += [golden.inputs, golden.outputs, *(engine.outputs for engine in golden.engines.values())]
     named += [manifest.labels] if manifest.labels else []
     named += [file] if (file := tokenizer_file(manifest.postprocess)) is not None else []
     named += [manifest.monitor] if manifest.monitor else []
@@ -230,10 +230,6 @@ def _check_paths(path: Path, manifest: Manifest) -> None:
     missing = sorted(set(named) - set(listed))
     if missing:
         raise ManifestError(f"{path} uses files that it does not list", found=_printable(", ".join(missing[:5])))
-
-
-def _golden_files(golden: GoldenSpec) -> list[str]:
-    return [golden.inputs, golden.outputs, *(engine.outputs for engine in golden.engines.values())]
 
 
 def _engine_files(engine: EngineSpec) -> list[str]:

@@ -545,7 +545,9 @@ def _entries(file: Path, repairs: Repairs) -> dict[str, str]:
     except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError
         raise DataError(f"{file} is not a JSON file", found=str(error)[:200], wanted=EXAMPLE) from None
     rows = document if isinstance(document, list) else [document]
-    wrong = next((row for row in rows if not _is_entry(row)), None)
+    keys = ("file_name", "text")
+    usable = (isinstance(row, dict) and all(isinstance(row.get(key), str) for key in keys) for row in rows)
+    wrong = next((row for row, is_usable in zip(rows, usable, strict=True) if not is_usable), None)
     if wrong is not None or not rows:
         found = "an empty list" if not rows else repr(wrong)[:80]
         raise DataError(f"{file} is no list of images and their texts", found=found, wanted=EXAMPLE)
@@ -557,7 +559,3 @@ def _entries(file: Path, repairs: Repairs) -> dict[str, str]:
     if len(texts) < len(rows):
         repairs.add("repeated rows, counted once", rows[-1]["file_name"], len(rows) - len(texts))
     return texts
-
-
-def _is_entry(row: object) -> bool:
-    return isinstance(row, dict) and all(isinstance(row.get(key), str) for key in ("file_name", "text"))

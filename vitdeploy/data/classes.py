@@ -92,12 +92,8 @@ def match_folders(
             no folder is a label, and the numbers differ, the order of the folders is ambiguous, or some folder may not
             be a class.
     """
-    found, exact = _by_name(folders, labels, "class folders", RENAME)
-    unknown = [name for name in folders if name not in found and name not in empty]
-    if found and not unknown:
-        return ClassMap("name" if exact else "spelling", found, _named(folders, found, len(labels), exact))
-    if found:
-        raise _some_unknown("class folders", unknown, found, labels, RENAME)
+    if (named := _all_named(folders, empty, labels, "class folders", RENAME)) is not None:
+        return named
     count = len(labels) or classes
     if count not in (None, len(folders)):
         raise DataError(
@@ -127,12 +123,8 @@ def match_words(names: Sequence[str], empty: Collection[str], labels: Sequence[s
     Raises:
         DataError: as `match_folders`; no name is a label of the model.
     """
-    found, exact = _by_name(names, labels, LABELS, RENAME_LISTED)
-    unknown = [name for name in names if name not in found and name not in empty]
-    if found and not unknown:
-        return ClassMap("name" if exact else "spelling", found, _named(names, found, len(labels), exact))
-    if found:
-        raise _some_unknown(LABELS, unknown, found, labels, RENAME_LISTED)
+    if (named := _all_named(names, empty, labels, LABELS, RENAME_LISTED)) is not None:
+        return named
     raise DataError(
         "the classes of the data do not fit the model",
         found=f"{len(names)} names ({_listed(names)}), {len(labels) or classes or 'unknown'} outputs of the model"
@@ -225,6 +217,18 @@ def differing(ours: Sequence[str], theirs: Sequence[str]) -> str | None:
         if there and index not in there and label.strip().casefold() != UNUSED:
             return f"class {index} is {label!r} in the one and {theirs[index]!r} in the other"
     return None
+
+
+def _all_named(
+    names: Sequence[str], empty: Collection[str], labels: Sequence[str], what: str, fix: str
+) -> ClassMap | None:
+    """The mapping by name; None where no name is a label. Raises DataError where only some are, `empty` ones aside."""
+    found, exact = _by_name(names, labels, what, fix)
+    unknown = [name for name in names if name not in found and name not in empty]
+    if found and unknown:
+        raise _some_unknown(what, unknown, found, labels, fix)
+    text = _named(names, found, len(labels), exact)
+    return ClassMap("name" if exact else "spelling", found, text) if found else None
 
 
 def _by_name(names: Sequence[str], labels: Sequence[str], what: str, fix: str) -> tuple[dict[str, int], bool]:

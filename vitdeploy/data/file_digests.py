@@ -117,7 +117,8 @@ class FileDigests:
         addresses = [str(sample.held.uri) for sample in samples if sample.held is not None]
         with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
             marks = list(pool.map(mark_of, addresses))
-            keys = [f"uri {_sha256(address)}" for address in addresses]  # the address may hold a secret
+            # The address may hold a secret.
+            keys = [f"uri {hashlib.sha256(name_bytes(address)).hexdigest()}" for address in addresses]
             stats = [None if mark is None else _marked(*mark) for mark in marks]
             known = [None if stat is None else self._known(key, stat) for key, stat in zip(keys, stats, strict=True)]
             read = pool.map(_content_digest, [s for s, digest in zip(samples, known, strict=True) if digest is None])
@@ -202,10 +203,6 @@ def _marked(size: int, mark: str) -> Stat:
     parts = hashlib.sha256(mark.encode()).digest()
     first, second, third = (-1 - (int.from_bytes(parts[i : i + 8], "big") >> 2) for i in (0, 8, 16))
     return size, first, second, third
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(name_bytes(text)).hexdigest()
 
 
 def _opened(file: Path) -> sqlite3.Connection:

@@ -165,24 +165,20 @@ class DataSplit:
     repaired.
     """
 
-    calibration: tuple[Sample, ...]
-    evaluation: tuple[Sample, ...]
-    classes: tuple[str, ...] = field(default=())
-    empty: frozenset[str] = field(default=frozenset())
+    calibration: Sequence[Sample]
+    evaluation: Sequence[Sample]
+    classes: tuple[str, ...] = ()
+    empty: frozenset[str] = frozenset()
     kind: ClassKind = "folders"
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
-class ListedSplit:
-    """A `DataSplit` of data of any size."""
+class ListedSplit(DataSplit):
+    """One of data of any size."""
 
     calibration: Samples
     evaluation: Samples
-    classes: tuple[str, ...]
-    empty: frozenset[str]
-    kind: ClassKind = "folders"
-    notes: tuple[str, ...] = ()
 
 
 def scan(folder: Path, labels: Labels) -> tuple[Samples, tuple[str, ...]]:
@@ -307,8 +303,7 @@ def split(
 ) -> DataSplit:
     """Choose calibration and evaluation images; as `list_split`, as samples that are all in memory."""
     found = list_split(folder, labels, calibration=calibration, evaluation=evaluation, seed=seed)
-    parts = tuple(found.calibration), tuple(found.evaluation)
-    return DataSplit(*parts, found.classes, found.empty, found.kind, found.notes)
+    return DataSplit(**{**vars(found), "calibration": tuple(found.calibration), "evaluation": tuple(found.evaluation)})
 
 
 def list_split(

@@ -73,17 +73,14 @@ def _turned(known: LabelledObject, frame: Frame) -> LabelledObject:
     return replace(known, box=(x0, y0, x1, y1), points=points)
 
 
-@dataclass(frozen=True)
-class KeypointSet:
+class KeypointSet(AnnotatedSet[LabelledObjects]):
     """The labelled images of a folder."""
-
-    images: AnnotatedSet[LabelledObjects]
 
     def split(self, *, calibration: int | None, evaluation: int | Literal["all"], seed: int) -> DataSplit:
         """So many images for each part, as objects; errors as `AnnotatedSet.split`."""
-        parts = self.images.split(calibration=calibration, evaluation=evaluation, seed=seed)
+        parts = super().split(calibration=calibration, evaluation=evaluation, seed=seed)
         first, second = (
-            tuple(each for sample in part for each in self.images.annotations[sample.path].objects)
+            tuple(labelled for sample in part for labelled in self.annotations[sample.path].objects)
             for part in (parts.calibration, parts.evaluation)
         )
         return DataSplit(first, second)
@@ -126,9 +123,8 @@ def read_keypoints(
             )
         )
 
-    return KeypointSet(
-        replace(file, entries={path: file.entries[path] for path in objects}).annotated(annotate, skipped)
-    )
+    labelled = replace(file, entries={path: file.entries[path] for path in objects}).annotated(annotate, skipped)
+    return KeypointSet(**vars(labelled))
 
 
 def _points_of(labels: Path, categories: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], Sigmas]:

@@ -1,19 +1,32 @@
-"""Semantic labels: for each image a PNG of class indices, of the same name below another folder."""
+"""Labels that are pictures: maps of classes, panoptic segments, and masks of defects.
+
+Semantic labels: for each image a PNG of class indices, of the same name below another folder.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.data.annotations import AnnotatedSet, frame_or_skip, nothing_annotated, turn_map, upright_notes
+from vitdeploy.bundle.read import file_sha256
+from vitdeploy.data.annotations import (
+    AnnotatedSet,
+    CocoFile,
+    check_keys,
+    frame_or_skip,
+    nothing_annotated,
+    read_coco,
+    turn_map,
+    upright_notes,
+)
 from vitdeploy.data.decoding import Skipped
-from vitdeploy.data.folder import Sample, scan
+from vitdeploy.data.folder import DataSplit, Sample, scan, split_places
 from vitdeploy.errors import DataError, MissingFileError
 from vitdeploy.paths import is_dir
 from vitdeploy.runtime.preprocess import Frame, decode
@@ -200,3 +213,266 @@ def fit_map(path: Path, values: npt.NDArray[Any], frame: Frame) -> npt.NDArray[A
             wanted="{}x{} pixels (upright)".format(*frame.size) + (stored if frame.stored != frame.size else ""),
         )
     return turn_map(values, frame.orientation)
+
+
+# --- Panoptic annotations in COCO's form: one JSON file, and a PNG of segment ids for each image ----------------------
+# https://cocodataset.org/#format-data, section "Panoptic Segmentation": the PNGs lie in a folder of the JSON's name
+# without its suffix; a pixel's segment id is R + 256 G + 65536 B, and 0 is NO_SEGMENT: unlabelled.
+
+
+NO_SEGMENT = 0
+KEYS = {
+    "images": ("id", "file_name", "width", "height"),
+    "annotations": ("image_id", "file_name", "segments_info"),
+    "categories": ("id", "name", "isthing"),
+}
+
+
+@dataclass(frozen=True)
+class PanopticMap:
+    """An image cut into segments.
+
+    ids: int32 [height, width], the segment of each pixel, `NO_SEGMENT` for none. classes: the class of each
+    segment. crowd: the segments that stand for more instances than could be counted.
+    """
+
+    ids: npt.NDArray[np.int32]
+    classes: Mapping[int, int]
+    crowd: frozenset[int] = field(default=frozenset())
+
+
+@dataclass(frozen=True)
+class PanopticAnnotation:
+    """The PNG of one image, and its segments: id -> category id. `frame`: how the image lies; `stored`:
+    the PNG is of its pixels before EXIF turns them."""
+
+    png: Path
+    frame: Frame
+    segments: Mapping[int, int]
+    crowd: frozenset[int]
+    stored: bool = False
+
+    def content(self) -> bytes:
+        """Bytes that differ where two annotations differ."""
+        facts = (sorted(self.segments.items()), sorted(self.crowd), *((self.frame,) if self.stored else ()))
+        return repr(facts).encode() + self.png.read_bytes()
+
+    def turned(self, frame: Frame) -> PanopticAnnotation:
+        return replace(self, frame=frame, stored=True)
+
+    def load(self, mapping: Mapping[int, int]) -> PanopticMap:
+        """The map with the class numbers of a model: `mapping` is that of `classes.match_categories`.
+
+        Raises:
+            ImageError: the PNG cannot be read.
+            DataError: it is not of the image's size, or holds ids that are not in the JSON.
+        """
+        pixels = np.asarray(decode(self.png, 3), np.int32)
+        pixels = fit_map(self.png, pixels, Frame(self.frame.stored, 1) if self.stored else self.frame)
+        pixels = turn_map(pixels, self.frame.orientation) if self.stored else pixels
+        ids = pixels @ np.array([1, 256, 65536], np.int32)
+        unknown = sorted({int(i) for i in np.unique(ids)} - set(self.segments) - {NO_SEGMENT})
+        if unknown:
+            raise DataError(
+                f"{self.png} holds segments that its JSON does not know",
+                found=f"ids {', '.join(map(str, unknown[:5]))}",
+                wanted="the ids of segments_info, or 0 for no segment",
+            )
+        return PanopticMap(ids, {id: mapping[category] for id, category in self.segments.items()}, self.crowd)
+
+
+PanopticSet = AnnotatedSet[PanopticAnnotation]
+
+
+def read_panoptic(images: Path, labels: Path, skipped: Skipped | None = None) -> PanopticSet:
+    """The images below `images` that the JSON file `labels` annotates. The PNGs are read by `load`, one by one.
+
+    With `skipped` given, unreadable images are noted there and left out; without, they are an error.
+
+    Raises:
+        MissingFileError: `images`, `labels` or a PNG is not there.
+        DataError: the JSON file has another form, or refers to other images, sizes or categories.
+        ImageError: an unreadable image and `skipped` is None.
+    """
+    file = read_coco(images, labels, KEYS)
+    annotated = replace(file, entries={path: file.entries[path] for path in file.annotations})
+    return annotated.annotated(lambda path, frame, entries: _annotation(file, entries, frame), skipped)
+
+
+def _annotation(file: CocoFile, entries: Sequence[tuple[int, Mapping[str, Any]]], frame: Frame) -> PanopticAnnotation:
+    labels, entry = file.labels, entries[0][1]
+    if len(entries) > 1:
+        raise DataError(
+            f"{labels}: an image has two annotations that differ",
+            found=" and ".join(f"annotations[{index}]" for index, _ in entries[:2]),
+            wanted="one for each image",
+            fix="take out the one that is wrong",
+        )
+    png = labels.with_suffix("") / entry["file_name"].replace("\\", "/")
+    if not png.is_file():
+        raise MissingFileError(
+            f"no segment map at {png}", fix=f"put the PNG files into a folder {labels.stem}/ beside {labels.name}"
+        )
+    known = {category.id for category in file.categories}
+    segments: dict[int, int] = {}
+    crowd: set[int] = set()
+    for index, segment in enumerate(entry["segments_info"]):
+        where = f"{entry['file_name']}, segments_info[{index}]"
+        check_keys(labels, where, segment, ("id", "category_id"))
+        if segment["category_id"] not in known:
+            raise DataError(
+                f"{labels}: {where} is of a category that is not listed", found=f"category_id {segment['category_id']}"
+            )
+        before = segments.setdefault(segment["id"], segment["category_id"])
+        if before != segment["category_id"]:
+            raise DataError(
+                f"{labels}: {where} has an id that is there before",
+                found=f"id {segment['id']} of the categories {before} and {segment['category_id']}",
+                wanted="an id for each segment of an image",
+                fix="correct the one that is wrong",
+            )
+        if segment.get("iscrowd"):
+            crowd.add(segment["id"])
+    return PanopticAnnotation(png, frame, segments, frozenset(crowd))
+
+
+# --- Images of good and of defective parts in the layout of MVTec AD --------------------------------------------------
+# ROOT/train/good/*.png                     normal images, to fit and to calibrate on
+# ROOT/test/good/*.png                      normal images to judge by
+# ROOT/test/DEFECT/NAME.png                 anomalous ones, by the kind of the defect
+# ROOT/ground_truth/DEFECT/NAME_mask.png    where the defect is: not 0
+
+
+GOOD = "good"
+NORMAL, TEST, TRUTH = f"train/{GOOD}", "test", "ground_truth"
+LAYOUT = f"{NORMAL}, {TEST}/{GOOD}, {TEST}/DEFECT and {TRUTH}/DEFECT, as MVTec AD has them"
+
+
+@dataclass(frozen=True)
+class DefectAnnotation:
+    """One test image, which lies as `frame` says: the kind of its defect, None of a good part, and the PNG that shows
+    where it is, None where no mask is known."""
+
+    defect: str | None
+    mask: Path | None
+    frame: Frame
+
+    def content(self) -> bytes:
+        """Bytes that differ where two annotations differ."""
+        return repr(self.defect).encode() + (self.mask.read_bytes() if self.mask is not None else b"")
+
+    def load(self) -> npt.NDArray[np.bool_] | None:
+        """bool [height, width], where the defect is; None where that is not known.
+
+        Raises:
+            ImageError: the mask cannot be read. DataError: it is of another size than its image, or shows nothing.
+        """
+        if self.defect is None:
+            return np.zeros(self.frame.size[::-1], np.bool_)
+        if self.mask is None:
+            return None
+        values = read_map(self.mask, "a PNG of one channel, not 0 where the defect is", self.frame)
+        found = np.asarray(values != 0)
+        if not found.any():
+            raise DataError(
+                f"{self.mask} shows no defect", found="0 in all pixels", wanted=f"a pixel that is part of {self.defect}"
+            )
+        return found
+
+
+DefectSet = AnnotatedSet[DefectAnnotation]
+
+
+def normal_folder(path: Path) -> Path:
+    """The folder of normal images that a user means: train/good of MVTec AD's layout, or the folder itself."""
+    return path / NORMAL if (path / NORMAL).is_dir() else path
+
+
+def read_mvtec(root: Path, skipped: Skipped | None = None) -> tuple[Sequence[Sample], DefectSet]:
+    """The normal images of train/good, and the test images with their defects. Masks are read by `load`.
+
+    With `skipped` given, unreadable images are noted there and left out; without, they are an error.
+
+    Raises:
+        MissingFileError: no such folder. DataError: another layout, a mask is missing, or an image is in both parts.
+        ImageError: as above.
+    """
+    if not root.is_dir():
+        raise MissingFileError(f"no image folder at {root}", fix="check the path of the images")
+    lacking = [name for name in (NORMAL, f"{TEST}/{GOOD}") if not (root / name).is_dir()]
+    if lacking:
+        raise DataError(f"{root} has another layout", found=f"no {' and no '.join(lacking)}", wanted=LAYOUT)
+    normal, _ = scan(root / NORMAL, "none")
+    samples, kinds = scan(root / TEST, "folders")
+    found, missing = {}, []
+    for sample in samples:
+        assert sample.label is not None
+        kind = kinds[sample.label]
+        mask = None if kind == GOOD else _mask(root, sample.path)
+        if kind != GOOD and mask is None and (root / TRUTH).is_dir():
+            missing.append(sample.path)
+        elif (frame := frame_or_skip(sample.path, skipped)) is not None:
+            found[sample.path] = DefectAnnotation(None if kind == GOOD else kind, mask, frame)
+    if missing:
+        raise DataError(
+            f"{len(missing)} of {len(samples)} images below {root / TEST} have no mask",
+            found=f"{missing[0]}, and no {_names(root, missing[0])[0]}",
+            wanted="a mask for each image of a defect, or no folder ground_truth at all",
+        )
+    contents = {file_sha256(sample.path) for sample in normal}
+    refuse_contents(list(found), contents, f"{root / TEST}", f"{root / NORMAL}")
+    notes = upright_notes((each.frame for each in found.values() if each.mask is not None), "mask")
+    return normal, AnnotatedSet(root / TEST, tuple(Sample(path, None) for path in found), found, (), 0, notes)
+
+
+def split_mvtec(
+    root: Path,
+    normal: Sequence[Sample],
+    test: DefectSet,
+    *,
+    calibration: int | None,
+    evaluation: int | Literal["all"],
+    seed: int,
+) -> DataSplit:
+    """Choose calibration images among the normal ones and evaluation images among those of test, as `folder.split`
+    does within a part.
+
+    Raises:
+        DataError: fewer images than asked for; or those to evaluate on are all good, or all defective.
+    """
+    counts = len(normal), len(test.samples)
+    chosen, places = split_places((root / NORMAL, root / TEST), counts, calibration, evaluation, seed)
+    rest = tuple(test.samples[i] for i in places)
+    defective = sum(test.annotations[sample.path].defect is not None for sample in rest)
+    if defective in (0, len(rest)):
+        raise DataError(
+            "the images to evaluate on are all of one kind, and AUROC compares two",
+            found=f"{len(rest) - defective} good and {defective} defective images",
+            wanted="some of each",
+            fix="add images below test, or evaluate on all of them (data.evaluation.images: all)",
+        )
+    return DataSplit(tuple(normal[i] for i in chosen), rest, ())
+
+
+def refuse_contents(seen: Sequence[Path], contents: set[str], where: str, other: str) -> None:
+    """Raise DataError where the SHA-256 of a file is among `contents`: what is judged must not be known before."""
+    shared = [path for path in seen if file_sha256(path) in contents]
+    if not shared:
+        return
+    more = f" and {len(shared) - 3} more" if len(shared) > 3 else ""
+    raise DataError(
+        f"{where} holds images that are among {other} too",
+        found=", ".join(map(str, shared[:3])) + more,
+        wanted="images that the model has never seen: its distances to what it knows are 0",
+        fix=f"take them out of {other}",
+    )
+
+
+def _mask(root: Path, path: Path) -> Path | None:
+    return next((name for name in _names(root, path) if name.is_file()), None)
+
+
+def _names(root: Path, path: Path) -> list[Path]:
+    """Where the mask of a test image may lie: MVTec AD's name first, then the image's own."""
+    place = root / TRUTH / path.relative_to(root / TEST).parent
+    return [place / f"{path.stem}_mask.png", place / f"{path.stem}.png"]

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field
 
 from vitdeploy.benchmark.context import Memory, RateFacts
-from vitdeploy.benchmark.evidence import Interval
-from vitdeploy.benchmark.summary import Row
+from vitdeploy.benchmark.summary import Metric, Ratio, Row
 from vitdeploy.errors import VitdeployError
 from vitdeploy.spec import SPARSE, EngineSpec, decode
-
-Metric = Literal["latency", "throughput"]
 
 
 @dataclass(frozen=True)
@@ -167,54 +162,6 @@ class ProtocolFacts:
     batch: tuple[int, ...]
     threads: int
     processes: int | None = field(default=None, metadata=SPARSE)
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """The ratio a / b of two artifacts with its 95 % interval, from the median queries of paired rounds.
-
-    `verdict` on `a`: faster, slower, no difference, or not decided; seems faster or seems slower where the evidence
-    points there and proves nothing. `decided`: whether the interval is reliable; if not, `reason` says why, and
-    `bounds` are what holds all the same: the ratio is at least the first and at most the second, each None where
-    nothing is known. `a_ms`, `b_ms`: the latencies that the ratio is made of, from paired rounds. `unstable`:
-    the ratios of paired rounds vary too much.
-    """
-
-    a: str
-    b: str
-    metric: Metric
-    ratio: float
-    ci95: tuple[float, float]
-    verdict: str = ""
-    decided: bool = True
-    reason: str = ""
-    a_ms: float | None = field(default=None, metadata=SPARSE)
-    b_ms: float | None = field(default=None, metadata=SPARSE)
-    unstable: bool = False
-    bounds: Interval = (None, None)
-
-    @property
-    def sure(self) -> tuple[float, float]:
-        """What the ratio is surely between: its interval, or the bounds of one that is not decided."""
-        low, high = self.bounds
-        return self.ci95 if self.decided else (low or 0.0, math.inf if high is None else high)
-
-    @property
-    def inverse(self) -> Ratio:
-        """b / a."""
-        low, high = self.bounds
-        words = {"faster": "slower", "slower": "faster", "seems faster": "seems slower", "seems slower": "seems faster"}
-        return replace(
-            self,
-            a=self.b,
-            b=self.a,
-            ratio=1 / self.ratio,
-            ci95=(1 / self.ci95[1], 1 / self.ci95[0]),
-            verdict=words.get(self.verdict, self.verdict),
-            a_ms=self.b_ms,
-            b_ms=self.a_ms,
-            bounds=(high and 1 / high, low and 1 / low),
-        )
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from vitdeploy.benchmark.summary import Ratio
 from vitdeploy.compilation.backend import Finding
-from vitdeploy.document.bench import Bench, ErrorFacts, Ratio
+from vitdeploy.document.bench import Bench, ErrorFacts
 from vitdeploy.document.verified import Verified
 from vitdeploy.spec import SPARSE, Task
 

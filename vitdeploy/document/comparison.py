@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vitdeploy.benchmark.evidence import Interval
-from vitdeploy.document.bench import Bench, Metric
+from vitdeploy.benchmark.summary import Metric
+from vitdeploy.document.bench import Bench
 from vitdeploy.spec import SPARSE, GateStatus
 from vitdeploy.verification.comparison import Control
 from vitdeploy.verification.gate import Gate

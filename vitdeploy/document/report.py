@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from vitdeploy.benchmark.summary import Latency, Row
-from vitdeploy.document.bench import Bench, Ratio
+from vitdeploy.benchmark.summary import Latency, Ratio, Row
+from vitdeploy.document.bench import Bench
 from vitdeploy.document.engine import EngineFacts
 from vitdeploy.document.verified import Verified
 from vitdeploy.errors import InputError, MissingFileError

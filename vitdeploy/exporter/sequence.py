@@ -36,8 +36,8 @@ from vitdeploy.graph.io.files import BATCH, GraphMetadata, set_metadata
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.runtime.runner import Array
-from vitdeploy.runtime.sequence import SequenceDecoder
-from vitdeploy.runtime.text_decoder import TextDecoder
+from vitdeploy.runtime.sequence import SequenceRunner
+from vitdeploy.runtime.text_decoder import TextRunner
 from vitdeploy.spec import PreprocessSpec, SequenceSpec, TextSpec
 
 ENCODER, DECODER_STEP = "encoder", "decoder_step"
@@ -244,7 +244,8 @@ def check_sequence_parity(encoder: Path, decoder_step: Path, module: nn.Module) 
         OnnxRuntimeRunner(encoder, name="the exported encoder") as first,
         OnnxRuntimeRunner(decoder_step, name="the exported decoder step") as second,
     ):
-        decoder = SequenceDecoder(first, second, config.start, end=-1, pad=config.pad, max_length=config.max_length)
+        decoder = SequenceRunner(first, second, SequenceSpec(config.start, -1, config.pad, config.max_length, None))
+        decoder.load()
         for batch in BATCHES:
             for length in lengths:
                 source = generator.choice(words, (batch, length))
@@ -282,8 +283,8 @@ def check_text_parity(
         OnnxRuntimeRunner(encoder, name="the exported encoder") as first,
         OnnxRuntimeRunner(decoder_step, name="the exported decoder step") as second,
     ):
-        decoder = TextDecoder(first, second, sequence)
-        decoder.end = -1
+        decoder = TextRunner(first, second, replace(sequence, end=-1))
+        decoder.load()
         for batch in BATCHES if fixed_batch is None else (fixed_batch,) * len(BATCHES):
             pixels = generator.integers(0, 256, (batch, *preprocess.crop, preprocess.channels), dtype=np.uint8)
             tensor = normalise(pixels, preprocess)

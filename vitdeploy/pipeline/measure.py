@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,7 +12,7 @@ from vitdeploy.benchmark.context import Context, Layer, Memory, Profile
 from vitdeploy.benchmark.protocol import Protocol, parse_scenario
 from vitdeploy.benchmark.results import DEFAULT, BenchRun
 from vitdeploy.benchmark.run import BenchCandidate, alone, expected, run_benchmark
-from vitdeploy.benchmark.summary import WILD_SPREAD, Row, alone_reason, block_medians, judged, rows, samples
+from vitdeploy.benchmark.summary import Metric, Ratio, Row, alone_reason, block_medians, judged, rows, samples
 from vitdeploy.benchmark.survey import surveyed
 from vitdeploy.document.bench import (
     ArtifactContext,
@@ -21,11 +20,9 @@ from vitdeploy.document.bench import (
     ContextFacts,
     LayerGroup,
     LayerTime,
-    Metric,
     Omission,
     ProfileFacts,
     ProtocolFacts,
-    Ratio,
     Roof,
     TimeShares,
     WorkFacts,
@@ -291,7 +288,6 @@ def _giga(value: float) -> str:
 
 # What a ratio is of, by the scenario that it was measured in.
 METRICS: dict[str, Metric] = {"single": "latency", "offline": "throughput"}
-NOT_DECIDED = "not decided"
 
 
 def original_candidate(source: Source, name: str = ORIGINAL) -> BenchCandidate:
@@ -371,41 +367,14 @@ def summarise(
 
 
 def ratios(bench_run: BenchRun, pairs: Sequence[tuple[str, str]]) -> list[Ratio]:
-    """a / b of each pair, of latency ("single") and of throughput ("offline"), by the median queries of paired rounds;
-    the verdict on what is not decided, and has no bounds, is `NOT_DECIDED`, or what seems."""
+    """a / b of each pair, of latency ("single") and of throughput ("offline"), by the median queries of paired
+    rounds."""
     return [
-        _ratio(bench_run, a, b, scenario)
+        judged(bench_run, a, b, scenario, metric)
         for a, b in pairs
-        for scenario in METRICS
+        for scenario, metric in METRICS.items()
         if scenario in bench_run.protocol.scenarios
     ]
-
-
-def _ratio(bench_run: BenchRun, a: str, b: str, scenario: str) -> Ratio:
-    metric = METRICS[scenario]
-    over, under = (a, b) if metric == "latency" else (b, a)
-    found = judged(bench_run, over, under, scenario)
-    ratio, low, high = found.ratio.interval
-    milliseconds = found.over_ms, found.under_ms
-    made = Ratio(
-        a,
-        b,
-        metric,
-        ratio if math.isnan(found.estimate) else found.estimate,
-        (low, high),
-        decided=found.decided,
-        reason=found.reason,
-        a_ms=milliseconds[over != a],
-        b_ms=milliseconds[over == a],
-        unstable=found.ratio.spread > WILD_SPREAD,
-        bounds=found.bounds,
-    )
-    sign = 1 if metric == "latency" else -1
-    low, high = made.sure
-    if low <= 1 <= high:
-        words = ("seems faster", "no difference" if found.decided else NOT_DECIDED, "seems slower")
-        return replace(made, verdict=words[1 + sign * found.seems])
-    return replace(made, verdict="slower" if (low > 1) == (sign > 0) else "faster")
 
 
 def undecided(bench_run: BenchRun, found: Sequence[Ratio]) -> dict[str, str]:

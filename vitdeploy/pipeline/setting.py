@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from vitdeploy.data.folder import Sample, scan
-from vitdeploy.data.mvtec import normal_folder, refuse_contents
+from vitdeploy.data.masks import normal_folder, refuse_contents
 from vitdeploy.errors import CheckpointError, InputError
 from vitdeploy.graph.io.files import GraphMetadata
 from vitdeploy.models.names import is_graph

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.evidence import NARROW_REACH
-from vitdeploy.benchmark.summary import MADE_FOR, Row
+from vitdeploy.benchmark.summary import MADE_FOR, Ratio, Row
 from vitdeploy.data.folder import USUAL_CALIBRATION, has_own_split, usual_calibration
-from vitdeploy.document.bench import Bench, Ratio
+from vitdeploy.document.bench import Bench
 from vitdeploy.errors import GateError
 from vitdeploy.spec import Budget, GateStatus, Grade, bound_words
 from vitdeploy.stages.step import ORIGINAL, Candidate

@@ -18,8 +18,9 @@ from packaging.version import Version
 from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import BenchCandidate, engine_candidate, run_benchmark, started
+from vitdeploy.benchmark.summary import Ratio
 from vitdeploy.bundle.read import read_bundle
-from vitdeploy.document.bench import ErrorFacts, Ratio
+from vitdeploy.document.bench import ErrorFacts
 from vitdeploy.document.commands import AnswersFacts, ReleaseFacts, VersionsDocument
 from vitdeploy.errors import InputError, VitdeployError
 from vitdeploy.known_bad.platform import platform_of

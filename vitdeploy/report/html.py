@@ -24,17 +24,7 @@ from vitdeploy.document.comparison import ComparisonDocument
 from vitdeploy.document.history import HistoryDocument
 from vitdeploy.document.report import Judgement, Report
 from vitdeploy.document.sweep import SweepDocument, TuneDocument
-from vitdeploy.report import (
-    accuracy,
-    context,
-    examples,
-    history,
-    quantization,
-    summary,
-    sweep,
-    table,
-    text,
-)
+from vitdeploy.report import context, history, planes, summary, table, text
 from vitdeploy.report import page as notes
 from vitdeploy.report.figures import Plot
 from vitdeploy.report.latency import bench_plots
@@ -50,13 +40,10 @@ MODULES: tuple[ModuleType, ...] = (
     notes,
     table,
     tensors,
-    accuracy,
+    planes,
     context,
-    examples,
     history,
-    quantization,
     summary,
-    sweep,
 )
 
 # --- The tables of all pages: which sections each has, in which order -------------------------------------------------
@@ -71,20 +58,20 @@ def _context(bench: Bench | None) -> list[ContextFacts]:
 
 
 def _plots(report: Judgement) -> list[Plot]:
-    found = [accuracy.accuracy_plot(report), *bench_plots(measured(report)), *quantization.sensitivity_plots(report)]
+    found = [planes.accuracy_plot(report), *bench_plots(measured(report)), *context.sensitivity_plots(report)]
     return [plot for plot in found if plot is not None]
 
 
 def _changed(page: RunPage) -> list[Report]:
     """The report, if it says what changed."""
     counts = page.report.answers.changed if page.report.answers else {}
-    return [page.report] if counts or examples.examples(page.report, True) else []
+    return [page.report] if counts or summary.examples(page.report, True) else []
 
 
 def _others(page: RunPage, beside_changed: bool) -> list[object]:
     """The examples whose answer did not change, where others did, or where none did."""
-    unlike = bool(examples.examples(page.report, True)) != beside_changed
-    return [] if unlike else _some(examples.examples(page.report, False))
+    unlike = bool(summary.examples(page.report, True)) != beside_changed
+    return [] if unlike else _some(summary.examples(page.report, False))
 
 
 def _outputs(report: Report) -> list[tuple[str, tensors.OutputFacts]]:
@@ -113,7 +100,7 @@ RUN: tuple[Section[RunPage], ...] = (
     Section("outputs", "Output by output", lambda page: _some(_outputs(page.report)), "outputs.html.jinja"),
     Section("sizes", "Image sizes", lambda page: _some(page.report.sizes), "sizes.html.jinja"),
     Section("changed", "{view.data.nouns} whose answer changed", _changed, "changed.html.jinja"),
-    Section("classes", "Class by class", lambda page: _some(examples.class_engines(page.report)), "classes.html.jinja"),
+    Section("classes", "Class by class", lambda page: _some(summary.class_engines(page.report)), "classes.html.jinja"),
     Section(
         "reliability", "{view.title}", lambda page: _some(context.reliability_plot(page.report)), "plot.html.jinja"
     ),
@@ -123,7 +110,7 @@ RUN: tuple[Section[RunPage], ...] = (
     Section(
         "sensitivity-of-{number}",
         "Layer by layer: {view.artifact}",
-        lambda page: quantization.engines_with_costs(page.report),
+        lambda page: context.engines_with_costs(page.report),
         "costs.html.jinja",
     ),
     Section("examples", "Other {document.report.data.noun}s", lambda page: _others(page, True), "examples.html.jinja"),
@@ -134,7 +121,7 @@ RUN: tuple[Section[RunPage], ...] = (
     Section("details", "How it was made and measured", lambda page: [page.report], "details.html.jinja"),
 )
 TUNING: tuple[Section[TuneDocument], ...] = (
-    Section("variants", "{view.title}", lambda document: [sweep.pareto_plot(document)], "variants.html.jinja"),
+    Section("variants", "{view.title}", lambda document: [planes.pareto_plot(document)], "variants.html.jinja"),
     Section("comparison", COMPARED, lambda document: [document], "comparison.html.jinja"),
     Section("plot-{number}", "{view.title}", _plots, "plot.html.jinja"),
     Section("rows", "Number of rows", lambda document: _some(document.rows), "aligned_rows.html.jinja"),
@@ -145,7 +132,7 @@ TUNING: tuple[Section[TuneDocument], ...] = (
         "merging.html.jinja",
     ),
     Section("pruning", "Pruning", lambda document: _some(document.pruning), "pruning.html.jinja"),
-    Section("left-out", "Not tried", lambda document: _some(sweep.left_out(document)), "left_out.html.jinja"),
+    Section("left-out", "Not tried", lambda document: _some(planes.left_out(document)), "left_out.html.jinja"),
 )
 COMPARISON: tuple[Section[ComparisonDocument], ...] = (
     Section("engines", "Engine by engine", lambda document: [document], "pairs.html.jinja"),
@@ -160,7 +147,7 @@ COMPARISON: tuple[Section[ComparisonDocument], ...] = (
 )
 SWEEP: tuple[Section[SweepDocument], ...] = (
     Section("verdicts", "Verdicts", lambda document: [document], "verdicts.html.jinja"),
-    Section("plot-{number}", "{view.title}", sweep.sweep_plots, "plot.html.jinja"),
+    Section("plot-{number}", "{view.title}", planes.sweep_plots, "plot.html.jinja"),
     Section("engines", "Every engine", lambda document: [document], "swept_engines.html.jinja"),
     Section("machine", "Machine", lambda document: [document], "machine.html.jinja"),
 )
@@ -199,7 +186,7 @@ def render_html(report: Report, images: Mapping[str, bytes]) -> str:
 def render_sensitivity(sensitivity: Sensitivity, name: str) -> str:
     """The page of what each layer costs in INT8, of the model with this name; both are taken as untrusted."""
     found = text.cleaned(sensitivity)
-    plot = quantization.sensitivity_plot(found, "", "sensitivity")
+    plot = context.sensitivity_plot(found, "", "sensitivity")
     return _render("sensitivity_page", (), found, sensitivity=found, name=text.clean(name), plot=plot)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vitdeploy.benchmark.summary import Row
-from vitdeploy.document.bench import Ratio
+from vitdeploy.benchmark.summary import Ratio, Row
 from vitdeploy.document.comparison import AccuracyChange, TimeRatio
 from vitdeploy.document.engine import EngineFacts
 from vitdeploy.document.report import ORIGINAL, Judgement, RunVerdict, VerdictFacts

@@ -6,10 +6,11 @@ import importlib.util
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from vitdeploy.backends import TARGETS, BackendTable
 from vitdeploy.bundle.read import file_sha256
-from vitdeploy.errors import MissingPackageError
+from vitdeploy.errors import EngineError, MissingPackageError
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.trust import is_trusted
 from vitdeploy.spec import EngineSpec
@@ -65,6 +66,28 @@ RUNTIME = BackendTable(
         "tensorrt": "vitdeploy.runtime.tensorrt:BACKEND",
     },
 )
+
+
+def import_runtime(
+    module: str, package: str, extra: str, why: str, target: str = "", *, wanted: str = "", fix: str = ""
+) -> ModuleType:
+    """The module of a runtime; `why` to `target` as for `MissingPackageError`.
+
+    Raises:
+        MissingPackageError: it is not installed.
+        EngineError: it is installed but does not load; `wanted` and `fix` are of this.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(package, extra, why, target, error=error) from None
+    except (ImportError, OSError, RuntimeError) as error:
+        raise EngineError(
+            f"{package} is installed but does not load",
+            found=str(error)[:300],
+            wanted=wanted,
+            fix=fix or f"pip install --force-reinstall {package}",
+        ) from None
 
 
 def require_runtime(target: str) -> None:

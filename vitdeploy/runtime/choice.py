@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,8 @@ from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.checked import CheckedFiles
 from vitdeploy.bundle.sign import signed_by
 from vitdeploy.errors import GateError, HostError, TargetError, VitdeployError
-from vitdeploy.runtime.canary import require_golden_answers
 from vitdeploy.runtime.engine import make_runner
+from vitdeploy.runtime.golden import require_golden_answers
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.values import bits_of, saturation_warning
@@ -29,15 +28,6 @@ _UNPROVEN = {
 }
 
 
-@dataclass(frozen=True)
-class EngineChoice:
-    """An engine that works here, loaded, and why it is this one."""
-
-    runner: Runner
-    engine: EngineSpec
-    why: str
-
-
 def choose_engine(
     folder: Path,
     manifest: Manifest,
@@ -49,9 +39,9 @@ def choose_engine(
     allow_failed: bool = False,
     streams: int = 1,
     files: CheckedFiles | None = None,
-) -> EngineChoice:
+) -> tuple[Runner, EngineSpec, str]:
     """The first engine of the manifest, for `target` (or of that name) or of all, that works here: its runtime is
-    there, loads it, and it gives its golden answers (`canary`).
+    there, loads it, and it gives its golden answers (`golden`). Its loaded runner, the engine, and why it is this one.
 
     The manifest lists the recommended engine first. An engine that failed its budget when the bundle was made is
     skipped, unless `allow_failed`. A RuntimeWarning is given if weights saturate on this CPU, or if the engine is not
@@ -85,7 +75,7 @@ def choose_engine(
             warnings.warn(f"{engine.artifact}: {text}", RuntimeWarning, stacklevel=CALLER)
         if manifest.gate(engine) in ("fail", "undecided"):
             warnings.warn(f"{engine.artifact} {_UNPROVEN[manifest.gate(engine)]}", RuntimeWarning, stacklevel=CALLER)
-        return EngineChoice(runner, engine, _why(manifest, engine, engines, target, failures))
+        return runner, engine, _why(manifest, engine, engines, target, failures)
     if len(failures) == 1:
         raise failures[0]
     raise HostError(

@@ -64,7 +64,8 @@ def load(
         HostError: no runtime that works here.
     """
     folder = bundle_folder(path)
-    require_streams(streams)
+    if not isinstance(streams, int) or streams < 1:
+        raise InputError("streams are runs at once", found=repr(streams), wanted="a whole number from 1 on")
     from PIL import Image
 
     Image.preinit()  # what the first image would import: a child forked meanwhile would wait for that import forever
@@ -84,19 +85,19 @@ def load(
         preprocess, labels = images_of(manifest), read_labels(folder, manifest, files)
         tokenizer = tokenizer_file(manifest.postprocess)
         data = None if tokenizer is None else files.read(tokenizer)
-        choice = choose_engine(
+        runner, engine, why = choose_engine(
             folder, manifest, target, threads, trust, batch, allow_failed=allow_failed, streams=streams, files=files
         )
         try:
             module, _, kind = TASKS[manifest.task].predictor.partition(":")
-            opened = OpenedBundle(files, choice.runner, choice.why, preprocess, labels, data)
+            opened = OpenedBundle(files, runner, why, preprocess, labels, data)
             predictor: Predictor = getattr(importlib.import_module(module), kind).of_bundle(opened)
             if options is not None:
                 from vitdeploy.runtime.monitor import watch
 
-                predictor.monitor, predictor.canary = watch(files, choice.engine, choice.runner, options)
+                predictor.monitor, predictor.canary = watch(files, engine, runner, options)
         except BaseException:
-            choice.runner.close()
+            runner.close()
             raise
         predictor.reduced = reduced
         predictor.again = partial(load, folder.absolute(), target, **how)
@@ -117,15 +118,6 @@ def _monitor_of(given: object) -> Monitor | None:
     raise InputError(
         "monitor says whether images and answers are watched", found=type_name(given), wanted="True, or a Monitor"
     )
-
-
-def require_streams(streams: object) -> None:
-    """
-    Raises:
-        InputError: no whole number from 1 on.
-    """
-    if not isinstance(streams, int) or streams < 1:
-        raise InputError("streams are runs at once", found=repr(streams), wanted="a whole number from 1 on")
 
 
 def bundle_folder(path: object) -> Path:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import typing
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from statistics import NormalDist
 from time import perf_counter_ns
 from typing import Any, Literal
 
@@ -21,7 +22,6 @@ from vitdeploy.bundle.checked import CheckedFiles
 from vitdeploy.errors import ClosedError, InputError, ManifestError, VitdeployError
 from vitdeploy.runtime.choice import CALLER
 from vitdeploy.runtime.golden import GoldenSet, comparable, engine_outputs, read_golden
-from vitdeploy.runtime.host import Limits, control_limits
 from vitdeploy.runtime.monitor_reference import (
     MonitorReference,
     Numbers,
@@ -150,44 +150,31 @@ class Canary:
         return float(np.max(far)), changed
 
 
-@dataclass(frozen=True)
-class Watched:
-    """Which engine is watched, and by what. `limits` are of the statistics of inputs, then of those of `outputs`; None
-    without a reference of them. `kinds`: what can be found."""
-
-    engine: str
-    task: Task
-    preprocess: PreprocessSpec
-    limits: Limits | None
-    outputs: list[str] | None
-    kinds: tuple[Kind, ...]
-
-
 class Monitoring:
     """What watches an engine, `Predictor.monitor`; predictors of one engine may share it. Safe to use from several
-    threads."""
+    threads. `watched`: what it can find."""
 
-    def __init__(self, options: Monitor, watched: Watched) -> None:
-        self.options, self._watched = options, watched
-        limits, outputs = watched.limits, watched.outputs or []
+    def __init__(
+        self,
+        options: Monitor,
+        engine: str,
+        task: Task,
+        preprocess: PreprocessSpec,
+        limits: Limits | None = None,
+        outputs: list[str] | None = None,
+        watched: tuple[Kind, ...] = (),
+    ) -> None:
+        """`limits` are of the statistics of inputs, then of those of `outputs`; None without a reference of them."""
+        self.options, self.engine, self.watched = options, engine, watched
+        self._task, self._preprocess, self._limits, self._outputs = task, preprocess, limits, outputs
         self._width = 0 if limits is None else len(limits.names)
-        self._inputs = self._width - len(output_names(watched.task, outputs))
+        self._inputs = self._width - len(output_names(task, outputs or []))
         self._lock = forkable_lock()
-        self._runs = self._looked_at = self._windows = self._drifted = 0
-        self._canaries = self._wrong = self._changed = self._non_finite = 0
+        self._counts = dict.fromkeys((each.name for each in fields(MonitorCounts)[:-1]), 0)
         self._events: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         self._ran, self._spent = 0, 0
         self._sums, self._held = np.zeros((2, self._width)), 0  # of what was seen, and of what of it is believed
         self._drifts, self._errs, self._broken = False, False, False
-
-    @property
-    def engine(self) -> str:
-        return self._watched.engine
-
-    @property
-    def watched(self) -> tuple[Kind, ...]:
-        """What this monitor can find."""
-        return self._watched.kinds
 
     @property
     def state(self) -> State:
@@ -196,29 +183,19 @@ class Monitoring:
                 return "fault"
             if self._drifts:
                 return "drift"
-            return "steady" if self._windows else "starting"
+            return "steady" if self._counts["windows"] else "starting"
 
     @property
     def counts(self) -> MonitorCounts:
         with self._lock:
-            return MonitorCounts(
-                self._runs,
-                self._looked_at,
-                self._windows,
-                self._drifted,
-                self._canaries,
-                self._wrong,
-                self._changed,
-                self._non_finite,
-                dict(self._events),
-            )
+            return MonitorCounts(**self._counts, events=dict(self._events))
 
     def saw(self, feed: Array, outputs: Mapping[str, Array], nanoseconds: int, canary: Canary | None = None) -> None:
         """A run of the engine on `feed` [n, ...] gave `outputs` [n, ...] in so many nanoseconds. Of a batch the first
         image is looked at: the last ones may be padding."""
         with self._lock:
-            self._runs += 1
-            runs = self._runs
+            self._counts["runs"] += 1
+            runs = self._counts["runs"]
             self._ran += nanoseconds
             looks = self._spent <= self.options.share * self._ran
         asks = canary is not None and runs % self.options.every == 0
@@ -236,18 +213,18 @@ class Monitoring:
             self._tell(event)
 
     def _look(self, feed: Array, outputs: Mapping[str, Array], runs: int) -> list[MonitorEvent]:
-        watched = self._watched
-        names = watched.outputs if watched.outputs is not None else watched_outputs(outputs)
+        limits = self._limits
+        names = self._outputs if self._outputs is not None else watched_outputs(outputs)
         some = {name: outputs[name][0] for name in names if name in outputs}
-        numbers = output_statistics(watched.task, some, list(some))
+        numbers = output_statistics(self._task, some, list(some))
         if not np.isfinite(numbers).all():
             return self._non_finite_outputs(runs)
-        seen = input_statistics(feed[0], watched.preprocess) if watched.limits is not None else None
-        row = np.array([] if seen is None else seen if watched.outputs is None else [*seen, *numbers], np.float64)
+        seen = input_statistics(feed[0], self._preprocess) if limits is not None else None
+        row = np.array([] if seen is None else seen if self._outputs is None else [*seen, *numbers], np.float64)
         fits = len(row) == self._width  # tensors that are no images have none
-        believed = watched.limits.clipped(row) if watched.limits is not None and fits else row
+        believed = limits.clipped(row) if limits is not None and fits else row
         with self._lock:
-            self._looked_at += 1
+            self._counts["looked_at"] += 1
             if not fits:
                 return []
             self._sums += np.stack([row, believed])
@@ -255,11 +232,11 @@ class Monitoring:
             if self._held < self.options.window:
                 return []
             (means, clipped), self._sums, self._held = self._sums / self._held, np.zeros_like(self._sums), 0
-            self._windows += 1
-            outside = [] if watched.limits is None else watched.limits.outside(clipped)
+            self._counts["windows"] += 1
+            outside = [] if limits is None else limits.outside(clipped)
             began, self._drifts, self._broken = bool(outside) and not self._drifts, bool(outside), False
-            self._drifted += bool(outside)
-        return [self._drift(watched.limits, means, outside, runs)] if began and watched.limits is not None else []
+            self._counts["drifted"] += bool(outside)
+        return [self._drift(limits, means, outside, runs)] if began and limits is not None else []
 
     def _drift(self, limits: Limits, means: Numbers, outside: list[int], runs: int) -> MonitorEvent:
         statistics = {limits.names[i]: (float(means[i]), *limits.bounds(i)) for i in outside}
@@ -271,8 +248,8 @@ class Monitoring:
 
     def _non_finite_outputs(self, runs: int) -> list[MonitorEvent]:
         with self._lock:
-            self._looked_at += 1
-            self._non_finite += 1
+            self._counts["looked_at"] += 1
+            self._counts["non_finite"] += 1
             began, self._broken = not self._broken, True
             self._sums, self._held = np.zeros_like(self._sums), 0  # the next window is of finite ones alone
         message = f"{self.engine}: an answer is not finite, which no answer was when the bundle was made"
@@ -290,9 +267,9 @@ class Monitoring:
             said = f"{difference:.1e} of the largest output away, allowed {canary.tolerance:.1e}"
             right = difference <= canary.tolerance  # not of a number that is none
         with self._lock:
-            self._canaries += 1
-            self._wrong += not right
-            self._changed += right and changed
+            self._counts["canaries"] += 1
+            self._counts["wrong"] += not right
+            self._counts["changed"] += right and changed
             began, self._errs = not right and not self._errs, not right
         message = f"{self.engine}: it gave a golden answer when it was loaded, and no longer does: {said}"
         return [MonitorEvent("canary", self.engine, message, runs, {})] if began else []
@@ -330,8 +307,8 @@ def watch(
             RuntimeWarning,
             stacklevel=CALLER,
         )
-    watched = Watched(engine.artifact, manifest.task, manifest.preprocess, limits, outputs, (*kinds, "non-finite"))
-    return Monitoring(options, watched), canary
+    found = (manifest.task, manifest.preprocess, limits, outputs, (*kinds, "non-finite"))
+    return Monitoring(options, engine.artifact, *found), canary
 
 
 def canary_of(files: CheckedFiles, engine: EngineSpec, runner: Runner) -> Canary | None:
@@ -381,3 +358,92 @@ def columns(reference: MonitorReference, own: Mapping[str, Numbers] | None) -> t
     floors += [LEAST_OUTPUT * max(float(np.abs(numbers).mean()), 1e-6) for numbers in own.values()]
     values = np.stack([*reference.inputs.values(), *own.values()], axis=1)
     return [*reference.inputs, *own], values, np.array(floors)
+
+
+# --- Control limits for means over windows of images, from a sample of images that are in order -----------------------
+# A Shewhart chart of several means at once, its limits found by resampling: a window is out of control if any of its
+# means lies further from the reference's than chance takes the worst of them in all but a share `rate` of windows.
+#
+# - Means are of numbers that are clipped to within 3 robust standard deviations of the median: a single image, such as
+#   the one in a hundred that a classifier is unsure of, says little about a window, and a reference that happens to
+#   have none of these would call others unusual. Source: Huber, "Robust Statistics" (1981), chapter 1: winsorizing.
+# - Windows of the reference's own images are drawn with replacement, and, as the reference is a sample too, so is the
+#   reference: both errors count. Sources: Liu and Tang, "Control Charts for Dependent and Independent Measurements
+#   Based on Bootstrap Methods", JASA 91 (1996), 1694-1700; Efron and Tibshirani, "An Introduction to the Bootstrap"
+#   (1993), chapter 16.
+# - Of each drawing the largest deviation in standard errors counts, over all statistics: its quantile is one threshold
+#   that holds for all of them together, however they depend on each other. Source: Westfall and Young,
+#   "Resampling-Based Multiple Testing" (1993), the maxT method.
+
+
+DRAWINGS, AT_A_TIME, MANY = 20_000, 500, 4096
+SEED = 0
+CLIP = 3.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of each statistic what it is clipped to, its mean in the reference, the standard error of a window's mean about
+    it, and how many of these a mean may be away, `threshold`. Means are of clipped numbers."""
+
+    names: tuple[str, ...]
+    least: Numbers
+    most: Numbers
+    mean: Numbers
+    error: Numbers
+    threshold: float
+
+    def clipped(self, values: Numbers) -> Numbers:
+        """Numbers [..., statistics] within what is believed of a single image."""
+        return np.asarray(np.clip(values, self.least, self.most), np.float64)
+
+    def outside(self, means: Numbers) -> list[int]:
+        """The statistics that are out of their limits, the furthest first."""
+        away = np.abs(means - self.mean) / self.error
+        return [int(i) for i in np.argsort(-away) if not away[i] <= self.threshold]
+
+    def bounds(self, index: int) -> tuple[float, float]:
+        room = self.threshold * self.error[index]
+        return float(self.mean[index] - room), float(self.mean[index] + room)
+
+
+def control_limits(names: Sequence[str], values: Numbers, floors: Numbers, window: int, rate: float) -> Limits:
+    """The limits for means over `window` images.
+
+    Args:
+        values: float64 [images, statistics] of the reference.
+        floors: [statistics], the least standard deviation that is believed: a statistic that is the same in all
+            images of a small reference need not be so in all others.
+        rate: of windows of images like the reference's, the share that is out of some limit.
+    """
+    images, median = len(values), np.median(values, axis=0)
+    below, above = np.quantile(values, (0.16, 0.84), axis=0)  # one standard deviation each, of a normal distribution
+    room = CLIP * np.maximum((above - below) / 2, floors)
+    values = np.clip(values, median - room, median + room)
+    mean = values.mean(axis=0)
+    deviation = np.maximum(values.std(axis=0, ddof=1), floors)
+    error = deviation * np.sqrt(1 / window + 1 / images)
+    generator, worst = np.random.default_rng(SEED), []
+    centred = (values - mean) / error
+    for _ in range(DRAWINGS // AT_A_TIME):
+        drawn = _shares(generator, images, window) - _shares(generator, images, images)
+        worst.append(np.abs(drawn @ centred).max(axis=1))
+    # What a single normal mean would need, where the reference varies less than is believed.
+    least = NormalDist().inv_cdf(1 - rate / 2)
+    found = max(least, float(np.quantile(np.concatenate(worst), 1 - rate)))
+    return Limits(tuple(names), median - room, median + room, mean, error, _student(found, images - 1))
+
+
+def _student(quantile: float, freedom: int) -> float:
+    """A normal quantile as it is where the deviation is estimated, with so many degrees of freedom. Source: Abramowitz
+    and Stegun (1964), 26.7.5, the first two terms."""
+    return quantile + (quantile**3 + quantile) / (4 * freedom)
+
+
+def _shares(generator: np.random.Generator, images: int, count: int) -> Numbers:
+    """[AT_A_TIME, images]: the share of each image among `count` drawn with replacement."""
+    if count > MANY:  # takes as long for any count, which for few is longer
+        return np.asarray(generator.multinomial(count, np.full(images, 1 / images), AT_A_TIME) / count, np.float64)
+    drawn = generator.integers(0, images, (AT_A_TIME, count)) + images * np.arange(AT_A_TIME)[:, None]
+    found = np.bincount(drawn.ravel(), minlength=AT_A_TIME * images).reshape(AT_A_TIME, images)
+    return np.asarray(found / count, np.float64)

@@ -148,12 +148,12 @@ NO_PERMISSION = 4
 
 
 class GpuEnergy:
-    """The counter of the GPU that CUDA takes first. `permitted`: whether it can be read, where it is there at all."""
+    """The counter of the GPU that CUDA takes first. `source` is "NVML", or says why there is none."""
 
     def __init__(self, load: Callable[[str], ctypes.CDLL] = ctypes.CDLL, find: Callable[[], str] = bus_id) -> None:
         self._library: ctypes.CDLL | None = None
         self._device = ctypes.c_void_p()
-        self.permitted = True
+        self._permitted = True
         for name in NVML_LIBRARIES:
             try:
                 library = load(name)
@@ -165,16 +165,23 @@ class GpuEnergy:
             ):
                 self._library = library
             break
+        works = self.read() != [None]
+        self.source = "NVML" if works else "not there" if self._permitted else "not permitted"
 
-    def joules(self) -> float | None:
+    def read(self) -> list[float | None]:
         """Joules since the driver was loaded; None if unknown."""
         energy = ctypes.c_ulonglong()
         if self._library is None or self._fails(
             self._library.nvmlDeviceGetTotalEnergyConsumption(self._device, ctypes.byref(energy))
         ):
-            return None
-        return energy.value / 1e3
+            return [None]
+        return [energy.value / 1e3]
+
+    def joules(self, before: list[float | None], after: list[float | None], seconds: float) -> float | None:
+        """The energy between two readings; None if the counter cannot be read."""
+        (start,), (end,) = before, after
+        return None if start is None or end is None else end - start
 
     def _fails(self, status: int) -> bool:
-        self.permitted &= status != NO_PERMISSION
+        self._permitted &= status != NO_PERMISSION
         return status != 0

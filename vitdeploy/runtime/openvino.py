@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.errors import CapabilityError, ClosedError, EngineError, LimitError, MissingPackageError, TensorError
+from vitdeploy.errors import CapabilityError, ClosedError, EngineError, LimitError, TensorError
 from vitdeploy.limits import bounded, size_of
 from vitdeploy.paths import not_utf8
-from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
+from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend, import_runtime
 from vitdeploy.runtime.host import default_threads
 from vitdeploy.runtime.runner import AFTER_FORK, Array, Runner
 from vitdeploy.spec import FloatRest, TensorSpec
@@ -40,7 +39,7 @@ def put_vectors_first(model: Any) -> int:
     axis of a product of two activations; give how many there were."""
     found = [operation for operation in model.get_ordered_ops() if _adds_vector_to_scores(operation)]
     for operation in found:
-        opset = importlib.import_module("openvino").opset13
+        opset = require().opset13
         make = opset.add if operation.get_type_name() == "Add" else opset.multiply
         exchanged = make(operation.input_value(1), operation.input_value(0))
         exchanged.set_friendly_name(operation.get_friendly_name())
@@ -133,16 +132,7 @@ def float_precision(options: Mapping[str, str]) -> str:
 
 
 def require() -> ModuleType:
-    try:
-        return importlib.import_module("openvino")
-    except ModuleNotFoundError as error:
-        raise MissingPackageError("openvino", "openvino", "running a graph on OpenVINO", error=error) from None
-    except ImportError as error:
-        raise EngineError(
-            "openvino is installed but does not load",
-            found=str(error)[:300],
-            fix="pip install --force-reinstall openvino",
-        ) from None
+    return import_runtime("openvino", "openvino", "openvino", "running a graph on OpenVINO")
 
 
 def the_core() -> Any:
@@ -197,7 +187,10 @@ def compile_model(
 def set_batch(model: Any, batch: int | None) -> None:
     """Fix the dynamic leading axes of an `openvino.Model`; None leaves them."""
     if batch is not None:
-        model.reshape({port: _with_batch(port.get_partial_shape(), batch) for port in model.inputs})
+        shapes = {port: list(port.get_partial_shape()) for port in model.inputs}
+        model.reshape(
+            {port: [batch, *sizes[1:]] if sizes and sizes[0].is_dynamic else sizes for port, sizes in shapes.items()}
+        )
 
 
 def needed_options(model: Any) -> dict[str, str]:
@@ -219,13 +212,6 @@ def _moves_as_many_heads(operation: Any) -> bool:
     if len(sizes) != 4 or sizes[1] != sizes[2] or sizes[1] == 1 or order.get_type_name() != "Constant":
         return False
     return list(order.get_data()) == [0, 2, 1, 3]
-
-
-def _with_batch(shape: Any, batch: int) -> list[Any]:
-    sizes = list(shape)
-    if sizes and sizes[0].is_dynamic:
-        sizes[0] = batch
-    return sizes
 
 
 class OpenVinoRunner(Runner):

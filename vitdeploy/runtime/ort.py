@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 from collections.abc import Mapping
@@ -11,11 +10,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from vitdeploy.errors import CapabilityError, EngineError, LimitError, MissingPackageError
+from vitdeploy.errors import CapabilityError, EngineError, LimitError
 from vitdeploy.limits import bounded, size_of
 from vitdeploy.paths import not_utf8
 from vitdeploy.publish import native_writes
-from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
+from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend, import_runtime
 from vitdeploy.runtime.host import default_threads, usable_cores
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import TensorSpec
@@ -39,18 +38,7 @@ DTYPES = {
 
 
 def require() -> ModuleType:
-    try:
-        return importlib.import_module("onnxruntime")
-    except ModuleNotFoundError as error:
-        raise MissingPackageError(
-            "onnxruntime", "onnxruntime", "running a graph on ONNX Runtime", error=error
-        ) from None
-    except ImportError as error:
-        raise EngineError(
-            "onnxruntime is installed but does not load",
-            found=str(error)[:300],
-            fix="pip install --force-reinstall onnxruntime",
-        ) from None
+    return import_runtime("onnxruntime", "onnxruntime", "onnxruntime", "running a graph on ONNX Runtime")
 
 
 def open_session(

@@ -34,27 +34,21 @@ _runners: weakref.WeakSet[Runner] = weakref.WeakSet()
 _paused = contextlib.ExitStack()
 
 
-class Closing:
-    """A context manager that closes what it is at the end."""
+class Reloaded:
+    """A context manager that closes what it is at the end. It is pickled and copied as the call that made it, `again`:
+    an engine stays in its process."""
+
+    again: Callable[[], Any] | None = None
 
     def close(self) -> None:
         """Free everything."""
         raise NotImplementedError
 
-    def __enter__(self: Closed) -> Closed:
+    def __enter__(self: Opened) -> Opened:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-Closed = TypeVar("Closed", bound=Closing)
-
-
-class Reloaded(Closing):
-    """Pickled and copied as the call that made it, `again`: an engine stays in its process."""
-
-    again: Callable[[], Any] | None = None
 
     def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
         if self.again is None:
@@ -65,6 +59,9 @@ class Reloaded(Closing):
                 fix="give the other process the bundle's path, and load it there",
             )
         return self.again, ()
+
+
+Opened = TypeVar("Opened", bound=Reloaded)
 
 
 class Runner(Reloaded, ABC):

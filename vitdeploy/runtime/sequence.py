@@ -1,5 +1,5 @@
-"""Greedy decoding over the parts of an encoder-decoder: one run per source, then one run per target token; and both
-parts as one runner: source tokens in, target tokens out."""
+"""An encoder-decoder as one runner: source tokens in, target tokens out, by one run per source, and then one run per
+target token, always the likeliest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from vitdeploy.errors import TensorError
 from vitdeploy.runtime.flow import LinkedParts, run_rows
 from vitdeploy.runtime.flows import DECODER_STEP, ENCODER, flow_of_graphs
 from vitdeploy.runtime.postprocess import softmax
-from vitdeploy.runtime.runner import Array, Closing, Runner, type_name
+from vitdeploy.runtime.runner import Array, Runner, type_name
 from vitdeploy.spec import FlowSpec, SequenceSpec, TensorSpec
 
 Tokens = npt.NDArray[np.int64]
@@ -55,56 +55,59 @@ class Sequence:
         return f"<Sequence of {len(self.tokens)} tokens, score {self.score:.3f}: {self}>"
 
 
-class SequenceDecoder(Closing):
-    """Turns source tokens into target tokens, always taking the likeliest next one. A context manager, or `close`.
+class SequenceRunner(Runner):
+    """Any number of sources at a time. Input "source": int64 [batch, source_length]. Outputs "tokens": int64 [batch,
+    target_length], and "logits": float32 [batch, target_length, vocabulary], those that each token was chosen by.
 
-    The runners are of the graphs `encoder` and `decoder_step`, whose tensors pass as the flow says: what the decoder
-    step takes from the encoder, and what it gives to itself for the next step. Where they are pinned to a batch,
-    sources run in groups of that batch, the last one padded.
+    The runners are of the graphs `encoder` and `decoder_step`, whose tensors pass as the flow says (None: that of their
+    names): what the decoder step takes from the encoder, and what it gives to itself for the next step. Where they are
+    pinned to a batch, sources run in groups of that batch, the last one padded. Without a `source_vocabulary` in `spec`
+    it is left to the runtime to refuse tokens, and OpenVINO reads zeros for one that it does not have.
     """
 
     def __init__(
         self,
         encoder: Runner,
         decoder_step: Runner,
-        start: int,
-        end: int,
-        pad: int,
-        max_length: int,
-        source_vocabulary: int | None = None,
+        spec: SequenceSpec,
+        *,
+        name: str = "the encoder-decoder",
         flow: FlowSpec | None = None,
     ) -> None:
-        """Loads the runners.
+        super().__init__(name)
+        self.encoder, self.decoder_step, self.spec, self.flow = encoder, decoder_step, spec, flow
 
-        Args:
-            start, end, pad: token ids: what begins a target, ends it, and fills it (and the source) up.
-            max_length: largest number of tokens of a source, and of steps.
-            source_vocabulary: number of token ids of a source, to refuse others; None leaves that to the runtime,
-                and OpenVINO reads zeros for a token that it does not have.
-            flow: of the two graphs; None: that of their tensors' names.
-
-        Raises:
-            TargetError: the graphs do not fit together.
-        """
-        self.encoder, self.decoder_step = encoder.load(), decoder_step.load()
-        runners = {ENCODER: encoder, DECODER_STEP: decoder_step}
+    def _load(self) -> None:
+        """Raises TargetError: the graphs do not fit together."""
+        runners = {ENCODER: self.encoder.load(), DECODER_STEP: self.decoder_step.load()}
         graphs = {name: PartTensors(runner.inputs, runner.outputs) for name, runner in runners.items()}
-        self._linked = LinkedParts(flow or flow_of_graphs(graphs), runners, "the encoder-decoder")
+        self._linked = LinkedParts(self.flow or flow_of_graphs(graphs), runners, "the encoder-decoder")
         self._linked.load()
-        self.start, self.end, self.pad, self.max_length = start, end, pad, max_length
-        self.source_vocabulary = source_vocabulary
-        size = encoder.inputs[0].shape[0]
+        size = self.encoder.inputs[0].shape[0]
         self._batch = size if isinstance(size, int) else None
         self._step = self._linked.flow.parts[-1]
         self._source = next(iter(self._linked.flow.parts[0].feeds.values()))
         self._logits = self._linked.flow.outputs["logits"].partition(".")[2]
-        self._caches = [tensor for tensor in decoder_step.inputs if tensor.name in self._step.carries]
+        self._caches = [tensor for tensor in self.decoder_step.inputs if tensor.name in self._step.carries]
+        self.inputs, self.outputs = self._tensors()
+        self.provider = self.encoder.provider
+
+    def _tensors(self) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+        """The inputs and outputs of the whole."""
+        return SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
+
+    def example(self, batch: int) -> dict[str, Array] | None:
+        return example_source(self.spec, batch)
+
+    def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        tokens, logits = self.decode_with_logits(feeds["source"])
+        return {"tokens": tokens, "logits": logits}
 
     def decode(self, source: Array, steps: int | None = None) -> Tokens:
         """int64 [b, s] -> int64 [b, t]; a row that has ended goes on with padding.
 
         The start token is not among them; the end token is. Decoding stops when every row has ended, or after `steps`
-        tokens (None: max_length).
+        tokens (None: the largest length).
 
         Raises:
             TensorError: no int64 array of two axes, none of them empty; a source that is too long; a token outside
@@ -123,7 +126,7 @@ class SequenceDecoder(Closing):
         sources = _token_lists(sources)
         if not sources:
             return []
-        padded = np.full((len(sources), max(len(source) for source in sources)), self.pad, np.int64)
+        padded = np.full((len(sources), max(len(source) for source in sources)), self.spec.pad, np.int64)
         for row, source in zip(padded, sources, strict=True):
             row[: len(source)] = source
         return self.sequences(*self.decode_with_logits(padded))
@@ -132,32 +135,32 @@ class SequenceDecoder(Closing):
         """The results from the output of `decode_with_logits`."""
         answers = []
         for row, scores in zip(tokens, logits, strict=True):
-            ends = np.flatnonzero(row == self.end)
+            ends = np.flatnonzero(row == self.spec.end)
             steps = int(ends[0]) + 1 if len(ends) else len(row)
             chosen = softmax(scores[:steps])[np.arange(steps), row[:steps]]
             words = row[: steps - 1] if len(ends) else row
             answers.append(Sequence(tuple(int(token) for token in words), float(np.log(chosen).sum())))
         return answers
 
-    def measured(self, source: Array) -> object:
-        """One query of a measurement: two engines of one model do the same work."""
+    def _query(self, source: Array) -> object:
+        """What `part_times` times."""
         return self.decode(source)
 
-    def part_times(self, source: Array) -> dict[str, float]:
-        """Milliseconds of the encoder, and of all decoder steps, of `measured`."""
-        start = perf_counter()
+    def part_times(self, feeds: Mapping[str, Array]) -> dict[str, float]:
+        """Milliseconds of the encoder, and of all decoder steps."""
+        source, start = feeds[self.inputs[0].name], perf_counter()
         size = self._batch or len(source)
         for first in range(0, len(source), size):
             rows = source[first : first + size]
             self._begin(np.concatenate([rows, np.repeat(rows[-1:], size - len(rows), axis=0)]))
         encoder = 1e3 * (perf_counter() - start)
         start = perf_counter()
-        self.measured(source)
+        self._query(source)
         return {ENCODER: encoder, DECODER_STEP: max(1e3 * (perf_counter() - start) - encoder, 0.0)}
 
     def _decode(self, source: Array, steps: int | None, keep_logits: bool) -> tuple[Tokens, Logits | None]:
         self._check(source)
-        most = self.max_length if steps is None else min(steps, self.max_length)
+        most = self.spec.max_length if steps is None else min(steps, self.spec.max_length)
         keep: Keep | None = (lambda logits, chosen: logits) if keep_logits else None
         return self._grouped(source, lambda group: self._greedy(group, most, keep))
 
@@ -173,7 +176,7 @@ class SequenceDecoder(Closing):
             tokens, kept = decode(filled)
             parts.append((tokens[: len(group)], None if kept is None else kept[: len(group)]))
         longest = max(tokens.shape[1] for tokens, _ in parts)
-        tokens = np.concatenate([_lengthen(tokens, longest, self.pad) for tokens, _ in parts])
+        tokens = np.concatenate([_lengthen(tokens, longest, self.spec.pad) for tokens, _ in parts])
         found = [_lengthen(kept, longest, 0) for _, kept in parts if kept is not None]
         return tokens, np.concatenate(found) if found else None
 
@@ -197,15 +200,15 @@ class SequenceDecoder(Closing):
     def _greedy(self, source: Array, steps: int, keep: Keep | None) -> tuple[Tokens, Array | None]:
         """`keep`: what is to be kept of each step, from its logits [rows, v] and the chosen tokens [rows]."""
         rows, feeds = len(source), self._begin(source)
-        token = np.full((rows, 1), self.start, np.int64)
+        token = np.full((rows, 1), self.spec.start, np.int64)
         ended = np.zeros(rows, bool)
         tokens: list[Tokens] = []
         kept: list[Array] = []
         while len(tokens) < steps and not ended.all():
             logits = self._advance(feeds, token)
             best = logits.argmax(axis=-1).astype(np.int64)
-            token = np.where(ended, self.pad, best)[:, None]
-            ended |= token[:, 0] == self.end
+            token = np.where(ended, self.spec.pad, best)[:, None]
+            ended |= token[:, 0] == self.spec.end
             tokens.append(token)
             if keep is not None:
                 kept.append(keep(logits, token[:, 0]))
@@ -220,74 +223,24 @@ class SequenceDecoder(Closing):
                 found=f"{source.dtype.name} {list(source.shape)}",
                 wanted=_WANTED,
             )
-        if source.shape[1] > self.max_length:
+        if source.shape[1] > self.spec.max_length:
             raise TensorError(
                 "the source is too long for this model",
                 found=f"{source.shape[1]} tokens",
-                wanted=f"at most {self.max_length}",
+                wanted=f"at most {self.spec.max_length}",
             )
-        last = np.iinfo(np.int64).max if self.source_vocabulary is None else self.source_vocabulary - 1
+        vocabulary = self.spec.source_vocabulary
+        last = np.iinfo(np.int64).max if vocabulary is None else vocabulary - 1
         outside = source[(source < 0) | (source > last)]
         if len(outside):
             raise TensorError(
                 "the source has tokens that the model does not know",
                 found=", ".join(str(token) for token in np.unique(outside)[:5]),
-                wanted="0 and above" if self.source_vocabulary is None else f"0 to {last}",
+                wanted="0 and above" if vocabulary is None else f"0 to {last}",
             )
 
-    def close(self) -> None:
-        self._linked.close()
-
-
-Decoder = TypeVar("Decoder", bound=SequenceDecoder)
-
-
-class DecodingRunner(Runner, Generic[Decoder]):
-    """An encoder-decoder as one runner of any batch. Inputs: those of the encoder."""
-
-    def __init__(
-        self, encoder: Runner, decoder_step: Runner, spec: SequenceSpec, *, name: str, flow: FlowSpec | None = None
-    ) -> None:
-        super().__init__(name)
-        self.parts = (encoder, decoder_step)
-        self.spec, self.flow = spec, flow
-        self._decoder: Decoder | None = None
-
-    @property
-    def decoder(self) -> Decoder:
-        """Of a loaded runner."""
-        self._require_loaded("decoder")
-        assert self._decoder is not None
-        return self._decoder
-
-    def part_times(self, feeds: Mapping[str, Array]) -> dict[str, float]:
-        """Of the encoder, and of all steps that the decoding takes."""
-        return self.decoder.part_times(feeds[self.inputs[0].name])
-
     def _close(self) -> None:
-        if self._decoder is not None:
-            self._decoder.close()
-        self._decoder = None
-
-
-class SequenceRunner(DecodingRunner[SequenceDecoder]):
-    """Input "source": int64 [batch, source_length]. Outputs "tokens": int64 [batch, target_length], and "logits":
-    float32 [batch, target_length, vocabulary], those that each token was chosen by, always the likeliest."""
-
-    def _load(self) -> None:
-        spec = self.spec
-        self._decoder = SequenceDecoder(
-            *self.parts, spec.start, spec.end, spec.pad, spec.max_length, spec.source_vocabulary, self.flow
-        )
-        self.inputs, self.outputs = SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
-        self.provider = self.parts[0].provider
-
-    def example(self, batch: int) -> dict[str, Array]:
-        return example_source(self.spec, batch)
-
-    def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        tokens, logits = self.decoder.decode_with_logits(feeds["source"])
-        return {"tokens": tokens, "logits": logits}
+        self._linked.close()
 
 
 def example_source(spec: SequenceSpec, batch: int) -> dict[str, Array]:

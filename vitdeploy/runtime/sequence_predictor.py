@@ -11,7 +11,7 @@ from vitdeploy.bundle.checked import Verify, open_checked, retry_if_replaced
 from vitdeploy.errors import TargetError
 from vitdeploy.runtime.choice import AUTO, choose_engine
 from vitdeploy.runtime.load import bundle_folder
-from vitdeploy.runtime.runner import Reloaded, Runner
+from vitdeploy.runtime.runner import Reloaded
 from vitdeploy.runtime.sequence import Sequence, SequenceRunner
 
 
@@ -19,9 +19,8 @@ class SequencePredictor(Reloaded):
     """Decodes with the engines of one bundle. Use as a context manager, or call `close`."""
 
     def __init__(self, runner: SequenceRunner, why: str = "") -> None:
-        self.runner: Runner = runner.load()
-        self.why = why
-        self._decoder = runner.decoder
+        runner.load()
+        self.runner, self.why = runner, why
 
     @property
     def target(self) -> str:
@@ -33,7 +32,7 @@ class SequencePredictor(Reloaded):
         Raises:
             TensorError: a source that is empty, too long, or holds a token outside the vocabulary.
         """
-        return self._decoder.predict(sources)
+        return self.runner.predict(sources)
 
     def close(self) -> None:
         self.runner.close()
@@ -73,9 +72,9 @@ def load_sequence(
                 wanted="a bundle for sequences",
                 fix="vitdeploy.runtime.load(BUNDLE)",
             )
-        choice = choose_engine(folder, manifest, target, threads, trust, allow_failed=allow_failed, files=files)
-        assert isinstance(choice.runner, SequenceRunner)
-        predictor = SequencePredictor(choice.runner, choice.why)
+        runner, _, why = choose_engine(folder, manifest, target, threads, trust, allow_failed=allow_failed, files=files)
+        assert isinstance(runner, SequenceRunner)
+        predictor = SequencePredictor(runner, why)
         predictor.again = partial(load_sequence, folder.absolute(), target, threads=threads, **how)
         return predictor
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import platform
 import re
 from collections.abc import Callable, Mapping
@@ -13,21 +12,14 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from vitdeploy.bundle.sign import signed_digests
-from vitdeploy.errors import (
-    CapabilityError,
-    DeviceMemoryError,
-    EngineError,
-    MissingPackageError,
-    TensorError,
-    VitdeployError,
-)
+from vitdeploy.errors import CapabilityError, DeviceMemoryError, EngineError, TensorError, VitdeployError
 from vitdeploy.runtime import cuda
-from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
-from vitdeploy.runtime.device_memory import DeviceArray, borrow
+from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend, import_runtime
+from vitdeploy.runtime.cuda import DeviceArray, borrow
 from vitdeploy.runtime.profiles import Range, choose_profile
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.trust import is_trusted, read_trusted, rebuild
-from vitdeploy.spec import EngineSpec, TensorSpec
+from vitdeploy.spec import TensorSpec
 
 if TYPE_CHECKING:
     import tensorrt as trt
@@ -60,19 +52,11 @@ def require() -> str:
         EngineError: it is installed but does not load.
         CapabilityError: it is older than 10.3.
     """
-    try:
-        module = importlib.import_module("tensorrt")
-    except ModuleNotFoundError as error:
-        raise MissingPackageError(
-            "tensorrt", "tensorrt", "building or running a TensorRT engine", "tensorrt", error=error
-        ) from None
-    except (ImportError, OSError, RuntimeError) as error:
-        raise EngineError(
-            "tensorrt is installed but does not load",
-            found=str(error)[:300],
-            wanted="TensorRT's libraries, of the same version and for the CUDA of this driver",
-            fix="pip install --force-reinstall tensorrt (for CUDA 12: tensorrt-cu12); on a Jetson use JetPack's own",
-        ) from None
+    module = import_runtime(
+        *("tensorrt", "tensorrt", "tensorrt", "building or running a TensorRT engine", "tensorrt"),
+        wanted="TensorRT's libraries, of the same version and for the CUDA of this driver",
+        fix="pip install --force-reinstall tensorrt (for CUDA 12: tensorrt-cu12); on a Jetson use JetPack's own",
+    )
     version = str(module.__version__)
     if version_numbers(version)[:2] < OLDEST:
         raise CapabilityError(
@@ -492,8 +476,9 @@ def _make_runner(request: RunnerRequest) -> Runner:
     )
 
 
-def _fits_here(engine: EngineSpec) -> bool:
-    return not differences(engine.device, fingerprint())
-
-
-BACKEND = RuntimeBackend(_make_runner, describe_device=fingerprint, engine_is_code=True, fits_here=_fits_here)
+BACKEND = RuntimeBackend(
+    _make_runner,
+    describe_device=fingerprint,
+    engine_is_code=True,
+    fits_here=lambda engine: not differences(engine.device, fingerprint()),
+)

@@ -197,8 +197,4 @@ def _own_file(path: Path) -> bool:
         facts = path.lstat()
     except OSError:
         return False
-    return stat.S_ISREG(facts.st_mode) and _ours(facts)
-
-
-def _ours(facts: os.stat_result) -> bool:
-    return os.name != "posix" or facts.st_uid == os.geteuid()
+    return stat.S_ISREG(facts.st_mode) and (os.name != "posix" or facts.st_uid == os.geteuid())

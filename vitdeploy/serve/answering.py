@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, TypeVar
 
 from vitdeploy.errors import InputError
-from vitdeploy.runtime import prompted_predictor, runner, zero_shot_predictor
+from vitdeploy.runtime import predictors, runner
 from vitdeploy.serve.batcher import BatchAnswer, Batcher
 from vitdeploy.serve.engines import Engines
 from vitdeploy.serve.forms import FIELDS, PredictRequest
@@ -125,7 +125,7 @@ class Embeddings:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._kept: OrderedDict[str, prompted_predictor.EmbeddedImage] = OrderedDict()
+        self._kept: OrderedDict[str, predictors.EmbeddedImage] = OrderedDict()
         self._bytes = 0
         self._turn = threading.Lock()
 
@@ -136,14 +136,14 @@ class Embeddings:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def get(self, digest: str) -> prompted_predictor.EmbeddedImage | None:
+    def get(self, digest: str) -> predictors.EmbeddedImage | None:
         with self._turn:
             found = self._kept.get(digest)
             if found is not None:
                 self._kept.move_to_end(digest)
             return found
 
-    def put(self, digest: str, image: prompted_predictor.EmbeddedImage) -> None:
+    def put(self, digest: str, image: predictors.EmbeddedImage) -> None:
         """Keep an embedding, if it is not larger than all that may be kept."""
         with self._turn:
             if digest in self._kept or image.nbytes > self.limit:
@@ -171,7 +171,7 @@ class TextAnswerer(Answerer):
 
     def __init__(self, engines: Engines, settings: ServerSettings, metrics: Metrics) -> None:
         super().__init__(engines, settings, metrics)
-        assert isinstance(engines.predictor, zero_shot_predictor.TextsPredictor)
+        assert isinstance(engines.predictor, predictors.TextsPredictor)
         self.predictor, self.most = engines.predictor, settings.max_texts
         self._tower = ThreadPoolExecutor(1, thread_name_prefix="vitdeploy-texts")
 

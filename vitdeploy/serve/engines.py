@@ -16,7 +16,7 @@ import numpy as np
 
 from vitdeploy.bundle.checked import CheckedFiles, open_checked, retry_if_replaced
 from vitdeploy.errors import InputError, TargetError
-from vitdeploy.runtime import Predictor, canary, choice, load, masks, prompted_predictor
+from vitdeploy.runtime import Predictor, choice, golden, load, masks, predictors
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import default_threads, usable_cores
 from vitdeploy.runtime.load import images_of
@@ -58,7 +58,7 @@ class Engines:
         spec = predictor.runner
         self.model = ServedModel(name, f"vitdeploy_{predictor.target}", spec.inputs, spec.outputs, max_batch)
         # Of an image without a prompt there is an embedding, and no answer.
-        self._alone = predictor.encode if isinstance(predictor, prompted_predictor.PromptedPredictor) else predictor.run
+        self._alone = predictor.encode if isinstance(predictor, predictors.PromptedPredictor) else predictor.run
         times = _times_as_long(predictor, large, streams, max_batch)
         self._large = _kept(large, "large" in times and times["large"] <= max_batch)
         self._streams = _kept(
@@ -97,7 +97,7 @@ class Engines:
     def describe(self) -> str:
         """Which batches run, in words."""
         limit = self.model.max_batch
-        if isinstance(self.predictor, prompted_predictor.PromptedPredictor):
+        if isinstance(self.predictor, predictors.PromptedPredictor):
             return "images are embedded one by one, once each; prompts run the decoder alone"
         if self._large is not None:
             more = f", {self.workers} at a time from {self.workers * limit} on" if self.workers > 1 else ""
@@ -168,7 +168,7 @@ def _engines(
         if engine.batch != 1:
             predictor.close()
             predictor = opened.enter_context(_again(bundle, engine, 1, predictor.why, how))
-        if max_batch > 1 and not isinstance(predictor, prompted_predictor.PromptedPredictor):
+        if max_batch > 1 and not isinstance(predictor, predictors.PromptedPredictor):
             large = opened.enter_context(_again(bundle, engine, max_batch, predictor.why, how))
             streams = _in_streams(files, engine, max_batch, how["threads"])
             if streams is not None:
@@ -216,7 +216,7 @@ def _in_streams(files: CheckedFiles, engine: EngineSpec, batch: int, threads: in
     with contextlib.ExitStack() as stack:
         stack.enter_context(runner)
         files.require_unchanged(engine.files)
-        canary.require_golden_answers(files.folder, manifest, engine, runner, threads=threads, files=files)
+        golden.require_golden_answers(files.folder, manifest, engine, runner, threads=threads, files=files)
         stack.pop_all()
     return Predictor(runner, images_of(manifest))
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from vitdeploy.errors import InputError
 from vitdeploy.runtime import flows, runner
-from vitdeploy.runtime.prompted_predictor import EmbeddedImage, PromptedPredictor
+from vitdeploy.runtime.predictors import EmbeddedImage, PromptedPredictor
 from vitdeploy.runtime.prompts import Prompt, read_listed
 from vitdeploy.serve.answering import Answerer, Embeddings, Fields, unprocessable
 from vitdeploy.serve.engines import Engines

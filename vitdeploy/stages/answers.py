@@ -30,8 +30,7 @@ from vitdeploy.stages.step import (
     write_json,
 )
 from vitdeploy.tasks.adapter import Count, Data, TaskAdapter
-from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.diagnosis import diagnose
+from vitdeploy.verification.comparison import Comparison, diagnose
 from vitdeploy.verification.records import PIECE, Answers, LazyColumn
 from vitdeploy.zip_members import DAMAGED
 

@@ -286,7 +286,7 @@ def _proven_faster(bench_run: BenchRun) -> dict[str, list[str]]:
     faster: dict[str, list[str]] = {}
     for name in names:
         against = {other: judged(bench_run, name, other, scenario) for other in names if other != name}
-        highest = {other: pair.ratio.interval[2] if pair.decided else pair.bounds[1] for other, pair in against.items()}
+        highest = {other: pair.ci95[1] if pair.decided else pair.bounds[1] for other, pair in against.items()}
         faster[name] = [other for other, high in highest.items() if high is not None and high < 1]
     return faster
 

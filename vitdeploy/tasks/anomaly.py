@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scipy.stats import rankdata
 
 from vitdeploy.data.decoding import Skipped
-from vitdeploy.data.mvtec import normal_folder, read_mvtec, split_mvtec
+from vitdeploy.data.masks import normal_folder, read_mvtec, split_mvtec
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.tasks.anomaly import anomaly_map, draw_heat, heat_limits, image_score, plane_of, smoothed
 from vitdeploy.spec import AnomalySpec

@@ -18,7 +18,7 @@ from vitdeploy.runtime.flows import ENCODER_DECODER
 from vitdeploy.runtime.preprocess import to_input
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.tasks.image_to_text import Text, to_text
-from vitdeploy.runtime.text_decoder import SCORES, TOKENS, TextDecoder
+from vitdeploy.runtime.text_decoder import SCORES, TOKENS, TextRunner
 from vitdeploy.runtime.tokenizer import TextWriter
 from vitdeploy.spec import PreprocessSpec, SequenceSpec, TextSpec
 from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Drive, ImageAdapter, thumbnail
@@ -172,7 +172,8 @@ class Writing(Drive):
 
     def __call__(self, runners: Mapping[str, Runner], progress: Count) -> None:
         encoder, step = (runners[name] for name in ENCODER_DECODER.parts)
-        decoder = TextDecoder(encoder, step, self.sequence)
+        decoder = TextRunner(encoder, step, self.sequence)
+        decoder.load()
         for pixels in batches(self.samples, self.preprocess, 1):
             decoder.write(to_input(list(pixels), self.preprocess, encoder.inputs[0]))
             progress(1)

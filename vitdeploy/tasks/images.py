@@ -106,7 +106,7 @@ def calibration_images(
     order = np.random.RandomState(seed).permutation(len(samples))
     chosen = DataSplit(tuple(samples[i] for i in order[:count]), (), classes.names)
     checked, _, skipped = check_images(chosen, preprocess, skip_bad=skip_bad, progress=progress)
-    return checked.calibration, skipped
+    return tuple(checked.calibration), skipped
 
 
 # --- What a task finds for a choice of data, with each content once ---------------------------------------------------

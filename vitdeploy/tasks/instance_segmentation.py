@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from vitdeploy.data.annotations import AnnotatedSet
 from vitdeploy.data.decoding import Skipped
-from vitdeploy.data.instances import Outlines, read_instances
+from vitdeploy.data.detection import Outlines, read_instances
 from vitdeploy.runtime.masks import RunLengths
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.runtime.tasks.instance_segmentation import instance_picture, overlaps, segment_instances

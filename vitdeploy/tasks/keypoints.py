@@ -208,12 +208,12 @@ class KeypointsAdapter(ImageAdapter):
 
     def find_annotated(self, choice: DataChoice, place: Path, skipped: Skipped | None) -> FoundData:
         found = read_keypoints(choice.path, place, self.setting.labels, self.setting.classes, skipped)
-        return FoundData(found.split(**choice.numbers), found.images, found.images.annotations)
+        return FoundData(found.split(**choice.numbers), found, found.annotations)
 
     def labelled(self, choice: DataChoice, count: int | None, skipped: Skipped | None) -> tuple[Sample, ...]:
         assert choice.annotations is not None
         setting = self.setting
-        found = read_keypoints(choice.path, choice.annotations, setting.labels, setting.classes, skipped).images
+        found = read_keypoints(choice.path, choice.annotations, setting.labels, setting.classes, skipped)
         images = found.to_calibrate(count, choice.seed)
         return tuple(each for image in images for each in found.annotations[image.path].objects)
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from vitdeploy.data.classes import match_categories
 from vitdeploy.data.decoding import Skipped
-from vitdeploy.data.panoptic import VOID, PanopticMap, read_panoptic
+from vitdeploy.data.masks import NO_SEGMENT, PanopticMap, read_panoptic
 from vitdeploy.errors import DataError
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.runtime.tasks.panoptic import segment
@@ -51,9 +51,9 @@ class SegmentTally:
 
 @dataclass(frozen=True)
 class Segments:
-    """A map by its segments, those that have pixels, VOID among them.
+    """A map by its segments, those that have pixels, NO_SEGMENT among them.
 
-    area: pixels of each. classes: int64, -1 for VOID. crowd: bool. at: the index of each pixel's segment, flat.
+    area: pixels of each. classes: int64, -1 for NO_SEGMENT. crowd: bool. at: the index of each pixel's segment, flat.
     """
 
     area: npt.NDArray[np.int64]
@@ -69,7 +69,7 @@ def segments_of(cut: PanopticMap, classes: int) -> Segments:
         ValueError: a segment without a class, or with one outside of 0..classes-1.
     """
     ids, at, area = np.unique(cut.ids.ravel(), return_inverse=True, return_counts=True)
-    kinds = [-1 if id == VOID else cut.classes.get(id, classes) for id in ids.tolist()]
+    kinds = [-1 if id == NO_SEGMENT else cut.classes.get(id, classes) for id in ids.tolist()]
     if max(kinds) >= classes:
         raise ValueError(f"segments {ids.tolist()} are of classes {kinds}; there are {classes}")
     return Segments(area, np.array(kinds, np.int64), np.isin(ids, list(cut.crowd)), at.ravel())

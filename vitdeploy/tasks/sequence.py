@@ -15,7 +15,7 @@ from vitdeploy.errors import DataError, EngineError
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.flows import ENCODER_DECODER
 from vitdeploy.runtime.runner import Runner
-from vitdeploy.runtime.sequence import SequenceDecoder
+from vitdeploy.runtime.sequence import SequenceRunner
 from vitdeploy.spec import SequenceSpec
 from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Drive, TaskAdapter
 from vitdeploy.tasks.answers import Measure, Metric, Said
@@ -190,11 +190,9 @@ class Decoding(Drive):
         return len({pair.source.tobytes() for pair in self.samples})
 
     def __call__(self, runners: Mapping[str, Runner], progress: Count) -> None:
-        spec = self.sequence
         encoder, step = (runners[name] for name in ENCODER_DECODER.parts)
-        decoder = SequenceDecoder(
-            encoder, step, spec.start, spec.end, spec.pad, spec.max_length, spec.source_vocabulary
-        )
+        decoder = SequenceRunner(encoder, step, self.sequence)
+        decoder.load()
         for pair in self.samples:
             decoder.decode(pair.source[None])
             progress(1)

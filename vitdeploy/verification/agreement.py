@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -16,6 +16,8 @@ from vitdeploy.verification.comparison import Comparison, Control, counted_agree
 Logits = npt.NDArray[np.float32]
 
 TOP1_ANSWERS = "images with the same top-1 answer"
+# The counts of `paired_counts`, in their order.
+PAIRED = ("both", "lost", "gained", "neither")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,27 +38,13 @@ class Agreement(Comparison):
 
 
 @dataclass(frozen=True)
-class Right:
-    """How many images both answer rightly, only the original, only the artifact, and neither; and how many labels are
-    among the five best answers of each."""
-
-    both: int
-    lost: int
-    gained: int
-    neither: int
-    top5: int
-    reference_top5: int
-
-    def __add__(self, other: Right) -> Right:
-        return Right(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
-
-
-@dataclass(frozen=True)
 class Tally:
     """What is counted of n images. Sums are exact: the tallies of any pieces of a set of images, added in any order,
     are that of the set.
 
-    same: images with one top-1 answer. right: None without labels. kl, cosine: summed over images; the least cosine.
+    same: images with one top-1 answer. right: how many images `both` answer rightly, only the original (`lost`), only
+        the artifact (`gained`), and `neither`; and how many labels are among the five best answers of each (`top5`,
+        `reference_top5`); None without labels. kl, cosine: summed over images; the least cosine.
     difference, largest: max|a - b| and max|b| of the logits, b the original's.
     answers, reference_answers, labels: images by class, of the top-1 answers and of the labels (() without).
     low, high: the least and the largest of the original's logits, by class.
@@ -64,7 +52,7 @@ class Tally:
 
     n: int
     same: int
-    right: Right | None
+    right: Mapping[str, int] | None
     kl: Fraction
     cosine: Fraction
     cosine_min: float
@@ -77,11 +65,13 @@ class Tally:
     high: tuple[float, ...]
 
     def __add__(self, other: Tally) -> Tally:
-        both = None if self.right is None or other.right is None else self.right + other.right
+        right = None
+        if self.right is not None and other.right is not None:
+            right = {name: count + other.right[name] for name, count in self.right.items()}
         return Tally(
             self.n + other.n,
             self.same + other.same,
-            both,
+            right,
             self.kl + other.kl,
             self.cosine + other.cosine,
             min(self.cosine_min, other.cosine_min),
@@ -96,17 +86,15 @@ class Tally:
 
     def to_dict(self) -> dict[str, object]:
         """JSON values that lose nothing: the exact sums as numerator and denominator."""
-        right = None if self.right is None else dict(vars(self.right))
         sums = {"kl": list(self.kl.as_integer_ratio()), "cosine": list(self.cosine.as_integer_ratio())}
-        return {**vars(self), "right": right, **sums}
+        return {**vars(self), **sums}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Tally:
         """The inverse of `to_dict`."""
-        right = None if values["right"] is None else Right(**values["right"])
         rows = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
         sums = {"kl": Fraction(*values["kl"]), "cosine": Fraction(*values["cosine"])}
-        return cls(**{**values, **rows, **sums, "right": right})
+        return cls(**{**values, **rows, **sums})
 
     def agreement(self) -> Agreement:
         """The comparison that these counts are of."""
@@ -130,7 +118,8 @@ class Tally:
             return None
         value = None
         if self.right is not None:
-            value = 100 * (_products(self.answers, self.labels) - self.right.both - self.right.gained) / pairs
+            same = self.right["both"] + self.right["gained"]
+            value = 100 * (_products(self.answers, self.labels) - same) / pairs
         return Control(
             100 * (_products(self.answers, self.reference_answers) - self.same) / pairs,
             value,
@@ -198,19 +187,20 @@ def _log_softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 
-def _right(logits: Logits, reference: Logits, labels: npt.NDArray[np.int64]) -> Right:
-    ours, theirs = logits.argmax(axis=1) == labels, reference.argmax(axis=1) == labels
-    return Right(*paired_counts(ours, theirs), _in_top_k(logits, labels, 5), _in_top_k(reference, labels, 5))
+def _right(logits: Logits, reference: Logits, labels: npt.NDArray[np.int64]) -> dict[str, int]:
+    pairs = paired_counts(logits.argmax(axis=1) == labels, reference.argmax(axis=1) == labels)
+    counts = dict(zip(PAIRED, pairs, strict=True))
+    return {**counts, "top5": _in_top_k(logits, labels, 5), "reference_top5": _in_top_k(reference, labels, 5)}
 
 
-def _accuracy(right: Right, n: int) -> dict[str, Any]:
-    found = paired_accuracy(right.both, right.lost, right.gained, right.neither)
+def _accuracy(right: Mapping[str, int], n: int) -> dict[str, Any]:
+    shares = paired_accuracy(*(right[name] for name in PAIRED))
     return {
-        **found,
-        "top1": found["value"],
-        "reference_top1": found["reference_value"],
-        "top5": 100 * right.top5 / n,
-        "reference_top5": 100 * right.reference_top5 / n,
+        **shares,
+        "top1": shares["value"],
+        "reference_top1": shares["reference_value"],
+        "top5": 100 * right["top5"] / n,
+        "reference_top5": 100 * right["reference_top5"] / n,
     }
 
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.data.panoptic import PanopticMap
+from vitdeploy.data.masks import PanopticMap
 from vitdeploy.verification.agreement import Tally
 from vitdeploy.verification.detection import Found, partners
 from vitdeploy.verification.records import Ints, Records

@@ -85,19 +85,6 @@ def _combine(x: float, y: float, phi: float) -> float:
     return math.sqrt(max(0.0, x * x - 2 * phi * x * y + y * y))
 
 
-def log_ratio(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
-    """The ratio a/b of paired positive values with its interval: (ratio, lower, upper).
-
-    The ratio is the geometric mean of a_i / b_i; the interval is Student's t interval of the mean of log(a_i / b_i)
-    (Student 1908, "The probable error of a mean", Biometrika 6:1-25), taken back by exp.
-
-    Raises:
-        ValueError: fewer than two pairs, different lengths, or a value that is not positive and finite.
-    """
-    logs = _log_ratios(a, b)
-    return student(float(logs.mean()), float(logs.std(ddof=1)) / math.sqrt(logs.size), logs.size - 1, level)
-
-
 def student(log: float, error: float, freedom: int, level: float = 0.95) -> tuple[float, float, float]:
     """The ratio whose natural logarithm was estimated, with Student's t interval: (ratio, lower, upper).
 
@@ -112,8 +99,8 @@ def student(log: float, error: float, freedom: int, level: float = 0.95) -> tupl
 def unpaired_log_ratio(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
     """The ratio a/b of positive values that were not measured in turns, with its interval: (ratio, lower, upper).
 
-    As `log_ratio`, of geometric means; the interval is that of Welch 1947, "The generalization of 'Student's' problem
-    when several different population variances are involved", Biometrika 34:28-35.
+    The ratio is that of geometric means; the interval that of Welch 1947, "The generalization of 'Student's' problem
+    when several different population variances are involved", Biometrika 34:28-35, taken back by exp.
 
     Raises:
         ValueError: fewer than two values on a side, or one that is not positive and finite.
@@ -124,13 +111,6 @@ def unpaired_log_ratio(a: Sequence[float], b: Sequence[float], level: float = 0.
     interval = found.confidence_interval(level)
     mean = float(np.mean(_logs(a)) - np.mean(_logs(b)))
     return math.exp(mean), math.exp(float(interval.low)), math.exp(float(interval.high))
-
-
-def _log_ratios(a: Sequence[float], b: Sequence[float]) -> npt.NDArray[np.float64]:
-    logs_a, logs_b = _logs(a), _logs(b)
-    if logs_a.size != logs_b.size:
-        raise ValueError(f"pairs are needed, found {len(a)} and {len(b)} values")
-    return logs_a - logs_b
 
 
 def _logs(values: Sequence[float]) -> npt.NDArray[np.float64]:

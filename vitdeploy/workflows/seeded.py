@@ -24,9 +24,15 @@ from vitdeploy.errors import AnswersError, MissingPackageError, VitdeployError
 from vitdeploy.graph.half.half import emulate
 from vitdeploy.graph.io.admit import admit_graph
 from vitdeploy.graph.io.files import GraphMetadata, fixed_batch, get_metadata, graph_spec, load_graph, serialised
-from vitdeploy.runtime.canary import wrong_answers
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.runtime.golden import GoldenCheck, check_golden, engine_outputs, largest_difference, read_golden
+from vitdeploy.runtime.golden import (
+    GoldenCheck,
+    check_golden,
+    engine_outputs,
+    largest_difference,
+    read_golden,
+    wrong_answers,
+)
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise, to_input
 from vitdeploy.runtime.runner import Array, Runner

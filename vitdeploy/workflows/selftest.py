@@ -36,7 +36,7 @@ from vitdeploy.spec import Precision, encode
 from vitdeploy.stages.reference_model import to_request
 from vitdeploy.stages.step import QUANTIZED, Candidate, read_engine
 from vitdeploy.store.store import Artifact, Store
-from vitdeploy.verification.diagnosis import follows
+from vitdeploy.verification.comparison import follows
 from vitdeploy.verification.gate import accuracy_gate, proves_nothing
 
 # --- The models that a self-test deploys: a small trained one, and a ViT-B/16 whose weights are seeded noise ----------

@@ -14,7 +14,8 @@ import numpy as np
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.evidence import ratio_of_medians
-from vitdeploy.document.bench import Bench, Omission, Ratio
+from vitdeploy.benchmark.summary import Ratio
+from vitdeploy.document.bench import Bench, Omission
 from vitdeploy.document.report import FORMAT
 from vitdeploy.document.sweep import MergingTrial, TuneDocument, TuneVerdict, VariantFacts
 from vitdeploy.errors import CapabilityError, GraphError, InputError, RecipeError, VitdeployError, WorkerError

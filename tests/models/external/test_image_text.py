@@ -28,7 +28,7 @@ from vitdeploy.models.model_folder.image_processor import transformers_preproces
 from vitdeploy.models.source import Source
 from vitdeploy.models.torch_runner import torch_runner
 from vitdeploy.runtime.preprocess import normalise, resize_and_crop
-from vitdeploy.runtime.text_decoder import TextDecoder
+from vitdeploy.runtime.text_decoder import TextRunner
 from vitdeploy.spec import BeamSpec
 
 transformers = reference("transformers")
@@ -66,7 +66,7 @@ def pixels(original, count):
 def decoder_of(exported, engine, batch=None):
     _, original, out, _ = exported
     parts = (engine_runner(engine, out / f"{part}.onnx", batch) for part in ("encoder", "decoder_step"))
-    return TextDecoder(*parts, original.signature.sequence)
+    return TextRunner(*parts, original.signature.sequence)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -75,7 +75,7 @@ def test_the_graphs_are_transformers_module_at_any_batch(exported, engine, parit
     for batch in BATCHES:
         images = pixels(original, batch)
         with decoder_of(exported, engine, batch) as decoder:
-            decoder.end = -1  # every run has all its steps
+            decoder.spec = replace(decoder.spec, end=-1)  # every run has all its steps
             tokens, logits = decoder.decode_with_logits(images)
         start = np.full((batch, 1), original.signature.sequence.start)
         target = torch.from_numpy(np.concatenate([start, tokens[:, :-1]], axis=1))
@@ -139,7 +139,7 @@ def test_no_run_of_tokens_is_written_twice(exported, generated, size):
             tokens, _ = decoder.write(images, BeamSpec(beams) if beams > 1 else None)
             theirs = model.generate(given, num_beams=beams, no_repeat_ngram_size=size).numpy()[:, 1:]
             missing = ((0, 0), (0, tokens.shape[1] - theirs.shape[1]))
-            assert np.array_equal(tokens, np.pad(theirs, missing, constant_values=decoder.pad))
+            assert np.array_equal(tokens, np.pad(theirs, missing, constant_values=decoder.spec.pad))
 
 
 def test_groups_of_a_pinned_batch_write_the_same(exported, generated):

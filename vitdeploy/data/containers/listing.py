@@ -348,20 +348,9 @@ class Group:
     size: int
 
 
-class ImageTable(Protocol):
-    """A Parquet file, or one of Arrow's. Errors of pyarrow propagate."""
+class ParquetTable:
+    """A Parquet file. Errors of pyarrow propagate."""
 
-    @property
-    def schema(self) -> pa.Schema: ...
-
-    def groups(self, image: str) -> list[Group]:
-        """Its groups of rows, with the column of images."""
-
-    def column(self, group: int, name: str) -> pa.ChunkedArray:
-        """A column of one group."""
-
-
-class _Parquet:
     def __init__(self, container: Container) -> None:
         import pyarrow.parquet as pq
 
@@ -369,6 +358,7 @@ class _Parquet:
         self.schema: pa.Schema = self._file.schema_arrow
 
     def groups(self, image: str) -> list[Group]:
+        """Its groups of rows, with the column of images."""
         return [self._group(self._file.metadata.row_group(i), image) for i in range(self._file.num_row_groups)]
 
     def _group(self, group: Any, image: str) -> Group:
@@ -378,11 +368,12 @@ class _Parquet:
         return Group(group.num_rows, found.statistics.null_count if known else 0, found.total_uncompressed_size)
 
     def column(self, group: int, name: str) -> pa.ChunkedArray:
+        """A column of one group."""
         return self._file.read_row_group(group, columns=[name]).column(name)
 
 
-class _Arrow:
-    """An Arrow file of `datasets`: one group, whose bytes stay on the disk until they are needed."""
+class ArrowTable:
+    """The same of an Arrow file of `datasets`: one group, whose bytes stay on the disk until they are needed."""
 
     def __init__(self, container: Container) -> None:
         import pyarrow as pa
@@ -406,10 +397,10 @@ class _Arrow:
         return self._table.column(name)
 
 
-def open_table(container: Container) -> ImageTable:
+def open_table(container: Container) -> ParquetTable | ArrowTable:
     """The open file. Errors of pyarrow propagate, and those of `Container.open`."""
     container.open().close()
-    return _Arrow(container) if container.path.endswith(ARROW) else _Parquet(container)
+    return ArrowTable(container) if container.path.endswith(ARROW) else ParquetTable(container)
 
 
 class _Kept:
@@ -441,29 +432,6 @@ class _Kept:
 _kept = _Kept()
 
 
-def _image(container: Container, column: str, group: int, row: int, name: str) -> bytes:
-    """The bytes of one image; errors as `HeldImage.read`."""
-    require_pyarrow()
-    import pyarrow as pa
-
-    container.open().close()  # still the one that was listed
-    with whole(container.path):
-        value = _kept.group(container, column, group)[row]
-        if pa.types.is_struct(value.type) and value.is_valid:
-            value = value["bytes"]
-        found = value.as_buffer() if value.is_valid else None
-    if found is None:
-        raise ImageError(
-            f"{name} has no bytes",
-            found="nothing, or the path of a file elsewhere",
-            wanted="the bytes of each image in the data set",
-            fix="write them in: save_to_disk and push_to_hub of datasets do",
-        )
-    if found.size > MAX_FILE_BYTES:
-        raise too_large(name, found.size)
-    return bytes(found)
-
-
 @dataclass(frozen=True)
 class TableRow(HeldImage):
     """A row of a table: of a Parquet file inside one of its groups."""
@@ -474,7 +442,25 @@ class TableRow(HeldImage):
     column: str
 
     def read(self, name: str) -> bytes:
-        return _image(self.container, self.column, self.group, self.row, name)
+        require_pyarrow()
+        import pyarrow as pa
+
+        self.container.open().close()  # still the one that was listed
+        with whole(self.container.path):
+            value = _kept.group(self.container, self.column, self.group)[self.row]
+            if pa.types.is_struct(value.type) and value.is_valid:
+                value = value["bytes"]
+            content = value.as_buffer() if value.is_valid else None
+        if content is None:
+            raise ImageError(
+                f"{name} has no bytes",
+                found="nothing, or the path of a file elsewhere",
+                wanted="the bytes of each image in the data set",
+                fix="write them in: save_to_disk and push_to_hub of datasets do",
+            )
+        if content.size > MAX_FILE_BYTES:
+            raise too_large(name, content.size)
+        return bytes(content)
 
     @property
     def within(self) -> tuple[Container, str]:

@@ -21,11 +21,12 @@ from vitdeploy.data.containers.listing import (
     CLASSES_FILE,
     LABEL_COLUMNS,
     NO_LABELS,
+    ArrowTable,
     Group,
-    ImageTable,
     LabelColumn,
     Listing,
     NameColumn,
+    ParquetTable,
     Places,
     TableRow,
     check_names,
@@ -239,7 +240,7 @@ def _check_group(group: Group, index: int, path: Path) -> None:
         )
 
 
-def _labels(file: ImageTable, group: int, column: str, where: str) -> Iterator[int | str]:
+def _labels(file: ParquetTable | ArrowTable, group: int, column: str, where: str) -> Iterator[int | str]:
     for value in file.column(group, column).to_pylist():
         if value is None or value == "":
             raise DataError(

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.benchmark import energy, machine
+from vitdeploy.benchmark import machine
 from vitdeploy.benchmark.machine import ROOT, Throttle, affinity, read_text
 from vitdeploy.compilation.backend import TargetState
 from vitdeploy.devices.agent.state import tickets
@@ -155,7 +155,7 @@ def _sensors(root: Path) -> dict[str, str]:
         "temperature": UNREADABLE if celsius is None else f"{celsius:.1f} degrees Celsius",
         "heat throttling": UNREADABLE if throttles is None else f"{throttles} times since boot",
         "throttling by": ", ".join(Throttle(root).sources)[:200] or UNREADABLE,
-        "energy": energy.EnergyMeter(root).source,
+        "energy": machine.EnergyMeter(root).source,
     }
 
 

@@ -14,7 +14,7 @@ from vitdeploy.devices.agent.documents import FORMAT, DeviceJob, JobResult, Kind
 from vitdeploy.devices.agent.rollout import stage, switch
 from vitdeploy.errors import VitdeployError
 from vitdeploy.progress import Progress
-from vitdeploy.runtime import backend, canary
+from vitdeploy.runtime import backend, golden
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import describe_host, require_real_times
 from vitdeploy.spec import EngineSpec, FileEntry, encode
@@ -65,9 +65,9 @@ def _require_answers(placed: PlacedArtifact, folder: Path, engine: EngineSpec, h
         return
     bundle = folder / placed.golden
     manifest = read_bundle(bundle)
-    failed = manifest.gate(engine) in canary.UNPROVEN
+    failed = manifest.gate(engine) in golden.UNPROVEN
     with make_runner(home, engine) as runner:
-        canary.require_golden_answers(bundle, manifest, engine, runner, allow_failed=failed)
+        golden.require_golden_answers(bundle, manifest, engine, runner, allow_failed=failed)
 
 
 def _compile(job: DeviceJob, folder: Path, products: Path, progress: Progress) -> JobResult:

@@ -66,8 +66,6 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     return bool(np.array_equal(ours[TOKENS], theirs[TOKENS]))
 
 
-IMAGE_TO_TEXT = DeviceTask(
-    _answer, _same, predictor="vitdeploy.runtime.text_predictor:TextPredictor", flow=ENCODER_DECODER
-)
+IMAGE_TO_TEXT = DeviceTask(_answer, _same, predictor="vitdeploy.runtime.predictors:TextPredictor", flow=ENCODER_DECODER)
 # Tokens in, tokens out: `sequence_predictor` answers.
 SEQUENCE = DeviceTask(_answer, _same, takes="tokens", flow=ENCODER_DECODER)

@@ -118,7 +118,7 @@ OPEN_VOCABULARY = DeviceTask(
     _same,
     bind_texts,
     draw_boxes,
-    "vitdeploy.runtime.zero_shot_predictor:OpenVocabularyPredictor",
+    "vitdeploy.runtime.predictors:OpenVocabularyPredictor",
     "texts",
     TOWERS,
 )

@@ -359,7 +359,7 @@ PROMPTED = DeviceTask(
     _same,
     bind_prompts,
     _draw,
-    "vitdeploy.runtime.prompted_predictor:PromptedPredictor",
+    "vitdeploy.runtime.predictors:PromptedPredictor",
     "prompts",
     PROMPTED_GRAPHS,
 )

@@ -135,7 +135,7 @@ ZERO_SHOT = DeviceTask(
     _answer,
     _same,
     bind_texts,
-    predictor="vitdeploy.runtime.zero_shot_predictor:ZeroShotPredictor",
+    predictor="vitdeploy.runtime.predictors:ZeroShotPredictor",
     takes="texts",
     flow=TOWERS,
 )

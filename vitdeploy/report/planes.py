@@ -1,0 +1,410 @@
+"""Artifacts in a plane of latency and answers: of a report, of all recipes of a sweep, all variants of a search."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+
+from vitdeploy.backends import TARGETS
+from vitdeploy.document.report import ORIGINAL, Judgement, Report
+from vitdeploy.document.sweep import SweepDocument, SweptRecipe, TuneDocument, VariantFacts
+from vitdeploy.report import figures, table, text
+from vitdeploy.report.figures import Plot, both_variants
+from vitdeploy.report.page import colours, series_colour
+from vitdeploy.report.table import Badge
+from vitdeploy.runtime.host import name_host
+from vitdeploy.verification.comparison import Comparison
+
+# --- The plot of accuracy against latency of one report ---------------------------------------------------------------
+
+
+FRONT = " The grey steps are the Pareto front: nothing was measured both faster and as good."
+_KEY_ROW = 19.0  # pixels
+_KEY_COLUMNS = 3  # of the wide variant
+
+
+@dataclass(frozen=True)
+class PlotPoint:
+    """An artifact in the plane of accuracy and latency: `bounds` of its value; `series`: its colour and marker. In a
+    plot of many recipes its `number` in the table, and the kind of `device` that it ran on."""
+
+    name: str
+    series: int
+    latency: float
+    value: float
+    bounds: tuple[float, float] | None
+    recommended: bool
+    decided: bool
+    number: int = 0
+    device: str = ""
+
+    @property
+    def place(self) -> figures.Place:
+        return self.latency, self.value
+
+
+def _front(points: Sequence[PlotPoint]) -> list[figures.Place]:
+    """Latency and loss of the points that may be on the front: of the others nobody knows how fast they are."""
+    return [(point.latency, -point.value) for point in points if point.decided]
+
+
+def _percent_plane(figure: Figure, points: Sequence[PlotPoint], measure: str, key: float = 0) -> Axes:
+    """Axes of latencies and percents. More than 100 % and less than 0 are only there as room for markers and labels."""
+    axes = figures.plane(figure, "p50 latency, ms (single stream)", f"{measure}, %", bottom=48 + key)
+    figures.limit_latency(axes, [point.latency for point in points], padding=0.12)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if 0 <= value <= 100 else ""))
+    return axes
+
+
+def accuracy_points(report: Judgement) -> list[PlotPoint]:
+    """The metric (or, without labels, agreement) and p50 latency of every benched artifact that was verified."""
+    reference, series = report.reference_value, colours(report)
+    # Without labels the measure is agreement with the original, which agrees with itself.
+    found: dict[str, tuple[float | None, tuple[float, float] | None]]
+    found = {ORIGINAL: (100.0 if reference is None else reference, None)}
+    found |= {engine.artifact: _accuracy(engine.verify, reference) for engine in report.engines}
+    return [
+        PlotPoint(
+            *(name, series[name], report.results[name].latency_ms.p50, value, bounds),
+            recommended=name == report.starred,
+            decided=name not in report.undecided,
+        )
+        for name, (value, bounds) in found.items()
+        if name in report.results and value is not None
+    ]
+
+
+def _accuracy(verify: Comparison, reference: float | None) -> tuple[float | None, tuple[float, float] | None]:
+    """The value and the 95 % bounds of one engine on the accuracy axis."""
+    if reference is None:
+        low, high = verify.agreement_ci95
+        return verify.agreement, (low, high)
+    if verify.drop is None:
+        return None, None
+    # The interval is that of the paired difference, so it is drawn around the original's accuracy less the drop.
+    low_high = verify.drop_ci95
+    bounds = None if low_high is None else (reference - low_high[1], reference - low_high[0])
+    return reference - verify.drop, bounds
+
+
+def accuracy_plot(report: Judgement) -> Plot | None:
+    """Accuracy (up is better) against p50 latency (left is better)."""
+    points = accuracy_points(report)
+    if not points:
+        return None
+    metric = table.metric(report)
+    measure = "Agreement with the original" if metric is None else text.capital(metric.words)
+    facts = "; ".join(
+        f"{point.name}: {text.number(point.value)} % at {text.significant(point.latency)} ms" for point in points
+    )
+    wide, narrow = both_variants(
+        lambda is_narrow: _draw_accuracy(points, measure, is_narrow),
+        "accuracy",
+        f"{measure} against p50 latency. {facts}.",
+    )
+    bars = (
+        "Bars are the 95 % interval of the paired difference from the original."
+        if metric is not None
+        else "There are no labels, so agreement stands in for accuracy. Bars are the 95 % interval."
+    )
+    caption = f"Further up is more accurate, further left is faster. {bars} The dashed line is the original’s level."
+    decided = [point for point in points if point.decided]
+    best = figures.front(_front(points))
+    if len(best) > 1:
+        caption += FRONT
+    elif len(decided) > 1:
+        alone = next(point.name for point in decided if (point.latency, -point.value) == best[0])
+        caption += f" Nothing was measured faster or better than {alone}: it is the whole Pareto front."
+    if any(point.recommended for point in points):
+        caption += " ★ marks the recommendation."
+    undecided = [point.name for point in points if not point.decided]
+    if undecided:
+        caption += f" Not decided is the latency of {', '.join(undecided)}."
+    return Plot("Accuracy and latency", caption, wide, narrow)
+
+
+def _draw_accuracy(points: Sequence[PlotPoint], measure: str, narrow: bool) -> Figure:
+    """One variant of the accuracy plot. Where names would crowd each other, points are numbered, with a key below."""
+    figure, clean = _compose(points, measure, narrow, keyed=False)
+    return figure if clean else _compose(points, measure, narrow, keyed=True)[0]
+
+
+def _compose(points: Sequence[PlotPoint], measure: str, narrow: bool, keyed: bool) -> tuple[Figure, bool]:
+    """The plot with names or numbers at its points, and whether those found room."""
+    key_rows = -(-len(points) // (1 if narrow else _KEY_COLUMNS))
+    key = key_rows * _KEY_ROW + 12 if keyed else 0
+    width, height = (360, 360 + key) if narrow else (840, 400 + key)
+    figure = figures.new_figure(width, height)
+    axes = _percent_plane(figure, points, measure, key)
+    _limit_accuracy(axes, points)
+    if points[0].name == ORIGINAL:
+        axes.axhline(points[0].value, color=figures.MUTED, linewidth=1, linestyle=(0, (3, 4)), zorder=1.2)
+    steps = figures.draw_front(axes, _front(points), -1.0)
+    for point in points:
+        _draw_point(axes, point)
+    # What is special about it does not rely on the ring or the boldness.
+    names = ["★ " * point.recommended + text.shorten(point.name, 28) for point in points]
+    if keyed:
+        _draw_key(figure, [point.series for point in points], names, key_rows, height - key)
+        names = [str(number) for number, _ in enumerate(points, start=1)]
+    return figure, _label_accuracy(axes, points, names, steps)
+
+
+def _draw_key(figure: Figure, indices: Sequence[int], names: Sequence[str], rows: int, top: float) -> None:
+    """The numbered points by name, below the plot; `top` is the height above the key in pixels."""
+    width, height = figure.get_size_inches() * 72
+    axes = figures.axes_in(figure, left=0, right=0, bottom=0, top=top)
+    axes.set_axis_off()
+    axes.set(xlim=(0, width), ylim=(height - top, 0))
+    column_width = (width - 50) / -(-len(names) // rows)
+    for number, (index, name) in enumerate(zip(indices, names, strict=True)):
+        x, y = 50 + column_width * (number // rows), _KEY_ROW * (number % rows + 0.8)
+        axes.plot(x + 6, y, marker=figures.MARKERS[index], markersize=8, color=figures.SERIES[index], clip_on=False)
+        axes.text(x + 34, y, str(number + 1), ha="right", va="center", color=figures.MUTED)
+        axes.text(x + 42, y, name, va="center", color=figures.INK, parse_math=False)
+
+
+def _limit_accuracy(axes: Axes, points: Sequence[PlotPoint]) -> None:
+    """A vertical range around all points and bars, not so narrow that noise looks like a difference."""
+    values = [value for point in points for value in (point.value, *(point.bounds or ()))]
+    low, high = min(values), max(values)
+    padding = max(0.18 * (high - low), 0.5 - (high - low) / 2, 0.1)
+    axes.set_ylim(low - padding, high + padding)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
+    axes.tick_params(axis="y", length=0)
+
+
+def _draw_point(axes: Axes, point: PlotPoint) -> None:
+    """One marker with its bar; the recommended one gets a ring."""
+    colour = figures.SERIES[point.series]
+    if point.bounds is not None:
+        low, high = point.bounds
+        axes.plot([point.latency] * 2, [low, high], color=colour, linewidth=1.5, solid_capstyle="butt", zorder=2)
+        axes.plot([point.latency] * 2, [low, high], linestyle="none", marker="_", markersize=9, color=colour, zorder=2)
+    figures.mark_point(axes, point.place, point.series, point.recommended)
+
+
+def _label_accuracy(
+    axes: Axes, points: Sequence[PlotPoint], names: Sequence[str], steps: Sequence[figures.Place]
+) -> bool:
+    """Label every point; returns whether there was room for all figures."""
+    texts, obstacles = [], []
+    for point, name in zip(points, names, strict=True):
+        label = axes.text(
+            *(*point.place, name),
+            color=figures.INK,
+            fontweight="bold" if point.recommended else "normal",
+            fontsize=12,
+            parse_math=False,
+            zorder=5,
+        )
+        texts.append(label)
+        obstacles += _obstacles(axes, point, 10 if point.recommended else 7)
+    lines = [_level_line(axes, points[0].value)] if points[0].name == ORIGINAL else []
+    ends = [(float(x), float(y)) for x, y in axes.transData.transform(steps)] if steps else []
+    lines += itertools.pairwise(ends)
+    return figures.label_points(axes, [point.place for point in points], texts, obstacles, lines)
+
+
+def _obstacles(axes: Axes, point: PlotPoint, radius: float) -> list[figures.PixelBox]:
+    """The boxes in pixels that a point's marker and bar take up."""
+    x, y = (float(value) for value in axes.transData.transform(point.place))
+    boxes = [figures.PixelBox(x - radius, y - radius, x + radius, y + radius)]
+    if point.bounds is not None:
+        bottom, top = (float(axes.transData.transform((point.latency, bound))[1]) for bound in point.bounds)
+        boxes.append(figures.PixelBox(x - 6, bottom - 2, x + 6, top + 2))
+    return boxes
+
+
+def _level_line(axes: Axes, value: float) -> figures.Line:
+    """The dashed line at the original's level, in pixels."""
+    (left, y), (right, _) = axes.transData.transform([(limit, value) for limit in axes.get_xlim()])
+    return (float(left), float(y)), (float(right), float(y))
+
+
+# How often a browser looks at the page of a sweep that goes on.
+REFRESH_SECONDS = 10
+# With more points than this none is numbered: numbers would hide the points.
+_MOST_NUMBERS = 60
+
+
+def recipe_outcome(recipe: SweptRecipe) -> tuple[Badge, str]:
+    """How a recipe ended: the badge of its gate, and its verdict, or why it failed."""
+    report, error = recipe.report, recipe.error
+    if recipe.not_begun is not None:
+        return Badge("none", "–", "Not begun"), text.capital(f"{recipe.not_begun}.")
+    if report is None:
+        found = f" ({error.found})" if error and error.found else ""
+        return Badge("fail", "✕", "Failed"), f"{error.code}: {error.message}{found}" if error else ""
+    where = f" Measured on {recipe.host}." if recipe.host is not None else ""
+    return table.gate(report.verdict.gate, table.judges(report)), report.verdict.sentence + where
+
+
+def sweep_plots(document: SweepDocument) -> list[Plot]:
+    """For each device: agreement with its own original against latency, of every engine; and each metric against
+    latency."""
+    reports = [each.report for each in document.recipes]
+    metrics = {found.title: found.words for report in reports if report and (found := table.metric(report))}
+    asked = [("Agreement with its original", None), *((text.capital(words), title) for title, words in metrics.items())]
+    return [plot for measure, metric in asked for plot in _plots(document, measure, metric)]
+
+
+def _points(document: SweepDocument, metric: str | None) -> list[PlotPoint]:
+    """The engines by agreement, or those of a metric, with their originals, by that. Artifacts are numbered through all
+    recipes, as the table has them."""
+    points, number = [], 0
+    for index, recipe in enumerate(document.recipes):
+        report = recipe.report
+        if report is None:
+            continue
+        known = table.metric(report)
+        results, others = report.results, metric is not None and (known is None or known.title != metric)
+        for name in report.artifacts:
+            number += 1
+            value = None if others else _value(report, name, metric is None)
+            if value is not None and name in results:
+                points.append(
+                    PlotPoint(
+                        number=number,
+                        name=f"{recipe.name}, {name}",
+                        series=series_colour(index),
+                        latency=results[name].latency_ms.p50,
+                        value=value,
+                        bounds=None,
+                        recommended=name == report.starred,
+                        decided=name not in report.undecided,
+                        device=_device(report, name),
+                    )
+                )
+    return points
+
+
+def _device(report: Report, artifact: str) -> str:
+    """What an artifact ran on: the kind of machine, and what of it if that is not its CPU."""
+    engine, machine = report.engine(artifact), ", ".join(name_host(report.environment))
+    target = TARGETS.get(engine.target) if engine is not None else None
+    return machine if target is None or target.device == "CPU" else f"{target.device}, {machine}"
+
+
+def _value(report: Report, artifact: str, agreement: bool) -> float | None:
+    engine = report.engine(artifact)
+    if engine is None:
+        return None if agreement else report.reference_value
+    return engine.verify.agreement if agreement else engine.verify.value
+
+
+def _plots(document: SweepDocument, measure: str, metric: str | None) -> Iterator[Plot]:
+    points = _points(document, metric)
+    devices = list(dict.fromkeys(point.device for point in points))
+    for number, device in enumerate(devices):
+        name = "sweep-agreement" if metric is None else f"sweep-{''.join(filter(str.isalnum, metric))}"
+        title = f"{measure} and latency" + (f": {device}" if len(devices) > 1 else "")
+        on_it = [point for point in points if point.device == device]
+        yield _plot(on_it, measure, title, f"{name}-{number}" if number else name)
+
+
+def _plot(points: list[PlotPoint], measure: str, title: str, name: str) -> Plot:
+    facts = "; ".join(
+        f"{point.number}, {point.name}: {text.number(point.value)} % at {text.significant(point.latency)} ms"
+        for point in points
+    )
+    wide, narrow = both_variants(
+        lambda is_narrow: _draw(points, measure, is_narrow), name, f"{measure} against p50 latency. {facts}."
+    )
+    caption = "Further up is better, further left is faster. A colour is a recipe; numbers are those of the table."
+    if len(figures.front(_front(points))) > 1:
+        caption += FRONT
+    if any(point.recommended for point in points):
+        caption += " A ring marks what its recipe recommends."
+    undecided = [f"{point.number}" for point in points if not point.decided]
+    if undecided:
+        caption += f" Not decided are the latencies of {', '.join(undecided)}."
+    return Plot(title, caption, wide, narrow)
+
+
+def _draw(points: list[PlotPoint], measure: str, narrow: bool) -> Figure:
+    figure = figures.new_figure(*((360, 360) if narrow else (840, 420)))
+    axes = _percent_plane(figure, points, measure)
+    values = [point.value for point in points]
+    padding = max(0.12 * (max(values) - min(values)), 0.5)
+    axes.set_ylim(min(values) - padding, max(values) + padding)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6))
+    figures.draw_front(axes, _front(points), sign=-1.0)
+    for point in points:
+        figures.mark_point(axes, point.place, point.series, point.recommended)
+    if len(points) <= _MOST_NUMBERS:
+        figures.number_points(axes, [point.place for point in points], [point.number for point in points])
+    return figure
+
+
+# --- The page of a search: what became of every variant, and distance against latency ---------------------------------
+
+
+# Below this share of the largest distance all variants answer alike; a logarithmic axis would show little else.
+FLOOR = 1e-4
+
+
+def outcome(variant: VariantFacts, document: TuneDocument) -> str:
+    """What became of a variant, in a word or two."""
+    verdict, name = document.verdict, variant.name
+    if not variant.finalist:
+        return "another was measured nearer and faster"
+    if name in verdict.confirmed:
+        best = name == verdict.recommended != document.starred
+        return "finalist, confirmed; the best found" if best else "finalist, confirmed"
+    if name != verdict.stopped:
+        return "finalist, not considered"
+    return "finalist, not confirmed; the best found" if name == verdict.recommended else "finalist, not confirmed"
+
+
+def pareto_plot(document: TuneDocument) -> Plot:
+    """Distance (down is nearer) against latency (left is faster), with the front as a line."""
+    facts = "; ".join(
+        f"{number}, {each.name}: {text.small(each.distance)} at {text.significant(each.latency_ms)} ms"
+        for number, each in enumerate(document.nearest, start=1)
+    )
+    wide, narrow = both_variants(
+        lambda is_narrow: _draw_variants(document, is_narrow),
+        "pareto",
+        f"Distance from the original against latency of {len(document.variants)} variants. {facts}.",
+    )
+    caption = (
+        "Further down is nearer to the original, further left is faster. The line is the Pareto front: nothing was "
+        "measured both nearer and faster; its variants were judged on the evaluation data. Numbers are those of the "
+        f"table. Distances: {document.unit}, mean over the calibration images; near zero they are drawn at the edge."
+    )
+    return Plot("All variants", caption, wide, narrow)
+
+
+def _draw_variants(document: TuneDocument, narrow: bool) -> Figure:
+    variants = document.nearest
+    floor = max(FLOOR * max(each.distance for each in variants), 1e-15)
+    places = [(each.latency_ms, max(each.distance, floor)) for each in variants]
+    figure = figures.new_figure(360 if narrow else 840, 360)
+    axes = figures.plane(figure, "latency, ms (median)", f"Distance: {document.unit}", left=58)
+    axes.set_yscale("log")
+    axes.set_ylim(floor / 2, 3 * max(y for _, y in places))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: text.small(value, 1)))
+    axes.tick_params(axis="y", length=0)
+    figures.limit_latency(axes, [x for x, _ in places], padding=0.12)
+    corners = figures.draw_front(axes, [place for place, each in zip(places, variants, strict=True) if each.finalist])
+    series = colours(document)
+    for place, each in zip(places, variants, strict=True):
+        figures.mark_point(axes, place, series[each.name], each.name == document.starred)
+    ends = [(float(x), float(y)) for x, y in axes.transData.transform(corners)]
+    figures.number_points(axes, places, range(1, len(places) + 1), list(itertools.pairwise(ends)))
+    return figure
+
+
+def left_out(document: TuneDocument) -> list[tuple[str, str]]:
+    """The untried variants, grouped by reason: (what, why)."""
+    reasons: dict[str, list[str]] = {}
+    for each in document.left_out:
+        reasons.setdefault(each.why, []).append(each.what)
+    return [(", ".join(what), why) for why, what in reasons.items()]

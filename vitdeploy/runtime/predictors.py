@@ -1,0 +1,513 @@
+"""Predictors of tasks in which more is asked than what is in an image: by prompts, by texts, for a text.
+
+That of promptable segmentation embeds an image once, and is asked as often as wanted.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter_ns
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.errors import InputError
+from vitdeploy.runtime.flow import FlowRunner, FlowView
+from vitdeploy.runtime.flows import IMAGE_FEATURES, TEXT_FEATURES
+from vitdeploy.runtime.predictor import OpenedBundle, Predictor, require_several, require_top
+from vitdeploy.runtime.preprocess import ImageSource, in_rgb
+from vitdeploy.runtime.prompts import Given, Prompt, prompt_arrays, read_prompts, require_slots
+from vitdeploy.runtime.runner import Array, Runner, forkable_lock
+from vitdeploy.runtime.tasks.detection import Detections
+from vitdeploy.runtime.tasks.image_to_text import Text, to_text
+from vitdeploy.runtime.tasks.open_vocabulary import OF_IMAGES, find_texts
+from vitdeploy.runtime.tasks.prompted import (
+    TOGETHER,
+    MaskForm,
+    PromptedMasks,
+    PromptMasks,
+    decode,
+    embed,
+    no_prompt,
+    read_masks,
+    require_room,
+    tell_best,
+)
+from vitdeploy.runtime.tasks.task import Result
+from vitdeploy.runtime.tasks.zero_shot import ZeroShot, compare_texts
+from vitdeploy.runtime.text_decoder import SCORES, TOKENS, TextRunner, require_beams
+from vitdeploy.runtime.tokenizer import TextTokenizer, TextWriter, require_texts
+from vitdeploy.runtime.topdown import Box
+from vitdeploy.spec import (
+    BeamSpec,
+    ChannelOrder,
+    OpenVocabularySpec,
+    PreprocessSpec,
+    PromptSpec,
+    ReadsTexts,
+    Task,
+    TextSpec,
+    ZeroShotSpec,
+)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class EmbeddedImage:
+    """An image that was embedded: it can be asked for masks as often as wanted, and only the small decoder runs.
+
+    `size`: (width, height) of the image. Usable as long as its predictor is open.
+    """
+
+    predictor: PromptedPredictor
+    embedding: Mapping[str, Array]
+    size: tuple[int, int]
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory the embedding takes."""
+        return sum(array.nbytes for array in self.embedding.values())
+
+    def masks(
+        self, points: Given = None, labels: Given = None, boxes: Given = None, multimask: bool | None = None
+    ) -> PromptedMasks:
+        """The masks of one prompt or several, as `PromptedPredictor.predict` says."""
+        return self.predictor.ask(self, points, labels, boxes, multimask)
+
+
+class PromptedPredictor(Predictor):
+    """Answers which pixels belong to the object that points or a box mean, with the two engines of a bundle.
+
+    The embedding of the last image is kept: further prompts for it run the decoder alone.
+
+    >>> predictor = load("out/sam")                                                    # doctest: +SKIP
+    >>> predictor.predict("cat.jpg", points=[(120, 80), (300, 40)], labels=[1, 0])     # doctest: +SKIP
+    <PromptedMasks: 1 prompts in 640x480: a mask of 12.3 % of the image in 80,20,310,240, IoU 0.94 promised>
+    >>> cat = predictor.embed("cat.jpg")                                               # doctest: +SKIP
+    >>> cat.masks(boxes=[80, 20, 310, 240]).mask.sum()                                 # doctest: +SKIP
+    37786
+    """
+
+    def __init__(self, runner: Runner, preprocess: PreprocessSpec, spec: PromptSpec, why: str = "") -> None:
+        assert isinstance(runner, FlowRunner)
+        self.spec, self.flow = spec, runner
+        super().__init__(runner, preprocess, None, "promptable-segmentation", spec, why)
+        # From here on: golden answers and measurements run every part every time.
+        runner.linked.keep = True
+
+    @classmethod
+    def of_bundle(cls, opened: OpenedBundle) -> Predictor:
+        spec = opened.files.manifest.postprocess
+        assert isinstance(spec, PromptSpec), "a manifest without it is refused when it is read"
+        return cls(opened.runner, opened.preprocess, spec, opened.why)
+
+    def embed(self, image: ImageSource, *, channels: ChannelOrder = "rgb") -> EmbeddedImage:
+        """The image's embedding; of the image that was embedded last it is the one that is kept. `channels`: of an
+        array, as of `Predictor.predict`.
+
+        Raises:
+            ImageError, MissingFileError, TensorError: the image cannot be used.
+        """
+        tensor, size = self.prepare(image, channels=channels)
+        return EmbeddedImage(self, self.encode(tensor), size)
+
+    def encode(self, tensor: Array) -> dict[str, Array]:
+        """The embeddings [n, ...] of preprocessed images [n, ...], which `prepare` gives."""
+        start = perf_counter_ns()
+        found = embed(self.flow, tensor)
+        self._ran(tensor, found, start)
+        self._stopwatch.count(len(tensor))
+        return found
+
+    def predict(
+        self,
+        image: ImageSource,
+        top: int = 5,
+        *,
+        points: Given = None,
+        labels: Given = None,
+        boxes: Given = None,
+        multimask: bool | None = None,
+        channels: ChannelOrder = "rgb",
+    ) -> PromptedMasks:
+        """The masks of an image for one prompt or several.
+
+        Args:
+            top: of classifiers; not used.
+            points: [n, 2] of one prompt, [prompts, n, 2] of several: x, y in pixels of the image.
+            labels: one for each point: 1 inside of the object, 0 outside; None: all are inside.
+            boxes: [4] of one prompt, [prompts, 4] of several: left, top, right, bottom in pixels.
+            multimask: three masks for each prompt, or one; None: three where a prompt is one point, which may mean a
+                part or the whole, and one for all others, as SAM was trained.
+            channels: of an array, as of `Predictor.predict`.
+
+        Raises:
+            ImageError, MissingFileError, TensorError: the image cannot be used.
+            InputError: no prompt, or one that is not in the image, or of another form; so many that their masks do not
+                fit into memory.
+        """
+        return self.embed(image, channels=channels).masks(points, labels, boxes, multimask)
+
+    def ask(
+        self, image: EmbeddedImage, points: Given, labels: Given, boxes: Given, multimask: bool | None
+    ) -> PromptedMasks:
+        """What `EmbeddedImage.masks` says."""
+        prompts = read_prompts(points, labels, boxes, image.size)
+        self.require(prompts)
+        require_room(prompts, image.size, multimask)
+        found: list[PromptMasks] = []
+        for start in range(0, len(prompts), TOGETHER):  # the logits of all would be larger than the masks
+            some = prompts[start : start + TOGETHER]
+            found += self.read(self.decode(image, some), some, image.size, multimask).prompts
+        return PromptedMasks(tuple(found))
+
+    def require(self, prompts: Sequence[Prompt]) -> None:
+        """Raise InputError for a prompt of more points than there are slots."""
+        require_slots(prompts, self.spec)
+
+    def decode(self, image: EmbeddedImage, prompts: Sequence[Prompt]) -> dict[str, Array]:
+        """The decoder's outputs, [prompts, ...]; `read` says what they mean.
+
+        Raises:
+            InputError: a prompt of more points than there are slots.
+        """
+        arrays = prompt_arrays(prompts, image.size, self.preprocess, self.spec)
+        start = perf_counter_ns()
+        outputs = decode(self.flow, image.embedding, arrays)
+        self._stopwatch.add("infer", start)
+        return outputs
+
+    def read(
+        self, outputs: Mapping[str, Array], prompts: Sequence[Prompt], size: tuple[int, int], multimask: bool | None
+    ) -> PromptedMasks:
+        """The masks that outputs of `decode` mean, at the size (width, height) of the image."""
+        start = perf_counter_ns()
+        found = read_masks(outputs, prompts, size, self.preprocess, self.spec, multimask)
+        self._stopwatch.add("postprocess", start)
+        return found
+
+    def tell(
+        self,
+        outputs: Mapping[str, Array],
+        prompts: Sequence[Prompt],
+        size: tuple[int, int],
+        multimask: bool | None = None,
+        masks: MaskForm = "png",
+    ) -> list[dict[str, Any]]:
+        """What `read(...).to_dict(masks)` says of each prompt, faster: only the masks that are told are enlarged."""
+        start = perf_counter_ns()
+        found = tell_best(outputs, prompts, size, self.preprocess, self.spec, multimask, masks)
+        self._stopwatch.add("postprocess", start)
+        return found
+
+    def predict_batch(
+        self,
+        images: Sequence[ImageSource],
+        top: int = 5,
+        *,
+        points: Given = None,
+        labels: Given = None,
+        boxes: Given = None,
+        multimask: bool | None = None,
+        channels: ChannelOrder = "rgb",
+    ) -> list[Result]:
+        """Answers for images, each to the same prompts; errors as `predict`."""
+        require_several(images)
+        embedded = (self.embed(image, channels=channels) for image in images)
+        return [image.masks(points, labels, boxes, multimask) for image in embedded]
+
+    def answer(
+        self, outputs: Mapping[str, Array], size: tuple[int, int], top: int = 5, box: Box | None = None
+    ) -> PromptedMasks:
+        """Raises InputError: outputs of an image alone mean nothing."""
+        raise no_prompt()
+
+    def _infer(self, feed: Array) -> dict[str, Array]:
+        """Raises InputError: what runs on an image alone, such as `predict_tensor`, has no prompt."""
+        raise no_prompt()
+
+
+# --- Two towers: images among texts that are given at run time, or what texts say in them -----------------------------
+
+
+Features = npt.NDArray[np.float32]
+
+# Texts whose features are kept: some 100 MB of a model that is 768 wide.
+KEPT_TEXTS = 30_000
+
+
+class TextsPredictor(Predictor):
+    """Answers with the engines of a bundle's two towers. The features of a text are kept: it runs once, however often
+    it is asked for. Without texts those of the bundle's labels are meant, which it was verified with."""
+
+    of_images: ClassVar[Sequence[str]]
+    its_task: ClassVar[Task]
+
+    def __init__(
+        self,
+        runner: Runner,
+        preprocess: PreprocessSpec,
+        spec: ReadsTexts,
+        tokenizer: TextTokenizer,
+        labels: Sequence[str] | None = None,
+        why: str = "",
+    ) -> None:
+        assert isinstance(runner, FlowRunner)
+        self.spec, self.tokenizer = spec, tokenizer
+        self._text_tower = FlowView(runner, [TEXT_FEATURES]).load()
+        self._features: dict[str, Features] = {}
+        self._turn = forkable_lock()
+        super().__init__(FlowView(runner, self.of_images), preprocess, labels, self.its_task, spec, why)
+
+    @classmethod
+    def of_bundle(cls, opened: OpenedBundle) -> Predictor:
+        spec = opened.files.manifest.postprocess
+        assert isinstance(spec, ZeroShotSpec | OpenVocabularySpec), "a manifest without it is refused when it is read"
+        tokenizer = TextTokenizer(opened.files.folder / spec.tokenizer, spec, opened.tokenizer)
+        return cls(opened.runner, opened.preprocess, spec, tokenizer, opened.labels, opened.why)
+
+    @abstractmethod
+    def _read(
+        self, outputs: Mapping[str, Array], features: Features, texts: Sequence[str], size: tuple[int, int], top: int
+    ) -> Result:
+        """The answer for one image of `size` (width, height); outputs without the batch axis."""
+
+    def text_features(self, texts: Sequence[str]) -> Features:
+        """float32 [texts, width], not normalised; texts that were asked for before do not run again.
+
+        Raises:
+            InputError: no text, or something that is none.
+        """
+        require_texts(texts)
+        with self._turn:
+            new = list(dict.fromkeys(text for text in texts if text not in self._features))
+            if new:
+                if len(self._features) + len(new) > KEPT_TEXTS:
+                    self._features.clear()
+                    new = list(dict.fromkeys(texts))
+                tokens = self.tokenizer.encode(new)
+                found = self._text_tower.infer({self._text_tower.inputs[0].name: tokens})[TEXT_FEATURES]
+                self._features |= dict(zip(new, found, strict=True))
+            return np.stack([self._features[text] for text in texts])
+
+    def predict_batch(
+        self,
+        images: Sequence[ImageSource],
+        top: int = 5,
+        texts: Sequence[str] | None = None,
+        *,
+        channels: ChannelOrder = "rgb",
+    ) -> list[Result]:
+        """Answers for images, each among the same texts; `channels` and errors as `predict`."""
+        require_several(images)
+        require_top(top)
+        return self._compared(images, top, self._given(texts), channels)
+
+    def _compared(
+        self, images: Sequence[ImageSource], top: int, texts: Sequence[str], channels: ChannelOrder
+    ) -> list[Result]:
+        features = self.text_features(texts)
+        loaded = [self._load(in_rgb(image, channels)) for image in images]
+        if not loaded:
+            return []
+        found = self.outputs([pixels for pixels, _ in loaded])
+        return [
+            self._read({name: array[i] for name, array in found.items()}, features, texts, size, top)
+            for i, (_, size) in enumerate(loaded)
+        ]
+
+    def answer(
+        self, outputs: Mapping[str, Array], size: tuple[int, int], top: int = 5, box: Box | None = None
+    ) -> Result:
+        """The answer that the outputs of one image, or of a box of it, mean among the bundle's labels."""
+        given = self._given(None)
+        return self._read(outputs, self.text_features(given), given, size, top)
+
+    def among(self, outputs: Mapping[str, Array], texts: Sequence[str], size: tuple[int, int], top: int = 5) -> Result:
+        """The answer that the outputs of one image of `size`, of `run`, mean among texts; errors as `predict`."""
+        given = self._given(texts)
+        return self._read(outputs, self.text_features(given), given, size, top)
+
+    def require(self, texts: Sequence[str] | None) -> None:
+        """Raise InputError for texts that `predict` would refuse."""
+        self._given(texts)
+
+    def _given(self, texts: Sequence[str] | None) -> Sequence[str]:
+        if texts is None and not self.labels:
+            raise InputError(
+                "an image is compared with texts, and none is given",
+                found="a bundle without labels of its own",
+                wanted="texts",
+                fix="predict(image, texts=['a photo of a cat', ...]), or --text as often as needed",
+            )
+        given = texts if texts is not None else tuple(self.labels or ())
+        require_texts(given)
+        blank = [place for place, text in enumerate(given) if not text.strip()]
+        if blank:
+            raise InputError(
+                "a blank text says nothing that an image could show",
+                found=f"text {blank[0]} of {len(given)} is {given[blank[0]]!r}",
+                wanted="texts such as 'a photo of a cat'",
+            )
+        return given
+
+
+class ZeroShotPredictor(TextsPredictor):
+    """Answers which of some texts fit an image.
+
+    >>> predictor = load("out/clip")                                                     # doctest: +SKIP
+    >>> predictor.predict("cat.jpg", texts=["a photo of a cat", "a photo of a dog"])     # doctest: +SKIP
+    <ZeroShot: a photo of a cat 98.3 % (+0.271), a photo of a dog 1.7 % (+0.230)>
+    """
+
+    of_images, its_task = (IMAGE_FEATURES,), "zero-shot"
+
+    def predict(
+        self,
+        image: ImageSource,
+        top: int = 5,
+        texts: Sequence[str] | None = None,
+        *,
+        channels: ChannelOrder = "rgb",
+    ) -> ZeroShot:
+        """The answer for one image among `texts`; None: among the bundle's labels. `channels`: of an array, as of
+        `Predictor.predict`.
+
+        Raises:
+            ImageError, MissingFileError, TensorError: the image cannot be used.
+            InputError: no text, or a blank one.
+        """
+        require_top(top)
+        return self._compared([image], top, self._given(texts), channels)[0]  # type: ignore[return-value]
+
+    def _read(
+        self, outputs: Mapping[str, Array], features: Features, texts: Sequence[str], size: tuple[int, int], top: int
+    ) -> ZeroShot:
+        assert isinstance(self.postprocess, ZeroShotSpec)
+        return compare_texts(outputs[IMAGE_FEATURES], features, texts, self.postprocess, top)
+
+
+class OpenVocabularyPredictor(TextsPredictor):
+    """Finds in an image what some texts say.
+
+    >>> predictor = load("out/owl")                                                      # doctest: +SKIP
+    >>> predictor.predict("street.jpg", texts=["a photo of a bus", "a photo of a dog"])  # doctest: +SKIP
+    <Detections: 1 in 640x480: a photo of a bus 61.4 % at 12 40 410 455>
+    """
+
+    of_images, its_task = OF_IMAGES, "open-vocabulary-detection"
+
+    def predict(
+        self,
+        image: ImageSource,
+        top: int = 5,
+        texts: Sequence[str] | None = None,
+        *,
+        channels: ChannelOrder = "rgb",
+    ) -> Detections:
+        """The objects in one image that `texts` say; None: that the bundle's labels say. `channels` and errors as of
+        `ZeroShotPredictor.predict`; `top` has no part in it."""
+        return self._compared([image], top, self._given(texts), channels)[0]  # type: ignore[return-value]
+
+    def _read(
+        self, outputs: Mapping[str, Array], features: Features, texts: Sequence[str], size: tuple[int, int], top: int
+    ) -> Detections:
+        assert isinstance(self.postprocess, OpenVocabularySpec)
+        return find_texts(outputs, features, texts, size, self.preprocess, self.postprocess)
+
+
+# --- A text for each image: lines of writing, documents ---------------------------------------------------------------
+
+
+class TextPredictor(Predictor):
+    """Reads images with the engines of a bundle's encoder and decoder.
+
+    `search` is how the bundle searches unless it is asked for beams; None takes the likeliest token at each step.
+
+    >>> predictor = load("out/trocr")                       # doctest: +SKIP
+    >>> predictor.predict("line.png", beams=4).text         # doctest: +SKIP
+    'industry, " Mr. Brown commented icily.'
+    """
+
+    def __init__(
+        self, runner: Runner, preprocess: PreprocessSpec, spec: TextSpec, writer: TextWriter, why: str = ""
+    ) -> None:
+        assert isinstance(runner, TextRunner)
+        super().__init__(runner, preprocess, None, "image-to-text", spec, why)
+        self.writer, self.sequence = writer, runner.spec
+        self.search: BeamSpec | None = runner.spec.search
+        self._decoder = runner
+
+    @classmethod
+    def of_bundle(cls, opened: OpenedBundle) -> Predictor:
+        spec = opened.files.manifest.postprocess
+        assert isinstance(spec, TextSpec), "a manifest without it is refused when it is read"
+        writer = TextWriter(opened.files.folder / spec.tokenizer, spec, opened.tokenizer)
+        return cls(opened.runner, opened.preprocess, spec, writer, opened.why)
+
+    def predict(
+        self,
+        image: ImageSource,
+        top: int = 5,
+        beams: int | None = None,
+        prompt: str | None = None,
+        *,
+        channels: ChannelOrder = "rgb",
+    ) -> Text:
+        """The text of one image.
+
+        Args:
+            top: without a meaning here. beams: of a beam search, 1 for the likeliest token at each step; None: as the
+            model's own files say. prompt: what the text begins with, such as the task of a Donut
+            ("<s_docvqa><s_question>..."), in the place of
+                the model's own beginning. It is no part of the answer. channels: of an array, as of
+            `Predictor.predict`.
+
+        Raises:
+            ImageError, MissingFileError, TensorError: the image cannot be used.
+            InputError: no sensible number of beams; a prompt that is too long.
+        """
+        return self._texts([image], beams, prompt, channels)[0]
+
+    def predict_batch(
+        self,
+        images: Sequence[ImageSource],
+        top: int = 5,
+        beams: int | None = None,
+        prompt: str | None = None,
+        *,
+        channels: ChannelOrder = "rgb",
+    ) -> list[Result]:
+        """The texts of images; arguments and errors as `predict`."""
+        require_several(images)
+        return list(self._texts(images, beams, prompt, channels))
+
+    def _texts(
+        self, images: Sequence[ImageSource], beams: int | None, prompt: str | None, channels: ChannelOrder
+    ) -> list[Text]:
+        search = self._search(beams)
+        given = self.writer.prompt(prompt) if prompt is not None else []
+        loaded = [self._load(in_rgb(image, channels))[0] for image in images]
+        found = []
+        for start in range(0, len(loaded), self._batch):
+            feed = self._input_of(loaded[start : start + self._batch])
+            began = perf_counter_ns()
+            tokens, scores = self._decoder.write(feed, search, given)
+            self._ran(feed, {SCORES: scores}, began)
+            self._stopwatch.count(len(feed))
+            found += [{TOKENS: each, SCORES: score} for each, score in zip(tokens, scores, strict=True)]
+        return [to_text(outputs, self.sequence, self.writer) for outputs in found]
+
+    def _search(self, beams: int | None) -> BeamSpec | None:
+        if beams is None:
+            return self.search
+        require_beams(beams, self._decoder.vocabulary)
+        if beams == 1:
+            return None
+        return BeamSpec(beams) if self.search is None else replace(self.search, beams=beams)
+
+    def answer(self, outputs: Mapping[str, Array], size: tuple[int, int], top: int = 5, box: Box | None = None) -> Text:
+        """The text that the outputs of one image mean."""
+        return to_text({name: np.asarray(array) for name, array in outputs.items()}, self.sequence, self.writer)
