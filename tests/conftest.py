@@ -40,14 +40,15 @@ CLUSTERS: list[Any] = []
 
 # Files that use a Ray cluster, which runs from the first of them to the last, in one process of tests.
 RAY = (
-    *("test_sweep_on_ray.py", "test_tune_executors.py", "test_executors.py", "test_run_executors.py"),
-    *("test_ray_connections.py", "test_shard_executors.py", "test_calibrate_shards.py"),
+    *("test_sweep_on_ray.py", "test_executors.py", "test_run_executors.py", "test_ray_connections.py"),
+    *("test_shard_executors.py", "test_calibrate_shards.py"),
 )
 # Files that take longest, longest first: started last, one would run on alone when all others are done.
 LONGEST = (
     *("test_walks.py", "test_modules.py", "test_notebooks.py", "test_detectors.py", "test_tasks.py", "test_kill.py"),
     *("test_readme.py", "test_values.py", "test_web.py", "test_graphs.py", "test_dense.py", "test_digits.py"),
     *RAY,
+    "test_tune_executors.py",
     *("test_cpp_maps.py", "test_run.py", "test_packaging.py", "test_image_to_text.py", "test_tune.py", "test_ssh.py"),
     *("test_sweep.py", "test_sizes.py", "test_vit_export.py", "test_prompted.py", "test_verbs.py", "test_bad_input.py"),
     *("test_external_modules.py", "test_bisect.py", "test_zero_shot.py", "test_family.py", "test_working_folder.py"),

@@ -1,4 +1,4 @@
-"""The notebooks of examples/ run from top to bottom in a kernel of their own."""
+"""The notebooks of examples/ run from top to bottom in one kernel, which is as new to each of them."""
 
 import os
 from pathlib import Path
@@ -10,6 +10,7 @@ from tests.conftest import ROOT
 nbformat = pytest.importorskip("nbformat", reason="pip install nbformat nbclient ipykernel")
 nbclient = pytest.importorskip("nbclient", reason="pip install nbformat nbclient ipykernel")
 pytest.importorskip("ipykernel", reason="pip install nbformat nbclient ipykernel")
+jupyter_client = pytest.importorskip("jupyter_client.manager", reason="pip install nbformat nbclient ipykernel")
 pytest.importorskip("onnxruntime", reason="pip install 'vitdeploy[onnxruntime]'")
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 # What a reader's kernel does not do: benches that are over at once and wait for nobody, and the tests' stored work.
@@ -44,15 +45,30 @@ def test_each_notebook_is_tested():
     assert {path.stem for path in NOTEBOOKS} == set(SAYS)
 
 
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory, shared_store):
+    """A kernel in the folder of the notebooks. To load PyTorch takes as long as half of what they do."""
+    folder = tmp_path_factory.mktemp("kernel")
+    examples = str(NOTEBOOKS[0].parent)
+    front = IN_FRONT.format(root=str(ROOT), examples=examples, store=str(shared_store), lock=str(folder))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("IPYTHONDIR", str(folder / "ipython"))
+        manager, client = jupyter_client.start_new_kernel(kernel_name="python3", cwd=examples)
+    assert client.execute_interactive(front)["content"]["status"] == "ok"
+    client.stop_channels()
+    yield manager
+    manager.shutdown_kernel()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_and_shows_its_values(path, tmp_path, shared_store, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+def test_a_notebook_runs_and_shows_its_values(path, kernel):
     notebook = nbformat.read(path, as_version=4)
-    front = IN_FRONT.format(root=str(ROOT), examples=str(path.parent), store=str(shared_store), lock=str(tmp_path))
-    notebook.cells.insert(0, nbformat.v4.new_code_cell(front))
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(path.parent)}}).execute()
+    notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset_selective -f ^[^_]"))
+    client = nbclient.NotebookClient(notebook, timeout=300, km=kernel)
+    client.execute()
+    client.kc.stop_channels()
     said = output_of(notebook)
     assert SAYS[path.stem] in said
     assert '<div style="overflow-x:auto' in said  # values as a notebook shows them

@@ -1,14 +1,14 @@
-"""`vitdeploy run --executor`: the stages of one process, from processes or Ray nodes that make them side by side."""
+"""`vitdeploy run --executor`: the stages of one process, from Ray nodes that make them side by side (for processes see
+`test_tune_executors`), and the error of one that a process cannot make."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
 
 from tests.command_line import command_line, undisturbed
-from tests.workflows.pieces import stage_at_second_try
 from tests.workflows.stored import check_made_beside, copy_times, stored
-from vitdeploy.pipeline import schedule
 from vitdeploy.store.store import read_log
 
 RECIPE = {
@@ -45,7 +45,9 @@ def alone(home):
     return ran(home, "alone")
 
 
-def check_the_same(found, alone):
+def test_two_ray_nodes_make_what_one_process_makes(home, alone, cluster):
+    copy_times(alone.store, home / "ray" / "store")
+    found = ran(home, "ray", "--executor", f"ray:{cluster}")
     assert found.done.returncode == alone.done.returncode == 0, found.done.stderr[-3000:]
     assert stored(found.store) == stored(alone.store)
     reports = [json.loads((each.bundle / "report.json").read_text()) for each in (found, alone)]
@@ -54,24 +56,13 @@ def check_the_same(found, alone):
     check_made_beside(found.log, found.done.stderr)
 
 
-def test_processes_make_what_one_process_makes_though_one_of_them_is_killed(home, alone, monkeypatch):
-    monkeypatch.setattr(schedule, "make_stage", stage_at_second_try)
-    copy_times(alone.store, home / "processes" / "store")
-    found = ran(home, "processes", "--executor", "processes", "--jobs", 2)
-    assert (home / "processes" / "killed").is_dir()
-    check_the_same(found, alone)
-
-
-def test_two_ray_nodes_make_what_one_process_makes(home, alone, cluster):
-    copy_times(alone.store, home / "ray" / "store")
-    check_the_same(ran(home, "ray", "--executor", f"ray:{cluster}"), alone)
-
-
-@pytest.mark.usefixtures("alone")
-def test_a_stage_that_a_worker_cannot_make_ends_the_run_with_its_error(home):
+def test_a_stage_that_a_worker_cannot_make_ends_the_run_with_its_error(home, alone):
     wrong = ("--set", "ignore=[nobody]", "--executor", "processes", "--jobs", 2)
-    found = [ran(home, f"wrong{at}", *options).done for at, options in enumerate((wrong[:2], wrong))]
+    found = []
+    for name, options in (("wrong0", wrong[:2]), ("wrong1", wrong)):
+        shutil.copytree(alone.store, home / name / "store")  # of all that does not depend on the wrong name
+        found.append(ran(home, name, *options).done)
     assert found[0].returncode == found[1].returncode == 2
-    errors = [each.stderr[each.stderr.index("VD2202") :] for each in found]
+    errors = [done.stderr[done.stderr.index("VD2202") :] for done in found]
     assert "nobody" in errors[0] and errors[0] == errors[1]
     assert not (home / "wrong1" / "bundle").exists()

@@ -1,4 +1,5 @@
-"""`vitdeploy tune --executor`: what one process finds, from processes or Ray nodes that make variants side by side."""
+"""`vitdeploy tune --executor`: what one process finds, from processes that make variants side by side. Ray's nodes get
+steps as in `test_run_executors`."""
 
 import json
 from types import SimpleNamespace
@@ -46,27 +47,15 @@ def alone(home):
     return tuned(home, "alone")
 
 
-def beside(home, alone, name, *options):
-    """The same search with an executor, in a store that has nothing but the times of the one without."""
-    copy_times(alone.store, home / name / "store")
-    return tuned(home, name, *options)
-
-
-def check_the_same(found, alone):
+def test_processes_find_what_one_process_finds_though_one_of_them_is_killed(home, alone, monkeypatch):
+    """In a store that has nothing but the times of the search without processes."""
+    monkeypatch.setattr(schedule, "make_stage", stage_at_second_try)
+    copy_times(alone.store, home / "processes" / "store")
+    found = tuned(home, "processes", "--executor", "processes", "--jobs", 2)
+    assert (home / "processes" / "killed").is_dir()
     assert stored(found.store) == stored(alone.store)
     for part in ("variants", "left_out", "rows", "merging", "pruning"):
         assert found.document.get(part) == alone.document.get(part), part
     judged = [[(each["artifact"], each["verify"]) for each in made.document["engines"]] for made in (found, alone)]
     assert judged[0] == judged[1]
     check_made_beside(found.log, found.said)
-
-
-def test_processes_find_what_one_process_finds_though_one_of_them_is_killed(home, alone, monkeypatch):
-    monkeypatch.setattr(schedule, "make_stage", stage_at_second_try)
-    found = beside(home, alone, "processes", "--executor", "processes", "--jobs", 2)
-    assert (home / "processes" / "killed").is_dir()
-    check_the_same(found, alone)
-
-
-def test_two_ray_nodes_find_what_one_process_finds(home, alone, cluster):
-    check_the_same(beside(home, alone, "ray", "--executor", f"ray:{cluster}"), alone)
