@@ -41,7 +41,6 @@ LONGEST = 80
 PROGRAM_SECONDS = 10
 # Of JetPack: what a TensorRT for the system's Python needs.
 DEBIAN_PACKAGES = ("nvidia-jetpack", "python3-libnvinfer")
-PACKAGES = ("numpy", "pillow", *dict.fromkeys(row.package for row in TARGETS.values()), "cuda-python")
 GOVERNOR = "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
 UNREADABLE = "cannot be read"
 
@@ -101,11 +100,13 @@ class DeviceProbe:
 
 def probe(root: Path = Path("/")) -> DeviceProbe:
     (host, targets, runtimes), board = _zone(), read_board(root)
+    # Not when this is imported: other packages' targets are found by a search of all that is installed.
+    packages = ("numpy", "pillow", *dict.fromkeys(row.package for row in TARGETS.values()), "cuda-python")
     return DeviceProbe(
         host=host,
         executable=sys.executable,
         glibc=platform.libc_ver()[1],
-        packages={name: version for name in PACKAGES if (version := _version(name))},
+        packages={name: version for name in packages if (version := _version(name))},
         targets=targets,
         free_bytes=shutil.disk_usage(Path.home()).free,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
