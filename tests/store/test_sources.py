@@ -23,7 +23,7 @@ def test_a_copy_elsewhere_has_the_version_of_the_package(copy):
     assert version(copy, everything=True) == code_version(everything=True) != code_version()
 
 
-@pytest.mark.parametrize("folder", sorted(path.name for path in PACKAGE.iterdir() if path.name[0] != "_"))
+@pytest.mark.parametrize("folder", sorted({path.relative_to(PACKAGE).parts[0] for path in PACKAGE.rglob("[!_]*.py")}))
 def test_one_line_in_any_folder_is_another_version_but_above_the_stages(copy, folder):
     place = copy / folder
     path = place if place.is_file() else sorted(place.rglob("*.py"))[-1]
