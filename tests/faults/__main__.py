@@ -4,7 +4,7 @@
 
 Runs every figure in a process of its own, some at once, and tells each minute how far they are. Prints one table, and
 writes it with every case as faults.json. Exit status 1 if anything in it is outside of what is allowed. Without --all
-it is the short form, some three minutes on two cores.
+it is the short form, some four minutes on two cores.
 
 With --only, the rows of the other figures stay as they were run last in the same form, each with its date and machine:
 so the full form can be collected in pieces.

@@ -4,7 +4,7 @@
 
 Runs every row in a process of its own, two at once, prints one table and writes it as scale.json. Exit status 1 if what
 was promised does not hold. A row that lacks something here, such as Ray or a server of ssh, is skipped and says why.
-Without --all it is the short form, some four minutes on two cores; --all has the sizes of docs/scale.md.
+Without --all it is the short form, some five minutes on two cores; --all has the sizes of docs/scale.md.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ os.dup2(1, 2)
 sys.stdout, sys.stderr = open(1, "w", buffering=1, closefd=False), open(2, "w", buffering=1, closefd=False)
 from tests.command_line import undisturbed
 from vitdeploy.cli.main import main
-from vitdeploy.devices import connection
+from vitdeploy.devices import client
 from vitdeploy.devices.call import DevicePatience
-connection.PATIENCE = DevicePatience(**patience)
+client.PATIENCE = DevicePatience(**patience)
 if largest:
     from vitdeploy.devices.client import Client
     fetch = Client._fetch
