@@ -86,7 +86,8 @@ def bare_call(predictor: Predictor, pixels: np.ndarray) -> tuple[Callable[[], An
     runner = predictor.runner
     feeds = {runner.inputs[0].name: pixels}
     if isinstance(runner, OpenVinoRunner):
-        request = runner._request
+        request = runner._requests.get()  # the only one
+        runner._requests.put(request)
         return lambda: request.infer(feeds, share_inputs=True, share_outputs=True), "request.infer"
     if isinstance(runner, OnnxRuntimeRunner):
         session = runner._session

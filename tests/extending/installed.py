@@ -1,7 +1,25 @@
 """A package that adds to the tables of vitdeploy, as pip leaves it: modules on the path, and entry points."""
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+
+import pytest
+
+from tests.command_line import ROOT, Command, command_line
+from vitdeploy.extensions import entry_points_of
+
+
+@contextlib.contextmanager
+def command_line_with(site: Path, work: Path, store: Path) -> Iterator[Command]:
+    """The command line in `work`, with what is installed in the folder `site`, here and in the processes it starts."""
+    with command_line(work, store, short_bench=True) as run, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(ROOT)]))
+        patch.syspath_prepend(site)
+        entry_points_of.cache_clear()
+        yield run
+    entry_points_of.cache_clear()
 
 
 def install(folder: Path, name: str, modules: Iterable[Path], entry_points: Mapping[str, Mapping[str, str]]) -> None:

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import command_line
-from tests.extending.installed import install
+from tests.extending.installed import command_line_with, install
 from vitdeploy.benchmark.gemm import best_rate, profile
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import CapabilityError
-from vitdeploy.extensions import entry_points_of
 from vitdeploy.runtime import load
 
 pytest.importorskip("onnxruntime", reason="pip install 'vitdeploy[onnxruntime]'")
@@ -51,13 +49,8 @@ def site(tmp_path_factory):
 @pytest.fixture(scope="module")
 def vitdeploy(site, tmp_path_factory):
     """The command line, with that folder on the path."""
-    work, store = tmp_path_factory.mktemp("work"), tmp_path_factory.mktemp("store")
-    with command_line(work, store, short_bench=True) as run, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(ROOT)]))
-        patch.syspath_prepend(site)
-        entry_points_of.cache_clear()
+    with command_line_with(site, tmp_path_factory.mktemp("work"), tmp_path_factory.mktemp("store")) as run:
         yield run
-    entry_points_of.cache_clear()
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """A task from outside: its two files and two entry points, from a graph through every stage to an app's answer."""
 
 import json
-import os
 import pickle
 import subprocess
 import sys
@@ -12,8 +11,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from tests.command_line import command_line
-from tests.extending.installed import install
+from tests.extending.installed import command_line_with, install
 from tests.graph.small_graphs import Builder
 from vitdeploy.document.report import Report
 from vitdeploy.errors import ManifestError
@@ -65,14 +63,9 @@ def site(tmp_path_factory):
 @pytest.fixture(scope="module")
 def vitdeploy(site, tmp_path_factory):
     """The command line, with that folder on the path."""
-    work, store = tmp_path_factory.mktemp("work"), tmp_path_factory.mktemp("store")
-    with command_line(work, store, short_bench=True) as run, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(ROOT)]))
-        patch.syspath_prepend(site)
-        entry_points_of.cache_clear()
+    with command_line_with(site, tmp_path_factory.mktemp("work"), tmp_path_factory.mktemp("store")) as run:
         onnx.save(ir.to_proto(model()), "model.onnx")
         yield run
-    entry_points_of.cache_clear()
 
 
 @pytest.fixture(scope="module")

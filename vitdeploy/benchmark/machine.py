@@ -531,8 +531,9 @@ def _output(program: str) -> str:
 
 # --- Energy, if the machine measures it; never 0 if it does not -------------------------------------------------------
 # Counters of CPU packages (RAPL, through powercap) are read before and after a block. Boards such as NVIDIA's Jetson
-# zzz counts, since the rail at the board's input feeds the others. Both include everything that runs there, and idle
-# power; neither sees the power supply. An engine on a GPU is charged only with what the GPU uses
+# have sensors of instantaneous power instead (INA chips, through hwmon), which are read right after the block's last
+# query; the largest counts, since the rail at the board's input feeds the others. Both include everything that runs
+# there, and idle power; neither sees the power supply. An engine on a GPU is charged only with what the GPU uses
 # (`runtime.nvidia.GpuEnergy`, which is read in the same way).
 #
 # Sources: Linux, Documentation/power/powercap/powercap.rst (energy_uj, max_energy_range_uj; microjoules, for root only
