@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import vitdeploy
-from vitdeploy.benchmark import process, summary
+from vitdeploy.benchmark import evidence, process, summary
 from vitdeploy.benchmark import run as run_module
 from vitdeploy.benchmark import run as session
 from vitdeploy.benchmark.evidence import PairedRatio, in_common
@@ -68,6 +68,12 @@ sys.exit(status)
 def importable(monkeypatch):
     """Workers import the package that is under test, installed or not."""
     monkeypatch.setenv("PYTHONPATH", str(Path(vitdeploy.__file__).parents[1]))
+
+
+@pytest.fixture
+def quiet_machine(monkeypatch):
+    """No round is disturbed, whatever else this machine does: for tests that count rounds."""
+    monkeypatch.setattr(evidence, "quiet", lambda rounds, cpus: [True] * len(rounds))
 
 
 @pytest.fixture
@@ -182,7 +188,7 @@ def test_rounds_are_spread_over_fresh_processes_and_long_scenarios_stay_in_one(t
     assert [decode(Row, each) for each in json.loads(json.dumps(encode(rows), allow_nan=False))] == rows
 
 
-def test_what_is_not_narrow_is_measured_again_in_other_processes(script, monkeypatch):
+def test_what_is_not_narrow_is_measured_again_in_other_processes(script, monkeypatch, quiet_machine):
     """Twice at most here; throughput is narrow at once, latency never."""
     asked, totals = [], []
 
@@ -191,8 +197,6 @@ def test_what_is_not_narrow_is_measured_again_in_other_processes(script, monkeyp
         return PairedRatio(0.0, 0.0 if a[0].batch == 4 else 1.0, 1, 0.0)
 
     monkeypatch.setattr(run_module, "ratio_of_rounds", ratio)
-    monkeypatch.setattr(session, "quiet_together", lambda entries, name: range(len(entries[0].rounds[name])))
-    monkeypatch.setattr(run_module, "together", lambda protocol, entries, name: [e.rounds[name] for e in entries])
     pair = [script("one"), script("two")]
     protocol = Protocol(("single", "offline", "server:200"), (1, 4), 0.06, 0.02, 3, 0.0, processes=2, max_extension=2.5)
     bench_run = run_benchmark(pair, protocol, lambda text, done, total: totals.append(total), pairs=[("two", "one")])
@@ -208,7 +212,7 @@ def test_what_is_not_narrow_is_measured_again_in_other_processes(script, monkeyp
     assert [len(entry.rounds["single"]) for entry in alone.entries] == [3, 3]
 
 
-def test_a_run_ends_with_the_process_after_which_nothing_is_open(script):
+def test_a_run_ends_with_the_process_after_which_nothing_is_open(script, quiet_machine):
     """What describes an artifact is measured once; what decides, until nothing can change."""
     seen, totals = [], []
 
@@ -236,7 +240,7 @@ def test_a_run_ends_with_the_process_after_which_nothing_is_open(script):
     assert [len(entry.rounds["server:200"]) for entry in bench_run.entries] == [3, 3]
 
 
-def test_an_artifact_of_which_nothing_is_open_leaves_the_run(script):
+def test_an_artifact_of_which_nothing_is_open_leaves_the_run(script, quiet_machine):
     """It keeps the rounds that it has, and its ratios are of the rounds that both have."""
     left = iter([("one", "three"), ("one", "two", "three")])
     protocol = Protocol(("single", "offline"), (1, 4), 0.06, 0.02, 21, 0.0)
