@@ -37,6 +37,22 @@ def constant(array: npt.NDArray[Any], name: str) -> ir.Value:
     return ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
 
 
+def _named(graph: ir.Graph) -> Iterator[ir.Value | ir.Node]:
+    """Every value and node of a graph, of its branches and loops too. One walk: a rewrite makes new names again and
+    again, and the library's own walks take several times as long."""
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph:
+        yield node
+        yield from node.outputs
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                yield from _named(attribute.as_graph())
+            elif attribute.type == ir.AttributeType.GRAPHS:
+                for part in attribute.as_graphs():
+                    yield from _named(part)
+
+
 class Names:
     """The names that are taken in a model: of values, initializers and nodes, in branches and loops too.
 
@@ -45,12 +61,7 @@ class Names:
 
     def __init__(self, model: ir.Model) -> None:
         self._graph = model.graph
-        self._taken: set[str] = set()
-        for part in (model.graph, *model.graph.subgraphs()):
-            self._taken.update(str(value.name) for value in (*part.inputs, *part.initializers.values()))
-            for node in part:  # a loop of its own: a rewrite makes new names again and again
-                self._taken.add(str(node.name))
-                self._taken.update([str(value.name) for value in node.outputs])
+        self._taken = {str(each.name) for each in _named(model.graph)}
 
     def free(self, name: str) -> str:
         """`name`, with a number behind it where it is taken."""
@@ -87,21 +98,11 @@ class Names:
         return node
 
 
-def _values(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Every value of a graph, of its branches and loops too."""
-    for part in (graph, *graph.subgraphs()):
-        yield from part.inputs
-        yield from part.initializers.values()
-    for node in graph.all_nodes():
-        yield from node.outputs
-
-
 def rename(model: ir.Model, value: ir.Value, name: str) -> None:
     """Give `value` the name; a value that has it, as files of other tools may, takes a new one."""
-    others = [other for other in _values(model.graph) if other is not value and other.name == name]
-    names = Names(model)
-    for other in others:
-        other.name = names.free(name)
+    for other in list(_named(model.graph)):
+        if isinstance(other, ir.Value) and other is not value and other.name == name:
+            other.name = Names(model).free(name)
     value.name = name
 
 
