@@ -263,7 +263,7 @@ except VitdeployError as error:
 """
 PROCESS = """
 import json
-from vitdeploy.compilation.child import run_child
+from vitdeploy.runtime.interpreter import run_child
 from vitdeploy.compilation.tensorrt import BUILDER, BuildRequest
 from vitdeploy.compilation.backend import BuildOptions
 from vitdeploy.errors import VitdeployError

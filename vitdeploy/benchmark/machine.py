@@ -14,8 +14,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitdeploy.errors import CapabilityError
+from vitdeploy.extensions import lazy
+
+if TYPE_CHECKING:
+    import fcntl
+else:
+    fcntl = lazy("fcntl")  # there is none on Windows
 
 # --- What the machine did while a block was measured ------------------------------------------------------------------
 # clocks, temperature, other processes, waiting, suspension, memory.
@@ -210,8 +217,6 @@ class MachineLock:
     def give_back(self) -> None:
         self._depth -= 1
         if not self._depth and self._descriptor is not None:
-            import fcntl
-
             # A process forked meanwhile has the file open too: closing it here would not be enough.
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
@@ -271,8 +276,6 @@ def _ticket() -> Iterator[Callable[[], int]]:
     if descriptor is None:
         yield lambda: 0
         return
-    import fcntl
-
     place = max((start for start, _ in _queue()), default=0) + 1, os.getpid()
     try:
         with contextlib.suppress(OSError):  # not every file system has locks
@@ -312,8 +315,6 @@ def _locked() -> tuple[bool, int | None]:
     descriptor = open_lock(lock_file()) if os.name == "posix" else None
     if descriptor is None:
         return True, None
-    import fcntl  # there is none on Windows
-
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
-import signal
 import subprocess
 import threading
 import time
@@ -13,10 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from vitdeploy.errors import VitdeployError, WorkerError, error_with_code
+from vitdeploy.errors import VitdeployError, WorkerError
+from vitdeploy.runtime.interpreter import ending, last_words, reported_error
 
-TAIL_BYTES = 4096
-TAIL_LINES = 8
 EXIT_SECONDS = 3.0
 
 
@@ -88,34 +86,21 @@ class WorkerProcess:
         return answer
 
     def _reported(self, data: dict[str, str]) -> VitdeployError:
-        message, found = data["message"], data["found"]
-        if self.artifact not in message:
-            message = f"{self.artifact}: {message}"
-        if data["code"] == VitdeployError.code:  # unexpected, so its traceback is wanted
-            found = "\n".join([found, *self._last_words()]).strip()
-        return error_with_code(data["code"], message, found=found, wanted=data["wanted"], fix=data["fix"])
+        message = data["message"] if self.artifact in data["message"] else f"{self.artifact}: {data['message']}"
+        with self._stderr_file.open("rb") as stderr:
+            return reported_error(data, message, stderr)
 
     def _death(self) -> WorkerError:
         try:
             status = self._process.wait(timeout=EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             return self._failure("closed its output", "still running")
-        if status < 0:
-            name = _signal_name(-status)
-            fix = "often too little memory: free some, or take a smaller batch" if name == "SIGKILL" else ""
-            return self._failure("died", f"ended by {name}", fix)
-        return self._failure("died", f"exit status {status}")
+        return self._failure("died", *ending(status))
 
     def _failure(self, what: str, found: str, fix: str = "") -> WorkerError:
-        lines = [found, *self._last_words()]
-        return WorkerError(f"the measuring process of {self.artifact} {what}", found="\n".join(lines), fix=fix)
-
-    def _last_words(self) -> list[str]:
-        """The last lines of its standard error, indented for the `found` field of an error."""
         with self._stderr_file.open("rb") as stderr:
-            stderr.seek(max(0, self._stderr_file.stat().st_size - TAIL_BYTES))
-            text = stderr.read().decode("utf-8", errors="replace")
-        return [f"{'':16}| {line}" for line in text.splitlines()[-TAIL_LINES:]]
+            lines = [found, *last_words(stderr)]
+        return WorkerError(f"the measuring process of {self.artifact} {what}", found="\n".join(lines), fix=fix)
 
     def terminate(self) -> None:
         self._process.terminate()
@@ -139,10 +124,3 @@ def end_all(workers: Sequence[WorkerProcess]) -> None:
     deadline = time.monotonic() + EXIT_SECONDS
     for worker in workers:
         worker.reap(max(0.0, deadline - time.monotonic()))
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -28,6 +28,7 @@ from vitdeploy.benchmark.protocol import (
     parse_scenario,
 )
 from vitdeploy.benchmark.results import BenchRun, BlockMachine, Measurements, Round, mostly_slowed
+from vitdeploy.progress import Progress
 from vitdeploy.runtime.host import require_real_times
 from vitdeploy.runtime.interpreter import module_argv
 from vitdeploy.spec import EngineSpec, encode
@@ -91,7 +92,6 @@ STEADY_SPREAD = 0.02
 HOPEFUL_SHARE = 0.2
 
 Pairs = Sequence[tuple[str, str]]
-Progress = Callable[[str, int, int], None]
 
 
 def no_progress(text: str, done: int, total: int) -> None:

@@ -15,8 +15,9 @@ from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.context import Context, LeftOut, Memory, Profile, RateFacts
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.results import BenchRun
-from vitdeploy.benchmark.run import BenchCandidate, Progress, started
+from vitdeploy.benchmark.run import BenchCandidate, started
 from vitdeploy.errors import VitdeployError, WorkerError
+from vitdeploy.progress import Progress
 from vitdeploy.runtime.backend import RUNTIME
 from vitdeploy.runtime.host import default_threads, usable_cores
 from vitdeploy.runtime.interpreter import module_argv

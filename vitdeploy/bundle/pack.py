@@ -31,6 +31,7 @@ from vitdeploy.bundle.read import (
 )
 from vitdeploy.bundle.sign import SIGNATURE_FILE, digests_in, signed_by
 from vitdeploy.errors import ArchiveError, ManifestError, MissingFileError, SignatureError, quoted
+from vitdeploy.progress import Progress, silent
 from vitdeploy.publish import replacing
 from vitdeploy.spec import FileEntry, Manifest
 
@@ -45,12 +46,6 @@ from vitdeploy.spec import FileEntry, Manifest
 
 MAX_SIGNATURE_BYTES = 16 * 1024 * 1024
 BLOCK = 1 << 20
-
-Progress = Callable[[str, int, int], None]  # what is done, bytes so far, bytes in all
-
-
-def silent(text: str, done: int, total: int) -> None:
-    """No progress."""
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitdeploy.backends import BackendTable
 from vitdeploy.errors import CapabilityError
+from vitdeploy.progress import Progress
 from vitdeploy.spec import EngineSpec, FloatRest, Precision, TensorSpec
 
 if TYPE_CHECKING:
     from vitdeploy.runtime.profiles import Profile
 
-Progress = Callable[[str, int, int], None]
 # As of `runtime.profiles`, which needs numpy: the agent says the state of a job without.
 Batches = tuple[int, int, int]
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.layout import tensors_of
-from vitdeploy.compilation.backend import COMPILE, BuildOptions, CompileRequest, Finding, Progress, TargetState
+from vitdeploy.compilation.backend import COMPILE, BuildOptions, CompileRequest, Finding, TargetState
 from vitdeploy.errors import CapabilityError, MissingPackageError
+from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.flows import flow_of_graphs, inputs_of, outputs_of
 from vitdeploy.runtime.sequence import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
 from vitdeploy.runtime.text_decoder import text_outputs
@@ -30,7 +31,7 @@ def compile_engine(
     placed: int,
     bare: bool = False,
     build: BuildOptions | None = None,
-    progress: Progress = lambda text, done, total: None,
+    progress: Progress = silent,
     float_rest: FloatRest = "fp32",
 ) -> EngineSpec:
     """Write the engine's files to `out`, run it once, and return what ran.

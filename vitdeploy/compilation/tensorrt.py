@@ -23,12 +23,12 @@ import numpy as np
 
 from vitdeploy.bundle.read import file_sha256
 from vitdeploy.compilation.backend import BuildOptions, CompileBackend, CompileRequest, default_batches
-from vitdeploy.compilation.child import answer_parent, run_child
 from vitdeploy.compilation.probe_nvidia import findings, probe
 from vitdeploy.errors import CapabilityError, DigestError, EngineError, TargetError
+from vitdeploy.extensions import lazy
 from vitdeploy.runtime import cuda
 from vitdeploy.runtime import tensorrt as tensorrt_api
-from vitdeploy.runtime.interpreter import module_argv
+from vitdeploy.runtime.interpreter import answer_parent, module_argv, run_child
 from vitdeploy.runtime.profiles import Batches, Profile, plan_profiles
 from vitdeploy.runtime.tensorrt import HARDWARE, VERSIONS, TensorRtRunner, fingerprint, read_profiles
 from vitdeploy.runtime.trust import private_folder, register, write_atomic
@@ -36,7 +36,8 @@ from vitdeploy.spec import EngineSpec, Precision, TensorSpec, decode, encode
 
 if TYPE_CHECKING:
     import tensorrt as trt
-
+else:
+    trt = lazy("tensorrt")
 PLAN_FILE, LAYERS_FILE = "engine.plan", "layers.json"
 # Timings of kernels, which make the next build faster.
 TIMINGS = "tensorrt-timings"
@@ -208,8 +209,6 @@ class _Builder:
     """One attempt: a network parsed from the graph, and a configuration."""
 
     def __init__(self, request: BuildRequest, here: dict[str, str], tell: Tell) -> None:
-        import tensorrt as trt
-
         self._request = request
         self._tell = tell
         self._logger, self.messages = tensorrt_api.make_logger()
@@ -248,8 +247,6 @@ class _Builder:
         return tensorrt_api.bytes_of(plan)
 
     def _configure(self, workspace: int) -> trt.IBuilderConfig:
-        import tensorrt as trt
-
         options = self._request.options
         config = self._builder.create_builder_config()
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, workspace)
@@ -286,7 +283,6 @@ class _Builder:
 
 def _make_monitor(tell: Tell) -> trt.IProgressMonitor:
     """A progress monitor: reports the steps of the outermost phases; cancels the build once nobody listens."""
-    import tensorrt as trt
 
     class Monitor(trt.IProgressMonitor):
         def __init__(self) -> None:
@@ -315,8 +311,6 @@ def _make_monitor(tell: Tell) -> trt.IProgressMonitor:
 
 def _inspect(plan: bytes, linears: list[str], options: BuildOptions) -> dict[str, Any]:
     """The inspector's report on the engine's layers, its profiles, and whether its batch is dynamic."""
-    import tensorrt as trt
-
     logger, messages = tensorrt_api.make_logger()
     runtime = trt.Runtime(logger)
     runtime.engine_host_code_allowed = options.versions == "newer"
@@ -356,8 +350,6 @@ _ATTENTION_NAME = re.compile(r"_mha(_|$)", re.IGNORECASE)
 
 def find_linears(network: trt.INetworkDefinition) -> list[str]:
     """The metadata that names each convolution, and each product with a constant weight, of a parsed network."""
-    import tensorrt as trt
-
     layers = [network.get_layer(index) for index in range(network.num_layers)]
     makers = {layer.get_output(i).name: layer for layer in layers for i in range(layer.num_outputs)}
     passing = (trt.LayerType.DEQUANTIZE, trt.LayerType.QUANTIZE, trt.LayerType.SHUFFLE, trt.LayerType.CAST)

@@ -229,7 +229,7 @@ FLEET_FORMAT = 1
 State = Literal["current", "behind", "failed", "off"]
 # "complete": all run it, or as many as the last stage asks for. "stopped": it failed somewhere. "partial": devices were
 # off, or the command was ended.
-Progress = Literal["complete", "stopped", "partial"]
+RolloutProgress = Literal["complete", "stopped", "partial"]
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ class Fleet:
     name: str
     release: str = ""
     bundle: str = ""
-    progress: Progress = "partial"
+    progress: RolloutProgress = "partial"
     reason: str = ""
     changed: str = ""
     members: tuple[FleetMember, ...] = ()

@@ -153,7 +153,7 @@ class _RollOut:
         there = self._ask()
         done = [device for device in self.devices if device.name in there and self._runs(there[device.name])]
         left = [device for device in self.devices if device.name in there and device not in done]
-        progress: registry.Progress = "complete"
+        progress: registry.RolloutProgress = "complete"
         try:
             for step in stages:
                 needed = step.count(len(self.devices)) - len(done)

@@ -1,4 +1,6 @@
-"""Starts a process that runs a module of ours, and imports nothing from the current folder.
+"""Processes that run a module of ours: how they start, what parent and child say, and how a dead one is reported.
+
+They import nothing from the current folder.
 
 `python -m` looks for every module, those of Python itself too, in the current folder first. That may be a bundle or a
 data set of somebody else's, and a `json.py` in it is code.
@@ -6,10 +8,25 @@ data set of somebody else's, and a `json.py` in it is code.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import signal
+import subprocess
 import sys
+import tempfile
+import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO, Any
 
 import vitdeploy
+from vitdeploy.errors import StorageError, VitdeployError, WorkerError, error_with_code
+from vitdeploy.progress import Progress
+
+TAIL_BYTES, TAIL_LINES = 4096, 8
+
+Job = Callable[[Any, Callable[[str, int, int], bool]], Any]
 
 HOME = str(Path(vitdeploy.__file__).resolve().parents[1])
 
@@ -30,3 +47,118 @@ def module_argv(module: str) -> tuple[str, ...]:
     """The arguments of a process that runs a module of vitdeploy as `python -m` does, but without the current folder on
     its path (Python 3.11 has -P for that); vitdeploy itself is the one that is running."""
     return sys.executable, "-c", f"{_OUTSIDE}runpy.run_module({module!r}, None, '__main__', True)"
+
+
+# --- What a child reports of its failure, and what is left of one that died -------------------------------------------
+
+
+def reported_error(data: dict[str, str], message: str, output: IO[bytes]) -> VitdeployError:
+    """The error that a child reports, as the class with its code. `output` is the file of its standard error."""
+    found = data["found"]
+    if data["code"] == VitdeployError.code:  # unexpected, so its traceback is wanted
+        found = "\n".join([found, *last_words(output)]).strip()
+    return error_with_code(data["code"], message, found=found, wanted=data["wanted"], fix=data["fix"])
+
+
+def ending(status: int) -> tuple[str, str]:
+    """How a process ended, and the fix for that, "" without one."""
+    if status >= 0:
+        return f"exit status {status}", ""
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+    fix = "often too little memory: free some, or take a smaller batch" if name == "SIGKILL" else ""
+    return f"ended by {name}", fix
+
+
+def last_words(output: IO[bytes]) -> list[str]:
+    """The last lines that a process wrote to a file, indented for the `found` field of an error."""
+    output.seek(max(0, output.seek(0, os.SEEK_END) - TAIL_BYTES))
+    text = output.read().decode("utf-8", errors="replace")
+    return [f"{'':16}| {line}" for line in text.splitlines()[-TAIL_LINES:]]
+
+
+# --- One job in a process of its own ----------------------------------------------------------------------------------
+# The child reads one JSON document from standard input and answers with JSON lines on what was its standard output:
+#
+#     {"progress": ["text", done, total]}    any number of times
+#     {"done": {...}}                        or {"error": {"code", "message", "exit_code", "found", "wanted", "fix"}}
+
+
+def run_child(argv: tuple[str, ...], request: Any, what: str, progress: Progress) -> Any:
+    """Start a process with `argv`, send it `request` and return its answer; `what` names it in errors.
+
+    However this call ends, the process is gone.
+
+    Raises:
+        VitdeployError: the error that it reports, as the class with its code.
+        WorkerError: it cannot be started, died, or gave another answer.
+    """
+    with tempfile.TemporaryFile() as stderr:
+        try:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True, encoding="utf-8"
+            )
+        except OSError as error:
+            raise WorkerError(f"{what} cannot be started", found=str(error)) from None
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            with contextlib.suppress(BrokenPipeError), process.stdin:  # it may be dead already, which is reported below
+                process.stdin.write(json.dumps(request))
+            for line in process.stdout:
+                answer = _parse(line, what)
+                if "progress" in answer:
+                    progress(*answer["progress"])
+                elif "error" in answer:
+                    raise reported_error(answer["error"], answer["error"]["message"], stderr)
+                else:
+                    return answer["done"]
+            how, fix = ending(process.wait())
+            raise WorkerError(f"{what} died", found="\n".join([how, *last_words(stderr)]), fix=fix)
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+def _parse(line: str, what: str) -> dict[str, Any]:
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict) or not answer.keys() & {"progress", "error", "done"}:
+        raise WorkerError(f"{what} answered something that is no answer", found=repr(line[:200]))
+    return answer
+
+
+def answer_parent(job: Job) -> int:
+    """The child's side: do `job` on the request and answer; returns the exit status.
+
+    `job` gets the request and a function that reports progress, which returns False once nobody listens any more.
+    """
+    # Ctrl-C reaches the whole process group; the parent decides when this process ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # From now on, output of native code goes to standard error.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def say(document: dict[str, Any]) -> bool:
+        try:
+            answers.write(json.dumps(document) + "\n")
+            answers.flush()
+        except OSError:
+            return False
+        return True
+
+    try:
+        done = job(json.load(sys.stdin), lambda text, count, total: say({"progress": [text, count, total]}))
+        say({"done": done})
+    except VitdeployError as error:
+        say({"error": error.to_dict()})
+    except OSError as error:
+        why = StorageError(
+            "a file cannot be read or written", found=str(error), fix="free some space, or choose another -o"
+        )
+        say({"error": why.to_dict()})
+    except Exception as error:
+        traceback.print_exc()
+        say({"error": VitdeployError(f"{type(error).__name__}: {str(error)[:300]}").to_dict()})
+    return 0

@@ -13,6 +13,7 @@ import numpy as np
 
 from vitdeploy.bundle.sign import signed_digests
 from vitdeploy.errors import CapabilityError, DeviceMemoryError, EngineError, TensorError, VitdeployError
+from vitdeploy.extensions import lazy
 from vitdeploy.runtime import cuda
 from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend, import_runtime
 from vitdeploy.runtime.cuda import DeviceArray, borrow
@@ -23,7 +24,8 @@ from vitdeploy.spec import TensorSpec
 
 if TYPE_CHECKING:
     import tensorrt as trt
-
+else:
+    trt = lazy("tensorrt")
 
 # --- TensorRT 10.3 to 11 in one code path: importing it, its messages, and the places where versions differ -----------
 # TensorRT is imported at first use. All differences between the versions are handled here: 10 types a network strongly
@@ -97,8 +99,6 @@ class Messages:
 
 def make_logger() -> tuple[trt.ILogger, Messages]:
     """A logger for TensorRT, and what it has collected."""
-    import tensorrt as trt
-
     messages = Messages()
 
     class Logger(trt.ILogger):
@@ -115,8 +115,6 @@ def make_logger() -> tuple[trt.ILogger, Messages]:
 def create_network(builder: trt.Builder) -> trt.INetworkDefinition:
     """An empty network in which every tensor has the type that the graph gives it: on 10 only where asked for by this
     flag, whose number is another one on 11, which ignores it."""
-    import tensorrt as trt
-
     return builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
 
 
@@ -126,8 +124,6 @@ def hardware_level(name: str) -> trt.HardwareCompatibilityLevel:
     Raises:
         CapabilityError: this version does not have it.
     """
-    import tensorrt as trt
-
     names = {"this": "NONE", "same-compute-capability": "SAME_COMPUTE_CAPABILITY", "ampere+": "AMPERE_PLUS"}
     level: trt.HardwareCompatibilityLevel | None = getattr(trt.HardwareCompatibilityLevel, names[name], None)
     if level is None:
@@ -294,8 +290,6 @@ class TensorRtRunner(Runner):
 
     def _open(self, data: bytes) -> None:
         """Deserialise the plan, choose its profile, and set `inputs` and `outputs`."""
-        import tensorrt as trt
-
         logger, self._messages = make_logger()
         try:
             runtime = trt.Runtime(logger)
@@ -438,8 +432,6 @@ def io_tensors(engine: trt.ICudaEngine) -> tuple[list[TensorSpec], list[TensorSp
     Raises:
         TensorError: an element type that numpy lacks.
     """
-    import tensorrt as trt
-
     inputs: list[TensorSpec] = []
     outputs: list[TensorSpec] = []
     for name in (engine.get_tensor_name(index) for index in range(engine.num_io_tensors)):

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from vitdeploy.benchmark.machine import open_lock
+from vitdeploy.benchmark.machine import fcntl, open_lock
 from vitdeploy.data.annotations import InFile
 from vitdeploy.data.decoding import Loaded, decode_each, skippable
 from vitdeploy.data.file_digests import DIGESTS_FILE, UNREAD, FileDigests
@@ -293,8 +293,6 @@ def machine_turn() -> Iterator[None]:
     if os.name != "posix":
         yield
         return
-    import fcntl
-
     descriptor = open_lock(Path(tempfile.gettempdir()) / f"vitdeploy-evaluation-{os.getuid()}.lock")
     try:
         if descriptor is not None:

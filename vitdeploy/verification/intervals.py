@@ -8,8 +8,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.extensions import lazy
+
+stats = lazy("scipy.stats")  # loaded at first use: measuring processes load this module, and need no interval
+
 # --- Confidence intervals for reported numbers: a proportion, the difference of two paired ones, a ratio of times -----
-# scipy is loaded at first use: measuring processes load this module, and need no interval.
 
 
 def wilson(successes: int, n: int, level: float = 0.95) -> tuple[float, float]:
@@ -21,8 +24,6 @@ def wilson(successes: int, n: int, level: float = 0.95) -> tuple[float, float]:
     Raises:
         ValueError: `n` below 1, or `successes` outside 0..n.
     """
-    from scipy import stats
-
     interval = stats.binomtest(successes, n).proportion_ci(confidence_level=level, method="wilson")
     return float(interval.low), float(interval.high)
 
@@ -90,8 +91,6 @@ def student(log: float, error: float, freedom: int, level: float = 0.95) -> tupl
 
     error: the standard error of the logarithm, with so many degrees of `freedom`.
     """
-    from scipy import stats
-
     reach = float(stats.t.ppf((1 + level) / 2, freedom)) * error
     return math.exp(log), math.exp(log - reach), math.exp(log + reach)
 
@@ -105,8 +104,6 @@ def unpaired_log_ratio(a: Sequence[float], b: Sequence[float], level: float = 0.
     Raises:
         ValueError: fewer than two values on a side, or one that is not positive and finite.
     """
-    from scipy import stats
-
     found = stats.ttest_ind(_logs(a), _logs(b), equal_var=False)
     interval = found.confidence_interval(level)
     mean = float(np.mean(_logs(a)) - np.mean(_logs(b)))

@@ -20,12 +20,15 @@ import numpy.typing as npt
 from vitdeploy.data.containers.held import Container, HeldImage, too_large
 from vitdeploy.data.label_file import DECIMAL, Repairs, read_labels
 from vitdeploy.errors import DataError, ImageError, MissingPackageError
+from vitdeploy.extensions import lazy
 from vitdeploy.paths import is_file
 from vitdeploy.runtime.preprocess import MAX_FILE_BYTES
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
+    import pyarrow.parquet as pq
+else:
+    pa, pq = lazy("pyarrow"), lazy("pyarrow.parquet")
 
 # --- The images of a data set as columns, in little memory, and the classes that their labels are of ------------------
 
@@ -323,8 +326,6 @@ def require_pyarrow() -> None:
 @contextlib.contextmanager
 def whole(path: Path | str) -> Iterator[None]:
     """Errors of pyarrow as those of a damaged file."""
-    import pyarrow as pa
-
     try:
         yield
     except (pa.ArrowException, ValueError, OverflowError, EOFError, OSError) as error:
@@ -352,8 +353,6 @@ class ParquetTable:
     """A Parquet file. Errors of pyarrow propagate."""
 
     def __init__(self, container: Container) -> None:
-        import pyarrow.parquet as pq
-
         self._file = pq.ParquetFile(container.path)
         self.schema: pa.Schema = self._file.schema_arrow
 
@@ -376,8 +375,6 @@ class ArrowTable:
     """The same of an Arrow file of `datasets`: one group, whose bytes stay on the disk until they are needed."""
 
     def __init__(self, container: Container) -> None:
-        import pyarrow as pa
-
         with pa.memory_map(container.path) as source:
             self._table = pa.ipc.open_stream(source).read_all()
         for column in self._table.columns:
@@ -385,8 +382,6 @@ class ArrowTable:
         self.schema: pa.Schema = self._table.schema
 
     def groups(self, image: str) -> list[Group]:
-        import pyarrow as pa
-
         missing = 0
         for chunk in self._table.column(image).chunks:
             inner = chunk.field("bytes") if pa.types.is_struct(chunk.type) else chunk
@@ -443,8 +438,6 @@ class TableRow(HeldImage):
 
     def read(self, name: str) -> bytes:
         require_pyarrow()
-        import pyarrow as pa
-
         self.container.open().close()  # still the one that was listed
         with whole(self.container.path):
             value = _kept.group(self.container, self.column, self.group)[self.row]

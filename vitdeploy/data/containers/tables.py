@@ -38,12 +38,14 @@ from vitdeploy.data.containers.listing import (
     whole,
 )
 from vitdeploy.errors import DataError
+from vitdeploy.extensions import lazy
 from vitdeploy.limits import bounded
 from vitdeploy.publish import storage_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
+else:
+    pa = lazy("pyarrow")
 # What `datasets` writes beside the files of one data set, and of several parts of one.
 STATE, PARTS_FILE = "state.json", "dataset_dict.json"
 IMAGE_NAMES = ("image", "img")
@@ -183,8 +185,6 @@ def _label_candidates(schema: pa.Schema, features: dict[str, Any]) -> list[str]:
 
 
 def _holds_images(field: pa.Field) -> bool:
-    import pyarrow as pa
-
     kind = field.type
     if pa.types.is_struct(kind):
         inside = [kind.field(i) for i in range(kind.num_fields) if kind.field(i).name == "bytes"]
@@ -193,8 +193,6 @@ def _holds_images(field: pa.Field) -> bool:
 
 
 def _holds_labels(field: pa.Field) -> bool:
-    import pyarrow as pa
-
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
     return bool(pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind))
 

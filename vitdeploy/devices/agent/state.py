@@ -23,13 +23,13 @@ from typing import Any
 
 from vitdeploy.benchmark.machine import MACHINE, described, holder
 from vitdeploy.devices.agent.documents import DeviceJob, Status
+from vitdeploy.runtime.interpreter import last_words
 from vitdeploy.spec import decode
 
 JOB_FILE, STATUS_FILE, LOG_FILE, RESULT_FOLDER, RESULT_FILE = (
     *("job.json", "status.json", "log.txt"),
     *("result", "result.json"),
 )
-TAIL_BYTES, TAIL_LINES = 4096, 8
 
 
 def home() -> Path:
@@ -116,8 +116,7 @@ def read_status(folder: Path) -> Status:
         return Status("done")
     if process.boot != boot_id():
         return Status("lost", "the device was restarted meanwhile")
-    words = "".join(f"\n{'':16}| {line}" for line in last_words(folder))
-    return Status("lost", f"its process was ended by something else, often for want of memory{words}")
+    return Status("lost", f"its process was ended by something else, often for want of memory{_job_words(folder)}")
 
 
 def _written(folder: Path) -> tuple[Status, Process] | None:
@@ -129,14 +128,11 @@ def _written(folder: Path) -> tuple[Status, Process] | None:
     return Status(found["state"], found["detail"], progress), Process(**found["process"])
 
 
-def last_words(folder: Path) -> list[str]:
-    """The last lines that the job's process wrote."""
-    try:
-        with (folder / LOG_FILE).open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
-            return log.read().decode("utf-8", errors="replace").splitlines()[-TAIL_LINES:]
-    except OSError:
-        return []
+def _job_words(folder: Path) -> str:
+    """The last lines that the job's process wrote, for the `found` field of an error."""
+    with contextlib.suppress(OSError), (folder / LOG_FILE).open("rb") as log:
+        return "".join(f"\n{line}" for line in last_words(log))
+    return ""
 
 
 def end(folder: Path, number: int = signal.SIGTERM) -> bool:
