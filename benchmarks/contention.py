@@ -51,8 +51,8 @@ SEED, LOOP = 0, "while True: pass"
 # A process of a bench that takes turns with others which are not there.
 BENCH = """
 import json, sys, time
-from vitdeploy.benchmark.worker import Session, engine_runner
-session = Session(engine_runner)
+from vitdeploy.benchmark.worker import _Session, engine_runner
+session = _Session(engine_runner)
 session.answer({"do": "load", "request": {**json.loads(sys.argv[1]), "threads": 0}, "batches": [1]})
 while True:
     session.answer({"do": "block", "batch": 1, "seconds": 0.5})

@@ -162,7 +162,7 @@ def slower(name, taken):
 
 
 def simulated(kind, generator):
-    """A run as `Meter` makes it: rounds in which others ran are measured again, up to three times the duration."""
+    """A run as `_Meter` makes it: rounds in which others ran are measured again, up to three times the duration."""
     load, rounds = load_of(kind, generator), {"a": [], "b": []}
     noise = generator.uniform(0.005, 0.03)
     for process in range(3):

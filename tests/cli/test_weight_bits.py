@@ -97,14 +97,14 @@ def test_doctor_says_whether_the_cpu_has_vnni(here, cpu, flags, expected):
 
 def test_a_bisection_proposes_weights_that_fit_the_cpu(cpu, bundles):
     from vitdeploy.search.bisect import Fix, fixed_bits
-    from vitdeploy.workflows.bisection import BisectionFormatter
+    from vitdeploy.workflows.bisection import _BisectionFormatter
 
     eight, seven = (read_bundle(bundles[bits][0]).engines[0] for bits in (8, 7))
     fix = Fix("quantize", (), 1.0, 0.1, enough=True)
     for flags, expected in (({"avx2"}, [7, 7]), ({"avx2", "avx_vnni"}, [8, 7])):
         cpu(*flags)
         assert [fixed_bits(engine) for engine in (eight, seven)] == expected
-        commands = [BisectionFormatter("a", "g", "d", engine, "{}").command(fix) for engine in (eight, seven)]
+        commands = [_BisectionFormatter("a", "g", "d", engine, "{}").command(fix) for engine in (eight, seven)]
         assert ["--no-vnni" in command for command in commands] == [bits == 7 for bits in expected]
 
 

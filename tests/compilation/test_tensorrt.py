@@ -8,8 +8,8 @@ import pytest
 from tests.tensorrt_api.api import each_version, run_with
 from vitdeploy.compilation.backend import BuildOptions, CompileRequest, default_batches
 from vitdeploy.compilation.tensorrt import (
-    BuildRequest,
-    BuildResult,
+    _BuildRequest,
+    _BuildResult,
     check_typed,
     compile_graph,
     count_layers,
@@ -133,10 +133,10 @@ def test_an_engine_is_built_for_its_batch_and_runs_at_others(batches, profiles):
 
 
 def test_a_request_and_its_answer_survive_the_pipe():
-    request = BuildRequest("g", "o", "c", 2, BuildOptions(((1, 2, 4),), ((224, 224),), 1 << 30, 5, "ampere+", "newer"))
-    assert decode(BuildRequest, json.loads(json.dumps(encode(request)))) == request
-    result = BuildResult("0" * 64, HERE, "TensorRT", ENGINE.inputs, ENGINE.outputs, True, {"int8": 3})
-    assert decode(BuildResult, json.loads(json.dumps(encode(result)))) == result
+    request = _BuildRequest("g", "o", "c", 2, BuildOptions(((1, 2, 4),), ((224, 224),), 1 << 30, 5, "ampere+", "newer"))
+    assert decode(_BuildRequest, json.loads(json.dumps(encode(request)))) == request
+    result = _BuildResult("0" * 64, HERE, "TensorRT", ENGINE.inputs, ENGINE.outputs, True, {"int8": 3})
+    assert decode(_BuildResult, json.loads(json.dumps(encode(result)))) == result
 
 
 def test_the_target_tensorrt_has_its_own_runner(tmp_path):
@@ -251,25 +251,25 @@ except VitdeployError as error:
 """
 BUILDER = """
 import json
-from vitdeploy.compilation.tensorrt import BuildRequest
+from vitdeploy.compilation.tensorrt import _BuildRequest
 from vitdeploy.compilation.backend import BuildOptions
 from vitdeploy.compilation.probe_nvidia import _checked, _start_tensorrt
 from vitdeploy.compilation.tensorrt import _Builder
 from vitdeploy.errors import VitdeployError
 try:
-    _Builder(BuildRequest("g.onnx", ".", ".", 1, BuildOptions()), {"tensorrt": "0"}, print)
+    _Builder(_BuildRequest("g.onnx", ".", ".", 1, BuildOptions()), {"tensorrt": "0"}, print)
 except VitdeployError as error:
     print(json.dumps([error.to_dict(), _checked("TensorRT starts", _start_tensorrt, "", None).detail]))
 """
 PROCESS = """
 import json
 from vitdeploy.runtime.interpreter import run_child
-from vitdeploy.compilation.tensorrt import BUILDER, BuildRequest
+from vitdeploy.compilation.tensorrt import BUILDER, _BuildRequest
 from vitdeploy.compilation.backend import BuildOptions
 from vitdeploy.errors import VitdeployError
 from vitdeploy.spec import encode
 try:
-    run_child(BUILDER, encode(BuildRequest("g.onnx", ".", ".", 1, BuildOptions())), "the build", print)
+    run_child(BUILDER, encode(_BuildRequest("g.onnx", ".", ".", 1, BuildOptions())), "the build", print)
 except VitdeployError as error:
     print(json.dumps(error.to_dict()))
 """

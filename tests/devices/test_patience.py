@@ -23,7 +23,7 @@ from vitdeploy.devices.agent import stream
 from vitdeploy.devices.agent.documents import FORMAT, DeviceJob, PlacedArtifact, PlacedGraph, Status
 from vitdeploy.devices.agent.probe import BoardState, DeviceProbe
 from vitdeploy.devices.agent.stream import BEAT, Beats
-from vitdeploy.devices.call import Call, Clock, DevicePatience, Interrupted, Unresponsive, spelled
+from vitdeploy.devices.call import Call, DevicePatience, Interrupted, Unresponsive, _Clock, spelled
 from vitdeploy.devices.client import Client
 from vitdeploy.devices.registry import Device
 from vitdeploy.devices.results import parse, problem_of
@@ -155,7 +155,7 @@ def test_a_device_that_fails_to_stop_or_forget_a_job_ends_no_command(tmp_path):
 
 
 def test_what_is_read_fast_enough_is_never_late():
-    clock = Clock(DevicePatience(rate=1000.0, silence=10.0))
+    clock = _Clock(DevicePatience(rate=1000.0, silence=10.0))
     clock.expect(5.0)
     for _ in range(100):
         assert clock.overdue() is None
@@ -167,7 +167,7 @@ def test_what_is_read_fast_enough_is_never_late():
 
 
 def test_time_in_which_this_process_was_stopped_is_no_silence():
-    clock = Clock(DevicePatience())
+    clock = _Clock(DevicePatience())
     clock.waited(3600.0, False)
     assert clock.overdue() is None
 

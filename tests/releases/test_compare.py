@@ -86,7 +86,7 @@ def here(tmp_path, monkeypatch):
             return environment
 
     monkeypatch.setattr(compare, "Environments", Here)
-    monkeypatch.setattr(benchmark.Meter, "wait", lambda meter: None)
+    monkeypatch.setattr(benchmark._Meter, "wait", lambda meter: None)
     return str(installed)
 
 

@@ -39,7 +39,7 @@ def ray_workers() -> list[int]:
 
 
 def _runs_task(words: str) -> bool:
-    """By the name that Ray gives a process while it runs a task of `RayPool`. Its agents have such names too, and a
+    """By the name that Ray gives a process while it runs a task of `_RayPool`. Its agents have such names too, and a
     node ends with one of them."""
     return words.startswith(f"ray::{run_task.__name__}")
 

@@ -5,7 +5,7 @@ import pytest
 from tests.workflows import pieces
 from vitdeploy.errors import DataError, WorkerError
 from vitdeploy.workflows import executors
-from vitdeploy.workflows.executors import DEVICE, Processes, RayCluster, RayPool
+from vitdeploy.workflows.executors import DEVICE, Processes, RayCluster, _RayPool
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_so_many_at_a_time(tmp_path, at_a_time, seconds, counts):
     import ray
 
     pieces_of_two = [(str(tmp_path), 2, seconds)] * 2
-    assert sorted(dict(RayPool(ray, at_a_time).map(pieces.begun, pieces_of_two)).values()) == counts
+    assert sorted(dict(_RayPool(ray, at_a_time).map(pieces.begun, pieces_of_two)).values()) == counts
 
 
 def test_another_vitdeploy_on_a_node_is_refused(nodes, monkeypatch):

@@ -22,7 +22,7 @@ BAR_FROM = 80
 
 
 @dataclass
-class Phase:
+class _Phase:
     """A step of the work. `owner` is the thread that tells of it: its next phase ends this one."""
 
     text: str
@@ -62,7 +62,7 @@ class Live:
     def __init__(self, terminal: Terminal | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._terminal = terminal or Terminal(stderr=True, highlight=False)
         self._clock, self._lock = clock, threading.RLock()
-        self._phases: dict[int, Phase] = {}
+        self._phases: dict[int, _Phase] = {}
         self._bars = Progress(
             TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
             _State(self),
@@ -81,7 +81,7 @@ class Live:
             phase = self._phases.get(owner)
             if phase is None or phase.text != text:
                 self._end(owner, now)
-                phase = Phase(text, owner, now, self._bars.add_task(text, total=None), changed=now)
+                phase = _Phase(text, owner, now, self._bars.add_task(text, total=None), changed=now)
                 self._phases[owner] = phase
             phase.told(done, total, now)
 
@@ -133,5 +133,5 @@ def spell(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02} min"
 
 
-def _count(phase: Phase) -> str:
+def _count(phase: _Phase) -> str:
     return f"{phase.done}/{phase.total}  " if phase.total > 1 else ""

@@ -291,7 +291,7 @@ def _bar(text: str, done: int, total: int) -> str:
 # --- Report the progress of long work: on a terminal, in a notebook, or as lines --------------------------------------
 
 
-class Display(Protocol):
+class _Display(Protocol):
     """Where phases of the work are shown as they move."""
 
     def start(self) -> None: ...
@@ -312,7 +312,7 @@ class Reporter:
 
     def __init__(self, *, verbose: int = 0, quiet: bool = False) -> None:
         self.verbose, self.quiet = verbose, quiet
-        self._display: Display | None = None
+        self._display: _Display | None = None
         self._begun: set[str] = set()
         self._lock = threading.Lock()
         self._phase = ("", 0, 0)
@@ -386,7 +386,7 @@ def reporting(progress: bool | Reporter) -> Reporter:
     return progress if isinstance(progress, Reporter) else Reporter(quiet=not progress)
 
 
-def _display() -> Display | None:
+def _display() -> _Display | None:
     if in_notebook():
         return Bars()
     if not sys.stderr.isatty():

@@ -190,7 +190,7 @@ PATIENT_LOOKS = 8
 LONGEST_COMMAND = 100
 
 
-class MachineLock:
+class _MachineLock:
     """The lock as this process sees it. It is reentrant for the thread that holds it: a bench contains others.
 
     `waited`: seconds that this process has waited for it so far; `max_wait`: how many it may at most, None for any.
@@ -224,7 +224,7 @@ class MachineLock:
         self._threads.release()
 
 
-MACHINE = MachineLock()
+MACHINE = _MachineLock()
 
 
 @contextlib.contextmanager

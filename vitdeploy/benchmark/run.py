@@ -98,7 +98,7 @@ def no_progress(text: str, done: int, total: int) -> None:
     pass
 
 
-class Meter:
+class _Meter:
     """Measures process by process, and counts the blocks for the progress.
 
     Rounds in which others used the machine are repeated, so that each of the `pairs` of artifacts (all together,
@@ -373,7 +373,7 @@ def run_benchmark(
         raise ValueError(f"candidates need distinct names, found {names}")
     tell = progress or no_progress
     with alone(tell):
-        meter = Meter(protocol, len(candidates), tell, pairs, looks=still_open is not None)
+        meter = _Meter(protocol, len(candidates), tell, pairs, looks=still_open is not None)
         meter.wait()
         load_average, cpus = _load_average(), os.cpu_count() or 1
         entries: list[Measurements] = []
@@ -448,7 +448,7 @@ def measure_candidates(
     tell = progress or no_progress
     with alone(tell):
         load_average, cpus = _load_average(), os.cpu_count() or 1
-        meter = Meter(single, len(candidates), tell)
+        meter = _Meter(single, len(candidates), tell)
         meter.expect(single.scenarios)
         entries = meter.measure(candidates, workers, 0, range(len(workers)), single.scenarios)
         return BenchRun(single, tuple(entries), load_average, cpus)
@@ -462,7 +462,7 @@ def _load_average() -> float | None:
         return None
 
 
-def _unsettled(entries: Sequence[Measurements], protocol: Protocol, pairs: Pairs, meter: Meter) -> list[str]:
+def _unsettled(entries: Sequence[Measurements], protocol: Protocol, pairs: Pairs, meter: _Meter) -> list[str]:
     """The scenarios in which some pair's ratio is not narrow yet, and that may be measured again."""
     named = {entry.artifact: entry for entry in entries}
     return [

@@ -2,8 +2,8 @@
 
 It reads one JSON command per line from standard input and answers each with one JSON line:
 
-    {"do": "load", "request": {...}, "batches": [1, 8]}   what was loaded: see `Session`
-    {"do": "block", "batch": 1, "seconds": 0.5}           latencies, and what the machine did: see `Session`
+    {"do": "load", "request": {...}, "batches": [1, 8]}   what was loaded: see `_Session`
+    {"do": "block", "batch": 1, "seconds": 0.5}           latencies, and what the machine did: see `_Session`
     {"do": "stages", "seconds": 0.5}                      {"stages_ns": {"decode": [...], ...}}, of images;
                                                           {"stages_ns": {}, "parts_ms": {...}}, of several graphs
     {"do": "close"}                                       {"closed": true}
@@ -59,7 +59,7 @@ def serve(make_runner: MakeRunner, check: Check = lambda request, runner: None) 
     `make_runner` gets the request of the "load" command plus "batch" and returns a runner, loaded or not; `check` gets
     the request and each runner when it is loaded.
     """
-    return answer_lines(Session(make_runner, check).answer)
+    return answer_lines(_Session(make_runner, check).answer)
 
 
 def answer_lines(answer: Answer) -> int:
@@ -99,7 +99,7 @@ def _take_stdout() -> TextIO:
     return answers
 
 
-class Session:
+class _Session:
     """The loaded runners of one artifact, one per batch size, and the feeds that they are measured with."""
 
     def __init__(self, make_runner: MakeRunner, check: Check = lambda request, runner: None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import json
@@ -54,6 +55,17 @@ class Number(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{number} is not a finite number.", param, ctx)
         return number
+
+
+class _WholeChoice(click.Choice):  # type: ignore[type-arg]  # generic from click 8.2 on only
+    """One of the values of a type that other packages add to; these are searched when something needs the values."""
+
+    def __init__(self, whole: Callable[[], Any]) -> None:
+        self._whole, self.case_sensitive = whole, True
+
+    @functools.cached_property
+    def choices(self) -> tuple[str, ...]:  # type: ignore[override]
+        return typing.get_args(self._whole())
 
 
 class ParsedText(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
@@ -314,7 +326,7 @@ def _type(annotation: Any, about: Option) -> click.ParamType:  # type: ignore[ty
     if typing.get_origin(annotation) is Sequence:
         return _type(typing.get_args(annotation)[0], about)
     if typing.get_origin(annotation) is typing.Annotated:  # of `spec.Extensible`
-        return _type(annotation.__metadata__[0].whole(), about)
+        return _WholeChoice(annotation.__metadata__[0].whole)
     if typing.get_origin(annotation) is typing.Literal:
         return click.Choice(typing.get_args(annotation))
     if annotation is Path:

@@ -49,7 +49,7 @@ TELL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class BuildRequest:
+class _BuildRequest:
     """The input of the build process: paths, the batch to check the engine at, and the options."""
 
     graph: str
@@ -60,7 +60,7 @@ class BuildRequest:
 
 
 @dataclass(frozen=True)
-class BuildResult:
+class _BuildResult:
     """The answer of the build process. `kernels` counts linears and convolutions by the precision they run in."""
 
     sha256: str
@@ -89,14 +89,14 @@ def compile_graph(request: CompileRequest) -> EngineSpec:
     _check_batch(batch, options.batches)
     tensorrt_api.require()
     cuda.describe_device()
-    job = BuildRequest(
+    job = _BuildRequest(
         str(graph.absolute()),
         str(graph.parent.absolute()),
         str(private_folder(TIMINGS)),
         batch,
         options,
     )
-    result = decode(BuildResult, run_child(BUILDER, encode(job), "the TensorRT build", request.progress))
+    result = decode(_BuildResult, run_child(BUILDER, encode(job), "the TensorRT build", request.progress))
     plan = graph.parent / PLAN_FILE
     if file_sha256(plan) != result.sha256:
         raise DigestError(f"{plan} is not what was built", fix="build it again")
@@ -158,7 +158,7 @@ BACKEND = CompileBackend(
 
 def build(data: Any, tell: Tell) -> Any:
     """Build, write and run the engine of a BuildRequest; returns a BuildResult. Both are encoded."""
-    request = decode(BuildRequest, data)
+    request = decode(_BuildRequest, data)
     here = fingerprint()
     plan, linears = _build_with_less_and_less(request, here, tell)
     out, digest = Path(request.out), hashlib.sha256(plan).hexdigest()
@@ -177,7 +177,7 @@ def build(data: Any, tell: Tell) -> Any:
     with runner:
         shapes = {tensor.name: [size for size in tensor.shape if isinstance(size, int)] for tensor in runner.inputs}
         runner.infer({tensor.name: np.zeros(shapes[tensor.name], tensor.dtype) for tensor in runner.inputs})
-        result = BuildResult(
+        result = _BuildResult(
             sha256=digest,
             device=here,
             provider=runner.provider,
@@ -189,7 +189,7 @@ def build(data: Any, tell: Tell) -> Any:
     return encode(result)
 
 
-def _build_with_less_and_less(request: BuildRequest, here: dict[str, str], tell: Tell) -> tuple[bytes, list[str]]:
+def _build_with_less_and_less(request: _BuildRequest, here: dict[str, str], tell: Tell) -> tuple[bytes, list[str]]:
     """The plan, and what names its linears. If the device runs out of memory, retry with half of the workspace, and so
     on; raises the last failure."""
     workspace = request.options.workspace or cuda.free_memory()
@@ -208,7 +208,7 @@ def _build_with_less_and_less(request: BuildRequest, here: dict[str, str], tell:
 class _Builder:
     """One attempt: a network parsed from the graph, and a configuration."""
 
-    def __init__(self, request: BuildRequest, here: dict[str, str], tell: Tell) -> None:
+    def __init__(self, request: _BuildRequest, here: dict[str, str], tell: Tell) -> None:
         self._request = request
         self._tell = tell
         self._logger, self.messages = tensorrt_api.make_logger()

@@ -62,7 +62,7 @@ class Call:
         os.set_blocking(self._input.fileno(), False)
         self.output = io.BufferedReader(_Answers(self), BLOCK)
         self._name, self._patience, self._cancelled, self._tell = name, patience, cancelled, tell
-        self._clock, self._talk = Clock(patience), 0
+        self._clock, self._talk = _Clock(patience), 0
         self._words, self._written = b"", 0
         self._listener = threading.Thread(target=self._listen, args=(self._process.stderr,), daemon=True)
         self._listener.start()
@@ -267,7 +267,7 @@ class DevicePatience:
 PATIENCE = DevicePatience()
 
 
-class Clock:
+class _Clock:
     """What one wait for bytes has taken so far. Only time in which nothing could be done but wait counts: not that in
     which this process was busy, stopped or suspended."""
 

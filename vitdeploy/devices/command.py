@@ -71,14 +71,14 @@ def deploy(console: Console, options: DeployOptions, pinned: Pinned) -> None:
 
 
 @dataclass(frozen=True)
-class RollBack(Options):
+class _RollBack(Options):
     name: str = field(metadata=required(place="one"))
     on: str = field(metadata=required(ON, help=NAMES))
     target: str = option("auto", FIRST_ENGINE, help=AS_ASKED)
 
 
-@command_of(RollBack, name="rollback", parent=command)
-def rollback(console: Console, options: RollBack) -> None:
+@command_of(_RollBack, name="rollback", parent=command)
+def rollback(console: Console, options: _RollBack) -> None:
     """Let devices run the release of the deployment NAME again that they ran before.
 
     It is kept there, so nothing is sent; it must still give its golden answers.
@@ -166,12 +166,12 @@ def remove(console: Console, options: Remove) -> None:
 
 
 @dataclass(frozen=True)
-class Doctor(Options):
+class _Doctor(Options):
     name: str = field(metadata=required(place="one", complete="devices"))
 
 
-@command_of(Doctor, name="doctor", parent=command)
-def doctor(console: Console, options: Doctor) -> None:
+@command_of(_Doctor, name="doctor", parent=command)
+def doctor(console: Console, options: _Doctor) -> None:
     """What a device is and what works there; exit code 4 where nothing does."""
     from vitdeploy.devices.client import Client
 

@@ -22,7 +22,7 @@ class SameTensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diagnosed:
+class _Diagnosed:
     """Why an engine and the original differ, in a sentence. `same_tensor`: None if the original cannot be fed the
     engine's tensors."""
 
@@ -43,7 +43,7 @@ def verified_class(comparison: type[Comparison]) -> type[Any]:
     if comparison not in _CLASSES:
         name = f"Verified{comparison.__name__.removesuffix('Comparison')}"
         facts = {"__doc__": comparison.__doc__, "__module__": __name__}
-        made = type(name, (Diagnosed, comparison), facts)
+        made = type(name, (_Diagnosed, comparison), facts)
         _CLASSES[comparison] = dataclass(frozen=True, kw_only=True)(made)
     return _CLASSES[comparison]
 
@@ -59,7 +59,7 @@ def _classes(adapters: Iterable[type[TaskAdapter]]) -> Any:
 
 if TYPE_CHECKING:
 
-    class Verified(Diagnosed, Comparison):
+    class Verified(_Diagnosed, Comparison):
         """The document of any task."""
 else:
     Verified = Annotated[_classes(TASKS.ours.values()), Extensible(lambda: _classes(TASKS.values()))]

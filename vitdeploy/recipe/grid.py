@@ -31,7 +31,7 @@ NAME, GRAPH_NAME = "name", "export.name"
 Rules = Annotated[tuple[Annotated[dict[str, Any], Field(min_length=1)], ...], Field(strict=False)]
 
 
-class GridFile(Section):
+class _GridFile(Section):
     """What may be written: `base` is the recipe whose fields the axes override. An axis is a field with its values, or
     with a mapping of names to values; a name then stands for its value in rules and in the names of cells."""
 
@@ -108,10 +108,10 @@ def load_grid(path: Path, overrides: Sequence[str] = (), function: str | None = 
     """
     data = read_fields(path)
     try:
-        file = GridFile.model_validate(data)
+        file = _GridFile.model_validate(data)
     except ValidationError as error:
         errors = error.errors()
-        told = [problem_line(each, GridFile) for each in errors[:MAX_PROBLEMS]]
+        told = [problem_line(each, _GridFile) for each in errors[:MAX_PROBLEMS]]
         raise RecipeError(str(path), told, len(errors) - len(told), fix=FIX) from None
     lines = Lines(path.read_text(encoding="utf-8-sig"))
     reader = _Reader(path, file, lines)
@@ -129,7 +129,7 @@ _Choices = dict[str, Choice]
 class _Reader:
     """One file on its way to cells; `refuse` raises what is wrong with it."""
 
-    def __init__(self, path: Path, file: GridFile, lines: Lines) -> None:
+    def __init__(self, path: Path, file: _GridFile, lines: Lines) -> None:
         self.path, self.file, self.lines = path, file, lines
         self.axes = {field: self._axis(field) for field in file.axes}
 

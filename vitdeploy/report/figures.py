@@ -410,7 +410,7 @@ Line = tuple[tuple[float, float], tuple[float, float]]
 
 
 @dataclass(frozen=True)
-class Anchor:
+class _Anchor:
     """A point to label, in pixels, and the size of its label."""
 
     x: float
@@ -420,7 +420,7 @@ class Anchor:
 
 
 @dataclass(frozen=True)
-class LabelPlace:
+class _LabelPlace:
     """The place of a label, how bad it is, and its leader line (point to label) if it needs one."""
 
     box: PixelBox
@@ -450,7 +450,7 @@ def label_points(
     Labels keep clear of obstacles and lines, leader lines of obstacles only. Returns whether all of them could.
     """
     pixels = axes.transData.transform(points)
-    anchors = [Anchor(float(x), float(y), *text_size(text)) for (x, y), text in zip(pixels, texts, strict=True)]
+    anchors = [_Anchor(float(x), float(y), *text_size(text)) for (x, y), text in zip(pixels, texts, strict=True)]
     extent = axes.get_window_extent()
     frame = PixelBox(extent.x0, extent.y0, extent.x1, extent.y1)
     to_data = axes.transData.inverted()
@@ -473,8 +473,8 @@ def number_points(axes: Axes, places: Sequence[Place], numbers: Sequence[int], l
 
 
 def _best_layout(
-    anchors: Sequence[Anchor], obstacles: Sequence[PixelBox], lines: Sequence[Line], frame: PixelBox
-) -> list[LabelPlace]:
+    anchors: Sequence[_Anchor], obstacles: Sequence[PixelBox], lines: Sequence[Line], frame: PixelBox
+) -> list[_LabelPlace]:
     """Greedy placement in several orders; the cheapest outcome wins."""
     indices = range(len(anchors))
     orders = [
@@ -488,14 +488,14 @@ def _best_layout(
 
 
 def _greedy(
-    anchors: Sequence[Anchor],
+    anchors: Sequence[_Anchor],
     order: Sequence[int],
     obstacles: Sequence[PixelBox],
     lines: Sequence[Line],
     frame: PixelBox,
-) -> list[LabelPlace]:
+) -> list[_LabelPlace]:
     """Give each label in turn the cheapest place that is left."""
-    placed: dict[int, LabelPlace] = {}
+    placed: dict[int, _LabelPlace] = {}
     for index in order:
         taken = [*obstacles, *(place.box for place in placed.values())]
         drawn = [*lines, *(place.leader for place in placed.values() if place.leader)]
@@ -507,7 +507,7 @@ def _greedy(
     return [placed[index] for index in range(len(anchors))]
 
 
-def _places(anchor: Anchor) -> Iterator[LabelPlace]:
+def _places(anchor: _Anchor) -> Iterator[_LabelPlace]:
     """The places around a point, near ones first; at this stage the cost is the distance."""
     half_width, half_height = anchor.width / 2 + _PADDING, anchor.height / 2 + _PADDING
     for distance in _DISTANCES:
@@ -516,17 +516,17 @@ def _places(anchor: Anchor) -> Iterator[LabelPlace]:
             y = anchor.y + up * distance + _sign(up) * half_height
             box = PixelBox(x - half_width, y - half_height, x + half_width, y + half_height)
             leader = ((anchor.x, anchor.y), _nearest(box, anchor)) if distance > _LEADER_FROM else None
-            yield LabelPlace(box, distance, leader)
+            yield _LabelPlace(box, distance, leader)
 
 
 def _judged(
-    place: LabelPlace,
-    anchor: Anchor,
-    others: Sequence[Anchor],
+    place: _LabelPlace,
+    anchor: _Anchor,
+    others: Sequence[_Anchor],
     taken: Sequence[PixelBox],
     drawn: Sequence[Line],
     frame: PixelBox,
-) -> LabelPlace:
+) -> _LabelPlace:
     """The place with its full cost: what it hides, what it crosses, and whose label it could be taken for."""
     box = place.box
     hidden = sum(box.overlap(other) for other in taken)
@@ -546,12 +546,12 @@ def _sign(value: float) -> int:
     return (value > 0) - (value < 0)
 
 
-def _nearest(box: PixelBox, anchor: Anchor) -> tuple[float, float]:
+def _nearest(box: PixelBox, anchor: _Anchor) -> tuple[float, float]:
     """The point of the box that is nearest to the anchor."""
     return min(max(anchor.x, box.left), box.right), min(max(anchor.y, box.bottom), box.top)
 
 
-def _gap(box: PixelBox, anchor: Anchor) -> float:
+def _gap(box: PixelBox, anchor: _Anchor) -> float:
     """The distance of a label from a point."""
     x, y = _nearest(box, anchor)
     return math.hypot(x - anchor.x, y - anchor.y)

@@ -29,7 +29,7 @@ _KEY_COLUMNS = 3  # of the wide variant
 
 
 @dataclass(frozen=True)
-class PlotPoint:
+class _PlotPoint:
     """An artifact in the plane of accuracy and latency: `bounds` of its value; `series`: its colour and marker. In a
     plot of many recipes its `number` in the table, and the kind of `device` that it ran on."""
 
@@ -48,12 +48,12 @@ class PlotPoint:
         return self.latency, self.value
 
 
-def _front(points: Sequence[PlotPoint]) -> list[figures.Place]:
+def _front(points: Sequence[_PlotPoint]) -> list[figures.Place]:
     """Latency and loss of the points that may be on the front: of the others nobody knows how fast they are."""
     return [(point.latency, -point.value) for point in points if point.decided]
 
 
-def _percent_plane(figure: Figure, points: Sequence[PlotPoint], measure: str, key: float = 0) -> Axes:
+def _percent_plane(figure: Figure, points: Sequence[_PlotPoint], measure: str, key: float = 0) -> Axes:
     """Axes of latencies and percents. More than 100 % and less than 0 are only there as room for markers and labels."""
     axes = figures.plane(figure, "p50 latency, ms (single stream)", f"{measure}, %", bottom=48 + key)
     figures.limit_latency(axes, [point.latency for point in points], padding=0.12)
@@ -61,7 +61,7 @@ def _percent_plane(figure: Figure, points: Sequence[PlotPoint], measure: str, ke
     return axes
 
 
-def accuracy_points(report: Judgement) -> list[PlotPoint]:
+def accuracy_points(report: Judgement) -> list[_PlotPoint]:
     """The metric (or, without labels, agreement) and p50 latency of every benched artifact that was verified."""
     reference, series = report.reference_value, colours(report)
     # Without labels the measure is agreement with the original, which agrees with itself.
@@ -69,7 +69,7 @@ def accuracy_points(report: Judgement) -> list[PlotPoint]:
     found = {ORIGINAL: (100.0 if reference is None else reference, None)}
     found |= {engine.artifact: _accuracy(engine.verify, reference) for engine in report.engines}
     return [
-        PlotPoint(
+        _PlotPoint(
             *(name, series[name], report.results[name].latency_ms.p50, value, bounds),
             recommended=name == report.starred,
             decided=name not in report.undecided,
@@ -128,13 +128,13 @@ def accuracy_plot(report: Judgement) -> Plot | None:
     return Plot("Accuracy and latency", caption, wide, narrow)
 
 
-def _draw_accuracy(points: Sequence[PlotPoint], measure: str, narrow: bool) -> Figure:
+def _draw_accuracy(points: Sequence[_PlotPoint], measure: str, narrow: bool) -> Figure:
     """One variant of the accuracy plot. Where names would crowd each other, points are numbered, with a key below."""
     figure, clean = _compose(points, measure, narrow, keyed=False)
     return figure if clean else _compose(points, measure, narrow, keyed=True)[0]
 
 
-def _compose(points: Sequence[PlotPoint], measure: str, narrow: bool, keyed: bool) -> tuple[Figure, bool]:
+def _compose(points: Sequence[_PlotPoint], measure: str, narrow: bool, keyed: bool) -> tuple[Figure, bool]:
     """The plot with names or numbers at its points, and whether those found room."""
     key_rows = -(-len(points) // (1 if narrow else _KEY_COLUMNS))
     key = key_rows * _KEY_ROW + 12 if keyed else 0
@@ -169,7 +169,7 @@ def _draw_key(figure: Figure, indices: Sequence[int], names: Sequence[str], rows
         axes.text(x + 42, y, name, va="center", color=figures.INK, parse_math=False)
 
 
-def _limit_accuracy(axes: Axes, points: Sequence[PlotPoint]) -> None:
+def _limit_accuracy(axes: Axes, points: Sequence[_PlotPoint]) -> None:
     """A vertical range around all points and bars, not so narrow that noise looks like a difference."""
     values = [value for point in points for value in (point.value, *(point.bounds or ()))]
     low, high = min(values), max(values)
@@ -179,7 +179,7 @@ def _limit_accuracy(axes: Axes, points: Sequence[PlotPoint]) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def _draw_point(axes: Axes, point: PlotPoint) -> None:
+def _draw_point(axes: Axes, point: _PlotPoint) -> None:
     """One marker with its bar; the recommended one gets a ring."""
     colour = figures.SERIES[point.series]
     if point.bounds is not None:
@@ -190,7 +190,7 @@ def _draw_point(axes: Axes, point: PlotPoint) -> None:
 
 
 def _label_accuracy(
-    axes: Axes, points: Sequence[PlotPoint], names: Sequence[str], steps: Sequence[figures.Place]
+    axes: Axes, points: Sequence[_PlotPoint], names: Sequence[str], steps: Sequence[figures.Place]
 ) -> bool:
     """Label every point; returns whether there was room for all figures."""
     texts, obstacles = [], []
@@ -211,7 +211,7 @@ def _label_accuracy(
     return figures.label_points(axes, [point.place for point in points], texts, obstacles, lines)
 
 
-def _obstacles(axes: Axes, point: PlotPoint, radius: float) -> list[figures.PixelBox]:
+def _obstacles(axes: Axes, point: _PlotPoint, radius: float) -> list[figures.PixelBox]:
     """The boxes in pixels that a point's marker and bar take up."""
     x, y = (float(value) for value in axes.transData.transform(point.place))
     boxes = [figures.PixelBox(x - radius, y - radius, x + radius, y + radius)]
@@ -254,7 +254,7 @@ def sweep_plots(document: SweepDocument) -> list[Plot]:
     return [plot for measure, metric in asked for plot in _plots(document, measure, metric)]
 
 
-def _points(document: SweepDocument, metric: str | None) -> list[PlotPoint]:
+def _points(document: SweepDocument, metric: str | None) -> list[_PlotPoint]:
     """The engines by agreement, or those of a metric, with their originals, by that. Artifacts are numbered through all
     recipes, as the table has them."""
     points, number = [], 0
@@ -269,7 +269,7 @@ def _points(document: SweepDocument, metric: str | None) -> list[PlotPoint]:
             value = None if others else _value(report, name, metric is None)
             if value is not None and name in results:
                 points.append(
-                    PlotPoint(
+                    _PlotPoint(
                         number=number,
                         name=f"{recipe.name}, {name}",
                         series=series_colour(index),
@@ -308,7 +308,7 @@ def _plots(document: SweepDocument, measure: str, metric: str | None) -> Iterato
         yield _plot(on_it, measure, title, f"{name}-{number}" if number else name)
 
 
-def _plot(points: list[PlotPoint], measure: str, title: str, name: str) -> Plot:
+def _plot(points: list[_PlotPoint], measure: str, title: str, name: str) -> Plot:
     facts = "; ".join(
         f"{point.number}, {point.name}: {text.number(point.value)} % at {text.significant(point.latency)} ms"
         for point in points
@@ -327,7 +327,7 @@ def _plot(points: list[PlotPoint], measure: str, title: str, name: str) -> Plot:
     return Plot(title, caption, wide, narrow)
 
 
-def _draw(points: list[PlotPoint], measure: str, narrow: bool) -> Figure:
+def _draw(points: list[_PlotPoint], measure: str, narrow: bool) -> Figure:
     figure = figures.new_figure(*((360, 360) if narrow else (840, 420)))
     axes = _percent_plane(figure, points, measure)
     values = [point.value for point in points]

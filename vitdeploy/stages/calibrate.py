@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 # what each layer's input holds while the float model runs as a whole.
 
 
-class ObservedRunner(Runner):
+class _ObservedRunner(Runner):
     """A float graph as a runner that shows its observation everything that it is fed."""
 
     def __init__(self, observation: Observation, name: str, noun: str) -> None:
@@ -90,7 +90,7 @@ def calibrate_parts(graphs: Mapping[str, Path], drive: Drive, out: Path, progres
     count = Counter(progress, f"calibrate (about {memory.total / 1e6:.0f} MB of memory)", drive.total)
     observations = {name: Observation(model, None) for name, model in models.items()}
     with contextlib.ExitStack() as opened:
-        runners = {name: ObservedRunner(each, name, drive.noun) for name, each in observations.items()}
+        runners = {name: _ObservedRunner(each, name, drive.noun) for name, each in observations.items()}
         for runner in runners.values():
             opened.enter_context(runner)
         drive(runners, count)

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Literal
 
 import numpy as np
 
-from vitdeploy.benchmark.machine import fcntl, open_lock
 from vitdeploy.data.annotations import InFile
 from vitdeploy.data.decoding import Loaded, decode_each, skippable
 from vitdeploy.data.file_digests import DIGESTS_FILE, UNREAD, FileDigests
@@ -279,26 +277,3 @@ def _original(store: Store, key: str) -> Answered:
             fix="give the command again; with several machines, set VITDEPLOY_SHARED_STORE on all of them",
         )
     return original
-
-
-# --- Processes of one machine that evaluate side by side: they decode at the same time, and their engines run in turns
-# An engine uses all cores. With fewer threads for each process its sums may be rounded otherwise, and the answers would
-# depend on how many processes there are.
-
-
-@contextlib.contextmanager
-def machine_turn() -> Iterator[None]:
-    """Wait until no other process of this user has its turn on this machine. The lock is the kernel's (flock), so it is
-    released when its process ends, for whatever reason; without such a lock (Windows) nothing waits."""
-    if os.name != "posix":
-        yield
-        return
-    descriptor = open_lock(Path(tempfile.gettempdir()) / f"vitdeploy-evaluation-{os.getuid()}.lock")
-    try:
-        if descriptor is not None:
-            with contextlib.suppress(OSError):  # not every file system has locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)

@@ -59,7 +59,7 @@ UNDERFLOW = 0.01
 
 
 @dataclass(frozen=True)
-class RangeImages:
+class _RangeImages:
     """The images of a range pass: the samples in the batches that a graph takes, and how they become its input."""
 
     samples: Sequence[Sample]
@@ -96,7 +96,7 @@ def place_typed(
     eight, half = config.precision in EIGHT_BITS, half_of(config.precision)
     if eight:
         upgrade_opset(model, QDQ_OPSET)
-    images = RangeImages(samples, metadata.images)
+    images = _RangeImages(samples, metadata.images)
     plan = _prepare_types(model, half, images, () if eight else config.ignore, progress)
     placed: Facts = {"target": config.target, "int8": (), "float": {}}
     if eight:
@@ -133,7 +133,7 @@ def _place(
 
 
 def _prepare_types(
-    model: ir.Model, half: Half, images: RangeImages, ignore: Sequence[str], progress: Progress
+    model: ir.Model, half: Half, images: _RangeImages, ignore: Sequence[str], progress: Progress
 ) -> HalfPlan:
     """Make a float32 graph ready for its types, in place. Layers to `ignore` stay in float32."""
     lift_masks(model)
@@ -146,7 +146,7 @@ def _prepare_types(
     return replace(plan, float_fallback={**plan.float_fallback, **asked})
 
 
-def _write_types(model: ir.Model, half: Half, plan: HalfPlan, images: RangeImages, progress: Progress) -> Facts:
+def _write_types(model: ir.Model, half: Half, plan: HalfPlan, images: _RangeImages, progress: Progress) -> Facts:
     """Write the types into the graph, in place, and evaluate it with them on all images. Returns the entry of
     placement.json."""
     type_graph(model, half, plan.float_fallback)
@@ -157,7 +157,7 @@ def _write_types(model: ir.Model, half: Half, plan: HalfPlan, images: RangeImage
 
 
 def _extremes(
-    model: ir.Model, images: RangeImages, text: str, progress: Progress, precision: str = "float32"
+    model: ir.Model, images: _RangeImages, text: str, progress: Progress, precision: str = "float32"
 ) -> Extremes:
     fixes = {} if precision == "float32" else {"fix": "leave this node's layer in float32 (--ignore), or take bf16"}
     counter = Counter(progress, text, len(images.samples))

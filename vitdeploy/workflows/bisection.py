@@ -99,7 +99,7 @@ def bisect_artifact(
         found = bisect(splice)
         fix = find_fix(found, splice)
     shown = find_graph(Path(artifact)) if file.is_relative_to(folder) else file
-    formatter = BisectionFormatter(
+    formatter = _BisectionFormatter(
         artifact, str(shown), str(data), engine, "KL {} nats" if manifest.task == "classification" else "{}"
     )
     document: dict[str, object] = {"graph": looked_at.part} if engine.parts else {}
@@ -136,7 +136,7 @@ def _check_same_model(graph: ir.Model, placement: ir.Model, name: str) -> None:
 
 
 @dataclass(frozen=True)
-class BisectionFormatter:
+class _BisectionFormatter:
     """Says what was found. `form` is how a distance is written."""
 
     artifact: str

@@ -136,7 +136,7 @@ THREADS = "OMP_NUM_THREADS"
 SPARE_TASKS = 4
 
 
-class RayPool(Pool):
+class _RayPool(Pool):
     """`at_a_time`: how many pieces run at once; None: as many as the cluster has CPUs for."""
 
     def __init__(self, ray: ModuleType, at_a_time: int | None) -> None:
@@ -282,7 +282,7 @@ class RayCluster(Executor):
         ray = _ray(self.address)
         with _connected(ray, self.address):
             _require_shared_store(ray)
-            pool = RayPool(ray, self.at_a_time)
+            pool = _RayPool(ray, self.at_a_time)
             try:
                 yield pool
             finally:

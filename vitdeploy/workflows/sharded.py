@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import os
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from vitdeploy.benchmark.machine import open_lock
 from vitdeploy.data.file_digests import DIGESTS_FILE, FileDigests
 from vitdeploy.data.folder import MOST, WINDOW, Ints, Samples, cut, first_of_copies
 from vitdeploy.document.report import VerifyDocument
 from vitdeploy.errors import DataError, HostError, StorageError, VitdeployError, error_with_code
+from vitdeploy.extensions import lazy
 from vitdeploy.pipeline.run import default_store
 from vitdeploy.pipeline.verdict import bounds_answers, criterion_by
 from vitdeploy.progress import Counter, Progress
@@ -33,7 +38,6 @@ from vitdeploy.stages.shards import (
     find_answers,
     find_counts,
     holds,
-    machine_turn,
     shard_digest,
     shard_identity,
 )
@@ -48,6 +52,11 @@ from vitdeploy.verification.changes import Counts, joined
 from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.gate import Criterion, accuracy_gate, unprovable
 from vitdeploy.workflows.subjects import Portable, Subject, settings_of, verification
+
+if TYPE_CHECKING:
+    import fcntl
+else:
+    fcntl = lazy("fcntl")  # there is none on Windows
 
 # --- Some shards of an evaluation as a piece of work for an executor. What it finds is in the store -------------------
 
@@ -407,3 +416,26 @@ def _unfinished(name: str, failed: Sequence[tuple[ShardTask, VitdeployError]]) -
         wanted=error.wanted,
         fix="; ".join(filter(None, (error.fix, "the same command goes on: all others are finished and stored"))),
     )
+
+
+# --- Processes of one machine that evaluate side by side: they decode at the same time, and their engines run in turns
+# An engine uses all cores. With fewer threads for each process its sums may be rounded otherwise, and the answers would
+# depend on how many processes there are.
+
+
+@contextlib.contextmanager
+def machine_turn() -> Iterator[None]:
+    """Wait until no other process of this user has its turn on this machine. The lock is the kernel's (flock), so it is
+    released when its process ends, for whatever reason; without such a lock (Windows) nothing waits."""
+    if os.name != "posix":
+        yield
+        return
+    descriptor = open_lock(Path(tempfile.gettempdir()) / f"vitdeploy-evaluation-{os.getuid()}.lock")
+    try:
+        if descriptor is not None:
+            with contextlib.suppress(OSError):  # not every file system has locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)

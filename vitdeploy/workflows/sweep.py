@@ -73,7 +73,7 @@ class Entry(LoadedRecipe):
 
 
 @dataclass(frozen=True)
-class Outlined:
+class _Outlined:
     """A recipe that was looked at: its steps for each of its image sizes, and `key`: what its result is a function of,
     but for the machine that measures. `jobs` are kept where it is made and measured at once."""
 
@@ -87,13 +87,13 @@ class Outlined:
         return self.entry.name
 
 
-def outline(entry: Entry, jobs: Sequence[Job]) -> Outlined:
+def outline(entry: Entry, jobs: Sequence[Job]) -> _Outlined:
     """What the `jobs` of an entry, which `prepare` gives, would make."""
     plans = tuple(tuple(step.outline() for step in make_plan(job)) for job in jobs)
     steps = [planned_keys(plan) for plan in plans]
     tools = {"code": code_version(everything=True), **package_versions(TOOLS)}
     parts = {"recipe": entry.recipe.model_dump(mode="json"), "steps": steps, "tools": tools}
-    return Outlined(entry, plans, hashlib.sha256(canonical_json(parts).encode()).hexdigest())
+    return _Outlined(entry, plans, hashlib.sha256(canonical_json(parts).encode()).hexdigest())
 
 
 def planned_keys(plan: Sequence[Step]) -> dict[str, str]:
@@ -126,7 +126,7 @@ ALIKE = 1.25
 LAST = 20
 
 
-class Costs:
+class _Costs:
     """What the log of a store says of stages. `anywhere`: also of those that other kinds of machines have made."""
 
     def __init__(self, log: Iterable[Line], *, anywhere: bool) -> None:
@@ -165,7 +165,7 @@ def added(estimates: Sequence[Estimate]) -> Estimate | None:
     )
 
 
-def measuring(outlined: Outlined) -> ExpectedTime:
+def measuring(outlined: _Outlined) -> ExpectedTime:
     """How long the bench of a recipe takes, at all its image sizes."""
     bench = outlined.entry.recipe.bench
     protocol = Protocol(scenarios=bench.scenarios, batch=bench.batch, duration=bench.duration)
@@ -188,8 +188,8 @@ _FILES = ("manifest.json", "report.json")
 
 
 @dataclass(frozen=True)
-class Finished:
-    """A bundle that is done: the name of its recipe, `key` of `Outlined`, `files`: SHA-256 of its manifest.json and
+class _Finished:
+    """A bundle that is done: the name of its recipe, `key` of `_Outlined`, `files`: SHA-256 of its manifest.json and
     report.json, which has all other digests; `host`: the name of the machine that measured, if that was another one."""
 
     name: str
@@ -198,30 +198,30 @@ class Finished:
     host: str | None
 
 
-class FinishedRecipes:
+class _FinishedRecipes:
     """Those of the folder `home`."""
 
     def __init__(self, home: Path) -> None:
         self._home, self._path = home, home / FINISHED_FILE
-        self._known: dict[str, Finished] = {}
+        self._known: dict[str, _Finished] = {}
         with contextlib.suppress(FileNotFoundError):
-            self._known = {line.name: line for line in decoded_lines(Finished, self._path.read_bytes())}
+            self._known = {line.name: line for line in decoded_lines(_Finished, self._path.read_bytes())}
 
-    def find(self, outlined: Outlined) -> tuple[Report, str | None] | None:
+    def find(self, outlined: _Outlined) -> tuple[Report, str | None] | None:
         """The report of a recipe whose bundle is done, with the host that measured it."""
         bundle, found = self._home / outlined.name, self._known.get(outlined.name)
         if found is None or found.key != outlined.key or _digests(bundle) != found.files:
             return None
         return read_report(bundle / "report.json"), found.host
 
-    def add(self, outlined: Outlined, host: str | None) -> None:
+    def add(self, outlined: _Outlined, host: str | None) -> None:
         """A recipe whose bundle is at its place.
 
         Raises:
             StorageError: the disk is full, or not writable.
         """
         name = outlined.name
-        line = Finished(name, outlined.key, _digests(self._home / name) or {}, host)
+        line = _Finished(name, outlined.key, _digests(self._home / name) or {}, host)
         data = b"\n" * self._torn() + canonical_json(encode(line)).encode() + b"\n"
         with storage_errors(self._path):
             append_line(self._path, data, flushed=True)
@@ -262,7 +262,7 @@ def plan_sweep(
 
     Errors of a shared store propagate.
     """
-    finished, costs = FinishedRecipes(out), Costs(read_log(store.root), anywhere=anywhere)
+    finished, costs = _FinishedRecipes(out), _Costs(read_log(store.root), anywhere=anywhere)
     rows: list[PlannedRecipe] = []
     stages: dict[str, _Stage] = {}
     asked = 0
@@ -287,7 +287,7 @@ def plan_sweep(
     return SweepPlanDocument(1, now(), tuple(rows), planned, _total(asked, planned, rows), describe_host())
 
 
-def _look(outlined: Outlined, plan: Sequence[Step], stages: dict[str, _Stage], store: Store) -> None:
+def _look(outlined: _Outlined, plan: Sequence[Step], stages: dict[str, _Stage], store: Store) -> None:
     """Add the stages of a plan, by their keys. For the digest of what is not there stands a word that has its key: two
     stages have one key then where they would make the same of the same."""
     digests: dict[str, str] = {}
@@ -301,7 +301,7 @@ def _look(outlined: Outlined, plan: Sequence[Step], stages: dict[str, _Stage], s
         stages.setdefault(key, _Stage(step, there)).recipes[outlined.name] = None
 
 
-def _planned(stage: _Stage, costs: Costs) -> PlannedStage:
+def _planned(stage: _Stage, costs: _Costs) -> PlannedStage:
     seconds, size, seen = (None, None, 0) if stage.there else costs.of(stage.step)
     return PlannedStage(stage.step.name, tuple(stage.recipes), stage.there, seconds, size, seen)
 
@@ -352,7 +352,7 @@ def measure(entry: Entry, jobs: tuple[Job, ...], out: Path, told: Callable[[str]
 
 
 @dataclass(frozen=True)
-class MeasuredThere:
+class _MeasuredThere:
     """What a node has measured: its bundle is in the store under `key`. `told`: lines for the user; `host`: its
     name."""
 
@@ -361,7 +361,7 @@ class MeasuredThere:
     host: str
 
 
-def measure_there(entry: Entry) -> MeasuredThere:
+def measure_there(entry: Entry) -> _MeasuredThere:
     """Run a recipe on this node; its bundle goes to the store, where the command that asked takes it from. Errors as
     those of `measure`."""
     told: list[str] = []
@@ -374,10 +374,10 @@ def measure_there(entry: Entry) -> MeasuredThere:
     store.make(by, write)
     if store.shared is not None:  # from there it is taken
         store.remove(by.key)
-    return MeasuredThere(by.key, tuple(told), socket.gethostname())
+    return _MeasuredThere(by.key, tuple(told), socket.gethostname())
 
 
-def bring(found: MeasuredThere, store: Store, out: Path) -> Report:
+def bring(found: _MeasuredThere, store: Store, out: Path) -> Report:
     """Give the bundle that a node has measured its place, and take it out of the store of this machine.
 
     Raises:
@@ -435,7 +435,7 @@ class RecipeSweep:
 
     def __post_init__(self) -> None:
         self._store = Store(self.entries[0].store, shared_store())
-        self._finished = FinishedRecipes(self.out)
+        self._finished = _FinishedRecipes(self.out)
         self._phase = ("begin", 0, len(self.entries))
 
     def run(self) -> SweepDocument:
@@ -472,7 +472,7 @@ class RecipeSweep:
     def _over(self) -> bool:
         return self._left() <= 0
 
-    def _look(self, entry: Entry, *, keep: bool) -> Outlined | None:
+    def _look(self, entry: Entry, *, keep: bool) -> _Outlined | None:
         """A recipe that is to be measured; None if it is finished, or fails by now."""
         names = [each.name for each in self.entries]
         self._set_phase("look at the recipes", names.index(entry.name), len(names))
@@ -489,7 +489,7 @@ class RecipeSweep:
         self._row(entry, *finished)
         return None
 
-    def _make(self, pool: Pool, looked: Sequence[Outlined]) -> list[Outlined]:
+    def _make(self, pool: Pool, looked: Sequence[_Outlined]) -> list[_Outlined]:
         """Make what these need; returns those that have not failed."""
         if self._scheduler is None:
             self._scheduler = Scheduler(pool, self._store, self._made, "make", self.told)
@@ -510,7 +510,7 @@ class RecipeSweep:
 
     # --- measure ------------------------------------------------------------------------------------------------------
 
-    def _measure_here(self, looked: Iterable[Outlined]) -> None:
+    def _measure_here(self, looked: Iterable[_Outlined]) -> None:
         for outlined in looked:
             if not self._fits(outlined):
                 continue
@@ -522,7 +522,7 @@ class RecipeSweep:
             except VitdeployError as error:
                 self._failed(entry, error)
 
-    def _measure_there(self, pool: Pool, looked: Iterable[Outlined]) -> None:
+    def _measure_there(self, pool: Pool, looked: Iterable[_Outlined]) -> None:
         """As many at a time as there are nodes that measure."""
         waiting, running = deque(looked), 0
         while waiting or running:
@@ -535,9 +535,9 @@ class RecipeSweep:
             if (done := pool.next()) is None:
                 continue
             running -= 1
-            self._take(*cast("tuple[Outlined, MeasuredThere | VitdeployError]", done))
+            self._take(*cast("tuple[_Outlined, _MeasuredThere | VitdeployError]", done))
 
-    def _take(self, outlined: Outlined, result: MeasuredThere | VitdeployError) -> None:
+    def _take(self, outlined: _Outlined, result: _MeasuredThere | VitdeployError) -> None:
         """What a node has measured, or the error that it had."""
         if isinstance(result, VitdeployError):
             self._failed(outlined.entry, result)
@@ -549,11 +549,11 @@ class RecipeSweep:
         except VitdeployError as error:
             self._failed(outlined.entry, error)
 
-    def _fits(self, outlined: Outlined) -> bool:
+    def _fits(self, outlined: _Outlined) -> bool:
         """Whether a recipe may be begun: measuring is never cut off."""
         return self.seconds is None or self._left() >= measuring(outlined).seconds
 
-    def _done(self, outlined: Outlined, report: Report, host: str | None) -> None:
+    def _done(self, outlined: _Outlined, report: Report, host: str | None) -> None:
         self._finished.add(outlined, host)
         self._measured += 1
         self.told(f"{outlined.name}: {report.verdict.sentence}")
