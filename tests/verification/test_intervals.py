@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from vitdeploy.verification.intervals import (
+    least_of_difference,
+    least_of_share,
     paired_difference,
+    percentile_interval,
     student,
     unpaired_difference,
     unpaired_log_ratio,
@@ -199,3 +202,20 @@ def test_unpaired_log_ratio_needs_two_values_of_each(a, b):
 def test_unpaired_log_ratio_needs_positive_values(bad):
     with pytest.raises(ValueError, match="positive"):
         unpaired_log_ratio([1.0, bad], [1.0, 1.0])
+
+
+def test_a_bootstrap_is_no_narrower_than_the_interval_of_as_many_trials():
+    low, high = wilson(3, 10)
+    assert least_of_share(0.31, 10) == pytest.approx((30 - 100 * low, 100 * high - 30))
+    a, b = np.array([True] * 6 + [False] * 2), np.array([True] * 3 + [False] * 3 + [True, False])
+    low, high = paired_difference(3, 3, 1, 1)
+    assert least_of_difference(a, b) == pytest.approx((25 - 100 * low, 100 * high - 25))
+    assert least_of_share(0.5, 0) == least_of_difference(a[:0], b[:0]) == (100, 100)
+
+
+def test_a_percentile_interval_is_widened_within_its_limits():
+    values = np.append(np.arange(1001) / 10, np.nan)
+    assert percentile_interval(50, values, (1, 1), (0, 100)) == pytest.approx((2.5, 97.5))
+    assert percentile_interval(50, values, (49, 48), (0, 100)) == pytest.approx((1, 98))
+    assert percentile_interval(50, values, (60, 60), (0, 100)) == (0, 100)
+    assert percentile_interval(50, values[-1:], (2, 3), (0, 100)) == (48, 53)
