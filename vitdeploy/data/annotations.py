@@ -51,7 +51,7 @@ class Annotation(Protocol):
         """Bytes that differ where two annotations differ."""
 
 
-class PlacedAnnotation(Annotation, Protocol):
+class _PlacedAnnotation(Annotation, Protocol):
     """One with coordinates of pixels."""
 
     def turned(self: P, frame: Frame) -> P:
@@ -74,7 +74,7 @@ class InFile(Protocol):
 
 
 A = TypeVar("A", bound=Annotation)
-P = TypeVar("P", bound=PlacedAnnotation)
+P = TypeVar("P", bound=_PlacedAnnotation)
 Points = npt.NDArray[np.float64]
 # COCO's annotations of an image, each with its place in the file.
 Objects: TypeAlias = Sequence[tuple[int, Mapping[str, Any]]]

@@ -11,10 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.errors import EngineError, ExportError, TensorError
+from vitdeploy.extensions import lazy
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import SPARSE, PreprocessSpec, TensorSpec
+
+# It imports torch; what compares engines needs none.
+ties = lazy("vitdeploy.exporter.ties")
 
 BATCHES = (1, 2, 5)
 TOLERANCE = 1e-4
@@ -70,15 +74,13 @@ def ask(reference: Runner, preprocess: PreprocessSpec, fixed_batch: int | None) 
     Raises:
         ExportError: the original itself does not run at a batch, or gives two answers to the same images.
     """
-    from vitdeploy.exporter.ties import Choices
-
     generator = np.random.default_rng(SEED)
     name, (height, width), asked = reference.inputs[0].name, preprocess.crop, []
     takes_pixels = reference.inputs[0].dtype == "uint8"
     for batch in BATCHES if fixed_batch is None else (fixed_batch,) * len(BATCHES):
         pixels = generator.integers(0, 256, (batch, height, width, preprocess.channels), dtype=np.uint8)
         try:
-            with Choices() as choices:
+            with ties.Choices() as choices:
                 outputs = reference.infer({name: pixels if takes_pixels else normalise(pixels, preprocess)})
         except Exception as error:  # the user's own module, which may raise anything
             raise ExportError(
@@ -158,9 +160,7 @@ def _at_the_choice(
 ) -> list[ParityRow]:
     """The rows of what the graph gives for the choices that the original made among scores; `rows` where it would make
     others though nothing ties."""
-    from vitdeploy.exporter.ties import answers_of_choices
-
-    answers = answers_of_choices(graph, feeds, [each.choices for each in asked], TOLERANCE)
+    answers = ties.answers_of_choices(graph, feeds, [each.choices for each in asked], TOLERANCE)
     if answers is None:
         return rows
     worst = [worst_difference(ours, each.outputs) for ours, each in zip(answers, asked, strict=True)]

@@ -31,7 +31,7 @@ _PROBABILITIES = QDQ | MOVES | {"Cast", "Dropout", "Mul", "Where"}
 
 
 @dataclass(frozen=True)
-class Fusible:
+class _Fusible:
     """One attention: `between` are the nodes from the scores to the softmax, `after` those from there to `mix`."""
 
     scores: ir.Node
@@ -84,7 +84,7 @@ def _type_ahead(value: ir.Value) -> ir.DataType | None:
     return next((quantized_type(use.node) for use in uses if use.node.op_type == "QuantizeLinear"), None)
 
 
-def find_fusible(view: GraphView) -> list[Fusible]:
+def find_fusible(view: GraphView) -> list[_Fusible]:
     """All attentions of the main graph: a product of two computed tensors, a softmax over its rows, another product."""
     found = []
     for softmax in view.of("Softmax"):
@@ -92,7 +92,7 @@ def find_fusible(view: GraphView) -> list[Fusible]:
         first, below = softmax.inputs[0], _to_mix(softmax)
         above = _to_scores(first) if first is not None and (axis == -1 or axis + 1 == axes) else None
         if above is not None and below is not None:
-            found.append(Fusible(above[0], tuple(above[1:]), softmax, tuple(below[:-1]), below[-1]))
+            found.append(_Fusible(above[0], tuple(above[1:]), softmax, tuple(below[:-1]), below[-1]))
     return found
 
 
@@ -136,13 +136,13 @@ INT8_LENGTH = 512
 _MASKS = ("Add", "Where")
 
 
-def _type(each: Fusible) -> str | None:
+def _type(each: _Fusible) -> str | None:
     if any(each.operands.values()) or each.dtype in (FLOAT16, BFLOAT16, None):
         return None
     return f"products in {type_name(each.dtype)}"
 
 
-def _head(each: Fusible) -> str | None:
+def _head(each: _Fusible) -> str | None:
     head, int8 = each.head, INT8 in each.operands.values()
     if head is None:
         return f"heads of unknown size: queries {shape_text(_queries(each))}"
@@ -150,23 +150,23 @@ def _head(each: Fusible) -> str | None:
     return None if head in taken else f"heads of {head} channels in {'int8' if int8 else type_name(each.dtype)}"
 
 
-def _queries(each: Fusible) -> ir.Value:
+def _queries(each: _Fusible) -> ir.Value:
     value = each.scores.inputs[0]
     assert value is not None  # a MatMul has two inputs
     return value
 
 
-def _length(each: Fusible) -> str | None:
+def _length(each: _Fusible) -> str | None:
     if INT8 not in each.operands.values() or all(size is not None and size <= INT8_LENGTH for size in each.lengths):
         return None
     return f"scores of {_tokens(each)} in int8"
 
 
-def _tokens(each: Fusible) -> str:
+def _tokens(each: _Fusible) -> str:
     return " x ".join("?" if size is None else str(size) for size in each.lengths)
 
 
-def _incomplete(each: Fusible) -> str | None:
+def _incomplete(each: _Fusible) -> str | None:
     """An output's quantizer alone is that of the next layer."""
     if not any(each.operands.values()):
         return None
@@ -174,12 +174,12 @@ def _incomplete(each: Fusible) -> str | None:
     return f"no quantizer at {', '.join(missing)}" if missing else None
 
 
-def _late_scale(each: Fusible) -> str | None:
+def _late_scale(each: _Fusible) -> str | None:
     late = [n for n in each.between if n.op_type in ("Div", "Mul") and any(scalar_of(v) is not None for v in n.inputs)]
     return f"a factor behind the first product ({', '.join(map(label, late))})" if late else None
 
 
-def _other_readers(each: Fusible) -> str | None:
+def _other_readers(each: _Fusible) -> str | None:
     shared = [
         node
         for node in (each.scores, *each.between, each.softmax, *each.after)
@@ -188,7 +188,7 @@ def _other_readers(each: Fusible) -> str | None:
     return f"other readers of {', '.join(map(label, shared))}" if shared else None
 
 
-def _strangers(each: Fusible) -> str | None:
+def _strangers(each: _Fusible) -> str | None:
     strange = [node for node in each.between if node.op_type not in ("Add", "Cast", "Div", "Mul", "Where")]
     strange += [node for node in each.after if node.op_type not in QDQ | {"Cast", "Dropout"}]
     masks = [node for node in each.between if node.op_type in _MASKS]
@@ -198,7 +198,7 @@ def _strangers(each: Fusible) -> str | None:
 
 
 # By its rule: what keeps an attention from a fused kernel, what is wanted, and the fix.
-_OBSTACLES: dict[str, tuple[Callable[[Fusible], str | None], str, str]] = {
+_OBSTACLES: dict[str, tuple[Callable[[_Fusible], str | None], str, str]] = {
     "TRT402": (
         _type,
         "attention in float16, bfloat16, int8 or float8e4m3fn",
@@ -237,7 +237,7 @@ _OBSTACLES: dict[str, tuple[Callable[[Fusible], str | None], str, str]] = {
 }
 
 
-def _obstacle(what: Callable[[Fusible], str | None], view: GraphView, support: Support) -> Iterator[Hit]:
+def _obstacle(what: Callable[[_Fusible], str | None], view: GraphView, support: Support) -> Iterator[Hit]:
     for attention in find_fusible(view):
         if (obstacle := what(attention)) is not None:
             yield Hit(label(attention.softmax), obstacle)

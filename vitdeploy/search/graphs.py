@@ -127,7 +127,7 @@ class Splice:
         """
         batch = self.reference_outputs.batch
         with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
-            chain = Chain(Path(folder), self.outputs)
+            chain = _Chain(Path(folder), self.outputs)
             ends: Sequence[str] = self.outputs
             if given:
                 chain.add(part(self.graph, (), given, batch))
@@ -164,7 +164,7 @@ class Splice:
         if value.shape is None or value.dtype != ir.DataType.FLOAT:
             return None
         with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
-            chain = Chain(Path(folder), [tensor])
+            chain = _Chain(Path(folder), [tensor])
             if given:
                 chain.add(part(self.graph, (), given, self.reference_outputs.batch))
             chain.add(model)
@@ -177,7 +177,7 @@ class Splice:
                 )
 
 
-class Chain(Runner):
+class _Chain(Runner):
     """Several runners in sequence: each takes what it needs from the outputs of all previous ones."""
 
     def __init__(self, folder: Path, outputs: Sequence[str]) -> None:

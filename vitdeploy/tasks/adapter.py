@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias, TypedDict
 
 import numpy as np
+from PIL import Image
 
 from vitdeploy.data.classes import ClassMap
 from vitdeploy.data.containers.find import find_containers, root_of
@@ -464,8 +465,6 @@ def labels_of(data: Data) -> np.ndarray | None:
 def thumbnail(pixels: np.ndarray, side: int = 160) -> bytes:
     """A picture of uint8 [height, width, channels], its longer side at most `side` pixels, enlarged where it is tiny: a
     PNG, or a JPEG where that is smaller, as it is of photographs."""
-    from PIL import Image
-
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
     short = min(image.size)
     if short < 96:

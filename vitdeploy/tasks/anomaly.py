@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 from scipy.stats import rankdata
 
 from vitdeploy.data.decoding import Skipped
@@ -322,8 +323,6 @@ class AnomalyAdapter(ImageAdapter):
 
     def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Panels:
         """The map of every artifact over the image as the model sees it, and the mask of the defect."""
-        from PIL import Image
-
         pixels = np.broadcast_to(self.pixels(data)[index][0], (*self.setting.images.crop, 3))
         image, limits = Image.fromarray(np.ascontiguousarray(pixels)), heat_limits(self.head.pixel_threshold)
         for name, each in answers.items():

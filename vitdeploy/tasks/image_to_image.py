@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 from scipy import stats
 from scipy.ndimage import correlate1d
 
@@ -319,8 +320,6 @@ class ImageToImageAdapter(ImageAdapter):
 
 def resized(pixels: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """An image, uint8 [h, w, channels], as a picture of another shape, bicubically; grey or in colour as that is."""
-    from PIL import Image
-
     height, width, channels = shape
     image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
     image = image.convert("L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BICUBIC)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.extensions import lazy
 from vitdeploy.spec import PreprocessSpec
 from vitdeploy.verification.intervals import (
     Floats,
@@ -20,6 +21,9 @@ from vitdeploy.verification.intervals import (
     wilson,
 )
 from vitdeploy.verification.records import Answers, ImageRows
+
+# Measuring processes load this module, and need no order.
+optimize = lazy("scipy.optimize")
 
 # --- The common fields of every task's comparison of an artifact with the original, for one gate and one report -------
 
@@ -234,15 +238,13 @@ def accuracy_in_best_order(answers: Indices, labels: Indices, classes: int) -> f
     """
     if classes > MOST_CLASSES:
         return 0.0
-    from scipy.optimize import linear_sum_assignment  # measuring processes load this module, and need no order
-
     halves = np.random.RandomState(0).permutation(len(answers)) % 2
     right = 0
     for half in (0, 1):
         seen = halves != half
         table = np.zeros((classes, classes), np.int64)
         np.add.at(table, (labels[seen], answers[seen]), 1)
-        rows, columns = linear_sum_assignment(table, maximize=True)
+        rows, columns = optimize.linear_sum_assignment(table, maximize=True)
         called = np.full(classes, -1)
         # Pairs that no image is of are there only because every class needs a partner.
         called[columns] = np.where(table[rows, columns] > 0, rows, -1)

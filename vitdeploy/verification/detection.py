@@ -18,11 +18,11 @@ from vitdeploy.verification.records import ImageRows, Records
 MATCH_IOU = 0.5
 
 Label = TypeVar("Label")
-Found = TypeVar("Found", bound="FoundObjects")
+Found = TypeVar("Found", bound="_FoundObjects")
 Compared = TypeVar("Compared", bound="DetectionComparison")
 
 
-class FoundObjects(Protocol):
+class _FoundObjects(Protocol):
     """What a model found in one image: objects with their classes int64 [k] and scores float [k]."""
 
     @property

@@ -77,7 +77,7 @@ def check_demand(
         UnsafeGraphError: it does; says how much of what, at which node.
         GraphError: a loop that may run for ever, or a quotient that processors trap.
     """
-    Demand(model, GraphBudget(name)).follow(model.graph, weights, image_size)
+    _Demand(model, GraphBudget(name)).follow(model.graph, weights, image_size)
 
 
 class _Known(NamedTuple):
@@ -96,7 +96,7 @@ class _Known(NamedTuple):
         return self.dims, contents, None if self.array is None else self.array.tobytes(), self.elements
 
 
-class Demand(Facts):
+class _Demand(Facts):
     def __init__(self, model: ir.Model, limits: GraphBudget) -> None:
         super().__init__(Operators(model.graph.opset_imports))
         self._budget = limits
@@ -411,28 +411,28 @@ def _read_constant(node: ir.Node) -> None:
         output.type = output.type or ir.TensorType(tensor.dtype)
 
 
-_CONTROL: dict[str, Callable[[Demand, ir.Node], None]] = {
-    "If": Demand.branch,
-    "Loop": Demand.loop,
-    "Scan": Demand.scan,
+_CONTROL: dict[str, Callable[[_Demand, ir.Node], None]] = {
+    "If": _Demand.branch,
+    "Loop": _Demand.loop,
+    "Scan": _Demand.scan,
 }
 
 
 # --- upper bounds of sizes that depend on what an input holds, or that inference does not read ---
 
 
-def _non_zero(demand: Demand, node: ir.Node) -> Dims:
+def _non_zero(demand: _Demand, node: ir.Node) -> Dims:
     dims = demand.sizes(node.inputs[0])
     return len(dims), math.prod(dims)
 
 
-def _picked(demand: Demand, node: ir.Node) -> Dims:
+def _picked(demand: _Demand, node: ir.Node) -> Dims:
     """Compress, Unique: all of it."""
     dims = demand.sizes(node.inputs[0])
     return tuple(dims) if "axis" in node.attributes else (math.prod(dims),)
 
 
-def _reshaped(demand: Demand, node: ir.Node) -> Dims:
+def _reshaped(demand: _Demand, node: ir.Node) -> Dims:
     """A size that is left open has what the others leave of the input: its estimate grows no further from here."""
     dims, count = demand.dims.get(node.outputs[0]) or (), demand.count(node.inputs[0])
     known = [size for size in dims if isinstance(size, int)]
@@ -442,18 +442,18 @@ def _reshaped(demand: Demand, node: ir.Node) -> Dims:
     return tuple(size if isinstance(size, int) else left for size in dims)
 
 
-def _same(demand: Demand, node: ir.Node) -> Dims:
+def _same(demand: _Demand, node: ir.Node) -> Dims:
     return tuple(demand.sizes(node.inputs[0]))
 
 
-def _boxes(demand: Demand, node: ir.Node) -> Dims:
+def _boxes(demand: _Demand, node: ir.Node) -> Dims:
     """NonMaxSuppression: [batches * classes * boxes, 3]."""
     batches, classes, count = demand.sizes(node.inputs[1])
     most = demand.entries(node.inputs[2]) if len(node.inputs) > 2 else None
     return batches * classes * (min(count, max(most[0], 0)) if most else count), 3
 
 
-def _one_hot(demand: Demand, node: ir.Node) -> Dims:
+def _one_hot(demand: _Demand, node: ir.Node) -> Dims:
     dims, depth = demand.sizes(node.inputs[0]), demand.numbers(node.inputs[1]) if node.inputs[1] is not None else None
     if depth is None or depth.size != 1:
         raise UnknownSize
@@ -462,10 +462,10 @@ def _one_hot(demand: Demand, node: ir.Node) -> Dims:
     return (*dims[:at], int(depth.ravel()[0]), *dims[at:])
 
 
-def _told(index: int, *, plane: bool = False) -> Callable[[Demand, ir.Node], Dims]:
+def _told(index: int, *, plane: bool = False) -> Callable[[_Demand, ir.Node], Dims]:
     """The sizes that an input holds; `plane`: of [n, channels, ...] the grid [n, ..., axes]."""
 
-    def dims(demand: Demand, node: ir.Node) -> Dims:
+    def dims(demand: _Demand, node: ir.Node) -> Dims:
         entries = demand.entries(node.inputs[index])
         if entries is None:
             raise UnknownSize
@@ -474,7 +474,7 @@ def _told(index: int, *, plane: bool = False) -> Callable[[Demand, ir.Node], Dim
     return dims
 
 
-_BOUNDS: dict[str, Callable[[Demand, ir.Node], Dims]] = {
+_BOUNDS: dict[str, Callable[[_Demand, ir.Node], Dims]] = {
     "NonZero": _non_zero,
     "Compress": _picked,
     "Unique": _picked,

@@ -303,23 +303,23 @@ VARIABLE = "VITDEPLOY_GRAPH_LIMITS"
 SHOWN_CHARACTERS = 80
 
 
-class Limit(NamedTuple):
+class _Limit(NamedTuple):
     """`what` is counted, and how much of it is allowed."""
 
     most: int
     what: str
 
 
-INPUTS = Limit(1 << 26, "elements in the inputs")
+INPUTS = _Limit(1 << 26, "elements in the inputs")
 # Beyond what is stored: a constant that is transposed or cast is not made larger by that.
-CONSTANTS = Limit(1 << 26, "elements that constants are expanded to")
+CONSTANTS = _Limit(1 << 26, "elements that constants are expanded to")
 # By copies: 150 maps of 900 x 900 pixels. A doubled tensor is as cheap to ask for as it is dear to have.
-GROWN = Limit(1 << 27, "elements in a tensor")
-PRODUCT = Limit(1 << 30, "elements in a product")
+GROWN = _Limit(1 << 27, "elements in a tensor")
+PRODUCT = _Limit(1 << 30, "elements in a product")
 # A bound of time, as MACS: a ViT-L at a fixed batch of 256 is within both.
-ELEMENTS = Limit(1 << 38, "elements in all tensors together")
-MACS = Limit(10**14, "multiplications")
-STEPS = Limit(1 << 18, "operations, each counted as often as its loop runs")
+ELEMENTS = _Limit(1 << 38, "elements in all tensors together")
+MACS = _Limit(10**14, "multiplications")
+STEPS = _Limit(1 << 18, "operations, each counted as often as its loop runs")
 
 
 class GraphBudget:
@@ -330,14 +330,14 @@ class GraphBudget:
 
     def __init__(self, name: str) -> None:
         self._name, self._factor = name, factor()
-        self._sums: dict[Limit, int] = {}
-        self._extra: dict[Limit, int] = {}
+        self._sums: dict[_Limit, int] = {}
+        self._extra: dict[_Limit, int] = {}
 
-    def allow(self, limit: Limit, more: int) -> None:
+    def allow(self, limit: _Limit, more: int) -> None:
         """Raise a limit by what the file itself holds."""
         self._extra[limit] = self._extra.get(limit, 0) + more
 
-    def check(self, limit: Limit, amount: int, where: str) -> None:
+    def check(self, limit: _Limit, amount: int, where: str) -> None:
         most = int((limit.most + self._extra.get(limit, 0)) * self._factor)
         if amount > most:
             number = f"{amount:,}" if amount < 10**18 else f"over 10^{len(str(amount)) - 1}"
@@ -348,20 +348,20 @@ class GraphBudget:
                 fix=f"if you trust the file and have the memory: {VARIABLE}={2 * self._factor:.15g} doubles all limits",
             )
 
-    def add(self, limit: Limit, amount: int, where: str) -> None:
+    def add(self, limit: _Limit, amount: int, where: str) -> None:
         self._sums[limit] = self._sums.get(limit, 0) + amount
         self.check(limit, self._sums[limit], where)
 
-    def mark(self) -> dict[Limit, int]:
+    def mark(self) -> dict[_Limit, int]:
         """The sums as they are, for `repeat`."""
         return dict(self._sums)
 
-    def repeat(self, mark: dict[Limit, int], times: int, where: str) -> None:
+    def repeat(self, mark: dict[_Limit, int], times: int, where: str) -> None:
         """Add what was added since a mark as often again as `times`."""
         for limit, amount in list(self._sums.items()):
             self.add(limit, times * (amount - mark.get(limit, 0)), where)
 
-    def ahead(self, limit: Limit, more: int, where: str) -> None:
+    def ahead(self, limit: _Limit, more: int, where: str) -> None:
         """Check what is about to be added, without doing so."""
         self.check(limit, self._sums.get(limit, 0) + more, where)
 

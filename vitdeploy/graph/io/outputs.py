@@ -163,7 +163,7 @@ QUERIES = (("class_queries_logits", "masks_queries_logits"), ("logits", "masks")
 RF_DETR, DETECTOR = ("dets", "labels", "masks"), ("boxes", "logits", "masks")
 
 
-class GraphOutputs(NamedTuple):
+class _GraphOutputs(NamedTuple):
     """How a task's outputs are found among those of a graph.
 
     find: takes these, by the task's names where they have known aliases, and whether the user asked for this task;
@@ -298,48 +298,48 @@ def _pictures(outputs: Values) -> Values:
 
 # The first that finds its outputs has them.
 ROWS = (
-    GraphOutputs("detection", _ranked, "labels, boxes and scores"),
-    GraphOutputs(
+    _GraphOutputs("detection", _ranked, "labels, boxes and scores"),
+    _GraphOutputs(
         "panoptic",
         _all_of(dict, {name: name for name in ("logits", "boxes", "masks")}, PostprocessSpec()),
         "logits, boxes and masks",
     ),
     # Its labels are logits, one more than there are labels, and all independent; masks are of no task here.
-    GraphOutputs(
+    _GraphOutputs(
         "detection",
         _all_of(lambda outputs: _floats(outputs, 3), {"labels": "logits", "dets": "boxes"}, PostprocessSpec("sigmoid")),
         "dets and labels",
     ),
-    GraphOutputs("detection", _objects, "logits and boxes"),
-    GraphOutputs(
+    _GraphOutputs("detection", _objects, "logits and boxes"),
+    _GraphOutputs(
         "keypoints",
         _one_of(lambda outputs: _floats(outputs, 4), HEATMAPS, HEATMAPS, KeypointSpec()),
         "heatmaps [batch, points, height, width]",
     ),
-    GraphOutputs("segmentation", _class_maps, f"logits [batch, classes, height, width]; {' and '.join(QUERIES[0])}"),
-    GraphOutputs("instance-segmentation", _instances, f"{' and '.join(QUERIES[0])}, with --task"),
-    GraphOutputs(
+    _GraphOutputs("segmentation", _class_maps, f"logits [batch, classes, height, width]; {' and '.join(QUERIES[0])}"),
+    _GraphOutputs("instance-segmentation", _instances, f"{' and '.join(QUERIES[0])}, with --task"),
+    _GraphOutputs(
         "depth", _one_of(_planes, "predicted_depth", "depth", DepthSpec()), "predicted_depth [batch, height, width]"
     ),
     # pred_label and pred_mask, which are computed of these two, are left out.
-    GraphOutputs(
+    _GraphOutputs(
         "anomaly",
         _all_of(_floats, {name: name for name in (ANOMALY_MAP, PREDICTED_SCORE)}, GIVEN),
         "anomaly_map [batch, 1, height, width] and pred_score [batch]",
     ),
-    GraphOutputs(
+    _GraphOutputs(
         "image-to-image",
         _one_of(_pictures, RECONSTRUCTION, RECONSTRUCTION, ImageSpec()),
         "reconstruction [batch, 1 or 3, height, width]",
     ),
-    GraphOutputs("detection", _joined, "one tensor [batch, queries, 4 + classes] that ends with sigmoids"),
-    GraphOutputs("features", _features, "features [batch, width]"),
-    GraphOutputs("classification", _classes, "logits [batch, classes]"),
-    GraphOutputs("tensors", _tensors, "any numbers [batch, ...] (--task tensors)"),
+    _GraphOutputs("detection", _joined, "one tensor [batch, queries, 4 + classes] that ends with sigmoids"),
+    _GraphOutputs("features", _features, "features [batch, width]"),
+    _GraphOutputs("classification", _classes, "logits [batch, classes]"),
+    _GraphOutputs("tensors", _tensors, "any numbers [batch, ...] (--task tensors)"),
 )
 
 
-def _added(asked: Task | None) -> Iterator[GraphOutputs]:
+def _added(asked: Task | None) -> Iterator[_GraphOutputs]:
     """The row of a task of another package, where it is asked for: the float outputs that its class names, or the only
     one there is."""
     if asked is None or (kind := postprocess_of(asked)) is None or not kind.tensors:
@@ -353,4 +353,4 @@ def _added(asked: Task | None) -> Iterator[GraphOutputs]:
         fits = all(name in values for name, values in there.items())
         return ({name: values[name] for name, values in there.items()}, kind()) if fits else None
 
-    yield GraphOutputs(asked, find, " and ".join(f"{name} of {axes} axes" for name, axes in kind.tensors.items()))
+    yield _GraphOutputs(asked, find, " and ".join(f"{name} of {axes} axes" for name, axes in kind.tensors.items()))

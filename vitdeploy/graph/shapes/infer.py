@@ -41,7 +41,7 @@ ELEMENTWISE: dict[str, Callable[..., Extent]] = {
 Result = tuple[tuple[ir.DataType | None, Dims | None], ...]
 
 
-class Operand(NamedTuple):
+class _Operand(NamedTuple):
     """The facts that inference may use about an input: type, shape, and a small known tensor as (shape, bytes)."""
 
     dtype: ir.DataType
@@ -57,7 +57,7 @@ class Operators:
         self._imports = [onnx.helper.make_opsetid(*item) for item in self._opsets.items()]
         self._known: dict[Any, Result] = {}
 
-    def infer(self, node: ir.Node, operands: Sequence[Operand | None]) -> Result:
+    def infer(self, node: ir.Node, operands: Sequence[_Operand | None]) -> Result:
         """(type, shape) of each output; None if ONNX cannot tell. Empty for an operator that it does not know."""
         attributes = tuple(node.attributes.values())
         key: Any = (node.domain, node.op_type, len(node.outputs), *map(_simple, attributes), *operands)
@@ -67,7 +67,7 @@ class Operators:
             self._known[key] = self._infer(node, operands)
         return self._known[key]
 
-    def _infer(self, node: ir.Node, operands: Sequence[Operand | None]) -> Result:
+    def _infer(self, node: ir.Node, operands: Sequence[_Operand | None]) -> Result:
         names = [f"i{index}" if operand is not None else "" for index, operand in enumerate(operands)]
         sizes: dict[str, Extent] = {}
         types, data = {}, {}
@@ -99,7 +99,7 @@ def _simple(attribute: ir.Attr) -> tuple[str, Any] | None:
     return None
 
 
-def _type_proto(operand: Operand, sizes: dict[str, Extent]) -> onnx.TypeProto:
+def _type_proto(operand: _Operand, sizes: dict[str, Extent]) -> onnx.TypeProto:
     """Free sizes become names, which inference carries through; `sizes` collects what each stands for."""
     if operand.dims is None:
         return onnx.helper.make_tensor_type_proto(int(operand.dtype), None)
@@ -205,7 +205,7 @@ class Facts:
             return None
 
     def _infer_types(self, node: ir.Node) -> None:
-        operands: list[Operand | None] = []
+        operands: list[_Operand | None] = []
         for value in node.inputs:
             if value is not None and value.dtype is None:
                 return
@@ -217,10 +217,10 @@ class Facts:
             if dims is not None:
                 self.dims[output] = dims
 
-    def _operand(self, value: ir.Value) -> Operand:
+    def _operand(self, value: ir.Value) -> _Operand:
         numbers = self.numbers(value)
         assert value.dtype is not None
-        return Operand(
+        return _Operand(
             value.dtype, self.dims_of(value), None if numbers is None else (numbers.shape, numbers.tobytes())
         )
 
