@@ -89,7 +89,7 @@ class OpenVocabularyAdapter(TextAdapter, DetectionAdapter):
                 wanted="its engines on this machine",
                 fix="leave --on out; `vitdeploy inspect BUNDLE --check` on the device compares golden answers",
             )
-        return TextsFound(runner, self.tokens(data.classes)[0])
+        return TextsFound(runner, self.tokens(data.classes)[0], self.spec)
 
 
 def _no_texts(folder: Path) -> DataError:

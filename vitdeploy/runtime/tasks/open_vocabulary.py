@@ -7,20 +7,18 @@ Source: Minderer et al., "Simple Open-Vocabulary Object Detection with Vision Tr
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
-from vitdeploy.errors import ManifestError
-from vitdeploy.runtime.flow import FlowRunner, FlowView
 from vitdeploy.runtime.flows import TOWERS
 from vitdeploy.runtime.postprocess import sigmoid
-from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.runtime.runner import Array
 from vitdeploy.runtime.tasks.detection import DETECTION, Detections, detect, draw_boxes
 from vitdeploy.runtime.tasks.task import DeviceTask, OutputReading, Outputs
-from vitdeploy.runtime.tasks.zero_shot import text_features, unit
-from vitdeploy.runtime.tokenizer import Tokens
-from vitdeploy.spec import OpenVocabularySpec, Postprocess, PostprocessSpec, PreprocessSpec, TensorSpec
+from vitdeploy.runtime.tasks.zero_shot import TextsBound, bind_texts, unanswered, unit
+from vitdeploy.spec import OpenVocabularySpec, PostprocessSpec, PreprocessSpec, TensorSpec
 
 CLASS_FEATURES, SHIFT, SCALE, BOXES = "class_features", "shift", "scale", "boxes"
 OF_IMAGES = (CLASS_FEATURES, SHIFT, SCALE, BOXES)
@@ -67,36 +65,21 @@ def within(found: Detections) -> Detections:
     return dataclasses.replace(found, objects=kept)
 
 
-class TextsFound(Runner):
-    """A flow of two towers with its texts given: it takes images and gives "scores", "labels" and "boxes", as a
-    detector does whose graph ranks its objects itself. The texts run once."""
+class TextsFound(TextsBound):
+    """As `TextsBound`, with "scores", "labels" and "boxes" as of a detector whose graph ranks its objects itself."""
 
-    def __init__(self, whole: FlowRunner, tokens: Tokens) -> None:
-        super().__init__(whole.name)
-        self.whole, self.tokens = whole, tokens
-        self._images = FlowView(whole, OF_IMAGES)
-        self._texts: Array = np.zeros(0, np.float32)
+    tower = OF_IMAGES
 
-    def _load(self) -> None:
-        self._images.load()
-        self._texts = text_features(self.whole, self.tokens)
-        self.inputs, self.provider = self._images.inputs, self._images.provider
+    def _outputs(self) -> tuple[TensorSpec, ...]:
         batch, count = next(tensor for tensor in self._images.outputs if tensor.name == SHIFT).shape
-        self.outputs = (
+        return (
             TensorSpec("scores", "float32", (batch, count)),
             TensorSpec("labels", "int64", (batch, count)),
             TensorSpec("boxes", "float32", (batch, count, 4)),
         )
 
-    def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        return candidates(self._images.infer(feeds), self._texts)
-
-    def _close(self) -> None:
-        self._images.close()
-
-
-def _answer(outputs: Outputs, reading: OutputReading) -> Detections:
-    raise AssertionError("the predictor of two towers answers itself: it alone has the texts")
+    def _read(self, outputs: Outputs) -> dict[str, Array]:
+        return candidates(outputs, self._texts)
 
 
 def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
@@ -105,18 +88,10 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     return DETECTION.same(ours, theirs, dataclasses.replace(reading, postprocess=head_of(spec)))
 
 
-def bind_texts(runner: Runner, given: Mapping[str, Array], postprocess: Postprocess | None) -> TextsFound:
-    """Two towers with the texts of `given`, one array of tokens; raises ManifestError for other towers or tokens."""
-    tokens = list(given.values())
-    if not isinstance(runner, FlowRunner) or not isinstance(postprocess, OpenVocabularySpec) or len(tokens) != 1:
-        raise ManifestError("no two towers and tokens of texts", found=", ".join(given), wanted="text")
-    return TextsFound(runner, tokens[0])
-
-
 OPEN_VOCABULARY = DeviceTask(
-    _answer,
+    unanswered,
     _same,
-    bind_texts,
+    partial(bind_texts, kind=TextsFound),
     draw_boxes,
     "vitdeploy.runtime.predictors:OpenVocabularyPredictor",
     "texts",

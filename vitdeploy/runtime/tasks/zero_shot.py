@@ -17,9 +17,9 @@ from vitdeploy.runtime.flows import IMAGE_FEATURES, TEXT_FEATURES, TOWERS
 from vitdeploy.runtime.postprocess import best_classes, sigmoid, softmax
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.tasks.classification import ClassScore, Ranking
-from vitdeploy.runtime.tasks.task import DeviceTask, OutputReading, Outputs
+from vitdeploy.runtime.tasks.task import DeviceTask, OutputReading, Outputs, Result
 from vitdeploy.runtime.tokenizer import Tokens
-from vitdeploy.spec import Postprocess, TensorSpec, ZeroShotSpec
+from vitdeploy.spec import OpenVocabularySpec, Postprocess, ReadsTexts, TensorSpec, ZeroShotSpec
 
 
 @dataclass(frozen=True)
@@ -67,23 +67,33 @@ def text_features(whole: FlowRunner, tokens: Tokens) -> Array:
 
 
 class TextsBound(Runner):
-    """A flow of two towers with its texts given: it takes images and gives "logits", float32 [batch, texts], as a
-    classifier does. The texts run once."""
+    """A flow of two towers with its texts, which run once: it takes images and gives "logits", float32 [batch, texts],
+    as a classifier does. Of another task `tower` names the outputs of the image tower, and `_outputs` and `_read` say
+    what is made of these."""
 
-    def __init__(self, whole: FlowRunner, tokens: Tokens, spec: ZeroShotSpec) -> None:
+    tower: Sequence[str] = (IMAGE_FEATURES,)
+
+    def __init__(self, whole: FlowRunner, tokens: Tokens, spec: ReadsTexts) -> None:
         super().__init__(whole.name)
         self.whole, self.tokens, self.spec = whole, tokens, spec
-        self._images = FlowView(whole, [IMAGE_FEATURES])
+        self._images = FlowView(whole, self.tower)
         self._texts: Array = np.zeros(0, np.float32)
 
     def _load(self) -> None:
         self._images.load()
         self._texts = text_features(self.whole, self.tokens)
         self.inputs, self.provider = self._images.inputs, self._images.provider
-        self.outputs = (TensorSpec("logits", "float32", (self.inputs[0].shape[0], len(self.tokens))),)
+        self.outputs = self._outputs()
+
+    def _outputs(self) -> tuple[TensorSpec, ...]:
+        return (TensorSpec("logits", "float32", (self.inputs[0].shape[0], len(self.tokens))),)
 
     def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        return {"logits": logits(self._images.infer(feeds)[IMAGE_FEATURES], self._texts, self.spec)}
+        return self._read(self._images.infer(feeds))
+
+    def _read(self, outputs: Outputs) -> dict[str, Array]:
+        assert isinstance(self.spec, ZeroShotSpec)
+        return {"logits": logits(outputs[IMAGE_FEATURES], self._texts, self.spec)}
 
     def _close(self) -> None:
         self._images.close()
@@ -114,7 +124,7 @@ class TextsSent(Runner):
         self.whole.close()
 
 
-def _answer(outputs: Outputs, reading: OutputReading) -> ZeroShot:
+def unanswered(outputs: Outputs, reading: OutputReading) -> Result:
     raise AssertionError("the predictor of two towers answers itself: it alone has the texts")
 
 
@@ -123,16 +133,18 @@ def _same(ours: Outputs, theirs: Outputs, reading: OutputReading) -> bool:
     return int(ours["logits"].argmax()) == int(theirs["logits"].argmax())
 
 
-def bind_texts(runner: Runner, given: Mapping[str, Array], postprocess: Postprocess | None) -> TextsBound:
+def bind_texts(
+    runner: Runner, given: Mapping[str, Array], postprocess: Postprocess | None, kind: type[TextsBound] = TextsBound
+) -> TextsBound:
     """Two towers with the texts of `given`, one array of tokens; raises ManifestError for other towers or tokens."""
-    tokens = list(given.values())
-    if not isinstance(runner, FlowRunner) or not isinstance(postprocess, ZeroShotSpec) or len(tokens) != 1:
+    tokens, spec = list(given.values()), ZeroShotSpec if kind is TextsBound else OpenVocabularySpec
+    if not isinstance(runner, FlowRunner) or not isinstance(postprocess, spec) or len(tokens) != 1:
         raise ManifestError("no two towers and tokens of texts", found=", ".join(given), wanted="text")
-    return TextsBound(runner, tokens[0], postprocess)
+    return kind(runner, tokens[0], postprocess)
 
 
 ZERO_SHOT = DeviceTask(
-    _answer,
+    unanswered,
     _same,
     bind_texts,
     predictor="vitdeploy.runtime.predictors:ZeroShotPredictor",
