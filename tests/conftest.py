@@ -356,6 +356,19 @@ def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executors, "ProcessPoolExecutor", forked.worker_pool)
 
 
+@pytest.fixture
+def quick_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a search tries is timed, whatever its size, for an instant and in processes that are forked."""
+    from tests import forked
+    from vitdeploy.benchmark import process
+    from vitdeploy.search import frame
+
+    short = {"ROUNDS": 2, "BLOCK_SECONDS": 0.01, "WARMUP_SECONDS": 0.01, "PROCESSES": 1, "LEAST_MACS": 0}
+    for name, value in short.items():
+        monkeypatch.setattr(frame, name, value)
+    monkeypatch.setattr(process, "subprocess", forked.SUBPROCESS)
+
+
 @pytest.fixture(scope="session")
 def token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The token of a Ray cluster, and ways of these tests: no address is asked without one."""

@@ -333,7 +333,7 @@ GRAPHS = (
         TorchScript(timm_vit, 14, ["logits"], axes={}, listed=True),
         remark="the batch is that of the file",
     ),
-    Graph(f"{DYNAMO}: timm ViT", 18, Dynamo(timm_vit, 18)),
+    Graph(f"{DYNAMO}: timm ViT", 18, Dynamo(timm_vit, 18), alike=True),
     Graph(
         f"{DYNAMO}: transformers ViT",
         19,
@@ -379,6 +379,7 @@ GRAPHS = (
         2,
         "sigmoid",
         (D, D),
+        alike=True,
     ),
     Graph(
         "RT-DETR's names, without post-processing: `pred_logits`, `pred_boxes`",
@@ -387,7 +388,6 @@ GRAPHS = (
         "detection",
         2,
         "sigmoid",
-        alike=True,
     ),
     Graph(
         "RT-DETR's, D-FINE's and DEIMv2's names, with post-processing and `orig_target_sizes`",

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,6 @@ from vitdeploy.graph.analysis.rows import find_linears
 from vitdeploy.graph.analysis.work import layer_macs
 from vitdeploy.graph.half.half import emulate
 from vitdeploy.graph.io.files import get_metadata, load_graph, serialised
-from vitdeploy.models.source import Source
 from vitdeploy.quantization import place_openvino
 from vitdeploy.quantization.placement import QUANTIZE
 from vitdeploy.runtime.engine import make_runner
@@ -26,9 +26,7 @@ from vitdeploy.runtime.preprocess import load_image
 from vitdeploy.spec import PreprocessSpec
 from vitdeploy.stages.calibrate import calibrate
 from vitdeploy.stages.compile import compile_graph
-from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.place import PlaceConfig, place_graph
-from vitdeploy.stages.reference_model import Overrides, find_reference_model
 from vitdeploy.stages.typed import place_typed
 from vitdeploy.verification.agreement import compare
 from vitdeploy.verification.records import collect
@@ -52,13 +50,10 @@ def images(parts):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, digits, parts):
+def folder(tmp_path_factory, digits_export, parts):
     """model.onnx of the digits model and statistics.npz of all its calibration images."""
     out = tmp_path_factory.mktemp("digits")
-    reference_model = find_reference_model(
-        Source("vit_w192d4h3_patch4_32", digits / "vit_digits.safetensors"), Overrides(PREPROCESS)
-    )
-    export(reference_model, ExportConfig("digits", opset=20, batch=None, in_graph=True), out)
+    shutil.copyfile(digits_export / "model.onnx", out / "model.onnx")
     calibrate(out / "model.onnx", parts.calibration, out)
     return out
 

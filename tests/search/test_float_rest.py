@@ -15,7 +15,6 @@ from vitdeploy.errors import DeviceResultError
 from vitdeploy.pipeline.plan import LEAST_PARAMETERS, candidates
 from vitdeploy.runtime import openvino as runtime
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.search import frame as alternatives
 from vitdeploy.search.frame import mean_interval
 from vitdeploy.search.precision import FloatRestTable
 from vitdeploy.spec import decode, encode
@@ -152,11 +151,8 @@ def test_there_the_float_model_is_tried_in_bf16_too(precision, more, monkeypatch
     assert "bf16" not in precisions(LEAST_PARAMETERS)
 
 
-def test_both_are_measured_and_stored(small_export, calibrated, samples, monkeypatch, tmp_path):
+def test_both_are_measured_and_stored(small_export, calibrated, samples, quick_rounds, tmp_path):
     needs_bf16()
-    for name, value in {"ROUNDS": 2, "BLOCK_SECONDS": 0.01, "WARMUP_SECONDS": 0.01, "PROCESSES": 1}.items():
-        monkeypatch.setattr(alternatives, name, value)
-    monkeypatch.setattr(alternatives, "LEAST_MACS", 0)
     told = []
     config, given = PlaceConfig(TARGET, "int8"), CalibratedGraph(small_export / "model.onnx", calibrated, samples)
     found = find_float_rest(config, 1, given, tmp_path, lambda *each: told.append(each[0]))

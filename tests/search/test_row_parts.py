@@ -40,10 +40,7 @@ def placed(small_export, digits, tmp_path_factory):
     return folder
 
 
-def test_every_alternative_is_measured(placed, monkeypatch):
-    for name, value in {"ROUNDS": 2, "BLOCK_SECONDS": 0.01, "WARMUP_SECONDS": 0.01, "PROCESSES": 1}.items():
-        monkeypatch.setattr(alternatives, name, value)
-    monkeypatch.setattr(alternatives, "LEAST_MACS", 0)
+def test_every_alternative_is_measured(placed, quick_rounds):
     told = []
     table = row_parts.measure_row_parts(
         placed / "model.onnx", "openvino-cpu", 1, progress=lambda *each: told.append(each[0])
@@ -74,10 +71,7 @@ def measured_there(placed, work):
     return measure_row_parts_there(graphs, 1, this_machine(), Reporter(quiet=True))
 
 
-def test_a_device_measures_every_alternative(placed, tmp_path, monkeypatch):
-    for name, value in {"ROUNDS": 2, "BLOCK_SECONDS": 0.01, "WARMUP_SECONDS": 0.01, "PROCESSES": 1}.items():
-        monkeypatch.setattr(alternatives, name, value)
-    monkeypatch.setattr(alternatives, "LEAST_MACS", 0)
+def test_a_device_measures_every_alternative(placed, tmp_path, quick_rounds):
     table = measured_there(placed, tmp_path)
     assert [each.parts for each in table.timings] == [(17,), (16, 1), (24,), (32,)]
     assert (table.timings[0].ratio, table.timings[0].low) == (1, 1)

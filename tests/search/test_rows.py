@@ -26,11 +26,7 @@ def test_candidates_are_the_next_multiples_below_twice_the_tokens(tokens, wanted
 
 
 @pytest.mark.parametrize(("target", "precision"), [("openvino-cpu", "int8"), ("onnxruntime-cpu", "fp32")])
-def test_every_candidate_is_measured(small_export, monkeypatch, target, precision):
-    monkeypatch.setattr(alternatives, "ROUNDS", 2)
-    monkeypatch.setattr(alternatives, "BLOCK_SECONDS", 0.01)
-    monkeypatch.setattr(alternatives, "WARMUP_SECONDS", 0.01)
-    monkeypatch.setattr(alternatives, "PROCESSES", 1)
+def test_every_candidate_is_measured(small_export, quick_rounds, target, precision):
     told = []
     table = rows.measure_rows(
         small_export / "model.onnx", target, precision, progress=lambda *each: told.append(each[0])

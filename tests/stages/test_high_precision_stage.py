@@ -40,10 +40,7 @@ def calibrated(small_export, digits, tmp_path_factory):
 
 
 @pytest.fixture
-def quick(monkeypatch):
-    for name, value in {"ROUNDS": 2, "BLOCK_SECONDS": 0.01, "WARMUP_SECONDS": 0.01, "PROCESSES": 1}.items():
-        monkeypatch.setattr(alternatives, name, value)
-    monkeypatch.setattr(alternatives, "LEAST_MACS", 0)
+def quick(quick_rounds, monkeypatch):
     monkeypatch.setattr(high_precision, "ENOUGH", 100.1)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import difflib
+import functools
 import hashlib
 import importlib
 import importlib.metadata
@@ -458,13 +459,15 @@ def _packages(module: nn.Module) -> list[str]:
 
 def _code() -> list[str]:
     """The files of all loaded modules that are neither Python's, nor installed, nor ours, with their digests."""
-    files = {Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
-    own = sorted(file for file in files if file.suffix == ".py" and file.is_file() and not _known(file))
-    return sorted(f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in own)
+    loaded = {file for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
+    files = {Path(file) for file in loaded if file.endswith(".py") and not _known(file)}
+    return sorted(f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files if file.is_file())
 
 
-def _known(file: Path) -> bool:
-    return bool(INSTALLED & set(file.parts)) or file.is_relative_to(OURS) or file.is_relative_to(STANDARD)
+@functools.cache  # of some 4,000 files that are loaded with PyTorch, at every look at a module
+def _known(file: str) -> bool:
+    path = Path(file)
+    return bool(INSTALLED & set(path.parts)) or path.is_relative_to(OURS) or path.is_relative_to(STANDARD)
 
 
 # --- A module in memory for other processes of the same run: with its code, which may be a notebook's -----------------
@@ -532,4 +535,4 @@ def _by_value(model: nn.Module) -> Iterator[None]:
 
 def _is_users(module: ModuleType) -> bool:
     file: Any = getattr(module, "__file__", None)
-    return module.__name__ != "__main__" and file is not None and not _known(Path(file))
+    return module.__name__ != "__main__" and file is not None and not _known(file)
