@@ -62,8 +62,8 @@ models-doc: $(VENV)/.installed-dev
 arm64: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.arm64 $(SHORT)
 
-# The reliability gate: malformed files, kills, full disks, contention, flipped bits, long runs, hostile devices; in some four
-# minutes on two cores, and whole in some hours. One table, and build/faults/faults.json (docs/reliability.md). In pieces:
+# The reliability gate: malformed files, kills, full disks, contention, flipped bits, long runs, hostile devices; in a
+# minute and a half on two cores, and whole in some hours. One table, and build/faults/faults.json (docs/reliability.md). In pieces:
 # python -m tests.faults --all --only FIGURE.
 faults: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.faults
@@ -71,7 +71,7 @@ faults: $(VENV)/.installed-dev
 faults-all: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.faults --all
 
-# Past one machine: shards, executors, kills, grids, a history, a fleet; in some five minutes on two cores. One table, and
+# Past one machine: shards, executors, kills, grids, a history, a fleet; in some two minutes on two cores. One table, and
 # build/scale/scale.json (docs/scale.md). Single rows: python -m tests.scale --only ROW; at the sizes of that page: --all.
 scale: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.scale

@@ -31,8 +31,11 @@ SETTLE_SECONDS = 0.01
 
 
 def start(target: Callable[..., object], *arguments: object) -> BaseProcess:
-    """A new process that calls `target(*arguments)`, in this working folder and with this environment."""
-    process = _server().Process(target=_begin, args=(dict(os.environ), target, arguments), daemon=True)
+    """A new process that calls `target(*arguments)`, in this working folder and with this environment. It ends with
+    this one, and may start such processes itself, of the same server."""
+    context = _server()
+    begin = (dict(os.environ), target, arguments, forkserver._forkserver._forkserver_address)  # type: ignore[attr-defined]
+    process = context.Process(target=_begin, args=begin, daemon=True)
     process.start()
     return process
 
@@ -43,7 +46,7 @@ def _server() -> multiprocessing.context.ForkServerContext:
     context.set_forkserver_preload(["tests.loaded"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
-        forkserver.ensure_running()
+        forkserver._forkserver.ensure_running()  # type: ignore[attr-defined]  # or what `_begin` has put there
     return context
 
 
@@ -52,9 +55,15 @@ def worker_pool(count: int, context: object, initializer: Callable[[], None]) ->
     return ProcessPoolExecutor(count, _server(), _begin, (dict(os.environ), initializer, ()))
 
 
-def _begin(environment: dict[str, str], target: Callable[..., object], arguments: tuple[object, ...]) -> None:
+def _begin(
+    environment: dict[str, str], target: Callable[..., object], arguments: tuple[object, ...], server: str = ""
+) -> None:
     os.environ.clear()
     os.environ.update(environment)
+    if server:
+        multiprocessing.current_process().daemon = False  # a daemon may start none
+        forkserver._forkserver._forkserver_address = server  # type: ignore[attr-defined]
+        forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]  # it is another's child
     target(*arguments)
 
 

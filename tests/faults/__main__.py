@@ -4,7 +4,7 @@
 
 Runs every figure in a process of its own, some at once, and tells each minute how far they are. Prints one table, and
 writes it with every case as faults.json. Exit status 1 if anything in it is outside of what is allowed. Without --all
-it is the short form, some four minutes on two cores.
+it is the short form, a minute and a half on two cores.
 
 With --only, the rows of the other figures stay as they were run last in the same form, each with its date and machine:
 so the full form can be collected in pieces.
@@ -13,19 +13,21 @@ so the full form can be collected in pieces.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import pkgutil
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from tests.faults.gate import TOLD, Row, asked_seconds, load, save, table
+from tests.forked import start
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,11 +68,9 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="the full form, some hours")
     parser.add_argument("--only", nargs="+", choices=list(FIGURES), metavar="FIGURE", help=f"of {', '.join(FIGURES)}")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "build" / "faults")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     full, output = options.all, options.output.absolute()
-    if options.one:
-        return _one(options.one, full, output)
+    os.environ.update({"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **os.environ})  # of all that is started
     output.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     with ThreadPoolExecutor(AT_ONCE if full else AT_ONCE_SHORT) as pool:
@@ -111,10 +111,10 @@ def run_figure(name: str, full: bool, output: Path) -> None:
     """Run one figure in a process of its own, which may die without the others; its rows are in its file then."""
     file, log = rows_file(output, name, full), output / f"{name}.log"
     file.unlink(missing_ok=True)
-    words = [sys.executable, "-m", "tests.faults", "--one", name, "-o", str(output), *(["--all"] if full else [])]
+    log.write_bytes(b"")
     started = time.monotonic()
-    with log.open("wb") as stream, subprocess.Popen(words, cwd=ROOT, stdout=stream, stderr=stream) as process:
-        status = _watched(process, name, log, started + limit_seconds(name, full))
+    process = start(pkgutil.resolve_name("tests.faults.__main__:one"), name, FIGURES[name].run, full, output, log)
+    status = _watched(process, name, log, started + limit_seconds(name, full))
     print(f"{name}: ended after {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
     if status != 0 or not file.is_file():
         row = Row(name, 1, seconds=time.monotonic() - started)
@@ -122,20 +122,21 @@ def run_figure(name: str, full: bool, output: Path) -> None:
         save([row], file)
 
 
-def _watched(process: subprocess.Popen[bytes], name: str, log: Path, deadline: float) -> int | None:
+def _watched(process: BaseProcess, name: str, log: Path, deadline: float) -> int | None:
     """Its exit status; None where it was broken off. Each minute its cases are told."""
     started = time.monotonic()
     while (left := deadline - time.monotonic()) > 0:
-        try:
-            return process.wait(min(TELL_SECONDS, left))
-        except subprocess.TimeoutExpired:
-            minutes = (time.monotonic() - started) / 60
-            print(f"{name}: {cases_in(log)} cases after {minutes:.0f} minutes", file=sys.stderr, flush=True)
-    process.send_signal(signal.SIGINT)  # as Ctrl-C: servers, mounts and children go with it
-    try:
-        process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
+        process.join(min(TELL_SECONDS, left))
+        if process.exitcode is not None:
+            return process.exitcode
+        minutes = (time.monotonic() - started) / 60
+        print(f"{name}: {cases_in(log)} cases after {minutes:.0f} minutes", file=sys.stderr, flush=True)
+    assert process.pid is not None
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGINT)  # as Ctrl-C: servers, mounts and children go with it
+    process.join(END_SECONDS)
+    process.kill()
+    process.join()
     return None
 
 
@@ -145,17 +146,22 @@ def cases_in(log: Path) -> int:
         return sum(line.startswith(TOLD.encode()) for line in lines)
 
 
-def _one(name: str, full: bool, output: Path) -> int:
+def one(name: str, function: str, full: bool, output: Path, log: Path) -> None:
+    """A figure, in its process: by what makes its rows."""
+    os.chdir(ROOT)
+    os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), 1)
+    os.dup2(1, 2)
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where this gate runs in the background
     for earlier in output.glob(f"{name}-[0-9]*"):
         shutil.rmtree(earlier, ignore_errors=True)
     work = output / f"{name}-{os.getpid()}"
     work.mkdir(parents=True)
     started = time.monotonic()
-    rows: list[Row] = pkgutil.resolve_name(FIGURES[name].run)(full, work)
+    rows: list[Row] = pkgutil.resolve_name(function)(full, work)
     for row in rows:
         row.seconds = row.seconds or time.monotonic() - started
     save(rows, rows_file(output, name, full))
-    return 0
 
 
 if __name__ == "__main__":

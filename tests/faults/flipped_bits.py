@@ -24,7 +24,7 @@ from tests.faults.malformed import recipes
 from tests.faults.sandbox import Sandbox, preload
 from tests.faults.seeds import TARGETS, Seeds, make_apart
 
-FULL, SHORT = 1000, 100
+FULL, SHORT = 1000, 50
 # So many flips a process: what one leaves in memory must not pass for the next.
 AT_ONCE = 25
 MANIFEST, RECORD = "manifest.json", "artifact.json"

@@ -25,7 +25,7 @@ from tests.faults.gate import Row
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "calibration" / "digits"
 TARGETS = ("onnxruntime-cpu", "openvino-cpu", "tensorrt")
-PREDICTIONS, LOADS = {True: 10_000, False: 1_000}, {True: 60, False: 12}
+PREDICTIONS, LOADS = {True: 10_000, False: 500}, {True: 60, False: 6}
 IMAGES = 20
 PLACES = {"descriptors": "fd", "threads": "task"}
 MIB = 1 << 20

@@ -127,22 +127,21 @@ def preload(modules: Sequence[str]) -> None:
     gc.freeze()
 
 
-def learn(sandbox: Sandbox, commands: Sequence[tuple[Words, Path]]) -> list[str]:
-    """What these commands import, beyond what is loaded here: (words, folder) of each."""
+def learn(sandbox: Sandbox, words: Words, folder: Path) -> tuple[list[str], Ended]:
+    """What this command imports, beyond what is loaded here; and how it ended."""
     names = sandbox.work / "modules.txt"
     before = set(sys.modules)
 
-    def told(words: Words) -> int:
-        status = _status_of(words)
-        with names.open("a", encoding="utf-8") as file:
-            file.writelines(f"{name}\n" for name in sorted(set(sys.modules) - before) if "." not in name[:1])
-        return status
+    def told() -> int:
+        try:
+            return _status_of(words)
+        finally:  # a command that has done all ends in SystemExit, too
+            names.write_text("\n".join(sorted(set(sys.modules) - before)), encoding="utf-8")
 
     names.write_text("", encoding="utf-8")
-    for words, folder in commands:
-        sandbox.call(lambda words=words: told(words), folder, seconds=120, megabytes=8192)
+    ended = sandbox.call(told, folder, seconds=120, megabytes=8 * MEGABYTES)
     # What stands for a submodule only after its package, and what a library makes up as it goes, is no loss.
-    return list(dict.fromkeys(names.read_text(encoding="utf-8").split()))
+    return names.read_text(encoding="utf-8").split(), ended
 
 
 def _child(function: Callable[[], object], folder: Path, log: Path) -> None:

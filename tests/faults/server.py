@@ -38,7 +38,7 @@ import numpy as np
 from tests.faults.gate import Row, asked_seconds, timed
 
 ROOT = Path(__file__).parents[2]
-SECONDS = {True: 600.0, False: 8.0}
+SECONDS = {True: 600.0, False: 6.0}
 RESTARTS = {True: 50, False: 1}
 CLIENTS, MALFORMED, LINGERING = 8, 0.01, 24
 # Between two requests of a client: other figures run at the same time.

@@ -77,9 +77,10 @@ def test_the_numbers_of_cases_and_each_class_in_the_short_form():
     assert sum(kind.full for kind in KINDS) == 3200
     for kind in KINDS:
         assert len({damage.name for damage in kind.damages}) == len(kind.damages)
-        cases = range(kind.count(full=False))
-        assert 5 * len(cases) <= kind.full
-        assert {kind.damage(number).name for number in cases} == {damage.name for damage in kind.damages}
+        assert len(kind.numbers(full=True)) == kind.full >= 5 * len(kind.damages)
+        short = [kind.damage(number) for number in kind.numbers(full=False)]
+        assert {damage.name for damage in kind.damages if damage.must_refuse} <= {damage.name for damage in short}
+        assert sum(not damage.must_refuse for damage in short) >= sum(not each.must_refuse for each in kind.damages) / 4
 
 
 def test_a_case_is_the_same_each_time():

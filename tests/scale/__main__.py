@@ -4,7 +4,7 @@
 
 Runs every row in a process of its own, two at once, prints one table and writes it as scale.json. Exit status 1 if what
 was promised does not hold. A row that lacks something here, such as Ray or a server of ssh, is skipped and says why.
-Without --all it is the short form, some five minutes on two cores; --all has the sizes of docs/scale.md.
+Without --all it is the short form, some two minutes on two cores; --all has the sizes of docs/scale.md.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ROOT = Path(__file__).parents[2]
 EVALUATION = "tests.scale.evaluation"
 # Each a function of (all of it?, an empty folder of its own, the row that it fills). The longest first.
 ROWS: dict[str, tuple[str, str]] = {
-    "kills": ("workers killed every few seconds, the command twice: only the time is another", f"{EVALUATION}:kills"),
-    "executors": ("one process, four, and two Ray nodes give the same bytes", f"{EVALUATION}:executors"),
+    "kills": ("workers killed every few seconds, and the command: only the time is another", f"{EVALUATION}:kills"),
+    "executors": ("one process, several, and two Ray nodes give the same bytes", f"{EVALUATION}:executors"),
     "calibration": ("INT8 graphs are the same bytes, whoever observed the images", f"{EVALUATION}:calibration"),
     "fleet": ("a good bundle reaches all boards, a bad one stops at the first", "tests.scale.fleet:staged"),
     "memory": ("many images in constant memory, goes on after SIGKILL", f"{EVALUATION}:constant_memory"),

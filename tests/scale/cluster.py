@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.conftest import HEAD_NODE
 from tests.scale.row import Missing
 
 
@@ -28,7 +29,7 @@ def two_nodes(work: Path) -> Iterator[str]:
     )
     from ray.cluster_utils import Cluster  # it reads the environment when it is imported
 
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    nodes = Cluster(initialize_head=True, head_node_args=HEAD_NODE)
     try:
         nodes.add_node(num_cpus=1)
         nodes.wait_for_nodes()

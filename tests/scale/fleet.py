@@ -17,7 +17,7 @@ from tests.scale.commands import small_model
 from tests.scale.row import Missing, Row
 from vitdeploy.bundle.read import file_sha256
 
-BOARDS, ALL_BOARDS = 3, 50
+BOARDS, ALL_BOARDS = 2, 50
 QUICK = ("--duration", "0.03", "--worse", "100", "--canary", "1,10%,all", "--json")
 
 

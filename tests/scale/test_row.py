@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import tests.scale.__main__ as gate_command
+from tests.conftest import IN_SCALE
 from tests.scale.__main__ import ROOT, ROWS, run_row
 from tests.scale.row import Missing, Row, load, save, table
 
@@ -90,6 +91,7 @@ def test_an_error_of_a_row_is_no_row(tmp_path, monkeypatch):
     assert not (tmp_path / "here.json").exists()
 
 
+@IN_SCALE
 def test_one_row_as_a_command(tmp_path):
     pytest.importorskip("ruptures", reason="pip install 'vitdeploy[history]'")
     words = [sys.executable, "-m", "tests.scale", "--only", "history", "-o", tmp_path]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vitdeploy.spec import GraphSpec
 
 LIMIT = 10.0
-SHORT_SAMPLE = 20
+SHORT_SAMPLE = 5
 SEED = 21
 VALUES: dict[str, Any] = {
     "-1": -1,

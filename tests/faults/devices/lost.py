@@ -40,7 +40,7 @@ CUTS: dict[str, tuple[dict[str, int], ...]] = {
     "missing": ({}, {"heard": 0}, {"heard": 100}, {"lines": 1}, {"lines": 1, "bytes": 5}),
     "serve": ({}, {"heard": 1000}, {"lines": 1}, {"lines": 2}, {"lines": 2, "bytes": 50}, {"lines": 3}, {"lines": 4}),
 }
-SHORT_CUTS = (("submit", 1), ("fetch", 4))
+SHORT_CUTS = (("fetch", 4),)
 # What says each verb; others are said by `compile`. A roll-out has two jobs, and so says all of them twice.
 SAID_BY = {"serve": ("verify",), "deployed": ("deploy",), "missing": ("deploy",)}
 SAID_BY |= dict.fromkeys(("submit", "watch", "fetch"), ("compile", "deploy"))
@@ -95,16 +95,13 @@ def _deaths(full: bool) -> list[Loss]:
         Loss(f"host killed after {delay:.1f} s", real, "compile", (-9, 0), meanwhile=_kill(delay)) for delay in delays
     ]
     small_files = {"verb": "submit", "times": 1, "largest": 20_000, "real": True}
-    short = [
-        *killed,
-        Loss("deploy: killed while it switches", real, "deploy", (4,), "the job was lost", meanwhile=_kill_switch),
-        Loss("disk full there", small_disk, "compile", (4,), "VD4101"),
-    ]
+    short = [*killed, Loss("disk full there", small_disk, "compile", (4,), "VD4101")]
     if not full:
         return short
     bench_cut = {"verb": "watch", "times": 1, "real": True, "lines": 2}
     return [
         *short,
+        Loss("deploy: killed while it switches", real, "deploy", (4,), "the job was lost", meanwhile=_kill_switch),
         Loss("deploy: disk full there", small_files, "deploy", (4,), "VD4101"),
         Loss("job killed there", real, "compile", (4,), "the job was lost", meanwhile=_kill_job, waits=True),
         Loss("disk full here", real, "compile", (4,), "VD4101.*cannot be written", largest=20_000),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from pathlib import Path
 
-from tests.faults.gate import Outcome, Row, timed
+from tests.faults.gate import Outcome, Row
 from tests.faults.malformed import (
     bundle_files,
     configs,
@@ -41,34 +42,33 @@ def run(full: bool, work: Path) -> list[Row]:
     """`tests.faults` calls this."""
     preload(())
     seeds = make_apart(work)
+    rows = [Row(f"malformed: {kind.name}", len(kind.numbers(full))) for kind in KINDS]
     teacher = Sandbox(work / "learn")
-    preload(learn(teacher, [_whole(kind, words, seeds, work / "learn") for kind in KINDS for words in kind.commands]))
+    for row, kind in zip(rows, KINDS, strict=True):
+        for words in kind.commands:
+            names, ended = learn(teacher, *_whole(kind, words, seeds, work / "learn"))
+            preload(names)
+            if ended.status or ended.limit:  # what no whole file passes says nothing of damaged ones
+                row.add(
+                    f"a whole file, {' '.join(words)}", "wrong", ended.seconds, note=f"refused: {ended.text[-300:]}"
+                )
     sandbox = Sandbox(work / "sandbox")
-    rows = []
-    for kind in KINDS:
-        row = timed(row_of, kind, full, sandbox, seeds)
+    for row, kind in zip(rows, KINDS, strict=True):
+        started = time.monotonic()
+        add_cases(row, kind, full, sandbox, seeds)
+        row.seconds = time.monotonic() - started
         print(f"{row.figure}: {len(row.cases)} cases, {row.seconds:.0f} s, bad: {len(row.bad)}", flush=True)
-        rows.append(row)
     for name in ("learn", "sandbox", "seeds"):
         shutil.rmtree(work / name, ignore_errors=True)
     return rows
 
 
-def row_of(kind: Kind, full: bool, sandbox: Sandbox, seeds: Seeds) -> Row:
-    row = Row(f"malformed: {kind.name}", kind.count(full))
-    home = sandbox.work / "cases"
-    for words in kind.commands:
-        folder = _whole(kind, words, seeds, home)[1]
-        ended = sandbox.command(words, folder, seconds=60, megabytes=8 * MEGABYTES)
-        if ended.status or ended.limit:  # what no whole file passes says nothing of damaged ones
-            row.add(f"a whole file, {' '.join(words)}", "wrong", ended.seconds, note=f"refused: {ended.text[-300:]}")
-        shutil.rmtree(folder)
-    for number in range(row.wanted):
+def add_cases(row: Row, kind: Kind, full: bool, sandbox: Sandbox, seeds: Seeds) -> None:
+    for number in kind.numbers(full):
         name, outcome, ended, note = one(kind, number, sandbox, seeds)
         row.add(name, outcome, ended.seconds, ended.peak_mb, note)
         if note and outcome not in ("clean", "accepted"):
             print(f"{outcome.upper()}  {name}: {note}\n{ended.text[-2000:]}", file=sys.stderr, flush=True)
-    return row
 
 
 def one(kind: Kind, number: int, sandbox: Sandbox, seeds: Seeds) -> tuple[str, Outcome, Ended, str]:

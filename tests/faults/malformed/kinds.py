@@ -67,9 +67,12 @@ class Kind:
         """Classes in turns."""
         return self.damages[number % len(self.damages)]
 
-    def count(self, full: bool) -> int:
-        """How many cases: in the short form each class once."""
-        return self.full if full else len(self.damages)
+    def numbers(self, full: bool) -> Sequence[int]:
+        """Of the cases: in the short form each class once that must be refused, and each fourth other one."""
+        if full:
+            return range(self.full)
+        others = [number for number, damage in enumerate(self.damages) if not damage.must_refuse]
+        return [number for number in range(len(self.damages)) if number not in others or number in others[::4]]
 
     def attempt(self, number: int, folder: Path, seeds: Seeds) -> Attempt:
         """The case with this number, not written yet."""
