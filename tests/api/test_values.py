@@ -1,6 +1,7 @@
 """The values of the API: each is passed on without naming a file, shows itself, and is what the command line makes."""
 
 import doctest
+import functools
 import importlib
 import json
 import subprocess
@@ -102,28 +103,28 @@ def test_images_in_memory_calibrate_to_the_same_bytes_as_their_folder(graph, cal
     assert paths == pictures == pixels
 
 
-def test_a_budget_that_is_not_met_is_said_and_nothing_is_raised(graph, calibration):
-    found = vd.verify(graph, graph, calibration, min_agreement=100, num_samples=10, progress=False)
-    assert found.status == "undecided" and found.reasons
-    other = vd.export(tiny_model(), progress=False)
-    assert vd.verify(other, graph, calibration, min_agreement=90, progress=False).status == "fail"
-
-
-def tiny_model():
+@pytest.fixture(scope="module")
+def tiny_model(workplace):
     return vd.model(tiny(), preprocess=SPEC, labels=[str(digit) for digit in range(10)])
 
 
-def test_a_module_in_memory_is_deployed_with_a_data_loader_and_its_bundle_answers_like_it(workplace, digits):
+def test_a_budget_that_is_not_met_is_said_and_nothing_is_raised(graph, tiny_model, calibration):
+    found = vd.verify(graph, graph, calibration, min_agreement=100, num_samples=10, progress=False)
+    assert found.status == "undecided" and found.reasons
+    other = vd.export(tiny_model, progress=False)
+    assert vd.verify(other, graph, calibration, min_agreement=90, progress=False).status == "fail"
+
+
+def test_a_module_in_memory_is_deployed_with_a_data_loader_and_its_bundle_answers_like_it(tiny_model, digits):
     module = tiny()
-    samples, names = scan(digits / "calibration", "folders")
-    spec = SPEC
+    samples, _ = scan(digits / "calibration", "folders")
     rows = []
     for sample in samples[::4]:
-        pixels, _ = load_image(sample.path, spec)
+        pixels, _ = load_image(sample.path, SPEC)
         rows.append((torch.tensor(pixels).permute(2, 0, 1).float().div(255).sub(0.5).div(0.5), sample.label))
     loader = torch.utils.data.DataLoader(rows, batch_size=5)
     made = vd.deploy(
-        vd.model(module, preprocess=spec, labels=list(names)),
+        tiny_model,
         loader,
         targets=[TARGET],
         precision="fp32",
@@ -137,13 +138,13 @@ def test_a_module_in_memory_is_deployed_with_a_data_loader_and_its_bundle_answer
     assert made.document.bench.row("original").provider.startswith("PyTorch eager")  # in a process of its own
     with made.load() as predictor, torch.no_grad():
         for sample in samples[:20]:
-            pixels, _ = load_image(sample.path, spec)
+            pixels, _ = load_image(sample.path, SPEC)
             outputs = predictor.outputs([pixels])["logits"][0]
             image = torch.tensor(pixels).permute(2, 0, 1)[None].float().div(255).sub(0.5).div(0.5)
             np.testing.assert_allclose(outputs, module(image)[0].numpy(), atol=1e-4)
 
 
-def test_a_module_of_another_process_is_the_same(workplace):
+def test_a_module_of_another_process_is_the_same(tiny_model):
     """What measures the original loads it with its code, which no file of that process has."""
     code = """if True:
         import json, sys, torch
@@ -155,7 +156,7 @@ def test_a_module_of_another_process_is_the_same(workplace):
         print(json.dumps(original.module(torch.ones(1, 1, 32, 32)).tolist()[0]))
     """
     done = subprocess.run(
-        [sys.executable, "-I", "-c", code, ROOT, tiny_model().source.module],
+        [sys.executable, "-I", "-c", code, ROOT, tiny_model.source.module],
         capture_output=True,
         text=True,
         check=False,
@@ -175,13 +176,14 @@ def test_its_stored_work_is_found_again_and_follows_weights_and_code(workplace):
         return vd.model(module, preprocess=SPEC).reference.digests
 
     module = tiny()
-    assert digests(module) == digests(tiny())
+    first = digests(module)
+    assert first == digests(tiny())
     other = Doubled()
     other.load_state_dict(module.state_dict())
-    assert set(digests(module).values()) != set(digests(other.eval()).values())
+    assert set(first.values()) != set(digests(other.eval()).values())
     with torch.no_grad():
         module.head.bias.add_(1e-3)
-    assert digests(module) != digests(tiny())
+    assert first != digests(module)
 
 
 def test_an_interrupt_leaves_nothing_half_written(small, tmp_path):
@@ -250,8 +252,17 @@ def test_importing_it_loads_nothing():
 MODULES = ("model", "images", "graph", "quantize", "verify", "bench", "deploy")
 
 
+@pytest.fixture(scope="module")
+def one_export():
+    """Most examples begin with the float graph of one model, which is exported once for all of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vd, "export", functools.cache(vd.export))
+        yield
+
+
+@pytest.mark.usefixtures("one_export", "workplace")
 @pytest.mark.parametrize("name", MODULES)
-def test_the_examples_in_docstrings_are_true(workplace, small, digits, name):
+def test_the_examples_in_docstrings_are_true(small, digits, name):
     module = importlib.import_module(f"vitdeploy.api.{name}")
     found = doctest.testmod(module, extraglobs={"MODEL": small, "DIGITS": digits / "calibration"}, verbose=False)
     assert found.attempted and not found.failed

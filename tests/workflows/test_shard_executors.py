@@ -24,6 +24,8 @@ from vitdeploy.workflows import sharded
 from vitdeploy.workflows import subjects as portable
 from vitdeploy.workflows.executors import Processes, RayCluster
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 class Through:
     """An executor whose pieces are done by another function of a module, which is given the folder too."""
