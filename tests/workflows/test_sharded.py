@@ -1,18 +1,15 @@
 """`verify` in shards: the document of all images at once, of only the work that is new."""
 
 import dataclasses
-import os
 import shutil
 import signal
-import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import ROOT, SMALL_MODEL
+from tests.conftest import SMALL_MODEL
+from tests.forked import start
 from vitdeploy.errors import DataError, ImageError
 from vitdeploy.models.source import Source
 from vitdeploy.spec import Budget
@@ -172,7 +169,7 @@ def test_a_graph_that_is_compiled_again_is_the_same_engine(small_export, tmp_pat
 
 
 KILLED = """
-import os, signal, sys
+import os, signal
 from pathlib import Path
 from vitdeploy.models.source import Source
 from vitdeploy.spec import Budget
@@ -182,12 +179,11 @@ from vitdeploy.workflows.comparison import verify_subjects
 from vitdeploy.workflows.subjects import Finder
 
 sharded.WINDOW, sharded.MOST = 8, 64
-images, model, checkpoint, bundle, stops_in, stops_at = sys.argv[1:]
 source = Source(checkpoint=Path(checkpoint))
 theirs, ours = (Finder(Path()).find(text, source)[0] for text in (model, bundle))
 
 def progress(text, done, total):
-    if text == (theirs.name if stops_in == "original" else ours.name) and done >= int(stops_at):
+    if text == (theirs.name if stops_in == "original" else ours.name) and done >= stops_at:
         os.kill(os.getpid(), signal.SIGKILL)
 
 choice = DataChoice(Path(images), "folders", None, 0, "all", 3)
@@ -199,13 +195,10 @@ verify_subjects(ours, theirs, choice, skip_bad=False, budget=Budget(), progress=
 def test_a_killed_evaluation_goes_on_where_it_was(
     images, subjects, small_checkpoint, small_bundle, monkeypatch, stops_in, stops_at
 ):
-    arguments = [images, SMALL_MODEL, small_checkpoint, small_bundle, stops_in, stops_at]
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(KILLED), *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=False,
-    )
-    assert done.returncode == -signal.SIGKILL
+    names = {"images": str(images), "model": SMALL_MODEL, "checkpoint": str(small_checkpoint)}
+    process = start(exec, KILLED, {**names, "bundle": str(small_bundle), "stops_in": stops_in, "stops_at": stops_at})
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     found, ran, _ = verified(images, subjects[1], subjects[0])
     left = ran[stops_in]
     assert IMAGES - 150 <= left <= IMAGES - 150 + 64
