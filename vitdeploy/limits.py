@@ -16,6 +16,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
 from vitdeploy.errors import InputError, LimitError
 
@@ -26,6 +27,8 @@ MEMORY, MEMORY_A_BYTE = 4 << 30, 8
 MEMORY_A_CORE = 64 << 20
 SECONDS_SETTING, MEMORY_SETTING = "VITDEPLOY_MAX_SECONDS", "VITDEPLOY_MAX_GIB"
 SIZE = 4096
+# The last words of a process: so many bytes at most, and lines.
+TAIL_BYTES, TAIL_LINES = 4096, 8
 _HEADER = struct.Struct("<QI")
 
 
@@ -229,3 +232,10 @@ def ran_out_of_memory(error: BaseException) -> bool:
     """Whether this error is of an allocation: Python's, the system's, and the texts of native libraries, which have no
     type for it."""
     return isinstance(error, MemoryError) or any(text in str(error) for text in ("bad_alloc", "allocate memory"))
+
+
+def last_words(output: IO[bytes]) -> list[str]:
+    """The last lines that a process wrote to a file, indented for the `found` field of an error."""
+    output.seek(max(0, output.seek(0, os.SEEK_END) - TAIL_BYTES))
+    text = output.read().decode("utf-8", errors="replace")
+    return [f"{'':16}| {line}" for line in text.splitlines()[-TAIL_LINES:]]

@@ -15,7 +15,7 @@ from vitdeploy.quantization.observers import Observation
 from vitdeploy.stages import calibrate as stage
 from vitdeploy.stages import calibrate_shards as shards
 from vitdeploy.stages.calibrate import calibrate, calibrate_step
-from vitdeploy.stages.calibrate_shards import Batch, CalibrationShard, GraphFile, observe_piece
+from vitdeploy.stages.calibrate_shards import Batch, GraphFile, _CalibrationShard, observe_piece
 from vitdeploy.stages.step import read_json
 from vitdeploy.stages.workers import HERE, Workers
 from vitdeploy.store.key import Identity
@@ -204,7 +204,7 @@ def test_an_image_that_changed_meanwhile_is_named(tmp_path, graph, folder):
 def test_a_worker_finds_the_graph_of_the_command_or_says_so(tmp_path, graph, samples, monkeypatch):
     monkeypatch.setenv("VITDEPLOY_STORE", str(tmp_path / "theirs"))
     batch = Batch((samples[0],), (shards.file_sha256(samples[0].path),))
-    piece = CalibrationShard(GraphFile.of(graph, None), (batch,))
+    piece = _CalibrationShard(GraphFile.of(graph, None), (batch,))
     away = dataclasses.replace(piece.graph, path=tmp_path / "nowhere" / "model.onnx")
     with pytest.raises(MissingFileError, match="where a worker calibrates it"):
         observe_piece(dataclasses.replace(piece, graph=away))

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from vitdeploy.errors import DataError
 
 if TYPE_CHECKING:
-    from vitdeploy.pipeline.schedule import StageDone, StageTask
-    from vitdeploy.workflows.sharded import ShardTask
+    from vitdeploy.pipeline.schedule import _StageDone, _StageTask
+    from vitdeploy.workflows.sharded import _ShardTask
 
 
 def squared(number: int) -> int:
@@ -52,13 +52,13 @@ def begun(ask: tuple[str, int, float]) -> int:
     return len(list(folder.iterdir()))
 
 
-def evaluates(ask: tuple[str, ShardTask]) -> None:
+def evaluates(ask: tuple[str, _ShardTask]) -> None:
     from vitdeploy.workflows.sharded import do
 
     do(ask[1])
 
 
-def evaluates_at_second_try(ask: tuple[str, ShardTask]) -> None:
+def evaluates_at_second_try(ask: tuple[str, _ShardTask]) -> None:
     """Ends its process the first time that it is asked for these shards, after half of them."""
     from vitdeploy.workflows.sharded import do
 
@@ -71,11 +71,11 @@ def evaluates_at_second_try(ask: tuple[str, ShardTask]) -> None:
     do(work)
 
 
-def always_dies(ask: tuple[str, ShardTask]) -> None:
+def always_dies(ask: tuple[str, _ShardTask]) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def stage_at_second_try(task: StageTask) -> StageDone:
+def stage_at_second_try(task: _StageTask) -> _StageDone:
     """Ends its process once, at the first stage that is quantized."""
     from vitdeploy.pipeline.schedule import make_stage
 

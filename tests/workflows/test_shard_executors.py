@@ -157,4 +157,4 @@ def test_an_engine_that_was_compiled_for_the_command_is_sent_by_the_store(small_
     assert sent.runner(identity, store).load().outputs
     with pytest.raises(StorageError, match="is not in the store of"):
         sent.runner(identity, Store(tmp_path / "empty"))
-    assert isinstance(sent, portable.PortableEngine)
+    assert isinstance(sent, portable._PortableEngine)

@@ -13,7 +13,7 @@ from tests.report.test_html import REPORT
 from vitdeploy.api.sweep import _unmet
 from vitdeploy.document.report import SizeRow
 from vitdeploy.errors import InputError, MissingFileError
-from vitdeploy.pipeline.schedule import StageTask, at_size, make_stage
+from vitdeploy.pipeline.schedule import _StageTask, at_size, make_stage
 from vitdeploy.recipe.grid import list_recipes
 from vitdeploy.recipe.load import load_recipe
 from vitdeploy.stages.step import Step
@@ -45,7 +45,7 @@ def a_recipe(folder, name, checkpoint, digits, **fields):
 def test_an_error_of_one_piece_is_its_result_and_ends_no_other(tmp_path, digits):
     files = [a_recipe(tmp_path, name, tmp_path / f"{name}.safetensors", digits) for name in ("first", "second")]
     entries = [Entry(load_recipe(file), tmp_path / "store", False, file=file) for file in files]
-    tasks = [StageTask(at_size(entry, 0), "export", (), "") for entry in entries]
+    tasks = [_StageTask(at_size(entry, 0), "export", (), "") for entry in entries]
     found = dict(Processes(1).map(make_stage, tasks))
     assert [type(found[index]) for index in (0, 1)] == [MissingFileError, MissingFileError]
     assert "second.safetensors" in found[1].message and found[1].exit_code == 2

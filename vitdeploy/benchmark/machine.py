@@ -473,12 +473,18 @@ class Throttle:
     def _bits(self) -> int | None:
         if self._file is not None:
             return firmware_bits(read_text(self._file))[1]
-        return firmware_bits(_output(self._program))[1] if self._program else None
+        return (
+            firmware_bits(program_output((self._program, "get_throttled"), PROGRAM_SECONDS))[1]
+            if self._program
+            else None
+        )
 
     @staticmethod
     def _working(program: str) -> str:
         """The program, if it answers: it needs a device file that only the group `video` may read."""
-        return program if program and firmware_bits(_output(program))[0] else ""
+        return (
+            program if program and firmware_bits(program_output((program, "get_throttled"), PROGRAM_SECONDS))[0] else ""
+        )
 
 
 def firmware_bits(text: str | None) -> tuple[bool, int | None]:
@@ -515,19 +521,17 @@ def _files(root: Path, patterns: Sequence[str]) -> list[Path]:
     return [file for pattern in patterns for file in sorted(root.glob(pattern))]
 
 
-def _output(program: str) -> str:
-    try:
-        done = subprocess.run(
-            [program, "get_throttled"],
-            capture_output=True,
-            text=True,
-            timeout=PROGRAM_SECONDS,
-            check=False,
-            env={**os.environ, "LC_ALL": "C"},
-        )
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+def program_output(command: Sequence[str], seconds: float, *, failing: bool = False) -> str:
+    """What a program writes; "" where it is not there, or takes longer, or fails and is not to be `failing`."""
+    program = shutil.which(command[0], path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if program is None:
         return ""
-    return done.stdout if done.returncode == 0 else ""
+    argv, environment = [program, *command[1:]], {**os.environ, "LC_ALL": "C"}
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=seconds, check=not failing, env=environment)
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return ""
+    return done.stdout
 
 
 # --- Energy, if the machine measures it; never 0 if it does not -------------------------------------------------------

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from vitdeploy.errors import VitdeployError, WorkerError
-from vitdeploy.runtime.interpreter import ending, last_words, reported_error
+from vitdeploy.limits import last_words
+from vitdeploy.runtime.interpreter import ending, reported_error
 
 EXIT_SECONDS = 3.0
 

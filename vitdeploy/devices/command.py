@@ -95,13 +95,13 @@ def _finish(console: Console, found: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Status(Options):
+class _Status(Options):
     name: str | None = option(None, "", place="optional")
     on: str | None = option(None, ON, help="Names, labels; by default all devices.")
 
 
-@command_of(Status, name="status", parent=command)
-def status(console: Console, options: Status) -> None:
+@command_of(_Status, name="status", parent=command)
+def status(console: Console, options: _Status) -> None:
     """What runs where: the releases of all deployments, or of NAME, as the devices say now.
 
     Of devices that are off, the last that was known is shown.
@@ -111,7 +111,7 @@ def status(console: Console, options: Status) -> None:
 
 
 @dataclass(frozen=True)
-class Add(Options):
+class _Add(Options):
     name: str = field(metadata=required(place="one"))
     address: str = field(metadata=required(place="one", metavar="ssh://[USER@]HOST[:PORT]"))
     python: str = option("python3", "The Python to use there, as ~/venv/bin/python.")
@@ -119,8 +119,8 @@ class Add(Options):
     ssh_config: Path | None = option(None, "Instead of ~/.ssh/config, as `ssh -F`.", metavar="FILE")
 
 
-@command_of(Add, name="add", parent=command)
-def add(console: Console, options: Add) -> None:
+@command_of(_Add, name="add", parent=command)
+def add(console: Console, options: _Add) -> None:
     """Name a device, or change what NAME stands for. Nothing is sent yet."""
     name = options.name
     device = registry.new_device(name, options.address, options.python, tuple(options.labels), options.ssh_config)
@@ -150,12 +150,12 @@ def list_devices(console: Console, options: Options) -> None:
 
 
 @dataclass(frozen=True)
-class Remove(Options):
+class _Remove(Options):
     name: str = field(metadata=required(place="one", complete="known devices"))
 
 
-@command_of(Remove, name="remove", parent=command)
-def remove(console: Console, options: Remove) -> None:
+@command_of(_Remove, name="remove", parent=command)
+def remove(console: Console, options: _Remove) -> None:
     """Forget a device. What was copied there stays, in ~/.cache/vitdeploy-agent."""
     known, name = registry.read_devices(), options.name
     if name not in known:

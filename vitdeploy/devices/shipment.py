@@ -23,7 +23,7 @@ from vitdeploy.pipeline.setting import engine_setting, graph_setting
 from vitdeploy.runtime import backend, choice
 from vitdeploy.runtime.golden import golden_files
 from vitdeploy.search.rows import in_parts
-from vitdeploy.spec import EngineSpec, FileEntry, Manifest, Precision, decode, encode
+from vitdeploy.spec import EngineSpec, FileEntry, Manifest, Precision
 from vitdeploy.stages.step import MODEL_FILE, find_graph
 from vitdeploy.tasks.adapter import Setting
 from vitdeploy.workflows.placement import PlacedGraphs, place_graphs
@@ -157,7 +157,6 @@ def make_job(
         placed.append(_below(shipment.placed, str(index)))
     listed = {**entries(files), **(more or {})}
     job = DeviceJob(FORMAT, kind, agent_package().digest, sender(), tuple(placed), tuple(listed), **options)
-    job = decode(DeviceJob, encode(job))  # with the numbers that the device reads: the digest is over their text
     return job, {entry.path: path for entry, path in listed.items()}
 
 

@@ -79,7 +79,7 @@ def _plan_at(number: int, jobs: tuple[Job, ...]) -> list[Step]:
 
 
 @dataclass(frozen=True)
-class StageTask:
+class _StageTask:
     """The step called `step` of a source. `inputs`: the key of each; `key`: that of the step, by the versions and the
     machine of the command; `resume`: reuse what is stored."""
 
@@ -91,7 +91,7 @@ class StageTask:
 
 
 @dataclass(frozen=True)
-class StageDone:
+class _StageDone:
     """`digest` of the artifact; None where this process would make another one, as on another CPU: then nothing was
     made. `made`: False where it was there already. `host`: where this is."""
 
@@ -100,14 +100,14 @@ class StageDone:
     host: str
 
 
-def make_stage(task: StageTask) -> StageDone:
+def make_stage(task: _StageTask) -> _StageDone:
     """Make a step, or find it; errors of stages propagate."""
     plan = task.source.plan()
     store = Store(task.source.store, shared_store())
     step = next(step for step in plan if step.name == task.step)
     artifacts = _inputs(task, plan, step, store)
     if step.key(artifacts) != task.key:
-        return StageDone(None, False, socket.gethostname())
+        return _StageDone(None, False, socket.gethostname())
     made: list[bool] = []
     artifacts = run_plan(
         [step],
@@ -117,7 +117,7 @@ def make_stage(task: StageTask) -> StageDone:
         artifacts=artifacts,
         finished=lambda _, reused: made.append(not reused),
     )
-    return StageDone(artifacts[step.name].digest, made[-1], socket.gethostname())
+    return _StageDone(artifacts[step.name].digest, made[-1], socket.gethostname())
 
 
 def _needed_for(plan: Sequence[Step], step: Step) -> list[Step]:
@@ -128,7 +128,7 @@ def _needed_for(plan: Sequence[Step], step: Step) -> list[Step]:
     return [other for other in plan if other.name in needed]
 
 
-def _inputs(task: StageTask, plan: list[Step], step: Step, store: Store) -> dict[str, Artifact]:
+def _inputs(task: _StageTask, plan: list[Step], step: Step, store: Store) -> dict[str, Artifact]:
     """The folders that a step needs; those that were damaged or removed meanwhile are made again.
 
     Raises:
@@ -260,7 +260,7 @@ class Scheduler:
             self._advance(plan)
         self._tell()
         while (done := self.pool.next()) is not None:
-            self._finish(*cast("tuple[str, StageDone | VitdeployError]", done))
+            self._finish(*cast("tuple[str, _StageDone | VitdeployError]", done))
             self._tell()
             if self._over():
                 for key in self.pool.drop():
@@ -287,7 +287,7 @@ class Scheduler:
             elif new and not (step.measured or step.shared_out or self._over()):
                 self._waiting[key] = [(plan, step)]
                 inputs = tuple((name, plan.keys[name]) for name in step.inputs)
-                task = StageTask(plan.source, step.name, inputs, key, self.resume)
+                task = _StageTask(plan.source, step.name, inputs, key, self.resume)
                 self.pool.submit(key, make_stage, task, f"{plan.shown}: {step.name}")
 
     def _look(self, key: str, step: Step) -> str | None:
@@ -299,7 +299,7 @@ class Scheduler:
                 self._there[key] = files_digest(record.files)
         return self._there.get(key)
 
-    def _finish(self, key: str, done: StageDone | VitdeployError) -> None:
+    def _finish(self, key: str, done: _StageDone | VitdeployError) -> None:
         waiting = self._waiting.pop(key)
         if isinstance(done, VitdeployError):
             self._failed[key] = done

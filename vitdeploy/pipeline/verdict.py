@@ -120,7 +120,7 @@ def provably_loses(verified: Comparison) -> bool:
 
 
 @dataclass(frozen=True)
-class Ranked:
+class _Ranked:
     """What the times say of the engines that keep the answers, and of the original."""
 
     grade: Grade
@@ -144,14 +144,14 @@ def decide(judged: Sequence[Judged], bench: Bench, *, include_failed: bool = Fal
     asked = [each for each in judged if each.candidate.shipped]
     keeping = [each.name for each in judged if each.keeps_answers]
     if keeping:
-        ranked = rank(keeping, bench)
+        ranked = _rank(keeping, bench)
     elif any(each.gate.status == "pass" for each in judged):
         said = "Keep the original: every engine within the budget provably loses accuracy."
-        ranked = Ranked("recommended", ORIGINAL, said)
+        ranked = _Ranked("recommended", ORIGINAL, said)
     elif any(each.gate.status == "undecided" for each in judged):
-        ranked = Ranked("no ranking", "", "Not decided: no engine is proven to meet the budget.")
+        ranked = _Ranked("no ranking", "", "Not decided: no engine is proven to meet the budget.")
     else:
-        ranked = Ranked("recommended", ORIGINAL, "Keep the original: every engine fails its budget.")
+        ranked = _Ranked("recommended", ORIGINAL, "Keep the original: every engine fails its budget.")
     order = [each for name in in_order([each.name for each in judged], bench) for each in judged if each.name == name]
     ships = _ships(order, ranked.best, include_failed=include_failed)
     best = ranked.best if ranked.best != ORIGINAL else ""
@@ -165,7 +165,7 @@ def decide(judged: Sequence[Judged], bench: Bench, *, include_failed: bool = Fal
     return Verdict(ranked.sentence, tuple(remarks), recommended, chosen, _best(asked), ranked.grade, ranked.rivals)
 
 
-def rank(names: Sequence[str], bench: Bench) -> Ranked:
+def _rank(names: Sequence[str], bench: Bench) -> _Ranked:
     """Which of these engines, or the original, is best by the times, and how surely: the best by estimate of those that
     none conclusively beats, and that are conclusively faster than the original if any is."""
     times = relative_times(bench)
@@ -177,25 +177,25 @@ def rank(names: Sequence[str], bench: Bench) -> Ranked:
     rivals = tuple(name for name in unbeaten if name != best and _is_open(between(bench, name, best)))
     against = between(bench, best, ORIGINAL)
     if against is None:
-        return Ranked("recommended", best, f"Ship {best}.", rivals)
+        return _Ranked("recommended", best, f"Ship {best}.", rivals)
     if best in faster:
-        return Ranked("recommended", best, sentence(best, bench.ratios), rivals)
+        return _Ranked("recommended", best, sentence(best, bench.ratios), rivals)
     slower = [between(bench, name, ORIGINAL) for name in names]
     if all(ratio is None or ratio.sure[0] > 1 or (ratio.decided and ratio.ratio >= 1) for ratio in slower):
         surely = all(ratio is None or ratio.sure[0] > 1 for ratio in slower)
         word = "" if surely else "provably "
         said = f"Keep the original: no engine that keeps its answers is {word}faster."
-        return Ranked("recommended", ORIGINAL, said)
+        return _Ranked("recommended", ORIGINAL, said)
     if against.decided and against.ratio < 1:
-        return Ranked("recommended", best, sentence(best, bench.ratios), rivals)
+        return _Ranked("recommended", best, sentence(best, bench.ratios), rivals)
     if against.verdict == "seems faster":
-        return Ranked("leading", best, f"{best} leads; nothing is proven to be the fastest.", (*rivals, ORIGINAL))
-    return Ranked("no ranking", "", "No ranking: the times do not say which engine is faster.")
+        return _Ranked("leading", best, f"{best} leads; nothing is proven to be the fastest.", (*rivals, ORIGINAL))
+    return _Ranked("no ranking", "", "No ranking: the times do not say which engine is faster.")
 
 
 def still_open(names: Sequence[str], bench: Bench) -> set[str]:
     """The artifacts that further rounds have to measure, the original among them; none where these would not change
-    `rank`.
+    `_rank`.
 
     An interval has to be clear at twice its width, so that looking again and again proves nothing that is not so.
     Beside others, what holds of the best against the original is enough, and so is that nothing even seems so; what
@@ -203,7 +203,7 @@ def still_open(names: Sequence[str], bench: Bench) -> set[str]:
     """
     if not names:
         return set()
-    ranked = rank(names, bench)
+    ranked = _rank(names, bench)
     times = relative_times(bench)
     best = ranked.best if ranked.best in names else min(names, key=times.__getitem__)
     against = between(bench, best, ORIGINAL)
@@ -255,7 +255,7 @@ def _is_open(ratio: Ratio | None) -> bool:
     return ratio is None or not ratio.decided
 
 
-def _open(ranked: Ranked, bench: Bench) -> list[str]:
+def _open(ranked: _Ranked, bench: Bench) -> list[str]:
     """What the times leave open, and what would settle it."""
     reasons = [ratio.reason for ratio in bench.ratios if not ratio.decided]
     settle = next((f"{reason}." for reason in reasons if MADE_FOR in reason), f"To settle it, {MEASURE_AGAIN}.")

@@ -22,9 +22,8 @@ from typing import IO, Any
 
 import vitdeploy
 from vitdeploy.errors import StorageError, VitdeployError, WorkerError, error_with_code
+from vitdeploy.limits import last_words
 from vitdeploy.progress import Progress
-
-TAIL_BYTES, TAIL_LINES = 4096, 8
 
 Job = Callable[[Any, Callable[[str, int, int], bool]], Any]
 
@@ -67,13 +66,6 @@ def ending(status: int) -> tuple[str, str]:
     name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
     fix = "often too little memory: free some, or take a smaller batch" if name == "SIGKILL" else ""
     return f"ended by {name}", fix
-
-
-def last_words(output: IO[bytes]) -> list[str]:
-    """The last lines that a process wrote to a file, indented for the `found` field of an error."""
-    output.seek(max(0, output.seek(0, os.SEEK_END) - TAIL_BYTES))
-    text = output.read().decode("utf-8", errors="replace")
-    return [f"{'':16}| {line}" for line in text.splitlines()[-TAIL_LINES:]]
 
 
 # --- One job in a process of its own ----------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class CalibrationShard:
+class _CalibrationShard:
     """One shard as a piece of work."""
 
     graph: GraphFile
@@ -146,7 +146,7 @@ def sample_name(sample: Sample) -> str:
     return f"{sample.path.parent.name}/{sample.path.name}"
 
 
-def observe_piece(piece: CalibrationShard) -> Arrays:
+def observe_piece(piece: _CalibrationShard) -> Arrays:
     """The work of a worker: the arrays of a `Shard`. Errors of the graph and the images propagate."""
     return _observe(_opened(piece.graph), piece).to_arrays()
 
@@ -161,7 +161,7 @@ def _opened(graph: GraphFile) -> Probe:
     return probe
 
 
-def _observe(probe: Probe, piece: CalibrationShard) -> Shard:
+def _observe(probe: Probe, piece: _CalibrationShard) -> Shard:
     assert probe.preprocess is not None
     pixels: list[Callable[[], Pixels]] = [functools.partial(each.pixels, probe.preprocess) for each in piece.batches]
     names = [each.name for each in piece.batches]
@@ -198,7 +198,7 @@ class Shards:
 
         self._observation.join(counted(), self._size)
 
-    def _cut(self, store: Store | None) -> tuple[list[CalibrationShard], list[Ints]]:
+    def _cut(self, store: Store | None) -> tuple[list[_CalibrationShard], list[Ints]]:
         """The pieces, and the numbers of the batches of each."""
         until = self._observation.keeps_until(self._count)
         digests = _digests(self._samples, store)
@@ -211,11 +211,11 @@ class Shards:
         window = max(1, WINDOW // self._size)
         shards = cut((all_batches[i].name for i in order), window, MOST // WINDOW * window)
         parts = [order[shard.start : shard.stop] for shard in shards]
-        pieces = [CalibrationShard(self._graph, tuple(all_batches[i] for i in part)) for part in parts]
+        pieces = [_CalibrationShard(self._graph, tuple(all_batches[i] for i in part)) for part in parts]
         return pieces, [np.array(part, np.int64) for part in parts]
 
     def _each(
-        self, pieces: Sequence[CalibrationShard], workers: Workers, store: Store | None
+        self, pieces: Sequence[_CalibrationShard], workers: Workers, store: Store | None
     ) -> Iterator[tuple[int, Shard]]:
         """The index and the shard of each piece, as they are there."""
         preprocess = self._observation.preprocess
@@ -232,7 +232,7 @@ class Shards:
                 store.make(pieces[missing[index]].identity, functools.partial(_write, arrays))
             yield missing[index], Shard.from_arrays(arrays, preprocess)
 
-    def _made(self, pieces: Sequence[CalibrationShard], workers: Workers) -> Iterator[tuple[int, Arrays]]:
+    def _made(self, pieces: Sequence[_CalibrationShard], workers: Workers) -> Iterator[tuple[int, Arrays]]:
         if workers.executor is None or len(pieces) < 2:
             for index, piece in enumerate(pieces):
                 yield index, _observe(self._observation, piece).to_arrays()

@@ -67,7 +67,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True)
-class ShardTask:
+class _ShardTask:
     """Shards that one artifact has to answer: `parts` of `samples`, of which `truth` is known. `identity`: the
     artifact's own. `setting`: of the task that counts; `answering`: of the side that answers. `threads`: of
     `THREADS`, what the command has."""
@@ -88,7 +88,7 @@ def threads_here() -> tuple[str | None, ...]:
     return tuple(os.environ.get(name) for name in THREADS)
 
 
-def do(work: ShardTask) -> None:
+def do(work: _ShardTask) -> None:
     """Evaluate the shards that are not in the store of this process yet, such as by a process that died in the middle.
 
     Errors as of `evaluate` and `Portable.runner`.
@@ -114,7 +114,7 @@ class _Held:
         self._what: tuple[Portable, Identity, Setting] | None = None
         self._predictor: Predictor | None = None
 
-    def predictor(self, work: ShardTask) -> Predictor:
+    def predictor(self, work: _ShardTask) -> Predictor:
         what = work.portable, work.identity, work.setting
         if self._predictor is None or self._what != what:
             if self._predictor is not None:
@@ -366,7 +366,7 @@ class _Evaluation:
             samples, truth = self._samples.pick(images).packed(), self._listed.truth
             known = None if truth is None else {sample.path: truth[sample.path] for sample in samples}
             how = (self._adapter.setting, answering, self._skip_bad)
-            works.append(ShardTask(portable, identity, *how, samples, known, tuple(moved), threads_here()))
+            works.append(_ShardTask(portable, identity, *how, samples, known, tuple(moved), threads_here()))
         failed = []
         for index, result in executor.map(do, works):
             if isinstance(result, VitdeployError):
@@ -400,7 +400,7 @@ class _Evaluation:
         return self._adapter.doubt_counted(found, facts, places, self._listed)
 
 
-def _unfinished(name: str, failed: Sequence[tuple[ShardTask, VitdeployError]]) -> VitdeployError:
+def _unfinished(name: str, failed: Sequence[tuple[_ShardTask, VitdeployError]]) -> VitdeployError:
     """The error of an evaluation of which some pieces failed, with what is wrong with an input before all others."""
     error = min((error for _, error in failed), key=lambda error: isinstance(error, HostError))
     texts = []

@@ -94,12 +94,12 @@ def original_identity(reference_model: ReferenceModel) -> Identity:
 
 
 @dataclass(frozen=True)
-class PortableOriginal:
+class _PortableOriginal:
     """An original: its source, whose paths lead to the same files everywhere."""
 
     source: Source
 
-    def sent(self, identity: Identity, store: Store) -> PortableOriginal:
+    def sent(self, identity: Identity, store: Store) -> _PortableOriginal:
         return self
 
     def runner(self, identity: Identity, store: Store) -> Runner:
@@ -108,7 +108,7 @@ class PortableOriginal:
 
 
 @dataclass(frozen=True)
-class PortableEngine:
+class _PortableEngine:
     """An engine of a bundle. `compiled` for this command, into a folder that goes with it: it is sent by the store,
     under `key`."""
 
@@ -118,7 +118,7 @@ class PortableEngine:
     compiled: bool
     key: str = ""
 
-    def sent(self, identity: Identity, store: Store) -> PortableEngine:
+    def sent(self, identity: Identity, store: Store) -> _PortableEngine:
         if not self.compiled:
             return dataclasses.replace(self, folder=self.folder.absolute())
         if store.find(identity.key) is None:
@@ -142,7 +142,7 @@ class PortableEngine:
         return make_runner(folder, engine, trust=self.trust, spinning=False)
 
 
-Portable = PortableOriginal | PortableEngine
+Portable = _PortableOriginal | _PortableEngine
 
 
 def _require_same(here: Identity, asked: Identity) -> None:
@@ -346,7 +346,7 @@ def original_subject(name: str, reference_model: ReferenceModel, *, own: bool, n
         lambda name: original_candidate(reference_model.source, name),
         (*assumed, *(reference_model.notes[-1:] if noted else ())),
         identity=functools.cache(lambda: original_identity(reference_model)),
-        portable=PortableOriginal(reference_model.source),
+        portable=_PortableOriginal(reference_model.source),
     )
 
 
@@ -388,7 +388,7 @@ def _engine_subject(
         (*weight_remarks(engine, describe_host()["isa"]), *in_spite(engine.artifact, engine.accepted or ())),
         engine.artifact,
         functools.cache(lambda: engine_identity(manifest, engine, compiled=compiled)),
-        PortableEngine(folder, engine, trust, compiled),
+        _PortableEngine(folder, engine, trust, compiled),
     )
 
 

@@ -22,7 +22,7 @@ from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.compilation.backend import BuildOptions
 from vitdeploy.errors import HostError, MissingPackageError, StorageError, VitdeployError
-from vitdeploy.spec import SPARSE, EngineSpec, FileEntry, FloatRest, Precision, SequenceSpec, WeightBits, encode
+from vitdeploy.spec import SPARSE, EngineSpec, FileEntry, FloatRest, Precision, SequenceSpec, WeightBits, decode, encode
 
 FORMAT = 1
 Kind = Literal["bench", "compile", "stage", "switch"]
@@ -106,8 +106,11 @@ class DeviceJob:
 
     @property
     def digest(self) -> str:
-        """The job's identifier everywhere: equal jobs of one sender are one job."""
-        text = json.dumps(encode(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        """The job's identifier everywhere: equal jobs of one sender are one job. It is over the text with the numbers
+        that the device reads: 1 and 1.0 seconds are the same."""
+        text = json.dumps(
+            encode(decode(DeviceJob, encode(self))), sort_keys=True, separators=(",", ":"), allow_nan=False
+        )
         return hashlib.sha256(text.encode()).hexdigest()
 
 

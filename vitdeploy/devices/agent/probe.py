@@ -21,7 +21,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 import time
@@ -32,7 +31,7 @@ from pathlib import Path
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark import machine
-from vitdeploy.benchmark.machine import ROOT, Throttle, affinity, read_text
+from vitdeploy.benchmark.machine import ROOT, Throttle, affinity, program_output, read_text
 from vitdeploy.compilation.backend import TargetState
 from vitdeploy.devices.agent.state import tickets
 from vitdeploy.errors import VitdeployError
@@ -161,7 +160,7 @@ def _sensors(root: Path) -> dict[str, str]:
 
 
 def read_board(root: Path = ROOT, cpus: Sequence[int] | None = None) -> BoardState:
-    mode = power_mode(_output(["nvpmodel", "-q"]))
+    mode = power_mode(program_output(["nvpmodel", "-q"], PROGRAM_SECONDS, failing=True))
     modes = power_modes(read_text(root / "etc/nvpmodel.conf") or "")
     governors, driver = _governors(root, affinity() if cpus is None else cpus)
     margin, zone = _margin(root)
@@ -183,9 +182,14 @@ def read_board(root: Path = ROOT, cpus: Sequence[int] | None = None) -> BoardSta
         swap_bytes=memory.get("SwapTotal"),
         swap_free_bytes=memory.get("SwapFree"),
         tegra_release=tegra_release(read_text(root / "etc/nv_tegra_release") or ""),
-        debian=debian_versions(_output(["dpkg-query", "-W", "-f", DEBIAN_FORMAT, *DEBIAN_PACKAGES])),
+        debian=debian_versions(_debian_packages()),
         system=release[1][:LONGEST] if release else "",
     )
+
+
+def _debian_packages() -> str:
+    query = ["dpkg-query", "-W", "-f", DEBIAN_FORMAT, *DEBIAN_PACKAGES]
+    return program_output(query, PROGRAM_SECONDS, failing=True)  # it fails where one of several packages is unknown
 
 
 DEBIAN_FORMAT = "${Package} ${Version} ${db:Status-Status}\n"
@@ -249,17 +253,3 @@ def _margin(root: Path) -> tuple[float | None, str]:
             if passive and degrees is not None and degrees > 0 and limit is not None and limit > 0:
                 found.append(((limit - degrees) / 1e3, (read_text(zone / "type") or zone.name).strip()[:LONGEST]))
     return min(found) if found else (None, "")
-
-
-def _output(command: list[str]) -> str:
-    """What a program writes, "" where it is not there."""
-    program = shutil.which(command[0], path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-    if program is None:
-        return ""
-    try:
-        done = subprocess.run(
-            [program, *command[1:]], capture_output=True, text=True, timeout=PROGRAM_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
-        return ""
-    return done.stdout  # dpkg-query fails where one of several packages is unknown

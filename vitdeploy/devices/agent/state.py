@@ -23,7 +23,7 @@ from typing import Any
 
 from vitdeploy.benchmark.machine import MACHINE, described, holder
 from vitdeploy.devices.agent.documents import DeviceJob, Status
-from vitdeploy.runtime.interpreter import last_words
+from vitdeploy.limits import last_words
 from vitdeploy.spec import decode
 
 JOB_FILE, STATUS_FILE, LOG_FILE, RESULT_FOLDER, RESULT_FILE = (
