@@ -21,11 +21,15 @@ def environment(request):
     return {**os.environ, "PYTHONUNBUFFERED": request.param}
 
 
-@pytest.mark.parametrize("both", [False, True], ids=["output", "output and errors"])
-def test_a_full_disk_under_the_output_is_exit_code_4(both, environment):
+# One prints more than is buffered and loads PyTorch before, the other prints a line.
+LONG, SHORT = ("export", "list"), ("devices", "list")
+
+
+@pytest.mark.parametrize(("verb", "both"), [(LONG, False), (SHORT, False), (SHORT, True)], ids=str)
+def test_a_full_disk_under_the_output_is_exit_code_4(verb, both, environment):
     with FULL.open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "vitdeploy.cli.main", "export", "list"],
+            [sys.executable, "-m", "vitdeploy.cli.main", *verb],
             stdout=full,
             stderr=full if both else subprocess.PIPE,
             env=environment,
@@ -42,7 +46,7 @@ def test_a_full_disk_under_the_output_is_exit_code_4(both, environment):
 def test_a_reader_that_has_gone_ends_a_command_without_an_error(environment):
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", "vitdeploy.cli.main", "export", "list"]
+    command = [sys.executable, "-m", "vitdeploy.cli.main", *SHORT]
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=environment, timeout=60, check=False)
     os.close(write)
     assert done.returncode == 1 and b"VD" not in done.stderr and b"Broken pipe" not in done.stderr
