@@ -1,5 +1,6 @@
 """The exported graphs of DETRs: the same function on both engines, and made of what they fuse."""
 
+import os
 from collections import Counter
 
 import numpy as np
@@ -49,6 +50,9 @@ def detector(tmp_path_factory):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("family", "graph"), [("DETR, detection", "detector"), ("DETR, panoptic", "exported")])
 def test_the_graph_is_the_same_function_at_any_batch(family, graph, engine, request, parity):
+    asked = "VITDEPLOY_TEST_DEPTH" in os.environ or request.config.getoption("record_parity")
+    if graph == "detector" and not asked:
+        pytest.skip("the panoptic one gives boxes, too; `make models-doc`, or VITDEPLOY_TEST_DEPTH=1 runs it too")
     module, signature, path = request.getfixturevalue(graph)
     for batch in BATCHES:
         image = np.random.default_rng(batch).normal(size=(batch, 3, *signature.image_size)).astype(np.float32)
