@@ -71,6 +71,32 @@ class HalfFacts:
 
 
 @dataclass(frozen=True)
+class PlacementFacts:
+    """What placement.json of a run says: layers as in `Quantization`, and what a precision adds. `scores`: products of
+    queries and keys in INT8; `dynamic`: layers whose inputs the runtime quantizes, with reasons; `group`: inputs that
+    share a scale, by layer; `embeddings`: tables in INT8; `why`: what a search measured of layers in higher precision.
+    """
+
+    target: str
+    int8: tuple[str, ...]
+    float: dict[str, str]
+    scores: tuple[str, ...] = ()
+    dynamic: dict[str, str] = field(default_factory=dict)
+    int4: tuple[str, ...] | None = None
+    group: dict[str, int] | None = None
+    embeddings: tuple[str, ...] = ()
+    why: str = ""
+    folds: tuple[FoldFacts, ...] = ()
+    hidden: tuple[HiddenFacts, ...] = ()
+    half: HalfFacts | None = None
+
+    @property
+    def quantized(self) -> bool:
+        """Whether any layer has weights in INT8 or INT4."""
+        return bool(self.int8 or self.int4 or self.dynamic)
+
+
+@dataclass(frozen=True)
 class EngineFacts:
     """`bytes` of what the runtime loads; `kernels`: linears and convolutions by the precision they ran in; `shipped`:
     whether the recipe asked for it; `accepted`: entries of the table of runtimes known to be wrong that are about

@@ -13,7 +13,7 @@ from PIL import Image
 
 from vitdeploy.benchmark.summary import quota_remarks
 from vitdeploy.document.bench import Bench
-from vitdeploy.document.engine import EngineFacts, HalfFacts, Quantization
+from vitdeploy.document.engine import EngineFacts, PlacementFacts, Quantization
 from vitdeploy.document.report import (
     FORMAT,
     CalibrationFacts,
@@ -36,18 +36,18 @@ from vitdeploy.pipeline.verdict import Judged, Verdict, criterion_of, decide, en
 from vitdeploy.report.attention import attention_tile
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.values import weight_remarks
+from vitdeploy.search.latency import LatencyTable
 from vitdeploy.spec import FileEntry, decode
 from vitdeploy.stages.answers import read_answers
 from vitdeploy.stages.attention import read_attention, shared
-from vitdeploy.stages.place import FLOAT_REST, FLOAT_REST_SEARCH, HIGH_PRECISION_SEARCH
+from vitdeploy.stages.place import FLOAT_REST, FLOAT_REST_SEARCH, HIGH_PRECISION_SEARCH, MIXED_SEARCH, read_placement
 from vitdeploy.stages.rows import PARTS_SEARCH
-from vitdeploy.stages.search import LATENCY_FILE, SENSITIVITY_FILE
+from vitdeploy.stages.search import LATENCY_FILE, SENSITIVITY_SEARCH
 from vitdeploy.stages.step import (
     ATTENTION,
     CALIBRATE,
     EXPORT,
     HIGH_PRECISION,
-    MIXED_FILE,
     OPTIMIZE,
     ORIGINAL,
     QUANTIZED,
@@ -197,10 +197,10 @@ def said_of_placement(artifacts: Mapping[str, Artifact], candidate: Candidate) -
     """A remark on an engine that is INT8 or INT4 in name alone."""
     if candidate.precision not in ("int8", "int4"):
         return []
-    placed = read_json(artifacts[candidate.step("place")].path / "placement.json")
-    if placed[candidate.precision] or placed.get("dynamic"):
+    placed = read_placement(artifacts[candidate.step("place")].path)
+    if placed.quantized:
         return []
-    reasons = Counter(placed["float"].values()).most_common(1)
+    reasons = Counter(placed.float.values()).most_common(1)
     why = reasons[0][0] if reasons else "it has no such layer"
     return [f"{candidate.artifact} has nothing in {candidate.precision.upper()}: {why}."]
 
@@ -351,8 +351,7 @@ def _provenance_files(artifacts: Mapping[str, Artifact]) -> list[FileEntry]:
 def engine_facts(artifacts: Mapping[str, Artifact], candidate: Candidate, gate: Gate) -> EngineFacts:
     """One engine in report.json."""
     engine = read_engine(artifacts[candidate.step("compile")].path)
-    placed = read_json(artifacts[candidate.step("place")].path / "placement.json")
-    half = placed.get("half")
+    placed = read_placement(artifacts[candidate.step("place")].path)
     return EngineFacts(
         artifact=candidate.artifact,
         target=candidate.target,
@@ -364,21 +363,25 @@ def engine_facts(artifacts: Mapping[str, Artifact], candidate: Candidate, gate: 
         weight_bits=engine.weight_bits,
         verify=verified(artifacts, candidate),
         quantization=_quantization(artifacts, candidate, placed),
-        half=decode(HalfFacts, half) if half is not None else None,
+        half=placed.half,
         gate=gate,
         accepted=engine.accepted,
     )
 
 
 def _quantization(
-    artifacts: Mapping[str, Artifact], candidate: Candidate, placed: Mapping[str, object]
+    artifacts: Mapping[str, Artifact], candidate: Candidate, placed: PlacementFacts
 ) -> Quantization | None:
     """Which layers were quantized; None for a float engine. Mixed precision adds what its choice was based on."""
     if candidate.precision not in QUANTIZED:
         return None
-    found = {key: placed[key] for key in ("int8", "float", "folds", "hidden", "int4") if key in placed}
+    layers = Quantization(placed.int8, placed.float, placed.folds, placed.hidden, placed.int4)
     search = artifacts.get(candidate.step("search"))
-    if search is not None:
-        files = {"sensitivity": SENSITIVITY_FILE, "mixed": MIXED_FILE, "latency": LATENCY_FILE}
-        found |= {name: read_json(search.path / file) for name, file in files.items()}
-    return decode(Quantization, found)
+    if search is None:
+        return layers
+    return replace(
+        layers,
+        sensitivity=SENSITIVITY_SEARCH.read(search.path),
+        mixed=MIXED_SEARCH.read(search.path),
+        latency=decode(LatencyTable, read_json(search.path / LATENCY_FILE)),
+    )

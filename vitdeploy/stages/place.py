@@ -10,6 +10,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from vitdeploy.backends import TARGETS
+from vitdeploy.document.engine import PlacementFacts
 from vitdeploy.errors import GraphError, InputError
 from vitdeploy.graph.edit import drop_unused
 from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph, set_metadata
@@ -23,7 +24,7 @@ from vitdeploy.quantization.rounding import Rounded
 from vitdeploy.runtime.host import family
 from vitdeploy.runtime.tasks.registry import flow_of
 from vitdeploy.search.precision import FloatRestTable, HighPrecision, Mixed
-from vitdeploy.spec import FloatRest, Precision, Task, WeightBits
+from vitdeploy.spec import FloatRest, Precision, Task, WeightBits, decode
 from vitdeploy.stages.step import (
     CALIBRATE,
     HIGH_PRECISION,
@@ -40,10 +41,12 @@ from vitdeploy.stages.step import (
     check_precision,
     graphs_in,
     package_versions,
+    read_json,
     statistics_file,
     write_json,
 )
 
+PLACEMENT_FILE = "placement.json"
 # What searches say of a placement's precisions.
 FLOAT_REST = "float_rest"
 MIXED_SEARCH = Search("search", MIXED_FILE, Mixed)
@@ -99,8 +102,12 @@ def place_graphs(
                 known += [{**each, "layer": f"{name}/{each['layer']}"} for each in of_part]
             elif key != "target":
                 known += [f"{name}/{layer}" for layer in of_part]
-    write_json(out / "placement.json", whole)
+    write_json(out / PLACEMENT_FILE, whole)
     return whole
+
+
+def read_placement(folder: Path) -> PlacementFacts:
+    return decode(PlacementFacts, read_json(folder / PLACEMENT_FILE))
 
 
 def check_float_parts(task: Task, float_parts: Sequence[str]) -> None:
@@ -166,7 +173,7 @@ def place_graph(
         drop_unused(model)
     set_metadata(model, replace(metadata, target=config.target, precision=config.precision, weight_bits=bits))
     save_graph(model, out / graph.name)
-    write_json(out / "placement.json", placed)
+    write_json(out / PLACEMENT_FILE, placed)
     return placed
 
 

@@ -28,7 +28,7 @@ from vitdeploy.quantization.prepare import widened
 from vitdeploy.quantization.ranges import Statistics, load_statistics, range_of
 from vitdeploy.search.precision import high_precision_layers
 from vitdeploy.spec import Precision, PreprocessSpec, WeightBits
-from vitdeploy.stages.place import PlaceConfig, place_int8
+from vitdeploy.stages.place import PLACEMENT_FILE, PlaceConfig, place_int8
 from vitdeploy.stages.search import CalibratedGraph, find_sensitivity
 from vitdeploy.stages.step import (
     CALIBRATE,
@@ -111,7 +111,7 @@ def place_typed(
     bits: WeightBits | None = 8 if config.precision == "int8" else None
     set_metadata(model, replace(metadata, target=config.target, precision=config.precision, weight_bits=bits))
     save_graph(model, out / graph.name)
-    write_json(out / "placement.json", placed)
+    write_json(out / PLACEMENT_FILE, placed)
     return placed
 
 
