@@ -157,7 +157,7 @@ BACKEND = CompileBackend(
 
 
 def build(data: Any, tell: Tell) -> Any:
-    """Build, write and run the engine of a BuildRequest; returns a BuildResult. Both are encoded."""
+    """Build, write and run the engine of a `_BuildRequest`; returns a `_BuildResult`. Both are encoded."""
     request = decode(_BuildRequest, data)
     here = fingerprint()
     plan, linears = _build_with_less_and_less(request, here, tell)
