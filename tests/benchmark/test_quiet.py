@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.documents import ratio_of
-from vitdeploy.benchmark.evidence import quiet, quiet_together, unrest
+from vitdeploy.benchmark.evidence import beyond_noise, quiet, quiet_together, unrest
 from vitdeploy.benchmark.load import Others, Patience, watched
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.results import BenchRun, BlockMachine, Measurements, Round
@@ -56,6 +56,12 @@ def bench_run(*entries, protocol=PROTOCOL):
 def test_what_disturbs_a_block(load, disturbs):
     assert unrest(machine(**load), 0.5, 2).disturbs == disturbs
     assert quiet([block(**load)], 2) == [not disturbs]
+
+
+def test_what_others_take_is_a_share_of_all_cpus():
+    taken = unrest(dataclasses.replace(machine(), own_seconds=6.0, other_seconds=0.8, stolen_seconds=0.4), 2.0, 4)
+    assert (taken.others, taken.stolen) == pytest.approx((beyond_noise(0.8, 4) / 8, 0.05))
+    assert taken.others == pytest.approx(0.1, abs=0.005)
 
 
 def test_latency_decides_nothing():
