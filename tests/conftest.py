@@ -52,6 +52,7 @@ LONGEST = (
     *("test_cpp_maps.py", "test_run.py", "test_packaging.py", "test_image_to_text.py", "test_tune.py", "test_ssh.py"),
     *("test_sweep.py", "test_sizes.py", "test_vit_export.py", "test_prompted.py", "test_verbs.py", "test_bad_input.py"),
     *("test_external_modules.py", "test_bisect.py", "test_zero_shot.py", "test_family.py", "test_working_folder.py"),
+    *("test_detector_folders.py", "test_unrelated.py", "test_prepare.py"),
     *("test_families.py", "test_real_weights.py", "test_module.py", "test_modules_as_bundles.py"),
     *("test_dense_modules.py", "test_selftest.py", "test_layout.py", "test_detr_export.py", "test_export.py"),
     *("test_docs.py", "test_whole_pipeline.py", "test_regression.py", "test_determinism.py", "test_compile.py"),

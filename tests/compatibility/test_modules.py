@@ -104,12 +104,12 @@ REFUSED = (
     Module("two_heads", "returns a dict of keys of its own", remark="`tensors`; `logits` make it a classifier"),
     Module("early_exit", "an `if` on a tensor's value", remark="refused, with the line; `torch.where` in its place"),
 )
-# Each is one of the others but for a line, or made of parts that these have; with these `make test` would take 65 CPU
+# Each is one of the others but for a line, or made of parts that these have; with these `make test` would take 55 CPU
 # seconds more.
 ALIKE = (
     *("bool_mask", "padding_mask", "encoder_norm_first", "encoder_causal", "fused", "fused_causal", "timm_modern"),
-    *("query_decoder", "torchvision_style", "bfloat16", "encoder_norm_last", "attention_pooling", "torchvision"),
-    *("conv_stem", "digits", "sequence_first", "python_length", "timm_blocks"),
+    *("query_decoder", "torchvision_style", "bfloat16", "torchvision", "conv_stem", "digits", "python_length"),
+    "timm_blocks",
 )
 PAGE = Page(
     "modules",
