@@ -1,6 +1,7 @@
 """Folders of transformers' detectors: which image size and which rule for objects they say, and what is refused."""
 
 import json
+import os
 
 import onnx_ir as ir
 import pytest
@@ -20,6 +21,10 @@ from vitdeploy.models.source import Source
 from vitdeploy.spec import InstanceSpec, PostprocessSpec, PreprocessSpec
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.reference_model import Overrides, find_reference_model, reference_runner
+
+LIKE_ANOTHER = pytest.mark.skipif(
+    "VITDEPLOY_TEST_DEPTH" not in os.environ, reason="much like RT-DETRv2; VITDEPLOY_TEST_DEPTH=1 runs it too"
+)
 
 
 @pytest.fixture(scope="module")
@@ -134,12 +139,15 @@ def test_depth_of_zoedepth_is_refused_by_name(tmp_path):
     assert "mirrors the borders" in caught.value.found and "DPTForDepthEstimation" in caught.value.fix
 
 
-def test_queries_of_tied_scores_are_compared_for_the_same_choice(tmp_path):
+@pytest.mark.parametrize(
+    ("family", "name"), [("RT-DETRv2", "RTDetrV2"), pytest.param("DEIMv2", "Deimv2", marks=LIKE_ANOTHER)]
+)
+def test_queries_of_tied_scores_are_compared_for_the_same_choice(family, name, tmp_path):
     """With the library's own first weights all cells have one score. PyTorch and ONNX Runtime then take others."""
     transformers = reference("transformers")
-    _, config, size, _ = DETECTORS["RT-DETRv2"]
+    _, config, size, _ = DETECTORS[family]
     torch.manual_seed(0)
-    model = transformers.RTDetrV2ForObjectDetection(transformers.RTDetrV2Config(**config))
+    model = getattr(transformers, f"{name}ForObjectDetection")(getattr(transformers, f"{name}Config")(**config))
     model.eval().save_pretrained(tmp_path)
     original = find_reference_model(Source(f"hf:{tmp_path}", image_size=size))
     export(original, ExportConfig("tied", 20, None, True), tmp_path)
