@@ -11,8 +11,6 @@ From a module and images to a predictor::
 Importing this loads nothing heavy: each name is imported when it is first asked for.
 """
 
-from __future__ import annotations
-
 __version__ = "0.1.0"
 
 # Where each public name is: a module of `vitdeploy`, and what it is called there.

@@ -1,8 +1,6 @@
 """Attention weights for an image: a graph run with them as outputs on ONNX Runtime, and their rows as maps over
 patches."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

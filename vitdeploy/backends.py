@@ -9,8 +9,6 @@ A package from outside adds a back end by entry points: its targets in the group
 `vitdeploy.quantization` (by the name of the back end).
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 from collections.abc import Mapping

@@ -42,8 +42,6 @@ VitdeployError                     exit 1   a bug of ours when raised as such
 └── GateError                      exit 5, VD5001   a budget is not met, or not provably met
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

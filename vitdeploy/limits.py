@@ -5,8 +5,6 @@ it shares with the command. In a process of the user's own, `vitdeploy` as a lib
 such a process is ours to set. `setting` reads what a user changes, of other limits too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import mmap

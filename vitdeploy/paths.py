@@ -5,8 +5,6 @@ Python before 3.14 raises OSError for a name that is too long. Bytes that are no
 383), which nothing else takes.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

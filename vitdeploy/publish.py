@@ -5,8 +5,6 @@
 .old-PROCESS-ID/  what is being replaced, under its own name, where two folders cannot change places in one step
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

@@ -1,7 +1,5 @@
 """The values of a YAML document that anybody may have written: bounded, without aliases or duplicate keys."""
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Sequence
 from typing import Any

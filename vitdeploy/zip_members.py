@@ -4,8 +4,6 @@ NumPy's .npz and PyTorch's .pt are such archives. Only what these two write is t
 deflated, each name once. Other methods (LZMA) let a member say how much memory unpacking it takes.
 """
 
-from __future__ import annotations
-
 import struct
 import tokenize
 import zipfile

@@ -3,8 +3,6 @@
 `cli.options.call` checks names, paths and targets before it imports what does the work; `takes` before the work.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

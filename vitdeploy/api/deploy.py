@@ -1,7 +1,5 @@
 """The whole pipeline: a model and images in, a proven bundle out, or the engine to ship of all that can be made."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A model exported to ONNX, the exact rewrites of a float graph, and the engine of one."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import textwrap

@@ -3,8 +3,6 @@
 Rich draws it, twice a second at most, whatever the work says: that is some hundred bytes a second.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

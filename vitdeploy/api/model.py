@@ -1,7 +1,5 @@
 """A model to work on: a built-in name, a folder, a checkpoint, an ONNX file, or a module in memory."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path

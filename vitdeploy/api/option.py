@@ -5,8 +5,6 @@ The API function takes the fields as keyword arguments (`calls.takes`), the comm
 together. Nothing heavy is imported, and nothing of the command line.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable, Iterator

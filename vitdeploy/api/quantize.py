@@ -1,7 +1,5 @@
 """A float graph in 8 bits or half precision, as one target takes it."""
 
-from __future__ import annotations
-
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Does an artifact still give the original's answers? What has a candidate lost and gained against a baseline?"""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass

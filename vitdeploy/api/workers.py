@@ -1,7 +1,5 @@
 """Who does the work that may be shared out, as a user names them."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from vitdeploy.pipeline.run import default_store

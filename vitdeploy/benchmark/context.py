@@ -1,7 +1,5 @@
 """What a bench is of: machine and back end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

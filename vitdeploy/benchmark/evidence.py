@@ -1,7 +1,5 @@
 """What rounds show: quiet ones, paired ratios, and what remains unknown."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

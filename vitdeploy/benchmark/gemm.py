@@ -1,7 +1,5 @@
 """Rates and times below an engine: products, layers, stages of a prediction."""
 
-from __future__ import annotations
-
 import io
 import re
 import statistics

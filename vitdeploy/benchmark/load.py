@@ -1,7 +1,5 @@
 """Load of a machine, and waiting for its end."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """What the machine says of itself: load, throttling, and whose turn it is."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

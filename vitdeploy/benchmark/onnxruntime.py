@@ -1,7 +1,5 @@
 """ONNX Runtime on the CPU: the times of layers, from a profile, and the rate of its matrix products."""
 
-from __future__ import annotations
-
 import collections
 import statistics
 import tempfile

@@ -1,7 +1,5 @@
 """OpenVINO: the times of layers, from performance counters, and the rate of its matrix products."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections.abc import Mapping

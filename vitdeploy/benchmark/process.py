@@ -1,7 +1,5 @@
 """The parent's side of one measuring process: starts it, queries it, ends it, and reports why it died."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import queue

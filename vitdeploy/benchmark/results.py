@@ -1,7 +1,5 @@
 """What a bench finds: latencies and rates with their quantiles, the protocol and the machine that they are of."""
 
-from __future__ import annotations
-
 import bisect
 import math
 from collections import Counter

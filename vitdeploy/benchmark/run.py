@@ -1,7 +1,5 @@
 """A bench run: processes in turns, block by block."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import statistics

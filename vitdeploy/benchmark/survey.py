@@ -4,8 +4,6 @@ Each measurement has a process of its own: profilers slow down what they watch, 
 another. What cannot be measured is left out with the reason: a bench is useful without it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence

@@ -8,8 +8,6 @@ As `worker`, it answers one JSON command per line:
     {"do": "close"}                                                               {"closed": true}
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The 99th percentile of one artifact against that of another, from rounds that both were measured in; numpy only."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

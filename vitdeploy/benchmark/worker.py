@@ -13,8 +13,6 @@ count). Errors are answered as {"error": {"code", "message", "exit_code", "found
 "fix"}}.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import json

@@ -10,8 +10,6 @@ A bundle that is replaced while it is loaded (`publish.replacing`) is refused in
 old one and some of the new. Whoever loads one reads it again then (`retry_if_replaced`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import typing

@@ -1,7 +1,5 @@
 """Where the files of a bundle lie."""
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence

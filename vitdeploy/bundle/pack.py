@@ -1,7 +1,5 @@
 """A bundle as one file."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import zlib

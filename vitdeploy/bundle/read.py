@@ -11,8 +11,6 @@ Rules of the format, each with its error:
 - a listed file is a regular file inside the folder, reached through no link, of the recorded size and SHA-256.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -8,8 +8,6 @@ checked against a public key, or a certificate, that the user got in another way
 (https://github.com/sigstore/model-transparency, docs/model_signing_format.md): its `model_signing verify key` reads it.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import importlib

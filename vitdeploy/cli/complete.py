@@ -1,7 +1,5 @@
 """Shell completion of targets, models and devices. Nothing heavy is imported."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import click

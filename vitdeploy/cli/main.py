@@ -1,7 +1,5 @@
 """The `vitdeploy` command: its sub-commands are imported when they are called, so that `predict` needs no torch."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import errno

@@ -6,8 +6,6 @@ the parent does nothing but wait, pass signals on, end what takes longer than `l
 command was doing when it died. Where there is no fork, or none that is safe, the command runs alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import faulthandler

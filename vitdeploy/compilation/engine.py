@@ -1,7 +1,5 @@
 """Compiles placements for their target, and checks that they run as placed; and whether a target works here."""
 
-from __future__ import annotations
-
 import collections
 import shutil
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """ONNX Runtime CPU: the placement is the engine; a profiled run says which kernels ran where."""
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """ONNX Runtime on NVIDIA GPUs: the placement is the engine; a profiled run says which provider ran each node."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ Half precision is the plugin's INFERENCE_PRECISION_HINT, always set; otherwise t
 and NPUs, and AUTO, the graph has its types, and is compiled at fixed sizes.
 """
 
-from __future__ import annotations
-
 import collections
 from pathlib import Path
 from typing import Any

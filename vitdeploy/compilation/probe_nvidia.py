@@ -1,7 +1,5 @@
 """The requirements of a target on an NVIDIA GPU: what is here, what is missing and how to get it."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import importlib.metadata

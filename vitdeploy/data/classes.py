@@ -5,8 +5,6 @@ between two digits), by the first of several synonyms ("tench, Tinca tinca"), an
 which alone decides if both have one.
 """
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import re

@@ -6,8 +6,6 @@ object when it is ready; then for each image, in order, a line with {"size": [wi
 a line with {"error": ...}. It ends with its input, so it does not outlive its parent.
 """
 
-from __future__ import annotations
-
 import json
 import queue
 import sys

@@ -1,7 +1,5 @@
 """Files of class names, one per line, as text editors write them; and what readers of labels repair."""
 
-from __future__ import annotations
-
 import codecs
 import io
 from pathlib import Path

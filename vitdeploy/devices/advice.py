@@ -1,7 +1,5 @@
 """What is wrong with a device, and what mends it."""
 
-from __future__ import annotations
-
 import math
 import re
 import time

@@ -1,7 +1,5 @@
 """Devices and fleets by name."""
 
-from __future__ import annotations
-
 import difflib
 import getpass
 import ipaddress

@@ -1,7 +1,5 @@
 """Reads a device's answers as untrusted data: nothing in them names a file here, or is accepted without a check."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Collection, Iterator, Sequence

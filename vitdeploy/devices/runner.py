@@ -4,8 +4,6 @@ The placement is sent once and compiled there; then each call sends its feeds an
 connection it reconnects, compiles the engine again and repeats the call: calls change nothing there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

@@ -3,8 +3,6 @@
 Nothing is compiled here, so that a target's runtime need not be installed here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

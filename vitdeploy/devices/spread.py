@@ -5,8 +5,6 @@ while it does; one that is far from the others has something that they have not.
 said of the kind: their own numbers stay.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping

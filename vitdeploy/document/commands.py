@@ -1,7 +1,5 @@
 """What single commands print as JSON: `explain`, `versions`, and the self-test of a target."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """compare.json: what a candidate has lost or gained against a baseline, engine by engine."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """One engine in a report: the result of `verify`, the quantization of its layers, and its gate."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from vitdeploy.document.verified import Verified

@@ -1,7 +1,5 @@
 """The document of `history --json`: series of results, and where each changed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

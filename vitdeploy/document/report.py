@@ -1,7 +1,5 @@
 """The report of a bundle, as dataclasses."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

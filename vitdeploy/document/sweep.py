@@ -1,7 +1,5 @@
 """What sweeps and tunings print as JSON."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """What is written into an app."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

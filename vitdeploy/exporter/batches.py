@@ -1,7 +1,5 @@
 """Batches: which a graph takes, and tables that depend on it."""
 
-from __future__ import annotations
-
 import contextlib
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Is the graph the same function as the model? Run both at three batch sizes and compare."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

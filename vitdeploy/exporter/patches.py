@@ -1,8 +1,6 @@
 """What of PyTorch, and of a model, is replaced while it is exported: attention in the one form that passes and runtimes
 know (tokens behind the batch, MatMul, Softmax, MatMul), parts that are scripts, and lengths as sizes."""
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import sys

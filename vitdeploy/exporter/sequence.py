@@ -17,8 +17,6 @@ Where the source is an image, the encoder takes it as every image model does and
 the step has no source_mask: an image has no padding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -6,8 +6,6 @@ function differ. What is defined is compared: that the graph scores the cells wh
 that it would take itself, and that it gives the same answers for the same choice.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Export a PyTorch module to an ONNX graph with its preprocessing and nothing of the machine it was made on."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import functools

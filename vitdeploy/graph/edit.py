@@ -4,8 +4,6 @@ A file may already hold any name that a pass wants to use: an exporter gives two
 rewritten graph is rewritten again. So every name of a new value or node is requested here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace as changed
 from typing import Any

@@ -1,7 +1,5 @@
 """Read properties of a graph's values without changing them: constant, sizes, neighbouring nodes."""
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Histories."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

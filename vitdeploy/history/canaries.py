@@ -1,7 +1,5 @@
 """Golden canaries that failed, and what they propose for the table of runtimes known to be wrong."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence

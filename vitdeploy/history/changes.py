@@ -19,8 +19,6 @@ machine. So:
 docs/history.md has what this finds, and how often it is wrong, on simulated series.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

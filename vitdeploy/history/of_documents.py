@@ -1,7 +1,5 @@
 """The rows of each kind of document."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import hashlib

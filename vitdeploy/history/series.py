@@ -1,7 +1,5 @@
 """Rows of a history as series, each with where it changed and what is another one on both sides."""
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 It needs neither onnx nor a runtime, so that `doctor` reads it on any machine.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

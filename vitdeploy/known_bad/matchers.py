@@ -1,7 +1,5 @@
 """The patterns of the table that data cannot say: a function of a prepared graph each, which gives the nodes."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 

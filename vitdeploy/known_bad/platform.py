@@ -1,7 +1,5 @@
 """What an engine runs on, as far as the table asks for it."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.metadata

@@ -12,8 +12,6 @@ Sources of the rules: the page "Fused Attention" of NVIDIA's guide, and the limi
 had (as quoted in NVIDIA/TensorRT issues 2981 and 4167).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial

@@ -4,8 +4,6 @@ No TensorRT is asked: the facts are in `support.py` and in the rules. What it pa
 calls an error is documented to.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

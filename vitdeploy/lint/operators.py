@@ -1,7 +1,5 @@
 """Rules on the file, its operators and their types: what the parser knows at all (TRT1xx)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import onnx_ir as ir

@@ -1,8 +1,6 @@
 """Rules on QuantizeLinear and DequantizeLinear: each by itself, its types, zero points, scales and axes (TRT30x), and
 where they stand, around products, at their outputs, at the residual stream (TRT31x)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -13,8 +13,6 @@ release which the parser is built with (1.16, 1.19, 1.20); the parser itself doe
 from its opset.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import onnx_ir as ir

@@ -6,8 +6,6 @@ types of the graph are those that run. ONNX's schemas name which inputs of an op
 of some more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -1,8 +1,6 @@
 """A graph prepared for rules: a copy with constants as initializers, and with every type and shape inferred; and the
 rules themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

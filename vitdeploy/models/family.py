@@ -3,8 +3,6 @@
 A family is plain data and functions. `catalog.FAMILIES` lists the rows; no family registers itself.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

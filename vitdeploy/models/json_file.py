@@ -1,7 +1,5 @@
 """JSON files that other programs write: configs, indices of weights."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

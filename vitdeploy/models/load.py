@@ -11,8 +11,6 @@ A user may name:
     package.module:function           the user's own module, with the weights of FILE if given; never from a recipe
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -6,8 +6,6 @@ where OpenCLIP built it apart (`custom_text`). An image tower of timm has timm's
 tensors cannot show is in the config; what both say must be the same.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ of pixels in 0..1. What stands in front of the first layer is linear in the imag
 operators it is made of and however these move channels.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A model as users name it, and the libraries that it is of."""
 
-from __future__ import annotations
-
 import importlib
 import traceback
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The original PyTorch model behind the same life-cycle as every engine: the reference of all comparisons."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any

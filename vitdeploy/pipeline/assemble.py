@@ -1,7 +1,5 @@
 """The bundle and the report of a finished plan."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

@@ -1,7 +1,5 @@
 """A job: a recipe with its data, its original and what is known before anything is made."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The bench of all artifacts of a job, and where it stands against what the machine can do."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence

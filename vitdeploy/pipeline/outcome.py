@@ -1,7 +1,5 @@
 """What became of each engine of a job."""
 
-from __future__ import annotations
-
 import datetime
 import io
 from collections import Counter

@@ -1,7 +1,5 @@
 """The plan of a job: its steps, and what answers the original gives."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence

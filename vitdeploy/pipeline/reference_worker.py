@@ -1,8 +1,6 @@
 """The measuring process of the original model: `python -m vitdeploy.pipeline.reference_worker`, with the argument
 "compiled" at its best on a GPU."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from typing import Any

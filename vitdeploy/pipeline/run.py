@@ -1,7 +1,5 @@
 """Run a plan: find each step's artifact in the store, or make it. A second run resumes where the first one stopped."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from vitdeploy.progress import Progress

@@ -4,8 +4,6 @@ Whoever goes through a plan after that (`run_plan`) takes what is there by its k
 is scheduled changes what comes out.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import socket

@@ -1,8 +1,6 @@
 """Settings (how inputs and outputs are read) of a graph, of a bundle's engine and of a reference model; and models that
 are fitted on images before anything else is made of them."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The float graph of a module in the form that a placement was made from: exported, rewritten and shaped likewise."""
 
-from __future__ import annotations
-
 import functools
 import tempfile
 from collections.abc import Iterator, Mapping

@@ -6,8 +6,6 @@ for a layer that reads x and writes y in the module. Folds are exact for any of 
 weights show, such as the factors between values and their projection, may be a little off those of the calibration.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """A user's module with the quantizers of a placement in its layers."""
 
-from __future__ import annotations
-
 import copy
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Trained models: checked, exported."""
 
-from __future__ import annotations
-
 import copy
 import tempfile
 from collections import Counter

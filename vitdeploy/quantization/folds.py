@@ -6,8 +6,6 @@ Each is exact up to the rounding of new float32 weights, and folds only where th
 has a place in `prepare.FOLDS`.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace

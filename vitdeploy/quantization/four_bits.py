@@ -4,8 +4,6 @@ Only weights are stored in 4 bits, in groups of inputs; what flows between layer
 of the CPU quantize the rows that they read to INT8 as they go, with a scale for each few inputs of each row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir

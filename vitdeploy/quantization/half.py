@@ -7,8 +7,6 @@ weights divided by a power of two, and multiplied again in float32. bfloat16 has
 this.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

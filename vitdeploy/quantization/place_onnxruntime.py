@@ -1,7 +1,5 @@
 """Placement for ONNX Runtime."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np

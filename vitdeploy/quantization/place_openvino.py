@@ -11,8 +11,6 @@ A linear with int8 weights and a float input becomes a product in INT8 too, on C
 channels of a row at a time, symmetric, by the largest of them (DYNAMIC_QUANTIZATION_GROUP_SIZE, 32 by default).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import replace
 

@@ -10,8 +10,6 @@ output of a layer, on additions or on norms. Attention stays in the half precisi
 float16, because that is their type once the graph's types are written; they are rounded before the weights are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

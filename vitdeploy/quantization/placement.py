@@ -1,7 +1,5 @@
 """Placements: where Q and DQ stand, inserted and read back."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -3,8 +3,6 @@
 One is refused where the float graph is wanted: its ranges and weights are not those of the model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A float graph whose observed tensors are outputs too, and one run of it on calibration images."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

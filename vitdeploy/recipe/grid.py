@@ -4,8 +4,6 @@ As in the matrix of a CI job: every combination of the axes' values, without tho
 `include` adds. A field is named as `--set` names it.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

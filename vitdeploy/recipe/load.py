@@ -1,7 +1,5 @@
 """Reading a recipe: its YAML, what is overridden, and everything that is wrong with it."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import os

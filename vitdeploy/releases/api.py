@@ -1,7 +1,5 @@
 """A bundle on a series of a runtime's releases, as Python users call it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`vitdeploy versions BUNDLE --runtime 'openvino==2025.2..2026.4'`: answers and times on a series of releases."""
 
-from __future__ import annotations
-
 from vitdeploy.api.options import (
     VersionsOptions,
 )

@@ -1,7 +1,5 @@
 """Versions of runtimes compared, each in an environment of its own."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

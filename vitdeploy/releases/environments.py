@@ -3,8 +3,6 @@
 Everything comes through pip, with the user's configuration.
 """
 
-from __future__ import annotations
-
 import platform
 import re
 import subprocess

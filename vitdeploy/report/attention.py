@@ -1,7 +1,5 @@
 """Attention maps over the image that they were read from, as one PNG picture."""
 
-from __future__ import annotations
-
 import io
 import math
 import warnings

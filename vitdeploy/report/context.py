@@ -1,7 +1,5 @@
 """What a page says of the machine and of how it was measured."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """The page of a history: each series over its results, with its changes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes

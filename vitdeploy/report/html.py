@@ -4,8 +4,6 @@ Each page is a table of sections, whose templates read the document itself. All 
 untrusted: it is escaped, and cleaned of control characters.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

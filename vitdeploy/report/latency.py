@@ -1,7 +1,5 @@
 """Latencies and times of a page."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

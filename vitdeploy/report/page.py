@@ -1,7 +1,5 @@
 """The frame of a page: its sections, its notes, and the colours of artifacts."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Artifacts in a plane of latency and answers: of a report, of all recipes of a sweep, all variants of a search."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

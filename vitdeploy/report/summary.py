@@ -1,7 +1,5 @@
 """The one-page summary of a run: what it found in one line for each question, with where the page says more."""
 
-from __future__ import annotations
-
 from vitdeploy.document.engine import EngineFacts
 from vitdeploy.document.report import ORIGINAL, Report
 from vitdeploy.report import page as notes

@@ -1,7 +1,5 @@
 """The cells of the tables, and the few numbers above them: what a document's fields say side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Reports as text and as JUnit."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import unicodedata

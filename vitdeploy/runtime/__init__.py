@@ -1,7 +1,5 @@
 """How an app calls a model: `load(path)` gives a Predictor. Needs numpy, Pillow and one runtime, never torch."""
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

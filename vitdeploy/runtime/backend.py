@@ -1,7 +1,5 @@
 """What a back end provides for `runtime`: the table of back ends, and what all of them share."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass

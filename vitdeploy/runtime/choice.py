@@ -1,7 +1,5 @@
 """Chooses the engine of a bundle for an app, and says why."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from pathlib import Path

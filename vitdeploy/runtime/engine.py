@@ -1,7 +1,5 @@
 """From an EngineSpec to the runner of its back end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from vitdeploy.errors import TargetError

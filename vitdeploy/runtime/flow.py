@@ -1,7 +1,5 @@
 """Several graphs as one runner: each part takes inputs of the whole and outputs of earlier parts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 

@@ -1,7 +1,5 @@
 """The flows that vitdeploy exports itself, by the names of their graphs; the row of a task names its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

@@ -1,8 +1,6 @@
 """The self-check of an engine on the bundle's golden inputs: it compares the outputs here with those from when the
 bundle was made, and the answers with the original's."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """The machine: its CPU, cores and limits."""
 
-from __future__ import annotations
-
 import functools
 import math
 import os

@@ -6,8 +6,6 @@ They import nothing from the current folder.
 data set of somebody else's, and a `json.py` in it is code.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

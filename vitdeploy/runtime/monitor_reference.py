@@ -11,8 +11,6 @@ The reference has these numbers for each of up to 128 calibration images, so tha
 (`control_limits`). Images are as the engine sees them: resized and cropped.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The NVIDIA driver and its devices."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 from collections.abc import Callable

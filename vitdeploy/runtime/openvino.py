@@ -1,7 +1,5 @@
 """OpenVINO: the runner, and the one way in which a model is compiled for the CPU."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Mapping

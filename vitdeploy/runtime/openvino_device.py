@@ -7,8 +7,6 @@ float16 and takes fixed shapes only ("NPU Device"). AUTO must not answer on a CP
 nor after one failed ("Automatic Device Selection": ENABLE_STARTUP_FALLBACK, ENABLE_RUNTIME_FALLBACK).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

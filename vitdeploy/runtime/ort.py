@@ -1,7 +1,5 @@
 """ONNX Runtime on the CPU."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

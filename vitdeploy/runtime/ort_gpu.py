@@ -7,8 +7,6 @@ Option names: onnxruntime.ai, "CUDA Execution Provider" and "TensorRT Execution 
 onnxruntime_session_options_config_keys.h.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import hashlib

@@ -1,7 +1,5 @@
 """What the answers of several tasks are computed with: probabilities, rankings, labels, and how near two arrays are."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

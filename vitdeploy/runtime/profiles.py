@@ -1,7 +1,5 @@
 """Optimisation profiles: the ranges of shapes that a TensorRT engine is built for, and the choice among them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Prompts of promptable segmentation: points and boxes in pixels of an image, and the tensors that a decoder takes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

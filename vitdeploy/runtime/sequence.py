@@ -1,8 +1,6 @@
 """An encoder-decoder as one runner: source tokens in, target tokens out, by one run per source, and then one run per
 target token, always the likeliest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The predictor of an encoder-decoder for apps: tokens in, tokens out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as SequenceOf
 from functools import partial
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Texts to tokens on the device, and tokens to texts, with the `tokenizers` package and the tokenizer file of the
 bundle."""
 
-from __future__ import annotations
-
 import html
 import importlib
 import string

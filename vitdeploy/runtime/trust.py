@@ -1,7 +1,5 @@
 """Whom a bundle is trusted from, and files of this user alone."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Maps of a model's input enlarged to the size of the original image, in numpy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Values that runners and predictors share: tensors, batches, timings, labels."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

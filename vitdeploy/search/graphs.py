@@ -1,7 +1,5 @@
 """Graphs with parts in another precision, and what they give."""
 
-from __future__ import annotations
-
 import dataclasses
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

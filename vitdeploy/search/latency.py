@@ -1,7 +1,5 @@
 """Times of layers: tiny graphs of one layer each, timed in pairs."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Collection, Iterable, Sequence

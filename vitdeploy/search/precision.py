@@ -1,7 +1,5 @@
 """The precision of layers: what each costs in INT8, and which get another one, for a budget or for what times allow."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -6,8 +6,6 @@ Distances are taken as adding up, as sensitivities do; the cheapest loss per MAC
 (greedy on the lower convex hulls, which is optimal for such sums up to one step: Everett 1963, Operations Research 11).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

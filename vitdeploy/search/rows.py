@@ -1,7 +1,5 @@
 """Rows of a product: how many, in which parts, and schedules of merged tokens."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Many trials of one model in INT8: the distance of its answers with given layers in given forms."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Answers to requests, in batches."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import OrderedDict

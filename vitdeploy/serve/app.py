@@ -1,7 +1,5 @@
 """The application: which path does what."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,8 +1,6 @@
 """Dynamic batching: requests that wait while the engine runs are answered together in the next run, if that is
 faster."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

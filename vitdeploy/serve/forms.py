@@ -1,7 +1,5 @@
 """The parts of requests other than JSON: content types, headers, forms, the query."""
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import AsyncIterator, Callable, Mapping

@@ -4,8 +4,6 @@ An ASGI middleware. Limits are kept where the body is read, so that no endpoint 
 is ever held: bodies without a Content-Length too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

@@ -1,7 +1,5 @@
 """A server's metrics, for Prometheus."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Requests of promptable segmentation: an image, or the id of one that was sent before, and prompts for it."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence

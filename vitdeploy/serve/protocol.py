@@ -1,7 +1,5 @@
 """The protocol: tensors, forms and prompts of requests."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The server: connections, and who may ask."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

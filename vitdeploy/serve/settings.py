@@ -1,7 +1,5 @@
 """Settings of a server, and its logs."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

@@ -3,8 +3,6 @@
 All are frozen dataclasses of plain data. Nothing here imports more than the standard library and `extensions`.
 """
 
-from __future__ import annotations
-
 from vitdeploy.spec.coding import SPARSE, DecodeError, Extensible, decode, encode
 from vitdeploy.spec.manifest import (
     MANIFEST_FORMAT,

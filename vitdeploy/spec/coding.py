@@ -5,8 +5,6 @@ metadata of a field may give it another name in JSON ("alias"), where that is no
 written where it has its default (`SPARSE`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import sys

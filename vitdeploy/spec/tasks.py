@@ -1,7 +1,5 @@
 """What the outputs of each task are: their tensors, how they are read, and when two are comparable."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Answers of the original and of engines on the evaluation images, and what is compared of them."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import shutil

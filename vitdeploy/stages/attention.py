@@ -1,7 +1,5 @@
 """Attention rollout of the original and of quantized engines on a few images."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

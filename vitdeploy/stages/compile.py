@@ -1,7 +1,5 @@
 """Compile the placement of a target to its engine."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

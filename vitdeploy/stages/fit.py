@@ -4,8 +4,6 @@ Source: PatchCore (arXiv 2106.08265), section 3.2. The threshold is not the pape
 score of a fifth of the normal images that the bank does not hold. No image that anything is judged by is asked.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

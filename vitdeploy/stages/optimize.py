@@ -1,7 +1,5 @@
 """Rewrites of the float graph: the exact ones, compared with the graph before; then tokens are merged where asked."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path

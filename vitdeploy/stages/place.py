@@ -1,7 +1,5 @@
 """Placement: a quantized graph for one target, of the float graph, its calibration, and what searches found."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Keys: what an artifact is a function of, where it lies, what is recorded of it."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The store: artifacts by the key of what they are made of."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import errno

@@ -1,7 +1,5 @@
 """What a task is to the pipeline: answers, labels, a comparison, counts in shards."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from abc import ABC, abstractmethod

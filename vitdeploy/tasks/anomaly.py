@@ -1,7 +1,5 @@
 """Anomalies: scores and maps, their agreement and AUROC."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

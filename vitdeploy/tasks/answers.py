@@ -1,7 +1,5 @@
 """What a report says of a task's answers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

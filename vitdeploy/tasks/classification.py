@@ -1,7 +1,5 @@
 """Classification: class folders, top-1 and top-5."""
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ A shard leaves counts; what all shards left, joined, says what the answers to al
 bit: `compare` of such a task is made of the same two steps.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Depth: maps, their errors."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

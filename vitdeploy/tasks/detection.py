@@ -1,7 +1,5 @@
 """Detection: labelled boxes, COCO's mAP, and whether the same objects are found."""
 
-from __future__ import annotations
-
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Sequence

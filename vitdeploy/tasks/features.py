@@ -1,7 +1,5 @@
 """Features: how alike they are, and whom they retrieve."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Pictures of pictures: their differences and quality."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

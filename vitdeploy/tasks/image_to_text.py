@@ -1,7 +1,5 @@
 """Texts of images: their agreement and error rates."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

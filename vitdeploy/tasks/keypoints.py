@@ -1,7 +1,5 @@
 """Key points: their agreement and similarity."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

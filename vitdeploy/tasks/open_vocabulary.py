@@ -1,7 +1,5 @@
 """Detection of what texts say: labelled boxes whose categories become texts, and COCO's mAP."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Panoptic segmentation: segments, their agreement and quality."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

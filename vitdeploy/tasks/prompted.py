@@ -1,7 +1,5 @@
 """Promptable segmentation: prompts, masks, their agreement."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

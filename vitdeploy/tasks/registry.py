@@ -1,7 +1,5 @@
 """The row of each task: the class of its adapter, which says all that the workshop asks of a task."""
 
-from __future__ import annotations
-
 from vitdeploy.extensions import RowTable
 from vitdeploy.tasks.adapter import Setting, TaskAdapter
 from vitdeploy.tasks.anomaly import AnomalyAdapter

@@ -1,7 +1,5 @@
 """Semantic segmentation: label maps, their agreement and IoU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sequences of tokens: their agreement and scores."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Outputs of no known task: their differences."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

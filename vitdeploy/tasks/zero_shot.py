@@ -1,7 +1,5 @@
 """Two towers: images of class folders against texts made of the folders' names, or images against texts of a file."""
 
-from __future__ import annotations
-
 import hashlib
 import string
 import warnings

@@ -1,7 +1,5 @@
 """Which answers changed, counted."""
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Sequence

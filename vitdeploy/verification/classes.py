@@ -1,7 +1,5 @@
 """A classifier's answers by class: confusions, classes that lose accuracy, and calibration."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

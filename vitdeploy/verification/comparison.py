@@ -1,7 +1,5 @@
 """Comparisons of answers: what differs, and whether it can be right."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

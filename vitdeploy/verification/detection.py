@@ -1,7 +1,5 @@
 """Compares the objects that a model finds, by boxes or masks, with the original's, and both with labelled ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar

@@ -1,7 +1,5 @@
 """Intervals of rates and of means."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """`verify --bisect`: from what the user typed to where the error of an engine enters, in numbers and in words."""
 
-from __future__ import annotations
-
 import math
 import shlex
 import tempfile

@@ -1,7 +1,5 @@
 """`verify` and `bench` on subjects: two artifacts on the same samples, many artifacts in one benchmark run."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence

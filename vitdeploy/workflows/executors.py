@@ -1,7 +1,5 @@
 """Executors: processes of this machine, or a Ray cluster."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import ipaddress

@@ -1,7 +1,5 @@
 """`explain`: where a model of a bundle looks in one image, from the weights of its attention."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What changed between a baseline and a candidate: bundles, which are run here, or reports, which are read."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ ONNX Runtime without any optimisation computes one node after the other, as they
 INT8 product. What it shares with an engine of ONNX Runtime are the kernels of single operators.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import tempfile

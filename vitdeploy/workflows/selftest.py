@@ -1,7 +1,5 @@
 """The self-test: small models through the whole pipeline."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

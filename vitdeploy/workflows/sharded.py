@@ -1,7 +1,5 @@
 """An evaluation in shards, on any executor."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

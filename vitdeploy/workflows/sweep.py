@@ -1,8 +1,6 @@
 """Sweeps: a recipe or a grid of them. What recipes share is made once, what is measured has a machine for itself, and
 there is one table of all."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -4,8 +4,6 @@ Nothing is chosen by the evaluation images but what `choice` says. Every step is
 goes on where it stopped.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import time

@@ -1,7 +1,5 @@
 """Which kind of data lies at a path: tars, tables, a list of URIs, or image files in folders."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

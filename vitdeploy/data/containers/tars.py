@@ -6,8 +6,6 @@ are kept. Files that follow each other with one name up to the first dot are one
 (https://github.com/webdataset/webdataset).
 """
 
-from __future__ import annotations
-
 import tarfile  # noqa: TID251 - an index of headers: no member is ever extracted
 from array import array
 from collections.abc import Callable, Iterator, Sequence

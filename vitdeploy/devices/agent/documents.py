@@ -4,8 +4,6 @@ A job carries placements (ONNX), never engines: an engine is code, and each devi
 a TensorRT plan, which the device loads only where its own registry says that it was built there.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -6,8 +6,6 @@ It reads one JSON command per line from standard input and answers each with one
     {"do": "close"}                                                                    {"closed": true}
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Mapping

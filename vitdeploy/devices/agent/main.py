@@ -14,8 +14,6 @@ serve                  one engine over this connection
 run DIGEST             (started by submit) do it
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -12,8 +12,6 @@ are there. A machine without one of them says nothing of it. Nothing here needs 
 - EXTERNALLY-MANAGED: PEP 668. Debian has ensurepip in the package python3-venv.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import importlib.util

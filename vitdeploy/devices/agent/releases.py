@@ -11,8 +11,6 @@ rightly through the link. What a power cut leaves is therefore a link to the old
 by which the next command here points it back. No time of day is used: moves are counted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import fcntl

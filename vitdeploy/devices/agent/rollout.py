@@ -4,8 +4,6 @@
 and moves the link back where it fails.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator

@@ -9,8 +9,6 @@ An error is answered as {"failure": {...}}. The session ends with the connection
 beat that nobody hears ends it. Nothing of it stays.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

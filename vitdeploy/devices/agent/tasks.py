@@ -1,7 +1,5 @@
 """Performs jobs: measures engines against each other, builds one to send back, tries a release of a deployment."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path

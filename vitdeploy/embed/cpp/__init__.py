@@ -1,7 +1,5 @@
 """A C++ program for OpenVINO: one source file, a CMakeLists.txt, the engine, and the golden answers as its test."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -7,8 +7,6 @@ InferenceService (predictor.model: modelFormat, runtime, protocolVersion, storag
 ServingRuntime, with its own runtime `kserve-tritonserver`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

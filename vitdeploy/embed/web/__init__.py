@@ -1,8 +1,6 @@
 """A static page that runs a bundle with onnxruntime-web: the files of `site/` as they are, the graphs, and the
 model's facts for the page in model/model.json."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,8 +1,6 @@
 """What a drawing pad must know about a model's images, measured on the golden ones: how they look, not what they
 show."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

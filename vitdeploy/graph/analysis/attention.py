@@ -1,7 +1,5 @@
 """Attention, tokens and the residual stream in a graph."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -5,8 +5,6 @@ that depends on what an image shows is its upper bound (NonZero finds all), and 
 largest input of its node. Bodies of loops are followed trip by trip until nothing changes any more.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Collection, Sequence

@@ -1,7 +1,5 @@
 """Which operators work row by row, and linears among them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal

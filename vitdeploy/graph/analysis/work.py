@@ -1,7 +1,5 @@
 """How much work a graph is."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable

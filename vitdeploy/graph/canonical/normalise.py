@@ -1,7 +1,5 @@
 """The one form of a graph."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Normalisations and activations in one form. A formula is known by its values, in whatever order it is written."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 

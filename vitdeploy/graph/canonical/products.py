@@ -1,7 +1,5 @@
 """Products in one form."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

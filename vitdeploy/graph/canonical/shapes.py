@@ -1,7 +1,5 @@
 """Shapes in one form: views, stacks, free sizes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

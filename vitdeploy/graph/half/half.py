@@ -1,7 +1,5 @@
 """Half precision, typed in the graph."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 

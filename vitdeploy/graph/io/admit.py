@@ -1,7 +1,5 @@
 """Which files of others are read: their size, their structure, their tensors."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import hashlib

@@ -2,8 +2,6 @@
 or, of an archive, "NAME=arrays.npz". Needs no ONNX.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any

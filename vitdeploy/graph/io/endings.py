@@ -1,7 +1,5 @@
 """How a graph ends: softmax, sigmoid, boxes, and what that says of its outputs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Literal

@@ -1,7 +1,5 @@
 """Graphs as files, and tensors beside them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The inputs of a graph: pixels, their range, and inputs that are bound to values."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -4,8 +4,6 @@ Numbers of one shape are logits, an embedding, probabilities or measures. A soft
 logits gives wrong scores without an error: so what decides is said, and how to decide otherwise.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal

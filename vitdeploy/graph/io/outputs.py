@@ -1,7 +1,5 @@
 """What the outputs of a graph mean, by their names and shapes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -5,8 +5,6 @@ follow docs/ExternalDataSecurity.md of ONNX and known bypasses of earlier checks
 CVE-2026-27489, CVE-2026-34446, CVE-2026-34445).
 """
 
-from __future__ import annotations
-
 import math
 import os
 import stat

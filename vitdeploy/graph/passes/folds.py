@@ -1,7 +1,5 @@
 """Rewrites that change no answer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Query, key and value by one merged linear, or by one linear each: whichever the target prefers."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Rows of products, aligned and split."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Sizes of axes that are known up to the free sizes of the graph's inputs: 197, batch, 4*batch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

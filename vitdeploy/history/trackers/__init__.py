@@ -1,7 +1,5 @@
 """Results for trackers of experiments, and for Bencher: what is sent, and one file for each place that takes it."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import datetime

@@ -5,8 +5,6 @@ operations a second, as the measures of these names that each project of Bencher
 that could say it is not decided: such times are left out, and named.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Results as runs of an MLflow experiment."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Sequence

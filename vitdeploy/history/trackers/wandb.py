@@ -1,7 +1,5 @@
 """Results as runs of a Weights & Biases project."""
 
-from __future__ import annotations
-
 import contextlib
 import netrc
 import os

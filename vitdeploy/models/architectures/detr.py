@@ -1,7 +1,5 @@
 """DETR, with masks, on a ResNet."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

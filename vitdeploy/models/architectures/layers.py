@@ -1,7 +1,5 @@
 """Layers that architectures share, and their positions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Literal, TypeAlias

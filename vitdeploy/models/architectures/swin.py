@@ -21,8 +21,6 @@ Axis names used in the comments: b batch, n tokens, d width, h heads, e width pe
 Parameter names are those of timm's (1.0) `swin_*` checkpoints, so such a state dict loads as it is.
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from dataclasses import dataclass

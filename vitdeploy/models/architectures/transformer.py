@@ -15,8 +15,6 @@ Decoding one token at a time needs only that token's query: keys and values of e
 those of the source are computed once for all steps (`Encoded.cross`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """ViT, DeiT and text encoders."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Literal, TypeAlias

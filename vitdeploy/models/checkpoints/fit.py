@@ -11,8 +11,6 @@ their state dict inside a dict, with the optimizer, the epoch and the arguments:
 Exponential moving averages (a teacher is one) are preferred: they are what such scripts evaluate and publish.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping

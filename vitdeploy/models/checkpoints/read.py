@@ -1,7 +1,5 @@
 """Checkpoint files: safetensors, pickles, npz, shards."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

@@ -2,8 +2,6 @@
 task they are for. It then goes through the same export, parity and bundle as ours.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ The module is the library's own. Here it is cut in two: what the encoder gives t
 the keys and values of its cross-attention, and one step, on the keys and values of the tokens before.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path

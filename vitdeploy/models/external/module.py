@@ -1,7 +1,5 @@
 """Modules of others: from a function, a file or an object, with their size and preprocessing."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

@@ -1,7 +1,5 @@
 """What a module of others returns, by the names and shapes of its outputs."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

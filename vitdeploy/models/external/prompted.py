@@ -7,8 +7,6 @@ So the masks are those of transformers for the same points and boxes, however ma
 masks; transformers cuts off the first, or the last three.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Modules of transformers and of timm."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import inspect

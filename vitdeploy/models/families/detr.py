@@ -17,8 +17,6 @@ The backbone has torchvision's and timm's names (`layer1.0.bn1.weight`) or those
 (`encoder.stages.0.layers.0.layer.0.normalization.weight`). Models with a mask head have all others below `detr.`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

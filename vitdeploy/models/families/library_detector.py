@@ -1,8 +1,6 @@
 """Detectors that are modules of transformers, of checkpoints that their original repositories saved: what does not
 depend on the family. What transformers saved comes as a folder instead (`hf:`), with its config.json."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias

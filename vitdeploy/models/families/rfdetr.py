@@ -5,8 +5,6 @@
 `large` is that of 2026, at 704x704.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

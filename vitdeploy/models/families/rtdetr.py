@@ -6,8 +6,6 @@
 `_dsp` samples the nearest cell instead of between four ("discrete sampling"), `_sp<n>` has n points in each map.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -16,8 +16,6 @@ Checkpoints of other libraries are renamed to the keys of `architectures.swin`:
                     files, and `attention.q_proj` in the modules of transformers 5
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

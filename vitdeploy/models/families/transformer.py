@@ -7,8 +7,6 @@ The hidden width is four times the width, embeddings and generator share their w
 and end, where no checkpoint or config says otherwise.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Mapping

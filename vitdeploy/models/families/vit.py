@@ -1,7 +1,5 @@
 """The catalog's rows for Vision Transformers: "vit", all variants of `ViTConfig`, and "deit", with distillation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar

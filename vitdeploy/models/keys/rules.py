@@ -6,8 +6,6 @@ is left out. A key that ends in "." or "_" is the beginning of keys. In it `*` i
 these take equal shares of the rows of the tensor, of which b gets two. The first rule that fits counts.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias

@@ -1,7 +1,5 @@
 """Keys of a ViT in the checkpoints of other libraries."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping

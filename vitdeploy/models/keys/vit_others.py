@@ -19,8 +19,6 @@ out [heads, e, width]; one of a convolution is [height, width, inputs, outputs].
 Flax's LayerNorm has epsilon 1e-6 and its GELU is the tanh form.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

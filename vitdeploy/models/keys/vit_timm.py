@@ -5,8 +5,6 @@ translated. Widths, depth, tokens, norms and heads are read from names and shape
 activation, epsilon) comes from timm's `config.json` ("architecture", "model_args", "global_pool"), if there is one.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -9,8 +9,6 @@ writes) and those of the modules of transformers 5 (`model.state_dict()`). Both 
 What the tensors cannot show (heads, epsilon, activation) comes from `config.json`, by `model_type`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A folder of a library: its config, its labels, what the model is for."""
 
-from __future__ import annotations
-
 import json
 import re
 import unicodedata

@@ -7,8 +7,6 @@
 What was taken is recorded as a commit, so that a second run takes the same.
 """
 
-from __future__ import annotations
-
 import contextlib
 import textwrap
 from pathlib import Path

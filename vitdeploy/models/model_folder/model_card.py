@@ -1,7 +1,5 @@
 """Read claims of accuracy next to a checkpoint: results of transformers' Trainer, a model card."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

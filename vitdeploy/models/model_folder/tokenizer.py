@@ -1,8 +1,6 @@
 """Tokenizers in folders of libraries: what they say beside `tokenizer.json`, and whether a bundle's tokenizer gives the
 tokens of transformers' own."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Callable, Mapping

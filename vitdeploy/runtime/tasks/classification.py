@@ -1,7 +1,5 @@
 """From a classifier's outputs to what an app reads."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """From the outputs of a feature extractor to what an app reads."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

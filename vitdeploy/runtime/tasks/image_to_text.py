@@ -1,7 +1,5 @@
 """From the tokens that a model wrote for an image to a text."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

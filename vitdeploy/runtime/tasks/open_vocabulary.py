@@ -4,8 +4,6 @@ Source: Minderer et al., "Simple Open-Vocabulary Object Detection with Vision Tr
 2205.06230), section 3.1, and the class head of its released code: logit = (cosine + shift) * scale.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from functools import partial

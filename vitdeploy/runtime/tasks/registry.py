@@ -1,7 +1,5 @@
 """From the outputs of one image to the answer of its task."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 

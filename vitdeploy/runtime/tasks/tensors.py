@@ -1,7 +1,5 @@
 """Outputs of no task that vitdeploy knows: numbers with their names, and how far two of them lie apart."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 Source: Radford et al., arXiv 2103.00020, section 3.1.2 (softmax); Zhai et al., arXiv 2303.15343, section 3.2 (sigmoid).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
