@@ -114,8 +114,8 @@ def golden_checks(
 
 
 def require_unproven(exported: Path, graph: str, data: Any, out: Path) -> None:
-    """Engines of shuffled weights on both runtimes never pass against the original; of that itself they are the same function, or
-    nothing is shown. Nor do they give golden answers of its engines."""
+    """Engines of shuffled weights on both runtimes never pass against the original; of that itself they are the same
+    function, or nothing is shown. Nor do they give golden answers of its engines."""
     other = shuffled(exported, out / "shuffled")
     for target in ("onnxruntime-cpu", "openvino-cpu"):
         homes = [out / f"{target}-{name}" for name in ("right", "wrong")]
